@@ -1,0 +1,1 @@
+"""The service: HTTP interface, storage, job execution and client. Needs ``pace[api]``."""

@@ -1,0 +1,322 @@
+"""What one all-reduce costs: the documents, their formulas, and lines that bound them from below.
+
+Every cost is a non-decreasing function g of bytes with ``g(0) = 0``: nothing sent, nothing paid.
+One worker has nothing to reduce, so g is 0 there. Formulas are linear in bytes for a given number
+of workers, so two plain forms serve the algorithms: ``AffineCost`` and ``PiecewiseCost``.
+
+Symbols in the formulas: n workers, alpha latency of one message in seconds, B bandwidth of one
+link in bytes per second, gamma seconds to reduce one byte.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
+
+FloatArray = npt.NDArray[np.float64]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AffineCost:
+    """g(x) = latency_s + x * seconds_per_byte for x > 0."""
+
+    latency_s: float
+    seconds_per_byte: float
+
+    def __call__(self, size_bytes: npt.ArrayLike) -> FloatArray:
+        """Duration in seconds of all-reduces of `size_bytes`, element by element."""
+        size = np.asarray(size_bytes, dtype=np.float64)
+        return np.where(size > 0, self.latency_s + size * self.seconds_per_byte, 0.0)
+
+    def minorants(self, largest_bytes: float) -> tuple["AffineCost", ...]:  # noqa: ARG002
+        """Return the greatest affine function below g: g itself."""
+        return (self,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiecewiseCost:
+    """Monotone and piecewise linear through knots; constant below the first, last slope beyond the last."""
+
+    sizes_bytes: tuple[float, ...]
+    durations_s: tuple[float, ...]
+    slope_beyond: float
+
+    def __call__(self, size_bytes: npt.ArrayLike) -> FloatArray:
+        """Duration in seconds of all-reduces of `size_bytes`, element by element."""
+        size = np.asarray(size_bytes, dtype=np.float64)
+        beyond = np.maximum(size - self.sizes_bytes[-1], 0.0) * self.slope_beyond
+        return np.where(size > 0, np.interp(size, self.sizes_bytes, self.durations_s) + beyond, 0.0)
+
+    def minorants(self, largest_bytes: float) -> tuple[AffineCost, ...]:
+        """Return the greatest affine functions below g on (0, largest_bytes] with latency >= 0.
+
+        The edges of g's lower convex hull; an edge that would cut the axis below zero gives way to
+        the steepest line through the origin, because a latency below zero would not bound the sum
+        of several calls. Each of them is a valid bound, and none is the best for every size.
+        """
+        inner = [
+            (x, y) for x, y in zip(self.sizes_bytes, self.durations_s, strict=True) if 0 < x < largest_bytes
+        ]
+        points = [(0.0, self.durations_s[0]), *inner, (largest_bytes, float(self(largest_bytes)))]
+        lines = []
+        for (x0, y0), (x1, y1) in pairwise(_lower_hull(points)):
+            slope = (y1 - y0) / (x1 - x0)
+            if y0 - slope * x0 >= 0:
+                lines.append(AffineCost(latency_s=y0 - slope * x0, seconds_per_byte=slope))
+        through_origin = min(y / x for x, y in points[1:])
+        lines.append(AffineCost(latency_s=0.0, seconds_per_byte=through_origin))
+        return tuple(lines)
+
+
+Cost = AffineCost | PiecewiseCost
+
+FREE = AffineCost(latency_s=0.0, seconds_per_byte=0.0)
+
+
+def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    hull: list[tuple[float, float]] = []
+    for x, y in points:
+        while len(hull) >= 2:
+            (x0, y0), (x1, y1) = hull[-2:]
+            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
+                break
+            hull.pop()
+        hull.append((x, y))
+    return hull
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AffineAllReduce(_Document):
+    """g(x) = latency_s + x * seconds_per_byte, as measured at the profile's number of workers."""
+
+    kind: Literal["affine"] = "affine"
+    latency_s: NonNegative
+    seconds_per_byte: NonNegative
+
+    def cost(self, workers: int) -> Cost:
+        """Return g for `workers` workers."""
+        if workers == 1:
+            return FREE
+        return AffineCost(latency_s=self.latency_s, seconds_per_byte=self.seconds_per_byte)
+
+    def with_changes(
+        self,
+        *,
+        measured_workers: int,
+        workers: int | None = None,
+        bandwidth_bytes_per_s: float | None = None,
+        latency_s: float | None = None,
+    ) -> "RingAllReduce":
+        """Read the line as a ring's (eq. 1) and change its parts; `latency_s` is per message."""
+        steps, volume = _ring_factors(measured_workers)
+        if not steps:
+            raise ValueError("a cost measured with one worker says nothing about a network")
+        del workers  # a ring's document holds for every number of workers
+        bandwidth = bandwidth_bytes_per_s
+        if bandwidth is None:
+            if self.seconds_per_byte == 0:
+                raise ValueError("a cost of 0 s per byte has no bandwidth to keep: give one")
+            bandwidth = volume / self.seconds_per_byte
+        latency = self.latency_s / steps if latency_s is None else latency_s
+        return RingAllReduce(bandwidth_bytes_per_s=bandwidth, latency_s=latency)
+
+
+class SampledAllReduce(_Document):
+    """g through measured (bytes, seconds) pairs, in any order, noise and repeats allowed.
+
+    Repeats are averaged and decreases smoothed by isotonic regression (weighted by repeats), so
+    that g never falls. Below the smallest sample g is constant; beyond the largest it goes on with
+    the last slope that is not zero.
+    """
+
+    kind: Literal["samples"] = "samples"
+    samples: Annotated[tuple[tuple[Positive, NonNegative], ...], Field(min_length=1)]
+
+    def cost(self, workers: int) -> Cost:
+        """Return g for `workers` workers."""
+        if workers == 1:
+            return FREE
+        sizes, inverse, counts = np.unique(
+            [size for size, _ in self.samples], return_inverse=True, return_counts=True
+        )
+        means = np.bincount(inverse, weights=[seconds for _, seconds in self.samples]) / counts
+        if np.any(np.diff(means) < 0):
+            from scipy.optimize import isotonic_regression  # 0.2 s to import, and only noise needs it
+
+            means = np.asarray(isotonic_regression(means, weights=counts).x)
+        slopes = np.diff(means) / np.diff(sizes)
+        rising = slopes[slopes > 0]
+        last = float(rising[-1]) if rising.size else float(means[-1] / sizes[-1])
+        return PiecewiseCost(
+            sizes_bytes=tuple(sizes.tolist()), durations_s=tuple(means.tolist()), slope_beyond=last
+        )
+
+    def with_changes(
+        self,
+        *,
+        measured_workers: int,
+        workers: int | None = None,
+        bandwidth_bytes_per_s: float | None = None,
+        latency_s: float | None = None,
+    ) -> Self:
+        """Scale the samples as a ring would scale (eq. 1); `latency_s` is per message.
+
+        The smallest sample's duration counts as latency, what is above it as volume. A bandwidth
+        is compared with the one that the largest sample reached.
+        """
+        steps, volume = _ring_factors(measured_workers)
+        if not steps:
+            raise ValueError("samples measured with one worker say nothing about a network")
+        new_steps, new_volume = _ring_factors(measured_workers if workers is None else workers)
+        ordered = sorted(self.samples)
+        floor = min(seconds for _, seconds in ordered)
+        scale = new_volume / volume
+        if bandwidth_bytes_per_s is not None:
+            size, seconds = ordered[-1]
+            if seconds <= floor:
+                raise ValueError("samples that do not rise reach no bandwidth to compare with")
+            scale *= volume * size / (seconds - floor) / bandwidth_bytes_per_s
+        new_floor = (floor / steps if latency_s is None else latency_s) * new_steps
+        changed = tuple((size, new_floor + (seconds - floor) * scale) for size, seconds in ordered)
+        return self.model_copy(update={"samples": changed})
+
+
+class _NetworkAllReduce(_Document):
+    bandwidth_bytes_per_s: Positive
+    latency_s: NonNegative
+    reduce_bytes_per_s: Positive | None = None
+
+    def _cost(self, workers: int, messages: float, sent: float, reduced: float) -> Cost:
+        if workers == 1:
+            return FREE
+        gamma = 0.0 if self.reduce_bytes_per_s is None else 1.0 / self.reduce_bytes_per_s
+        return AffineCost(
+            latency_s=messages * self.latency_s,
+            seconds_per_byte=sent / self.bandwidth_bytes_per_s + reduced * gamma,
+        )
+
+    def with_changes(
+        self,
+        *,
+        measured_workers: int,
+        workers: int | None = None,
+        bandwidth_bytes_per_s: float | None = None,
+        latency_s: float | None = None,
+    ) -> Self:
+        """Change the network; the formula takes the number of workers when it is evaluated."""
+        del measured_workers, workers
+        changes = {"bandwidth_bytes_per_s": bandwidth_bytes_per_s, "latency_s": latency_s}
+        return self.model_copy(update={name: value for name, value in changes.items() if value is not None})
+
+
+def _ring_factors(workers: int) -> tuple[int, float]:
+    """Return the messages of a ring all-reduce and the share of the buffer that each worker sends."""
+    return 2 * (workers - 1), 2 * (workers - 1) / workers
+
+
+class RingAllReduce(_NetworkAllReduce):
+    """Ring: g(x) = 2(n-1) alpha + 2(n-1)/n x/B + (n-1)/n x gamma (the PACE paper's eq. 1)."""
+
+    kind: Literal["ring"] = "ring"
+
+    def cost(self, workers: int) -> Cost:
+        """Return g for `workers` workers."""
+        messages, sent = _ring_factors(workers)
+        return self._cost(workers, messages, sent, sent / 2)
+
+
+class HalvingDoublingAllReduce(_NetworkAllReduce):
+    """Recursive halving and doubling: g(x) = 2 lg n alpha + 2(n-1)/n x/B + (n-1)/n x gamma.
+
+    When n is no power of two, p = 2^floor(lg n) takes n's place and folding the others in and out
+    adds 2 alpha + 2 x/B + x gamma (Thakur, Rabenseifner, Gropp 2005, section 4.5).
+    """
+
+    kind: Literal["halving-doubling"] = "halving-doubling"
+
+    def cost(self, workers: int) -> Cost:
+        """Return g for `workers` workers."""
+        rounds = workers.bit_length() - 1
+        power = 1 << rounds
+        folded = 0 if power == workers else 1
+        share = (power - 1) / power
+        return self._cost(workers, 2 * (rounds + folded), 2 * (share + folded), share + folded)
+
+
+class TreeAllReduce(_NetworkAllReduce):
+    """Binary tree, reduce then broadcast: g(x) = ceil(lg n) (2 alpha + 2 x/B + x gamma)."""
+
+    kind: Literal["tree"] = "tree"
+
+    def cost(self, workers: int) -> Cost:
+        """Return g for `workers` workers."""
+        depth = math.ceil(math.log2(workers))
+        return self._cost(workers, 2 * depth, 2 * depth, depth)
+
+
+class NetworkLevel(_Document):
+    """One level of a two-level network."""
+
+    bandwidth_bytes_per_s: Positive
+    latency_s: NonNegative
+    reduce_bytes_per_s: Positive | None = None
+
+
+class TwoLevelAllReduce(_Document):
+    """Reduce-scatter inside each node, ring between nodes, all-gather inside each node.
+
+    g(x) = ring over workers_per_node at `intra` + ring over the nodes at `inter`: the shards of one
+    node's workers cross its network link together, so a node sends 2(m-1)/m x bytes for m nodes.
+    """
+
+    kind: Literal["two-level"] = "two-level"
+    intra: NetworkLevel
+    inter: NetworkLevel
+    workers_per_node: Annotated[int, Field(ge=1)]
+
+    def cost(self, workers: int) -> Cost:
+        """Return g for `workers` workers; ValueError if they do not fill whole nodes."""
+        local = min(self.workers_per_node, workers)
+        if workers % local:
+            raise ValueError(f"{workers} workers do not fill nodes of {local}")
+        levels = ((self.intra, local), (self.inter, workers // local))
+        costs = [RingAllReduce(**level.model_dump()).cost(count) for level, count in levels]
+        return AffineCost(
+            latency_s=sum(cost.latency_s for cost in costs if isinstance(cost, AffineCost)),
+            seconds_per_byte=sum(cost.seconds_per_byte for cost in costs if isinstance(cost, AffineCost)),
+        )
+
+    def with_changes(
+        self,
+        *,
+        measured_workers: int,
+        workers: int | None = None,
+        bandwidth_bytes_per_s: float | None = None,
+        latency_s: float | None = None,
+    ) -> Self:
+        """Change the network between the nodes."""
+        del measured_workers, workers
+        changes = {"bandwidth_bytes_per_s": bandwidth_bytes_per_s, "latency_s": latency_s}
+        inter = self.inter.model_copy(update={k: v for k, v in changes.items() if v is not None})
+        return self.model_copy(update={"inter": inter})
+
+
+AllReduce = Annotated[
+    AffineAllReduce
+    | SampledAllReduce
+    | RingAllReduce
+    | HalvingDoublingAllReduce
+    | TreeAllReduce
+    | TwoLevelAllReduce,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,45 @@
+"""Every error that PACE raises on purpose.
+
+::
+
+    PaceError
+    ├── InvalidProfile        a profile that cannot be what was measured
+    ├── InvalidSchedule       a schedule that breaks its own rules or its profile
+    ├── InvalidOptions        options that do not exist or do not fit one another
+    ├── ScheduleMismatch      a schedule made for another model or world
+    ├── SolverFailed          the oracle gave no answer
+    ├── ServiceUnavailable    the scheduling service cannot be reached or failed
+    └── CommunicationFailed   an all-reduce failed or a peer is gone
+"""
+
+
+class PaceError(Exception):
+    """Root of all errors that PACE raises on purpose."""
+
+
+class InvalidProfile(PaceError, ValueError):
+    """A profile that cannot be what was measured; the message names the op or gradient."""
+
+
+class InvalidSchedule(PaceError, ValueError):
+    """A schedule document that breaks its own rules or does not fit its profile."""
+
+
+class InvalidOptions(PaceError, ValueError):
+    """An option that does not exist or does not fit another; the message says what would."""
+
+
+class ScheduleMismatch(PaceError):
+    """A schedule made for another model, other tensors or another number of workers."""
+
+
+class SolverFailed(PaceError):
+    """The oracle ended without an answer."""
+
+
+class ServiceUnavailable(PaceError):
+    """The scheduling service cannot be reached, failed, or answered nonsense."""
+
+
+class CommunicationFailed(PaceError):
+    """An all-reduce failed, timed out, or a peer is gone."""

@@ -1,0 +1,276 @@
+"""The profile document: one measured training iteration.
+
+Holds the document and the rules that make one valid. The arrays that algorithms work on are made
+here too, once per profile: the augmented graph and the timing of every gradient.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pace.allreduce import AllReduce, Cost, FloatArray
+from pace.errors import InvalidProfile
+from pace.fingerprint import fingerprint
+from pace.graph import CyclicGraph, Graph, build_graph, path_from_marked
+
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+DType = Literal[
+    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
+]
+
+ELEMENT_BYTES: dict[DType, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Op(_Document):
+    """A unit of compute.
+
+    Attributes
+    ----------
+    duration_s
+        Its duration in seconds; `duration_std_s` the standard deviation over measured iterations.
+    deps
+        Names of the ops that end before it starts.
+    stream
+        Ops that name the same stream run one after another in list order.
+    waits_for
+        Names of the gradients whose all-reduce must end before it starts.
+    """
+
+    name: Name
+    duration_s: Seconds
+    duration_std_s: Seconds = 0.0
+    deps: tuple[Name, ...] = ()
+    stream: Name | None = None
+    waits_for: tuple[Name, ...] = ()
+
+
+class Gradient(_Document):
+    """A tensor to be all-reduced: its size in bytes, dtype, and the op that produces it."""
+
+    name: Name
+    size_bytes: Annotated[int, Field(ge=0, lt=2**63)]
+    dtype: DType = "float32"
+    producer: Name
+
+    @model_validator(mode="after")
+    def _whole_elements(self) -> Self:
+        element = ELEMENT_BYTES[self.dtype]
+        if self.size_bytes % element:
+            raise ValueError(f"{self.size_bytes} bytes are no multiple of {self.dtype}'s {element} bytes")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """What the network may use: when each gradient is ready and how much compute follows it.
+
+    Attributes
+    ----------
+    ready_s, tail_s : arrays of shape (num_gradients,)
+        DESIGN's r and q in seconds, in the profile's order of gradients.
+    compute_s : float
+        The window's length without any all-reduce, in seconds (C0).
+    """
+
+    ready_s: FloatArray
+    tail_s: FloatArray
+    compute_s: float
+
+
+class Profile(_Document):
+    """One training iteration: compute ops, gradients, and what an all-reduce costs.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        From the constructor, naming the offending op or gradient. ``parse_profile`` and
+        ``load_profile`` raise ``InvalidProfile`` instead.
+    """
+
+    schema_version: Literal[1] = 1
+    name: Name
+    workers: Annotated[int, Field(ge=1, le=1_000_000)]
+    ops: tuple[Op, ...]
+    gradients: tuple[Gradient, ...]
+    allreduce: AllReduce
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _refuse_duplicates("op", [op.name for op in self.ops])
+        _refuse_duplicates("gradient", [gradient.name for gradient in self.gradients])
+        ops = {op.name for op in self.ops}
+        gradients = {gradient.name for gradient in self.gradients}
+        for op in self.ops:
+            for name in op.deps:
+                if name not in ops:
+                    raise ValueError(f'op "{op.name}" depends on "{name}", which is no op')
+            for name in op.waits_for:
+                if name not in gradients:
+                    raise ValueError(f'op "{op.name}" waits for "{name}", which is no gradient')
+        for gradient in self.gradients:
+            if gradient.producer not in ops:
+                raise ValueError(
+                    f'gradient "{gradient.name}" is produced by "{gradient.producer}", which is no op'
+                )
+        try:
+            self._refuse_early_waits(self.graph)
+        except CyclicGraph as error:
+            cycle = " -> ".join(f'"{self.ops[op].name}"' for op in (*error.cycle, error.cycle[0]))
+            raise ValueError(f"ops wait for one another in a cycle: {cycle}") from None
+        self.allreduce.cost(self.workers)
+        return self
+
+    def _refuse_early_waits(self, graph: Graph) -> None:
+        # Assumption A (the PACE paper's Lemma 1): ready times must not depend on any all-reduce.
+        waits = [bool(op.waits_for) for op in self.ops]
+        path = path_from_marked(graph, waits, self.producers)
+        if path is None:
+            return
+        waiting = self.ops[path[0]]
+        producer = self.ops[path[-1]].name
+        produced = next(gradient.name for gradient in self.gradients if gradient.producer == producer)
+        shown = " -> ".join(f'"{self.ops[op].name}"' for op in path)
+        raise ValueError(
+            f'gradient "{produced}" would be ready only after another all-reduce: op "{waiting.name}" waits '
+            f'for gradient "{waiting.waits_for[0]}" and leads to its producer: {shown}'
+        )
+
+    def replace(self, **changes: Any) -> "Profile":
+        """Return a copy with some fields changed, validated anew."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return Profile(**(fields | changes))
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The augmented graph; ops are numbered in the profile's order."""
+        index = {op.name: number for number, op in enumerate(self.ops)}
+        return build_graph(
+            [op.duration_s for op in self.ops],
+            [[index[name] for name in op.deps] for op in self.ops],
+            [op.stream for op in self.ops],
+        )
+
+    @cached_property
+    def producers(self) -> tuple[int, ...]:
+        """For every gradient, the index of the op that produces it."""
+        index = {op.name: number for number, op in enumerate(self.ops)}
+        return tuple(index[gradient.producer] for gradient in self.gradients)
+
+    @cached_property
+    def timing(self) -> Timing:
+        """Ready times, tails and the compute bound (DESIGN 3). O(ops + edges + gradients)."""
+        end = self.graph.end_times()
+        tails = self.graph.tails()
+        index = {gradient.name: number for number, gradient in enumerate(self.gradients)}
+        tail = np.zeros(len(self.gradients))
+        for op, op_tail in zip(self.ops, tails, strict=True):
+            for name in op.waits_for:
+                tail[index[name]] = max(tail[index[name]], op_tail)
+        return Timing(
+            ready_s=end[list(self.producers)] if self.producers else np.zeros(0),
+            tail_s=tail,
+            compute_s=float(end.max(initial=0.0)),
+        )
+
+    @cached_property
+    def cost(self) -> Cost:
+        """The duration of an all-reduce as a function of its bytes."""
+        return self.allreduce.cost(self.workers)
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the profile's canonical JSON; 64 hexadecimal digits."""
+        document = self.model_dump(mode="json")
+        canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What a schedule for this profile fits; see ``pace.fingerprint``."""
+        return fingerprint(((g.name, g.size_bytes, g.dtype) for g in self.gradients), self.workers)
+
+
+def _refuse_duplicates(kind: str, names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f'two {kind}s are named "{name}"')
+        seen.add(name)
+
+
+def parse_profile(document: bytes | str) -> Profile:
+    """Read a profile from JSON.
+
+    Raises
+    ------
+    InvalidProfile
+        With one line per fault, each naming the op or gradient at fault.
+    """
+    try:
+        return Profile.model_validate_json(document, strict=True)
+    except ValidationError as error:
+        raise InvalidProfile(_explain(error, document)) from None
+
+
+def load_profile(path: str | Path) -> Profile:
+    """Read a profile from a JSON file; raises InvalidProfile and OSError."""
+    try:
+        return parse_profile(Path(path).read_bytes())
+    except InvalidProfile as error:
+        raise InvalidProfile(f"{path}: {error}") from None
+
+
+def _explain(error: ValidationError, document: bytes | str) -> str:
+    try:
+        raw = json.loads(document)
+    except ValueError:
+        raw = None
+    return "\n".join(_explain_one(raw, fault) for fault in error.errors(include_url=False)[:20])
+
+
+def _explain_one(raw: Any, fault: Any) -> str:
+    message = fault["msg"].removeprefix("Value error, ")
+    place = []
+    current = raw
+    for part in fault["loc"]:
+        if isinstance(current, dict) and part not in current and part == current.get("kind"):
+            continue  # pydantic adds the discriminator's value to the location
+        current = _step(current, part)
+        if isinstance(part, int) and isinstance(current, dict) and isinstance(current.get("name"), str):
+            place[-1:] = [f'{str(place[-1]).removesuffix("s")} "{current["name"]}"']
+        else:
+            place.append(str(part))
+    shown = fault["input"]
+    value = f" (got {shown!r})" if place and isinstance(shown, int | float | str) else ""
+    return f"{': '.join(place)}: {message}{value}" if place else message
+
+
+def _step(current: Any, part: int | str) -> Any:
+    try:
+        return current[part]
+    except (KeyError, IndexError, TypeError):
+        return None

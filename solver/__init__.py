@@ -1,0 +1,1 @@
+"""The mathematics: one machine, ready times, tails. Knows no profile and no document."""
