@@ -1,0 +1,243 @@
+"""Real worker processes for tests: starts N ranks, gives them a rendezvous, collects what they return.
+
+A worker is a function at the top level of a test module. Every rank runs it in a process of its own
+as ``worker(rank, size, *arguments)``, after the backend it asked for is ready. Arguments and results
+travel pickled. Ranks that outlive the time-out are killed, and so is everything when the caller ends.
+"""
+
+import contextlib
+import importlib.util
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Backend = Literal["gloo", "horovod", "none"]
+
+
+class RanksFailed(AssertionError):
+    """One or more ranks raised, died or did not end in time; the message holds their tracebacks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How one rank ended.
+
+    Attributes
+    ----------
+    result
+        What the worker returned; None when it did not return.
+    error
+        The class name of the exception it raised; None when it raised none.
+    message
+        The exception's text, or what else is known of a rank that died.
+    output
+        Everything that the rank wrote to stdout and stderr.
+    exit_code
+        The process's exit code, negative for a signal; None when it was killed for being late.
+    """
+
+    rank: int
+    result: Any = None
+    error: str | None = None
+    message: str = ""
+    output: str = ""
+    exit_code: int | None = None
+
+    @property
+    def returned(self) -> bool:
+        """Whether the worker ran to its end."""
+        return self.exit_code == 0 and self.error is None
+
+
+def run_ranks(
+    worker: Callable[..., Any],
+    size: int,
+    *arguments: Any,
+    backend: Backend = "gloo",
+    timeout_s: float = 120.0,
+    environment: dict[str, str] | None = None,
+) -> list[Any]:
+    """Run `worker` on `size` ranks and return their results in rank order.
+
+    Raises
+    ------
+    RanksFailed
+        When any rank did anything but return.
+    """
+    outcomes = try_ranks(
+        worker, size, *arguments, backend=backend, timeout_s=timeout_s, environment=environment
+    )
+    failed = [outcome for outcome in outcomes if not outcome.returned]
+    if failed:
+        raise RanksFailed(
+            "\n".join(
+                f"rank {outcome.rank} of {size}: {outcome.error or 'no exception'}"
+                f" (exit {outcome.exit_code}): {outcome.message}\n{outcome.output}"
+                for outcome in failed
+            )
+        )
+    return [outcome.result for outcome in outcomes]
+
+
+def try_ranks(
+    worker: Callable[..., Any],
+    size: int,
+    *arguments: Any,
+    backend: Backend = "gloo",
+    timeout_s: float = 120.0,
+    environment: dict[str, str] | None = None,
+    expect_lost: Sequence[int] = (),
+) -> list[Outcome]:
+    """Run `worker` on `size` ranks and say how each ended, whatever happened.
+
+    Ranks in `expect_lost` (those that a test kills or stops) are not waited for: they are killed when
+    all others have ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="pace-ranks-") as folder, _rendezvous(backend, size) as shared:
+        Path(folder, "arguments").write_bytes(pickle.dumps(arguments))
+        processes = []
+        try:
+            for rank in range(size):
+                processes.append(_start(worker, rank, size, backend, folder, shared | (environment or {})))
+            deadline = time.monotonic() + timeout_s
+            waited_for = [process for rank, process in enumerate(processes) if rank not in expect_lost]
+            while time.monotonic() < deadline and any(process.poll() is None for process in waited_for):
+                time.sleep(0.02)
+        finally:
+            exits = [process.poll() for process in processes]
+            for process in processes:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGKILL)
+                process.wait()
+        return [_outcome(rank, folder, exits[rank]) for rank in range(size)]
+
+
+def _start(
+    worker: Callable[..., Any], rank: int, size: int, backend: Backend, folder: str, extra: dict[str, str]
+) -> "subprocess.Popen[bytes]":
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_LOCAL_RANK": str(rank),
+    }
+    environment |= extra
+    command = [sys.executable, __file__, worker.__code__.co_filename, worker.__qualname__]
+    with Path(folder, f"output.{rank}").open("wb") as output:
+        return subprocess.Popen(
+            [*command, str(rank), str(size), backend, folder],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _outcome(rank: int, folder: str, exit_code: int | None) -> Outcome:
+    output = Path(folder, f"output.{rank}").read_text(errors="replace")
+    written = Path(folder, f"outcome.{rank}")
+    if not written.exists():
+        message = "did not end in time" if exit_code is None else "ended without a result"
+        return Outcome(rank=rank, message=message, output=output, exit_code=exit_code)
+    result, error, message = pickle.loads(written.read_bytes())
+    return Outcome(rank=rank, result=result, error=error, message=message, output=output, exit_code=exit_code)
+
+
+@contextlib.contextmanager
+def _rendezvous(backend: Backend, size: int) -> Iterator[dict[str, str]]:
+    if backend != "horovod":
+        yield {}
+        return
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousServer
+
+    server = RendezvousServer(verbose=0)
+    port = server.start()
+    server.init(get_host_assignments(parse_hosts(f"localhost:{size}"), size, size))
+    try:
+        yield {
+            "HOROVOD_SIZE": str(size),
+            "HOROVOD_LOCAL_SIZE": str(size),
+            "HOROVOD_CROSS_RANK": "0",
+            "HOROVOD_CROSS_SIZE": "1",
+            "HOROVOD_HOSTNAME": "localhost",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_IFACE": "lo",
+        }
+    finally:
+        server.stop()
+        server._httpd.server_close()  # stop() leaves the listening socket open
+
+
+def _join_gloo(rank: int, size: int, folder: str) -> None:
+    import datetime
+
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
+
+    # Rank 0 binds whatever port is free and says which: no port is chosen before it is taken.
+    timeout = datetime.timedelta(seconds=60)
+    address = Path(folder, "port")
+    if rank == 0:
+        store = TCPStore("127.0.0.1", 0, size, True, timeout, wait_for_workers=False)
+        Path(folder, "port.new").write_text(str(store.port))
+        Path(folder, "port.new").rename(address)
+    else:
+        deadline = time.monotonic() + 60
+        while not address.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("rank 0 opened no port")
+            time.sleep(0.01)
+        store = TCPStore("127.0.0.1", int(address.read_text()), size, False, timeout)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+
+
+def _load(path: str, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location("worker_module", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["worker_module"] = module
+    spec.loader.exec_module(module)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _main(path: str, name: str, rank: int, size: int, backend: str, folder: str) -> int:
+    result, error, message = None, None, ""
+    try:
+        worker = _load(path, name)
+        arguments = pickle.loads(Path(folder, "arguments").read_bytes())
+        if backend == "gloo":
+            _join_gloo(rank, size, folder)
+        result = worker(rank, size, *arguments)
+    except BaseException as raised:
+        traceback.print_exc()
+        error, message = type(raised).__name__, str(raised)
+    document = pickle.dumps((result, error, message))
+    Path(folder, f"outcome.{rank}.new").write_bytes(document)
+    Path(folder, f"outcome.{rank}.new").rename(Path(folder, f"outcome.{rank}"))
+    return 0 if error is None else 1
+
+
+if __name__ == "__main__":
+    # The root of the repository, so that workers may import from tests.
+    sys.path[0] = str(Path(__file__).parents[2])
+    code = _main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5], sys.argv[6])
+    sys.stdout.flush()
+    sys.exit(code)
