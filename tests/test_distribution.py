@@ -1,0 +1,183 @@
+"""What is built and installed from the tree: contents of the wheel and the sdist, imports, pins.
+
+Behaviour of the installed code is tested elsewhere; here only that all of it arrives and what it imports.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Top-level folders and what they are called once installed.
+PACKAGES = {"pace": "pace", "solver": "pace/solver", "api": "pace/api", "runtime": "pace/runtime"}
+
+# What the core and the solver never import: each belongs to an extra, and most take seconds to load.
+FOREIGN = ["fastapi", "horovod", "httpx", "matplotlib", "sqlalchemy", "structlog", "torch", "uvicorn"]
+
+IMPORT_ALL = """
+import importlib, json, pkgutil, sys
+
+def import_below(package):
+    for found in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        if not found.name.startswith(skipped) and not found.name.endswith(".__main__"):
+            module = importlib.import_module(found.name)
+            files[found.name] = module.__file__
+            if found.ispkg:
+                import_below(module)
+
+skipped, files = tuple(sys.argv[1:]), {}
+import_below(importlib.import_module("pace"))
+print(json.dumps({"files": files, "loaded": sorted(name for name in sys.modules if "." not in name)}))
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Return what the command prints; a failure shows all it said."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command} exited {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def import_all(python: Path, cwd: Path, *, skip: list[str]) -> tuple[dict[str, str], set[str]]:
+    """Import every module of `pace`; return their files and the top-level modules that this loaded."""
+    # -I: neither the working directory nor the environment adds to the path.
+    answer = json.loads(run(python, "-I", "-c", IMPORT_ALL, *skip, cwd=cwd))
+    return answer["files"], set(answer["loaded"])
+
+
+def files_in_tree() -> set[str]:
+    """Name every file that a wheel must hold, by its path inside the wheel."""
+    return {
+        f"{installed}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, installed in PACKAGES.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
+    }
+
+
+def files_in_wheel(wheel: Path) -> set[str]:
+    """Name the files of the wheel, its metadata left out."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def build(source: Path, *options: str) -> Path:
+    """Build in a copy, since a build leaves folders behind that the next one would pack; return dist/."""
+    run(sys.executable, "-m", "build", "--no-isolation", *options, cwd=source)
+    return source / "dist"
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy what the build reads, links kept as links."""
+    target = tmp_path_factory.mktemp("source")
+    for name in ["pyproject.toml", "README.md", "LICENSE"]:
+        shutil.copy(ROOT / name, target)
+    for folder in PACKAGES:
+        shutil.copytree(
+            ROOT / folder, target / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    return target
+
+
+@pytest.fixture(scope="module")
+def wheel(copy: Path) -> Path:
+    """Build the wheel from the tree."""
+    [built] = build(copy, "--wheel").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel, without torch, into an otherwise empty environment; return its folder."""
+    environment = tmp_path_factory.mktemp("installed") / "venv"
+    venv.create(environment, with_pip=True)
+    pip, pins = environment / "bin" / "pip", ROOT / "constraints.txt"
+    run(pip, "install", "--disable-pip-version-check", "-c", pins, f"{wheel}[api,client]", cwd=environment)
+    return environment
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_wheel_holds_every_file_of_the_four_packages(wheel: Path) -> None:
+    """No module, marker or data file of the tree is left out of the wheel, and nothing else is in it."""
+    assert files_in_wheel(wheel) == files_in_tree()
+    assert "pace/py.typed" in files_in_wheel(wheel)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sdist_builds_the_same_wheel(copy: Path, tmp_path: Path) -> None:
+    """A wheel built from the sdist holds what a wheel built from the tree holds."""
+    source = tmp_path / "source"
+    shutil.copytree(copy, source, symlinks=True, ignore=shutil.ignore_patterns("build", "dist", "*.egg-info"))
+    [sdist] = build(source, "--sdist").glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    [unpacked] = (tmp_path / "unpacked").iterdir()
+    assert (unpacked / "LICENSE").is_file()
+    [rebuilt] = build(unpacked, "--wheel").glob("*.whl")
+    assert files_in_wheel(rebuilt) == files_in_tree()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_installed_wheel_imports_without_torch(installed: Path, tmp_path: Path) -> None:
+    """With the api and client extras alone, every module imports but those inside the runtime."""
+    files, loaded = import_all(installed / "bin" / "python", tmp_path, skip=["pace.runtime."])
+    assert {"pace.solver", "pace.api", "pace.runtime"} <= files.keys()
+    outside = {name: file for name, file in files.items() if not Path(file).is_relative_to(installed)}
+    assert outside == {}
+    assert "torch" not in loaded
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_installed_command_runs(installed: Path, tmp_path: Path) -> None:
+    """The wheel brings the `pace` command."""
+    assert "optimize" in run(installed / "bin" / "pace", "--help", cwd=tmp_path)
+
+
+def test_core_and_solver_import_nothing_that_belongs_to_an_extra(tmp_path: Path) -> None:
+    """The core, its command line included, and the solver load no torch, web framework or Horovod."""
+    files, loaded = import_all(Path(sys.executable), tmp_path, skip=["pace.api", "pace.runtime"])
+    assert "pace.cli" in files
+    assert sorted(loaded & set(FOREIGN)) == []
+
+
+def test_constraints_pin_every_requirement_within_its_range() -> None:
+    """Each requirement in pyproject.toml has a pin in constraints.txt that its range admits."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    versions = {canonicalize_name(name): version for name, version in pins.items()}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for requirement in map(
+        Requirement, chain(project["dependencies"], *project["optional-dependencies"].values())
+    ):
+        if requirement.name == "horovod":  # scripts/install builds it
+            continue
+        pin = versions.get(canonicalize_name(requirement.name))
+        assert pin is not None, f"constraints.txt does not pin {requirement.name}"
+        assert requirement.specifier.contains(pin), f"{requirement} does not admit the tested {pin}"
