@@ -1,0 +1,36 @@
+# The service alone: no torch, no Horovod, no plots.
+#
+#   docker build -t pace . && docker run -p 8080:8080 -v pace-data:/data pace
+#
+# Settings are environment variables named PACE_..., as for `pace serve`.
+
+FROM python:3.13-slim AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /source
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+# pace/ holds links to the three folders beside it; COPY keeps links inside a folder, so all four go.
+COPY pace/ pace/
+COPY solver/ solver/
+COPY api/ api/
+COPY runtime/ runtime/
+RUN python -m venv /opt/pace \
+    && /opt/pace/bin/pip install --constraint constraints.txt '.[api]'
+
+FROM python:3.13-slim
+# Numbers and not names in USER, so that an orchestrator can verify that it is not root. The home folder is for
+# Numba's cache of compiled functions.
+RUN groupadd --gid 10001 pace \
+    && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin pace \
+    && install --directory --owner=pace --group=pace /data
+COPY --from=build /opt/pace /opt/pace
+ENV PATH=/opt/pace/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PACE_PORT=8080 \
+    PACE_DATABASE_URL=sqlite:////data/pace.db
+USER 10001:10001
+WORKDIR /data
+VOLUME /data
+EXPOSE 8080
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "-c", "import os, urllib.request as request; request.urlopen(f\"http://127.0.0.1:{os.environ['PACE_PORT']}/healthz\", timeout=4)"]
+ENTRYPOINT ["pace"]
+CMD ["serve", "--host", "0.0.0.0"]
