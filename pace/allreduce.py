@@ -1,95 +1,25 @@
-"""What one all-reduce costs: the documents, their formulas, and lines that bound them from below.
+"""What one all-reduce costs: the documents and their formulas.
 
-Every cost is a non-decreasing function g of bytes with ``g(0) = 0``: nothing sent, nothing paid.
-One worker has nothing to reduce, so g is 0 there. Formulas are linear in bytes for a given number
-of workers, so two plain forms serve the algorithms: ``AffineCost`` and ``PiecewiseCost``.
+Each document gives the curve g (``pace.solver.cost``) for a number of workers. One worker has nothing to
+reduce, so g is 0 there.
 
 Symbols in the formulas: n workers, alpha latency of one message in seconds, B bandwidth of one
 link in bytes per second, gamma seconds to reduce one byte.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-FloatArray = npt.NDArray[np.float64]
+from pace.solver.cost import CostCurve
+
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AffineCost:
-    """g(x) = latency_s + x * seconds_per_byte for x > 0."""
-
-    latency_s: float
-    seconds_per_byte: float
-
-    def __call__(self, size_bytes: npt.ArrayLike) -> FloatArray:
-        """Duration in seconds of all-reduces of `size_bytes`, element by element."""
-        size = np.asarray(size_bytes, dtype=np.float64)
-        return np.where(size > 0, self.latency_s + size * self.seconds_per_byte, 0.0)
-
-    def minorants(self, largest_bytes: float) -> tuple["AffineCost", ...]:  # noqa: ARG002
-        """Return the greatest affine function below g: g itself."""
-        return (self,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PiecewiseCost:
-    """Monotone and piecewise linear through knots; constant below the first, last slope beyond the last."""
-
-    sizes_bytes: tuple[float, ...]
-    durations_s: tuple[float, ...]
-    slope_beyond: float
-
-    def __call__(self, size_bytes: npt.ArrayLike) -> FloatArray:
-        """Duration in seconds of all-reduces of `size_bytes`, element by element."""
-        size = np.asarray(size_bytes, dtype=np.float64)
-        beyond = np.maximum(size - self.sizes_bytes[-1], 0.0) * self.slope_beyond
-        return np.where(size > 0, np.interp(size, self.sizes_bytes, self.durations_s) + beyond, 0.0)
-
-    def minorants(self, largest_bytes: float) -> tuple[AffineCost, ...]:
-        """Return the greatest affine functions below g on (0, largest_bytes] with latency >= 0.
-
-        The edges of g's lower convex hull; an edge that would cut the axis below zero gives way to
-        the steepest line through the origin, because a latency below zero would not bound the sum
-        of several calls. Each of them is a valid bound, and none is the best for every size.
-        """
-        inner = [
-            (x, y) for x, y in zip(self.sizes_bytes, self.durations_s, strict=True) if 0 < x < largest_bytes
-        ]
-        points = [(0.0, self.durations_s[0]), *inner, (largest_bytes, float(self(largest_bytes)))]
-        lines = []
-        for (x0, y0), (x1, y1) in pairwise(_lower_hull(points)):
-            slope = (y1 - y0) / (x1 - x0)
-            if y0 - slope * x0 >= 0:
-                lines.append(AffineCost(latency_s=y0 - slope * x0, seconds_per_byte=slope))
-        through_origin = min(y / x for x, y in points[1:])
-        lines.append(AffineCost(latency_s=0.0, seconds_per_byte=through_origin))
-        return tuple(lines)
-
-
-Cost = AffineCost | PiecewiseCost
-
-FREE = AffineCost(latency_s=0.0, seconds_per_byte=0.0)
-
-
-def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    hull: list[tuple[float, float]] = []
-    for x, y in points:
-        while len(hull) >= 2:
-            (x0, y0), (x1, y1) = hull[-2:]
-            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
-                break
-            hull.pop()
-        hull.append((x, y))
-    return hull
+FREE = CostCurve.affine(0.0, 0.0)
 
 
 class _Document(BaseModel):
@@ -103,11 +33,11 @@ class AffineAllReduce(_Document):
     latency_s: NonNegative
     seconds_per_byte: NonNegative
 
-    def cost(self, workers: int) -> Cost:
+    def cost(self, workers: int) -> CostCurve:
         """Return g for `workers` workers."""
         if workers == 1:
             return FREE
-        return AffineCost(latency_s=self.latency_s, seconds_per_byte=self.seconds_per_byte)
+        return CostCurve.affine(self.latency_s, self.seconds_per_byte)
 
     def with_changes(
         self,
@@ -142,7 +72,7 @@ class SampledAllReduce(_Document):
     kind: Literal["samples"] = "samples"
     samples: Annotated[tuple[tuple[Positive, NonNegative], ...], Field(min_length=1)]
 
-    def cost(self, workers: int) -> Cost:
+    def cost(self, workers: int) -> CostCurve:
         """Return g for `workers` workers."""
         if workers == 1:
             return FREE
@@ -157,7 +87,7 @@ class SampledAllReduce(_Document):
         slopes = np.diff(means) / np.diff(sizes)
         rising = slopes[slopes > 0]
         last = float(rising[-1]) if rising.size else float(means[-1] / sizes[-1])
-        return PiecewiseCost(
+        return CostCurve(
             sizes_bytes=tuple(sizes.tolist()), durations_s=tuple(means.tolist()), slope_beyond=last
         )
 
@@ -196,13 +126,12 @@ class _NetworkAllReduce(_Document):
     latency_s: NonNegative
     reduce_bytes_per_s: Positive | None = None
 
-    def _cost(self, workers: int, messages: float, sent: float, reduced: float) -> Cost:
+    def _cost(self, workers: int, messages: float, sent: float, reduced: float) -> CostCurve:
         if workers == 1:
             return FREE
         gamma = 0.0 if self.reduce_bytes_per_s is None else 1.0 / self.reduce_bytes_per_s
-        return AffineCost(
-            latency_s=messages * self.latency_s,
-            seconds_per_byte=sent / self.bandwidth_bytes_per_s + reduced * gamma,
+        return CostCurve.affine(
+            messages * self.latency_s, sent / self.bandwidth_bytes_per_s + reduced * gamma
         )
 
     def with_changes(
@@ -229,7 +158,7 @@ class RingAllReduce(_NetworkAllReduce):
 
     kind: Literal["ring"] = "ring"
 
-    def cost(self, workers: int) -> Cost:
+    def cost(self, workers: int) -> CostCurve:
         """Return g for `workers` workers."""
         messages, sent = _ring_factors(workers)
         return self._cost(workers, messages, sent, sent / 2)
@@ -244,7 +173,7 @@ class HalvingDoublingAllReduce(_NetworkAllReduce):
 
     kind: Literal["halving-doubling"] = "halving-doubling"
 
-    def cost(self, workers: int) -> Cost:
+    def cost(self, workers: int) -> CostCurve:
         """Return g for `workers` workers."""
         rounds = workers.bit_length() - 1
         power = 1 << rounds
@@ -258,7 +187,7 @@ class TreeAllReduce(_NetworkAllReduce):
 
     kind: Literal["tree"] = "tree"
 
-    def cost(self, workers: int) -> Cost:
+    def cost(self, workers: int) -> CostCurve:
         """Return g for `workers` workers."""
         depth = math.ceil(math.log2(workers))
         return self._cost(workers, 2 * depth, 2 * depth, depth)
@@ -284,16 +213,16 @@ class TwoLevelAllReduce(_Document):
     inter: NetworkLevel
     workers_per_node: Annotated[int, Field(ge=1)]
 
-    def cost(self, workers: int) -> Cost:
+    def cost(self, workers: int) -> CostCurve:
         """Return g for `workers` workers; ValueError if they do not fill whole nodes."""
         local = min(self.workers_per_node, workers)
         if workers % local:
             raise ValueError(f"{workers} workers do not fill nodes of {local}")
         levels = ((self.intra, local), (self.inter, workers // local))
-        costs = [RingAllReduce(**level.model_dump()).cost(count) for level, count in levels]
-        return AffineCost(
-            latency_s=sum(cost.latency_s for cost in costs if isinstance(cost, AffineCost)),
-            seconds_per_byte=sum(cost.seconds_per_byte for cost in costs if isinstance(cost, AffineCost)),
+        lines = [RingAllReduce(**level.model_dump()).cost(count).line for level, count in levels]
+        return CostCurve.affine(
+            sum(line.latency_s for line in lines if line),
+            sum(line.seconds_per_byte for line in lines if line),
         )
 
     def with_changes(

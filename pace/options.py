@@ -23,6 +23,9 @@ class Options(BaseModel):
         Length of a slot in seconds; None for continuous time.
     max_group_bytes
         No group of more than one gradient is larger.
+    search_calls
+        Budget of the local search on profiles with parallel branches, in oracle calls, so that the result
+        does not depend on the machine's speed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,3 +35,4 @@ class Options(BaseModel):
     target: Target = "pace"
     slot_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_group_bytes: Annotated[int, Field(gt=0)] | None = None
+    search_calls: Annotated[int, Field(ge=1, le=10_000_000)] = 2000

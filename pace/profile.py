@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pace.allreduce import AllReduce, Cost, FloatArray
+from pace.allreduce import AllReduce
 from pace.errors import InvalidProfile
 from pace.fingerprint import fingerprint
-from pace.graph import CyclicGraph, Graph, build_graph, path_from_marked
+from pace.graph import CyclicGraph, FloatArray, Graph, build_graph, path_from_marked
+from pace.solver.cost import CostCurve
 
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -197,7 +198,7 @@ class Profile(_Document):
         )
 
     @cached_property
-    def cost(self) -> Cost:
+    def cost(self) -> CostCurve:
         """The duration of an all-reduce as a function of its bytes."""
         return self.allreduce.cost(self.workers)
 

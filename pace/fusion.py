@@ -1,0 +1,331 @@
+"""Fusion search: which gradients share a buffer (DESIGN 5). The mathematics is in ``pace.solver.partition``.
+
+A partition is a tuple of groups, a group a tuple of gradient numbers in order of ready time. Gradients of
+different dtype never share a group; one without bytes is a group of its own that is never sent.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from pace.graph import FloatArray
+from pace.options import Options
+from pace.profile import ELEMENT_BYTES, Profile
+from pace.solver import jackson
+from pace.solver.cost import CostCurve, Line
+from pace.solver.instance import Instance, IntArray
+from pace.solver.partition import Chain, best_layered, max_min_partitions, runs
+from pace.solver.sending import Buffers
+
+Partition = tuple[tuple[int, ...], ...]
+
+# Latencies at which the exact search is repeated for the realisable plan, in which a preempted group pays twice.
+LATENCY_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+SEARCH_GAP = 1e-3
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """What the search found.
+
+    Attributes
+    ----------
+    partitions
+        The best under free preemption first, then others worth pricing with real segments.
+    method
+        The algorithm in words.
+    """
+
+    partitions: tuple[Partition, ...]
+    method: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """The gradients as the search sees them.
+
+    Attributes
+    ----------
+    ready, tail : arrays of shape (num_gradients,)
+        Seconds.
+    sizes, dtypes : integer arrays of shape (num_gradients,)
+        Bytes, and the number of the class that may share a buffer.
+    compute_s
+        The window without any all-reduce.
+    """
+
+    ready: FloatArray
+    tail: FloatArray
+    sizes: IntArray
+    element_bytes: IntArray
+    dtypes: IntArray
+    compute_s: float
+    cost: CostCurve
+
+    @classmethod
+    def of(cls, profile: Profile, *, barrier: bool = False) -> "Problem":
+        """Build from a profile; with `barrier` no forward op starts before the last all-reduce has ended."""
+        timing = profile.timing
+        names = [gradient.dtype for gradient in profile.gradients]
+        classes = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        tail = timing.tail_s
+        return cls(
+            ready=timing.ready_s,
+            tail=np.full_like(tail, tail.max(initial=0.0)) if barrier else tail,
+            sizes=np.array([gradient.size_bytes for gradient in profile.gradients], dtype=np.int64),
+            element_bytes=np.array([ELEMENT_BYTES[name] for name in names], dtype=np.int64),
+            dtypes=np.array([classes[name] for name in names], dtype=np.int64),
+            compute_s=timing.compute_s,
+            cost=profile.cost,
+        )
+
+    def buffers(self, partition: Partition) -> Buffers:
+        """Return the groups of `partition` as buffers."""
+        members = np.fromiter(chain.from_iterable(partition), dtype=np.int64)
+        if not len(members):
+            empty = np.zeros(0)
+            none = np.zeros(0, dtype=np.int64)
+            return Buffers(ready=empty, tail=empty, elements=none, element_bytes=none)
+        starts = np.concatenate(([0], np.cumsum([len(group) for group in partition])[:-1]))
+        element_bytes = self.element_bytes[members[starts]]
+        return Buffers(
+            ready=np.maximum.reduceat(self.ready[members], starts),
+            tail=np.maximum.reduceat(self.tail[members], starts),
+            elements=np.add.reduceat(self.sizes[members], starts) // element_bytes,
+            element_bytes=element_bytes,
+        )
+
+    def classes(self) -> list[IntArray]:
+        """Return, for each class with bytes to send, its gradients in order of ready time."""
+        order = np.argsort(self.ready, kind="stable")
+        order = order[self.sizes[order] > 0]
+        return [order[self.dtypes[order] == number] for number in np.unique(self.dtypes[order])]
+
+    def unsent(self) -> Partition:
+        """Return the gradients without bytes, each a group of its own."""
+        return tuple((int(number),) for number in np.flatnonzero(self.sizes == 0))
+
+    def chain_of(self, members: IntArray) -> Chain:
+        """Return the gradients `members`, in that order, as a chain."""
+        return Chain(ready=self.ready[members], tail=self.tail[members], sizes=self.sizes[members])
+
+
+def fuse(problem: Problem, options: Options) -> Fusion:
+    """Search for groups as `options` asks."""
+    if options.fusion == "none":
+        every = tuple((int(i),) for i in np.argsort(problem.ready, kind="stable") if problem.sizes[i])
+        return Fusion(partitions=(every + problem.unsent(),), method="one group per gradient")
+    if options.fusion == "pace":
+        return _fuse_as_paper(problem, options)
+    return _fuse_optimally(problem, options)
+
+
+def oracle_instance(buffers: Buffers, cost: CostCurve, slot_s: float | None) -> Instance:
+    """Return the buffers as one-machine jobs, in slots where `slot_s` is given."""
+    instance = buffers.instance(cost)
+    return instance if slot_s is None else instance.in_slots(slot_s)
+
+
+def _price(problem: Problem, partition: Partition, options: Options) -> float:
+    """Return the oracle's window for `partition`, in seconds; longest tail first equals the LP on slots."""
+    instance = oracle_instance(problem.buffers(partition), problem.cost, options.slot_s)
+    objective = jackson.solve(instance).objective * (options.slot_s or 1.0)
+    return max(objective, problem.compute_s)
+
+
+def _cut(members: IntArray, cuts: list[int]) -> Partition:
+    return tuple(tuple(members[run].tolist()) for run in runs(cuts, len(members)))
+
+
+def _fits(problem: Problem, group: tuple[int, ...], max_group_bytes: int | None) -> bool:
+    return max_group_bytes is None or len(group) == 1 or problem.sizes[list(group)].sum() <= max_group_bytes
+
+
+def _fuse_as_paper(problem: Problem, options: Options) -> Fusion:
+    """Algorithm 1: for every R the MaxMinSize partition, priced by the oracle; the best R wins.
+
+    One R for each class of gradients, chosen class by class where there are several. R stops growing where
+    the latency of R calls alone, with everything else free, makes the window longer than the best.
+    """
+    classes = problem.classes()
+    parts: list[Partition] = [_cut(members, [0]) for members in classes]
+    for number in sorted(range(len(classes)), key=lambda k: -int(problem.sizes[classes[k]].sum())):
+        best = np.inf
+        for cuts in max_min_partitions(problem.sizes[classes[number]]):
+            trial = _cut(classes[number], cuts)
+            if _latency_floor(problem, classes[number], len(cuts)) >= best:
+                break
+            if not all(_fits(problem, group, options.max_group_bytes) for group in trial):
+                continue
+            candidate = tuple(chain(*parts[:number], trial, *parts[number + 1 :]))
+            if (value := _price(problem, candidate, options)) < best:
+                best, parts[number] = value, trial
+    method = "MaxMinSize for every number of groups (Algorithm 1), heuristic"
+    if len(classes) > 1:
+        method += ", one dtype after another"
+    return Fusion(partitions=(tuple(chain(*parts)) + problem.unsent(),), method=method)
+
+
+def _latency_floor(problem: Problem, members: IntArray, calls: int) -> float:
+    """Return a bound on the window when `members` go out in `calls` calls."""
+    shortest = float(problem.cost(problem.sizes[members].min()))
+    busy = calls * shortest
+    return float(problem.ready[members].min()) + busy + float(problem.tail[members].min())
+
+
+def _fuse_optimally(problem: Problem, options: Options) -> Fusion:
+    classes = problem.classes()
+    if not classes:
+        return Fusion(partitions=(problem.unsent(),), method="nothing to send, exact")
+    layered = len(classes) == 1 and problem.chain_of(classes[0]).is_layered
+    seeds = list(_seeds(problem, classes, options.max_group_bytes, layered=layered))
+    if layered:
+        exact = "exact" if problem.cost.line else "exact to the tolerance of the bisection"
+        partitions = dict.fromkeys(seed + problem.unsent() for seed in seeds)
+        return Fusion(partitions=tuple(partitions), method=f"dynamic program over contiguous groups, {exact}")
+    seeds.sort(key=lambda seed: _price(problem, seed, options))
+    best, calls = _improve(problem, seeds[0], options)
+    method = f"local search from the dynamic program's groups, {calls} oracle calls, heuristic"
+    partitions = dict.fromkeys(partition + problem.unsent() for partition in (best, *seeds))
+    return Fusion(partitions=tuple(partitions), method=method)
+
+
+def _seeds(
+    problem: Problem, classes: list[IntArray], max_group_bytes: int | None, *, layered: bool
+) -> Iterator[Partition]:
+    """Yield partitions from the exact search, on chains made layered where they are not.
+
+    A chain whose tails are raised to their running maximum is layered and no shorter than the real one; so is
+    one in order of tails whose ready times are raised.
+    """
+    for factor in LATENCY_FACTORS:
+        cost = _with_latency(problem.cost, factor)
+        yield _by_class(
+            classes, lambda members, cost=cost: _fuse_raised_tails(problem, members, cost, max_group_bytes)
+        )  # type: ignore[misc]
+        if not layered:
+            yield _by_class(
+                classes,
+                lambda members, cost=cost: _fuse_raised_releases(problem, members, cost, max_group_bytes),
+            )  # type: ignore[misc]
+
+
+def _by_class(classes: Iterable[IntArray], fuse_class: Callable[[IntArray], Partition]) -> Partition:
+    return tuple(chain.from_iterable(fuse_class(members) for members in classes))
+
+
+def _with_latency(cost: CostCurve, factor: float) -> CostCurve:
+    extra = (factor - 1.0) * cost.durations_s[0]
+    return CostCurve(
+        sizes_bytes=cost.sizes_bytes,
+        durations_s=tuple(duration + extra for duration in cost.durations_s),
+        slope_beyond=cost.slope_beyond,
+    )
+
+
+def _fuse_raised_tails(
+    problem: Problem, members: IntArray, cost: CostCurve, max_group_bytes: int | None
+) -> Partition:
+    real = problem.chain_of(members)
+    raised = Chain(ready=real.ready, tail=np.maximum.accumulate(real.tail), sizes=real.sizes)
+    cuts, _ = best_layered(raised, cost, enough=problem.compute_s, max_group_bytes=max_group_bytes)
+    return _cut(members, cuts)
+
+
+def _fuse_raised_releases(
+    problem: Problem, members: IntArray, cost: CostCurve, max_group_bytes: int | None
+) -> Partition:
+    by_tail = members[np.argsort(problem.tail[members], kind="stable")]
+    real = problem.chain_of(by_tail)
+    raised = Chain(ready=np.maximum.accumulate(real.ready), tail=real.tail, sizes=real.sizes)
+    cuts, _ = best_layered(raised, cost, enough=problem.compute_s, max_group_bytes=max_group_bytes)
+    return _cut(by_tail, cuts)
+
+
+def _improve(problem: Problem, seed: Partition, options: Options) -> tuple[Partition, int]:
+    from pace.solver.kernels import search as kernel
+
+    members = np.array(sorted(chain.from_iterable(seed)), dtype=np.int64)
+    place = {int(gradient): number for number, gradient in enumerate(members)}
+    group_of = np.empty(len(members), dtype=np.int64)
+    for number, group in enumerate(seed):
+        group_of[[place[gradient] for gradient in group]] = number
+    ready, tail = problem.ready[members], problem.tail[members]
+    orders = np.stack([np.argsort(ready, kind="stable"), np.argsort(tail, kind="stable")]).astype(np.int64)
+    places = np.argsort(orders, axis=1).astype(np.int64)
+    bound = fusion_bound(problem).bound
+    cap = float(options.max_group_bytes or np.inf)
+    _, calls = kernel.improve(
+        group_of,
+        ready,
+        tail,
+        problem.sizes[members].astype(np.float64),
+        problem.dtypes[members],
+        orders,
+        places,
+        *problem.cost.knots(),
+        cap,
+        max(bound * (1 + SEARCH_GAP), problem.compute_s),
+        options.search_calls,
+        SEED,
+    )
+    by_group: dict[int, list[int]] = {}
+    for at in orders[0]:
+        by_group.setdefault(int(group_of[at]), []).append(int(members[at]))
+    return tuple(tuple(group) for group in by_group.values()), calls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """No fusion and no order beats `bound`; see ``pace.schedule.FusionBound`` for what it rests on."""
+
+    members: tuple[int, ...]
+    line: Line
+    min_ready: float
+    total_bytes: int
+    min_tail: float
+    bound: float
+
+
+def fusion_bound(problem: Problem) -> Bound:
+    """Bound the window of every fusion from below (DESIGN 4.3), in O(n log n) for each line under g.
+
+    Bytes priced at a line below g, plus one latency: whatever is sent after the first gradient of a set is
+    ready needs at least one call. Preemption and fusion can only add to that.
+    """
+    from pace.solver.certificate import certify
+
+    sent = problem.sizes > 0
+    lines = problem.cost.minorants(float(problem.sizes.sum())) if sent.any() else ()
+    best = Bound(
+        members=(),
+        line=Line(latency_s=0.0, seconds_per_byte=0.0),
+        min_ready=0.0,
+        total_bytes=0,
+        min_tail=0.0,
+        bound=0.0,
+    )
+    for line in lines:
+        instance = Instance(
+            ready=problem.ready[sent],
+            processing=problem.sizes[sent] * line.seconds_per_byte,
+            tail=problem.tail[sent],
+        )
+        critical = certify(instance, jackson.solve(instance))
+        # Only sets of the form {ready >= rho, tail >= theta} need to be looked at, and they are easy to state.
+        inside = sent & (problem.ready >= critical.min_ready) & (problem.tail >= critical.min_tail)
+        total = int(problem.sizes[inside].sum())
+        value = critical.min_ready + line.latency_s + total * line.seconds_per_byte + critical.min_tail
+        if value > best.bound:
+            best = Bound(
+                members=tuple(np.flatnonzero(inside).tolist()),
+                line=line,
+                min_ready=critical.min_ready,
+                total_bytes=total,
+                min_tail=critical.min_tail,
+                bound=value,
+            )
+    return best

@@ -1,0 +1,220 @@
+"""From a profile to its schedule: fusion search, oracle, segments, proofs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pace.errors import InvalidOptions, SolverFailed
+from pace.fusion import Fusion, Partition, Problem, fuse, fusion_bound, oracle_instance
+from pace.options import Options
+from pace.profile import Profile
+from pace.schedule import (
+    Certificate,
+    Execution,
+    FusionBound,
+    Group,
+    Prediction,
+    Schedule,
+    Segment,
+    SolverRecord,
+)
+from pace.solver import certificate, jackson
+from pace.solver.cost import CostCurve
+from pace.solver.instance import FloatArray, Instance, IntArray, Solution
+from pace.solver.sending import Buffers, Sending, cut_as_solved, cut_while_sending, send_in_order
+from pace.version import __version__
+
+# A cut that spares a longer tail a wait of less than so many latencies is not considered, in several sizes.
+PATIENCE_FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0, np.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    partition: Partition
+    buffers: Buffers
+    sending: Sending
+    start_slots: IntArray | None = None
+    num_slots: IntArray | None = None
+
+
+def optimize(profile: Profile, options: Options | None = None) -> Schedule:
+    """Return the schedule that minimises the predicted iteration time of a profile.
+
+    Same profile and options, same schedule to the byte. The schedule carries the proof that no preemptive
+    schedule of its groups is faster, and a lower bound against every fusion (DESIGN 4.3).
+
+    Raises
+    ------
+    InvalidOptions
+        If options do not fit one another or the profile; the message says what would.
+    SolverFailed
+        If the oracle gives no answer.
+    """
+    options = options or Options()
+    _refuse_misfits(options)
+    problem = Problem.of(profile)
+    fusion = fuse(problem, options)
+    plan = _fastest_plan(problem, fusion, options)
+    return _document(profile, options, problem, fusion, plan)
+
+
+def _refuse_misfits(options: Options) -> None:
+    if options.oracle == "lp" and options.slot_s is None:
+        raise InvalidOptions(
+            'oracle "lp" works in slots: give slot_s, or use oracle "jackson" for continuous time'
+        )
+
+
+def _fastest_plan(problem: Problem, fusion: Fusion, options: Options) -> _Plan:
+    if options.slot_s is not None:
+        return _slotted_plan(problem, fusion.partitions[0], options)
+    plans = (
+        _Plan(partition=partition, buffers=buffers, sending=sending)
+        for partition in (_in_order(problem, partition) for partition in fusion.partitions)
+        for buffers in (problem.buffers(partition),)
+        for sending in _sendings(buffers, problem.cost)
+    )
+    return min(
+        plans, key=lambda plan: (max(plan.sending.objective, problem.compute_s), len(plan.sending.groups))
+    )
+
+
+def _in_order(problem: Problem, partition: Partition) -> Partition:
+    """Number the groups by ready time, then tail, so that the document does not depend on the search."""
+    buffers = problem.buffers(partition)
+    keys = zip(buffers.ready.tolist(), buffers.tail.tolist(), partition, strict=True)
+    return tuple(group for _, _, group in sorted(keys))
+
+
+def _sendings(buffers: Buffers, cost: CostCurve) -> Iterator[Sending]:
+    latency = cost.durations_s[0]
+    for factor in PATIENCE_FACTORS:
+        patience = factor * latency if latency > 0 or factor == 0 else np.inf
+        sending = cut_while_sending(buffers, cost, patience_s=patience)
+        if sending is not None:
+            yield sending
+
+
+def _slotted_plan(problem: Problem, partition: Partition, options: Options) -> _Plan:
+    partition = _in_order(problem, partition)
+    buffers = problem.buffers(partition)
+    solution = _solve(oracle_instance(buffers, problem.cost, options.slot_s), options)
+    kept, elements = cut_as_solved(buffers, solution)
+    sending = send_in_order(buffers, solution.jobs[kept], elements, problem.cost)
+    return _Plan(
+        partition=partition,
+        buffers=buffers,
+        sending=sending,
+        start_slots=solution.starts[kept].astype(np.int64),
+        num_slots=(solution.ends - solution.starts)[kept].astype(np.int64),
+    )
+
+
+def _solve(instance: Instance, options: Options) -> Solution:
+    if options.oracle == "jackson":
+        return jackson.solve(instance)
+    from pace.solver import lp
+
+    try:
+        return lp.solve(instance)
+    except lp.TooLarge as error:
+        assert options.slot_s is not None
+        # Variables grow with the number of slots, so the length scales with their excess.
+        fitting = options.slot_s * error.variables / lp.MAX_VARIABLES * 1.1
+        raise InvalidOptions(
+            f'oracle "lp" would need {error.variables:,} variables of at most {lp.MAX_VARIABLES:,}: '
+            f'slot_s of {fitting:.2g} would fit, or use oracle "jackson"'
+        ) from None
+    except lp.NoOptimum as error:
+        raise SolverFailed(f"HiGHS: {error}") from None
+
+
+def _document(profile: Profile, options: Options, problem: Problem, fusion: Fusion, plan: _Plan) -> Schedule:
+    instance = oracle_instance(plan.buffers, problem.cost, options.slot_s)
+    unit = options.slot_s or 1.0
+    solution = jackson.solve(instance)
+    proof = certificate.certify(instance, solution)
+    bound = fusion_bound(problem)
+    lower = max(problem.compute_s, bound.bound)
+    iteration = max(problem.compute_s, plan.sending.objective)
+    segments = _segments(plan)
+    largest = max((segment.size_bytes for segment in segments), default=0)
+    return Schedule(
+        profile_sha256=profile.sha256,
+        fingerprint=profile.fingerprint,
+        target=options.target,
+        solver=SolverRecord(
+            version=__version__,
+            oracle=options.oracle,
+            fusion=options.fusion,
+            slot_s=options.slot_s,
+            method=fusion.method,
+        ),
+        predicted=Prediction(
+            iteration_s=iteration,
+            ideal_iteration_s=max(problem.compute_s, solution.objective * unit),
+            compute_s=problem.compute_s,
+            lower_bound_s=lower,
+            gap=iteration / lower - 1 if lower else 0.0,
+        ),
+        certificate=Certificate(
+            groups=proof.jobs,
+            min_ready_s=proof.min_ready * unit,
+            total_allreduce_s=proof.total_processing * unit,
+            min_tail_s=proof.min_tail * unit,
+            bound_s=proof.bound * unit,
+        ),
+        bound=FusionBound(
+            min_ready_s=bound.min_ready,
+            min_tail_s=bound.min_tail,
+            num_gradients=len(bound.members),
+            total_bytes=bound.total_bytes,
+            latency_s=bound.line.latency_s,
+            seconds_per_byte=bound.line.seconds_per_byte,
+            bound_s=bound.bound,
+        ),
+        execution=Execution(credit_bytes=largest, max_segment_bytes=largest),
+        groups=_groups(profile, problem.cost, plan),
+        segments=segments,
+    )
+
+
+def _groups(profile: Profile, cost: CostCurve, plan: _Plan) -> tuple[Group, ...]:
+    durations: FloatArray = cost(plan.buffers.sizes)
+    return tuple(
+        Group(
+            gradients=tuple(profile.gradients[number].name for number in members),
+            size_bytes=int(plan.buffers.sizes[at]),
+            dtype=profile.gradients[members[0]].dtype,
+            ready_s=float(plan.buffers.ready[at]),
+            tail_s=float(plan.buffers.tail[at]),
+            allreduce_s=float(durations[at]),
+        )
+        for at, members in enumerate(plan.partition)
+    )
+
+
+def _segments(plan: _Plan) -> tuple[Segment, ...]:
+    sending = plan.sending
+    offsets = [0] * len(plan.partition)
+    segments = []
+    for at, (group, elements) in enumerate(
+        zip(sending.groups.tolist(), sending.elements.tolist(), strict=True)
+    ):
+        size = elements * int(plan.buffers.element_bytes[group])
+        slot = None if plan.start_slots is None else int(plan.start_slots[at])
+        segments.append(
+            Segment(
+                group=group,
+                offset_bytes=offsets[group],
+                size_bytes=size,
+                priority=at if slot is None else slot,
+                start_s=float(sending.starts[at]),
+                end_s=float(sending.ends[at]),
+                start_slot=slot,
+                num_slots=None if plan.num_slots is None else int(plan.num_slots[at]),
+            )
+        )
+        offsets[group] += size
+    return tuple(segments)

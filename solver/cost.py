@@ -1,0 +1,92 @@
+"""The duration of one all-reduce as a function of its bytes: monotone and piecewise linear.
+
+``g(0) = 0``: nothing sent, nothing paid. Every cost that the documents of ``pace.allreduce`` describe is
+such a curve once the number of workers is known.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """x -> latency_s + x * seconds_per_byte."""
+
+    latency_s: float
+    seconds_per_byte: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostCurve:
+    """g through knots: constant below the first knot, a straight line beyond the last.
+
+    Attributes
+    ----------
+    sizes_bytes, durations_s : tuples of equal length, at least one knot
+        Strictly increasing sizes and non-decreasing durations.
+    slope_beyond : float
+        Seconds per byte beyond the last knot.
+    """
+
+    sizes_bytes: tuple[float, ...]
+    durations_s: tuple[float, ...]
+    slope_beyond: float
+
+    @classmethod
+    def affine(cls, latency_s: float, seconds_per_byte: float) -> "CostCurve":
+        """Return g(x) = latency_s + x * seconds_per_byte for x > 0."""
+        return cls(sizes_bytes=(0.0,), durations_s=(latency_s,), slope_beyond=seconds_per_byte)
+
+    @property
+    def line(self) -> Line | None:
+        """The line that g is for x > 0, or None where it has more than one slope."""
+        if self.sizes_bytes == (0.0,):
+            return Line(latency_s=self.durations_s[0], seconds_per_byte=self.slope_beyond)
+        return None
+
+    def __call__(self, size_bytes: npt.ArrayLike) -> FloatArray:
+        """Duration in seconds of all-reduces of `size_bytes`, element by element."""
+        size = np.asarray(size_bytes, dtype=np.float64)
+        beyond = np.maximum(size - self.sizes_bytes[-1], 0.0) * self.slope_beyond
+        return np.where(size > 0, np.interp(size, self.sizes_bytes, self.durations_s) + beyond, 0.0)
+
+    def knots(self) -> tuple[FloatArray, FloatArray, float]:
+        """Return the knots as arrays, the form that the compiled loops take."""
+        return np.array(self.sizes_bytes), np.array(self.durations_s), self.slope_beyond
+
+    def minorants(self, largest_bytes: float) -> tuple[Line, ...]:
+        """Return the greatest lines below g on (0, largest_bytes] that start at or above zero.
+
+        They are the edges of g's lower convex hull, and the steepest line through the origin: an edge
+        that meets the axis below zero would not bound the sum of several calls. Every one of them is a
+        valid bound and none is the best for every size, so a caller takes the maximum.
+        """
+        if self.line is not None:
+            return (self.line,)
+        knots = zip(self.sizes_bytes, self.durations_s, strict=True)
+        inner = [(x, y) for x, y in knots if 0 < x < largest_bytes]
+        points = [(0.0, self.durations_s[0]), *inner, (largest_bytes, float(self(largest_bytes)))]
+        lines = [Line(latency_s=0.0, seconds_per_byte=min(y / x for x, y in points[1:]))]
+        for (x0, y0), (x1, y1) in pairwise(_lower_hull(points)):
+            slope = (y1 - y0) / (x1 - x0)
+            if y0 - slope * x0 >= 0:
+                lines.append(Line(latency_s=y0 - slope * x0, seconds_per_byte=slope))
+        return tuple(lines)
+
+
+def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    hull: list[tuple[float, float]] = []
+    for x, y in points:
+        while len(hull) >= 2:
+            (x0, y0), (x1, y1) = hull[-2:]
+            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
+                break
+            hull.pop()
+        hull.append((x, y))
+    return hull

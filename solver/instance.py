@@ -1,0 +1,65 @@
+"""The one-machine problem 1 | r_j, q_j, pmtn | Cmax, in continuous and in slotted time, and its solutions.
+
+Jobs are the groups: ready time r, processing time p (the all-reduce), tail q. Times are in seconds,
+or in slots once `in_slots` has rounded them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+# Quotients such as 1.1 / 0.1 exceed the integer that they stand for by a rounding error.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """Jobs of the one-machine problem.
+
+    Attributes
+    ----------
+    ready, processing, tail : arrays of shape (num_jobs,)
+        Finite and not negative.
+    """
+
+    ready: FloatArray
+    processing: FloatArray
+    tail: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.ready)
+
+    def in_slots(self, slot_s: float) -> "Instance":
+        """Round to slots of `slot_s` seconds: r and p up to whole slots, q in units of slots (eq. 3)."""
+        return Instance(
+            ready=np.ceil(self.ready / slot_s - ROUNDING),
+            processing=np.ceil(self.processing / slot_s - ROUNDING),
+            tail=self.tail / slot_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """A preemptive schedule of an instance.
+
+    Attributes
+    ----------
+    jobs : array of shape (num_pieces,)
+        The job that each piece serves, in order of time.
+    starts, ends : arrays of shape (num_pieces,)
+        When each piece starts and ends.
+    completion : array of shape (num_jobs,)
+        When each job ends; its ready time if it has nothing to process.
+    objective : float
+        max(completion + tail); 0 without jobs.
+    """
+
+    jobs: IntArray
+    starts: FloatArray
+    ends: FloatArray
+    completion: FloatArray
+    objective: float

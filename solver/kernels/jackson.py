@@ -1,0 +1,110 @@
+"""Longest tail first, compiled: the heap holds ranks, so that ties are broken before the loop starts."""
+
+import numpy as np
+
+from pace.solver.compiled import compiled
+from pace.solver.instance import FloatArray, IntArray
+
+
+@compiled
+def push(heap: IntArray, size: int, rank: int) -> None:
+    """Put `rank` into the binary heap of `size` elements."""
+    at = size
+    while at > 0:
+        above = (at - 1) >> 1
+        if heap[above] <= rank:
+            break
+        heap[at] = heap[above]
+        at = above
+    heap[at] = rank
+
+
+@compiled
+def drop_first(heap: IntArray, size: int) -> None:
+    """Remove the smallest rank from the binary heap of `size` elements."""
+    last = heap[size - 1]
+    size -= 1
+    at = 0
+    while True:
+        below = 2 * at + 1
+        if below >= size:
+            break
+        if below + 1 < size and heap[below + 1] < heap[below]:
+            below += 1
+        if heap[below] >= last:
+            break
+        heap[at] = heap[below]
+        at = below
+    heap[at] = last
+
+
+@compiled
+def serve(
+    ready: FloatArray,
+    processing: FloatArray,
+    tail: FloatArray,
+    by_ready: IntArray,
+    by_rank: IntArray,
+    jobs: IntArray,
+    starts: FloatArray,
+    ends: FloatArray,
+    completion: FloatArray,
+) -> tuple[int, float]:
+    """Serve the released job of lowest rank at every moment.
+
+    Writes the pieces to `jobs`, `starts`, `ends` (room for 2 n each) and the completion times.
+    Returns the number of pieces and the objective.
+    """
+    n = len(ready)
+    rank = np.empty(n, dtype=np.int64)
+    for place in range(n):
+        rank[by_rank[place]] = place
+    left = processing.copy()
+    heap = np.empty(n + 1, dtype=np.int64)
+    size = 0
+    upcoming = 0
+    now = 0.0
+    pieces = 0
+    objective = 0.0
+    while True:
+        while upcoming < n and ready[by_ready[upcoming]] <= now:
+            job = by_ready[upcoming]
+            upcoming += 1
+            if left[job] > 0.0:
+                push(heap, size, rank[job])
+                size += 1
+            else:
+                completion[job] = ready[job]
+                objective = max(objective, ready[job] + tail[job])
+        if size == 0:
+            if upcoming == n:
+                break
+            now = ready[by_ready[upcoming]]
+            continue
+        job = by_rank[heap[0]]
+        end = now + left[job]
+        # A job released exactly at `end`, or one that would not preempt, must not cut this piece.
+        while upcoming < n and ready[by_ready[upcoming]] < end and rank[by_ready[upcoming]] > rank[job]:
+            later = by_ready[upcoming]
+            upcoming += 1
+            if left[later] > 0.0:
+                push(heap, size, rank[later])
+                size += 1
+            else:
+                completion[later] = ready[later]
+                objective = max(objective, ready[later] + tail[later])
+        jobs[pieces] = job
+        starts[pieces] = now
+        if upcoming < n and ready[by_ready[upcoming]] < end:
+            now = ready[by_ready[upcoming]]
+            left[job] = end - now
+        else:
+            now = end
+            left[job] = 0.0
+            completion[job] = end
+            objective = max(objective, end + tail[job])
+            drop_first(heap, size)
+            size -= 1
+        ends[pieces] = now
+        pieces += 1
+    return pieces, objective

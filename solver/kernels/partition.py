@@ -1,0 +1,145 @@
+"""Partitions of a chain into runs, compiled: exact DPs whose crossing points move one way."""
+
+import numpy as np
+
+from pace.solver.compiled import compiled
+from pace.solver.instance import FloatArray, IntArray
+
+
+@compiled
+def price(size: float, sizes: FloatArray, durations: FloatArray, slope: float) -> float:
+    """Return g(size) for the curve with these knots; see ``pace.solver.cost``."""
+    if size <= 0.0:
+        return 0.0
+    last = len(sizes) - 1
+    if size >= sizes[last]:
+        return durations[last] + (size - sizes[last]) * slope
+    if size <= sizes[0]:
+        return durations[0]
+    right = np.searchsorted(sizes, size)
+    share = (size - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+    return durations[right - 1] + share * (durations[right] - durations[right - 1])
+
+
+@compiled
+def max_min_step(ends: IntArray, previous: IntArray, current: IntArray) -> None:
+    """Fill f_m from f_{m-1}: f_m(i) = max over j of min(S(i..j), f_{m-1}(j + 1)).
+
+    `ends[i]` is the size of the first i elements. S rises with j and f_{m-1}(j + 1) falls, and the
+    place where they cross moves left as i does, so the whole row takes O(n).
+    """
+    n = len(ends) - 1
+    j = n - 1
+    for i in range(n - 1, -1, -1):
+        while j > i and ends[j] - ends[i] >= previous[j]:
+            j -= 1
+        best = min(ends[j + 1] - ends[i], previous[j + 1])
+        if j > i:
+            best = max(best, min(ends[j] - ends[i], previous[j]))
+        current[i] = best
+    current[n] = 0
+
+
+@compiled
+def fewest_groups_under(
+    limit: float,
+    release_plus_tail: FloatArray,
+    ends: FloatArray,
+    last: IntArray,
+    latency: float,
+    slope: float,
+    until: IntArray,
+) -> bool:
+    """Partition the chain so that no group's bound exceeds `limit`; write each run's last element to `until`.
+
+    Fewer groups after a run leave it more time, so the fewest are best, and they fall as the run grows:
+    the longest feasible run is the one to take.
+    """
+    n = len(last)
+    groups = np.zeros(n + 1, dtype=np.int64)
+    for i in range(n - 1, -1, -1):
+        room = limit - slope * (ends[n] - ends[i])
+        j = last[i]
+        while j >= i and (groups[j + 1] < 0 or release_plus_tail[j] + (1 + groups[j + 1]) * latency > room):
+            j -= 1
+        until[i] = j
+        groups[i] = 1 + groups[j + 1] if j >= i else -1
+    return groups[0] >= 0
+
+
+@compiled
+def best_affine(
+    release_plus_tail: FloatArray,
+    ends: FloatArray,
+    last: IntArray,
+    latency: float,
+    slope: float,
+    enough: float,
+) -> float:
+    """Return the least max over runs a of r_last(a) + q_last(a) + sum of p over a and later runs.
+
+    F_k(i), the optimum for elements i.. with at most k groups, is the minimum over j of
+    max(e_j + k latency + slope W_i, F_{k-1}(j + 1)): one term rises with j, the other falls, and the
+    crossing moves left as i does. Ends at the first k whose optimum is at most `enough`, or when k calls
+    alone exceed the best.
+    """
+    n = len(last)
+    total = ends[n]
+    previous = np.full(n + 1, np.inf)
+    previous[n] = -np.inf
+    current = np.empty(n + 1)
+    best = np.inf
+    for k in range(1, n + 1):
+        floor = release_plus_tail[0] + k * latency + slope * total
+        if best <= enough or floor >= best:
+            break
+        current[n] = -np.inf
+        j = n - 1
+        for i in range(n - 1, -1, -1):
+            fixed = k * latency + slope * (total - ends[i])
+            j = min(j, last[i])
+            while j > i and release_plus_tail[j - 1] + fixed >= previous[j]:
+                j -= 1
+            value = max(release_plus_tail[j] + fixed, previous[j + 1])
+            if j > i:
+                value = min(value, max(release_plus_tail[j - 1] + fixed, previous[j]))
+            current[i] = min(value, previous[i])
+        best = current[0]
+        previous, current = current, previous
+    return best
+
+
+@compiled
+def least_total_under(
+    limit: float,
+    release_plus_tail: FloatArray,
+    ends: FloatArray,
+    last: IntArray,
+    sizes: FloatArray,
+    durations: FloatArray,
+    slope: float,
+    until: IntArray,
+) -> float:
+    """Do what `fewest_groups_under` does for any monotone g; return the objective reached, or inf.
+
+    Less total duration from a run on leaves every earlier run more time, so the least total under the limit
+    is all that has to be kept for each start.
+    """
+    n = len(last)
+    total = np.full(n + 1, np.inf)
+    total[n] = 0.0
+    worst = np.full(n + 1, -np.inf)
+    for i in range(n - 1, -1, -1):
+        until[i] = i - 1
+        for j in range(i, last[i] + 1):
+            duration = price(ends[j + 1] - ends[i], sizes, durations, slope)
+            if duration >= total[i] or release_plus_tail[j] + duration > limit:
+                break
+            candidate = duration + total[j + 1]
+            if candidate < total[i] and release_plus_tail[j] + candidate <= limit:
+                total[i] = candidate
+                until[i] = j
+        j = until[i]
+        if j >= i:
+            worst[i] = max(release_plus_tail[j] + total[i], worst[j + 1])
+    return worst[0] if total[0] < np.inf else np.inf

@@ -1,0 +1,110 @@
+"""How segments really go out, compiled: each pays g in full and none is recalled."""
+
+import numpy as np
+
+from pace.solver.compiled import compiled
+from pace.solver.instance import FloatArray, IntArray
+from pace.solver.kernels.jackson import drop_first, push
+from pace.solver.kernels.partition import price
+
+
+@compiled
+def most_within(duration: float, sizes: FloatArray, durations: FloatArray, slope: float) -> float:
+    """Return the largest size whose g is at most `duration`; 0 if none, inf if all."""
+    last = len(sizes) - 1
+    if duration >= durations[last]:
+        return sizes[last] + (duration - durations[last]) / slope if slope > 0.0 else np.inf
+    if duration < durations[0]:
+        return 0.0
+    right = np.searchsorted(durations, duration, side="right")
+    share = (duration - durations[right - 1]) / (durations[right] - durations[right - 1])
+    return sizes[right - 1] + share * (sizes[right] - sizes[right - 1])
+
+
+@compiled
+def cut_while_sending(
+    ready: FloatArray,
+    tail: FloatArray,
+    elements: IntArray,
+    element_bytes: FloatArray,
+    by_ready: IntArray,
+    by_rank: IntArray,
+    knot_sizes: FloatArray,
+    knot_durations: FloatArray,
+    slope: float,
+    patience: float,
+    max_segment_bytes: float,
+    jobs: IntArray,
+    counts: IntArray,
+    starts: FloatArray,
+    ends: FloatArray,
+) -> tuple[int, float]:
+    """Send groups by longest tail, cutting one only where a longer tail would wait over `patience` seconds.
+
+    Because releases are known, a cut is placed so that the segment ends when the longer tail is released.
+    Where the time until then is too short for a segment of any use, the network idles instead if that costs
+    the group less than `patience`.
+
+    Writes each segment's group, number of elements and times; returns the number of segments, -1 if there is
+    no room for them, and max(end + tail).
+    """
+    n = len(ready)
+    rank = np.empty(n, dtype=np.int64)
+    for place in range(n):
+        rank[by_rank[place]] = place
+    left = elements.copy()
+    heap = np.empty(n + 1, dtype=np.int64)
+    size = 0
+    upcoming = 0
+    now = 0.0
+    segments = 0
+    objective = 0.0
+    while True:
+        while upcoming < n and ready[by_ready[upcoming]] <= now:
+            job = by_ready[upcoming]
+            upcoming += 1
+            if left[job] > 0:
+                push(heap, size, rank[job])
+                size += 1
+            else:
+                objective = max(objective, ready[job] + tail[job])
+        if size == 0:
+            if upcoming == n:
+                break
+            now = ready[by_ready[upcoming]]
+            continue
+        if segments == len(jobs):
+            return -1, np.inf
+        job = by_rank[heap[0]]
+        count = left[job]
+        if count * element_bytes[job] > max_segment_bytes:
+            count = max(1, int(max_segment_bytes / element_bytes[job]))
+        end = now + price(count * element_bytes[job], knot_sizes, knot_durations, slope)
+        following = upcoming
+        while following < n and ready[by_ready[following]] < end:
+            other = by_ready[following]
+            if rank[other] < rank[job] and left[other] > 0:
+                break
+            following += 1
+        if following < n and ready[by_ready[following]] < end - patience:
+            release = ready[by_ready[following]]
+            fitting = most_within(release - now, knot_sizes, knot_durations, slope) / element_bytes[job]
+            # A cut costs about one more latency: a segment that carries less than that is of no use.
+            if fitting >= 1.0 and release - now > 2.0 * knot_durations[0]:
+                count = min(count, int(fitting))
+                end = now + price(count * element_bytes[job], knot_sizes, knot_durations, slope)
+            elif release - now <= patience:
+                now = release
+                continue
+        jobs[segments] = job
+        counts[segments] = count
+        starts[segments] = now
+        ends[segments] = end
+        segments += 1
+        left[job] -= count
+        now = end
+        if left[job] == 0:
+            objective = max(objective, end + tail[job])
+            drop_first(heap, size)
+            size -= 1
+    return segments, objective

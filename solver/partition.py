@@ -1,0 +1,177 @@
+"""Which neighbours on a chain to fuse: the paper's MaxMinSize and the exact optimum on layered instances.
+
+A chain is the gradients in order of ready time; a partition cuts it into runs, one run a group. Neither
+function knows dtypes or names: ``pace.fusion`` calls them for each class of gradients that may share a buffer.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from pace.solver.cost import CostCurve
+from pace.solver.instance import FloatArray, Instance, IntArray
+
+PROBES = 60
+LARGE = 3000
+LARGE_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Gradients in order of ready time.
+
+    Attributes
+    ----------
+    ready, tail : arrays of shape (n,)
+        Seconds; `ready` does not decrease.
+    sizes : integer array of shape (n,)
+        Bytes, greater than zero.
+    """
+
+    ready: FloatArray
+    tail: FloatArray
+    sizes: IntArray
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def is_layered(self) -> bool:
+        """Whether tails do not decrease along the chain: whoever is ready later is needed earlier."""
+        return bool(np.all(np.diff(self.tail) >= 0))
+
+    def fuse(self, cuts: Sequence[int], cost: CostCurve) -> Instance:
+        """Return the instance of the runs that begin at each of `cuts`, the first of them 0."""
+        return Instance(
+            ready=np.maximum.reduceat(self.ready, cuts),
+            processing=cost(np.add.reduceat(self.sizes, cuts)),
+            tail=np.maximum.reduceat(self.tail, cuts),
+        )
+
+
+def max_min_partitions(sizes: IntArray) -> Iterator[list[int]]:
+    """Yield, for R = 1, 2, ..., n, the first elements of R runs whose smallest total size is greatest.
+
+    The PACE paper's Algorithm 1 (MaxMinSize), O(n) for each R instead of its direct O(n^3). Among the best
+    partitions the one whose runs end earliest is taken.
+    """
+    from pace.solver.kernels import partition as kernel
+
+    n = len(sizes)
+    ends = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    previous = ends[n] - ends
+    current = np.empty_like(previous)
+    for groups in range(1, n + 1):
+        smallest = previous[0]
+        cuts = [0]
+        while len(cuts) < groups:
+            cuts.append(int(np.searchsorted(ends, ends[cuts[-1]] + smallest)))
+        yield cuts
+        kernel.max_min_step(ends, previous, current)
+        previous, current = current, previous
+
+
+def best_layered(
+    chain: Chain, cost: CostCurve, *, enough: float, max_group_bytes: int | None = None
+) -> tuple[list[int], float]:
+    """Return the first elements of the runs that minimise max(completion + tail), and that minimum.
+
+    Exact on a layered chain (``Chain.is_layered``): there a contiguous partition is optimal, and the
+    critical sets are suffixes, so a partition costs the maximum over its runs a of
+    r_last(a) + q_last(a) + the all-reduces of a and all later runs.
+
+    Parameters
+    ----------
+    chain
+        A layered chain.
+    cost
+        Any monotone g. For an affine g the optimum is exact in O(n K) for K groups; otherwise it is found
+        by bisection, exact to a relative 1e-12, or to `LARGE_TOLERANCE` beyond `LARGE` elements.
+    enough
+        An objective that need not be beaten, in seconds: the compute bound.
+    max_group_bytes
+        No run of more than one element is larger.
+
+    Returns
+    -------
+    list of int, float
+        Fewest runs first: of the partitions with at most the reached maximum, one with the fewest runs
+        (for an affine g) or the least total duration.
+    """
+    from pace.solver.kernels import partition as kernel
+
+    n = len(chain)
+    ends = np.concatenate(([0.0], np.cumsum(chain.sizes, dtype=np.float64)))
+    release_plus_tail = chain.ready + chain.tail
+    last = _last_elements(chain.sizes, max_group_bytes)
+    until = np.empty(n, dtype=np.int64)
+    line = cost.line
+    if line is not None:
+        least = kernel.best_affine(
+            release_plus_tail, ends, last, line.latency_s, line.seconds_per_byte, enough
+        )
+        # The second pass adds the same numbers in another order: a limit without slack might be missed.
+        limit = max(least, enough) * (1 + 1e-12)
+        found = kernel.fewest_groups_under(
+            limit, release_plus_tail, ends, last, line.latency_s, line.seconds_per_byte, until
+        )
+        assert found, "the optimum of the first pass is feasible"
+    else:
+        least = _bisect(release_plus_tail, ends, last, cost, enough, until)
+    cuts = [0]
+    while (following := int(until[cuts[-1]]) + 1) < n:
+        cuts.append(following)
+    return cuts, _layered_objective(chain, cuts, cost)
+
+
+def _bisect(
+    release_plus_tail: FloatArray,
+    ends: FloatArray,
+    last: IntArray,
+    cost: CostCurve,
+    enough: float,
+    until: IntArray,
+) -> float:
+    from pace.solver.kernels import partition as kernel
+
+    knots = cost.knots()
+
+    def probe(limit: float) -> float:
+        return float(kernel.least_total_under(limit, release_plus_tail, ends, last, *knots, until))
+
+    low = float(release_plus_tail[-1])
+    high = probe(np.inf)
+    tolerance = 1e-12 if len(last) <= LARGE else LARGE_TOLERANCE
+    for _ in range(PROBES):
+        if high <= enough or high - low <= tolerance * high:
+            break
+        middle = max((low + high) / 2, enough)
+        reached = probe(middle)
+        if reached <= middle:
+            high = reached
+        else:
+            low = middle
+    return probe(high * (1 + 1e-12))
+
+
+def _last_elements(sizes: IntArray, max_group_bytes: int | None) -> IntArray:
+    """Return, for every element, the last one that may share a run that starts with it."""
+    n = len(sizes)
+    if max_group_bytes is None:
+        return np.full(n, n - 1, dtype=np.int64)
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    fitting = np.searchsorted(ends, ends[:-1] + max_group_bytes, side="right") - 2
+    return np.maximum(fitting, np.arange(n)).astype(np.int64)
+
+
+def _layered_objective(chain: Chain, cuts: Sequence[int], cost: CostCurve) -> float:
+    fused = chain.fuse(cuts, cost)
+    following = np.cumsum(fused.processing[::-1])[::-1]
+    return float(np.max(fused.ready + fused.tail + following))
+
+
+def runs(cuts: Sequence[int], n: int) -> list[range]:
+    """Return the index ranges of the runs that begin at `cuts`."""
+    return [range(start, stop) for start, stop in pairwise([*cuts, n])]

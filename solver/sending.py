@@ -1,0 +1,148 @@
+"""The realisable plan: groups cut into segments that each pay g in full and are never recalled.
+
+The oracle preempts for free; a network does not. Given groups, ``send`` makes the segments and prices them
+with what they really cost, for several rules of when a cut is worth its latency, and keeps the fastest.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pace.solver.cost import CostCurve
+from pace.solver.instance import FloatArray, Instance, IntArray, Solution
+
+MAX_SEGMENTS_PER_GROUP = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffers:
+    """Groups as the network sees them.
+
+    Attributes
+    ----------
+    ready, tail : arrays of shape (num_groups,)
+        Seconds.
+    elements, element_bytes : arrays of shape (num_groups,)
+        How many elements each buffer holds, and the bytes of one.
+    """
+
+    ready: FloatArray
+    tail: FloatArray
+    elements: IntArray
+    element_bytes: IntArray
+
+    @property
+    def sizes(self) -> IntArray:
+        """Bytes of every buffer."""
+        return self.elements * self.element_bytes
+
+    def instance(self, cost: CostCurve) -> Instance:
+        """Return the one-machine instance in which each buffer is one job."""
+        return Instance(ready=self.ready, processing=cost(self.sizes), tail=self.tail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """Segments in the order in which they go out.
+
+    Attributes
+    ----------
+    groups, elements : integer arrays of shape (num_segments,)
+        The group of each segment and how many of its elements it carries, from where the last one ended.
+    starts, ends : arrays of shape (num_segments,)
+        Seconds.
+    objective : float
+        max(end + tail) over all groups; a group without elements ends when it is ready.
+    """
+
+    groups: IntArray
+    elements: IntArray
+    starts: FloatArray
+    ends: FloatArray
+    objective: float
+
+
+def cut_while_sending(
+    buffers: Buffers, cost: CostCurve, *, patience_s: float, max_segment_bytes: float = np.inf
+) -> Sending | None:
+    """Send by longest tail, cutting a group only where a longer tail would wait over `patience_s`.
+
+    Returns None if that takes more than `MAX_SEGMENTS_PER_GROUP` segments a group on average. A heuristic:
+    feasible always, optimal when cuts are free.
+    """
+    from pace.solver.kernels import sending as kernel
+
+    room = MAX_SEGMENTS_PER_GROUP * len(buffers.ready)
+    groups, counts = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
+    starts, ends = np.empty(room), np.empty(room)
+    by_ready = np.argsort(buffers.ready, kind="stable")
+    by_rank = by_ready[np.argsort(-buffers.tail[by_ready], kind="stable")]
+    segments, objective = kernel.cut_while_sending(
+        buffers.ready,
+        buffers.tail,
+        buffers.elements,
+        buffers.element_bytes.astype(np.float64),
+        by_ready,
+        by_rank,
+        *cost.knots(),
+        patience_s,
+        max_segment_bytes,
+        groups,
+        counts,
+        starts,
+        ends,
+    )
+    if segments < 0:
+        return None
+    kept = slice(segments)
+    return Sending(
+        groups=groups[kept], elements=counts[kept], starts=starts[kept], ends=ends[kept], objective=objective
+    )
+
+
+def send_in_order(buffers: Buffers, groups: IntArray, elements: IntArray, cost: CostCurve) -> Sending:
+    """Send given segments one after another, none before its group is ready."""
+    durations = cost(elements * buffers.element_bytes[groups])
+    starts, ends = np.empty(len(groups)), np.empty(len(groups))
+    now = 0.0
+    for number, (group, duration) in enumerate(zip(groups, durations, strict=True)):
+        starts[number] = max(now, buffers.ready[group])
+        now = ends[number] = starts[number] + duration
+    completion = buffers.ready.copy()
+    np.maximum.at(completion, groups, ends)
+    objective = float(np.max(completion + buffers.tail, initial=0.0))
+    return Sending(groups=groups, elements=elements, starts=starts, ends=ends, objective=objective)
+
+
+def cut_as_solved(buffers: Buffers, solution: Solution) -> tuple[IntArray, IntArray]:
+    """Turn an oracle's pieces into byte ranges, in proportion to their time.
+
+    Returns
+    -------
+    pieces, elements : integer arrays
+        Indices of the pieces that carry anything, and their numbers of elements. A group with fewer
+        elements than pieces leaves some without; its last piece always carries one.
+    """
+    lengths = solution.ends - solution.starts
+    total = np.zeros(len(buffers.elements))
+    np.add.at(total, solution.jobs, lengths)
+    served = np.zeros(len(buffers.elements))
+    sent = np.zeros(len(buffers.elements), dtype=np.int64)
+    counts = np.zeros(len(lengths), dtype=np.int64)
+    final = dict(zip(solution.jobs.tolist(), range(len(lengths)), strict=True))
+    for piece, (job, length) in enumerate(zip(solution.jobs.tolist(), lengths.tolist(), strict=True)):
+        served[job] += length
+        share = served[job] / total[job]
+        until = buffers.elements[job] if final[job] == piece else int(buffers.elements[job] * share)
+        until = min(until, buffers.elements[job] - (final[job] != piece))
+        counts[piece] = until - sent[job]
+        sent[job] = until
+    kept = np.flatnonzero(counts)
+    return kept, counts[kept]
+
+
+def fastest(candidates: Iterable[Sending | None]) -> Sending:
+    """Return the candidate with the least objective, the one with fewest segments among equals."""
+    made: Sequence[Sending] = [candidate for candidate in candidates if candidate is not None]
+    return min(made, key=lambda sending: (sending.objective, len(sending.groups)))
