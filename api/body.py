@@ -1,0 +1,30 @@
+"""Reads request bodies within their limit and hands them to a reader process."""
+
+from starlette.requests import Request
+
+from pace.api.problems import Refused, make_problem, too_large
+
+
+async def receive_body(request: Request, max_bytes: int) -> bytes:
+    """Return the body as sent.
+
+    Raises
+    ------
+    Refused
+        413 as soon as more than `max_bytes` are announced or arrive; 415 if it is not JSON.
+    """
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise Refused(make_problem("unsupported-media-type", 415, f'"{media_type}" is not application/json'))
+    problem = too_large(f"the body is larger than {max_bytes} bytes")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise Refused(problem)
+    chunks = []
+    received = 0
+    async for chunk in request.stream():
+        received += len(chunk)
+        if received > max_bytes:
+            raise Refused(problem)
+        chunks.append(chunk)
+    return b"".join(chunks)

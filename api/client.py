@@ -1,0 +1,207 @@
+"""The service's client, used by the command line and the runtime. Needs ``pace[client]``."""
+
+import base64
+import hashlib
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NoReturn, Self, TypeVar
+
+import httpx
+import tenacity
+from pydantic import BaseModel, ValidationError
+
+from pace.api.documents import Problem, ScheduleResource, TaskResource
+from pace.errors import InvalidOptions, InvalidProfile, ServiceUnavailable
+from pace.options import Options
+from pace.profile import Profile
+from pace.schedule import Schedule
+
+_RETRIED_STATUSES = (429, 502, 503, 504)
+
+
+D = TypeVar("D", bound=BaseModel)
+
+
+class _TryAgain(ServiceUnavailable):
+    """An answer that says the service cannot answer just now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    status: int
+    digest: str | None
+    body: bytes
+
+
+class Client:
+    """A connection to the scheduling service.
+
+    Every method tries again when the service cannot be reached or is overloaded, until the time-out
+    has passed; all requests may safely be repeated. No answer is believed unless it is whole and
+    fits the question.
+
+    Parameters
+    ----------
+    url
+        Where the service is, such as ``http://127.0.0.1:8080``.
+    api_key
+        Sent as a bearer token.
+    timeout_s
+        How long one method may take, tries and waiting for the solve included.
+
+    Raises
+    ------
+    ServiceUnavailable
+        From every method: the service was not reached within the time-out, failed, or answered
+        nonsense.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 10.0) -> None:
+        self.url = url.rstrip("/")
+        self.timeout_s = timeout_s
+        headers = {"Accept": "application/json"}
+        if api_key is not None:
+            headers["Authorization"] = f"Bearer {api_key}"
+        try:
+            # Proxies and certificates of the environment are not for a service of one's own cluster.
+            self._http = httpx.Client(base_url=self.url, headers=headers, trust_env=False)
+        except httpx.InvalidURL as error:
+            raise ServiceUnavailable(f'"{url}" is no URL: {error}') from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def healthy(self) -> bool:
+        """Return whether the service answers at all; asks once."""
+        try:
+            return self._http.get("/healthz", timeout=self.timeout_s).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def newest_schedule(self, job: str, fingerprint: str) -> Schedule | None:
+        """Return a job's newest schedule for a model, or None when it has none."""
+        answer = self._request("GET", "/v1/schedules", params={"job": job, "fingerprint": fingerprint})
+        if answer.status == 404:
+            return None
+        schedule = self._parse(answer, ScheduleResource).schedule
+        if schedule.fingerprint != fingerprint:
+            self._nonsense(f"a schedule with fingerprint {schedule.fingerprint} instead of {fingerprint}")
+        return schedule
+
+    def get_schedule(self, schedule_id: str) -> Schedule:
+        """Return a stored schedule by its id."""
+        return self._parse(self._request("GET", f"/v1/schedules/{schedule_id}"), ScheduleResource).schedule
+
+    def create_schedule(
+        self, profile: Profile, options: Options | None = None, job: str | None = None
+    ) -> Schedule:
+        """Have a profile scheduled and return the schedule.
+
+        Raises
+        ------
+        InvalidProfile, InvalidOptions
+            If the service refuses them.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        request: dict[str, Any] = {"profile": profile.model_dump(mode="json")}
+        if options is not None:
+            request["options"] = options.model_dump(mode="json")
+        if job is not None:
+            request["job"] = job
+        wait = {"Prefer": f"wait={max(1, int(self.timeout_s))}"}
+        answer = self._request("POST", "/v1/schedules", json=request, headers=wait)
+        if answer.status == 202:
+            answer = self._follow(self._parse(answer, TaskResource), deadline)
+        schedule = self._parse(answer, ScheduleResource).schedule
+        if schedule.profile_sha256 != profile.sha256:
+            self._nonsense("a schedule for another profile")
+        return schedule
+
+    def _follow(self, task: TaskResource, deadline: float) -> _Answer:
+        while task.state in ("queued", "running"):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise ServiceUnavailable(
+                    f"{self.url}: task {task.id} is still {task.state} after {self.timeout_s:g} s"
+                )
+            time.sleep(min(0.5, left_s))
+            task = self._parse(self._request("GET", f"/v1/tasks/{task.id}"), TaskResource)
+        if task.problem is not None:
+            self._raise_problem(task.problem)
+        return self._request("GET", task.location or "")
+
+    def _request(self, method: str, path: str, **arguments: Any) -> _Answer:
+        deadline = time.monotonic() + self.timeout_s
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((httpx.TransportError, _TryAgain))
+            & tenacity.retry_if_not_exception_type(httpx.UnsupportedProtocol),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=2),
+            stop=tenacity.stop_before_delay(self.timeout_s),
+            reraise=True,
+        )
+        try:
+            return retrying(self._send, deadline, method, path, **arguments)
+        except httpx.HTTPError as error:
+            what = str(error) or type(error).__name__
+            raise ServiceUnavailable(f"{self.url} cannot be reached: {what}") from error
+
+    def _send(self, deadline: float, method: str, path: str, **arguments: Any) -> _Answer:
+        left_s = max(0.001, deadline - time.monotonic())
+        with self._http.stream(method, path, timeout=left_s, **arguments) as answer:
+            body = bytearray()
+            for chunk in answer.iter_bytes():
+                body += chunk
+                # httpx's time-outs are for each read; a service that drips must end as well.
+                if time.monotonic() > deadline:
+                    raise httpx.ReadTimeout(f"no whole answer within {self.timeout_s:g} s")
+        if answer.status_code in _RETRIED_STATUSES:
+            raise _TryAgain(f"{self.url} answered {answer.status_code}: {_detail(bytes(body))}")
+        digest = answer.headers.get("Content-Digest")
+        return _Answer(status=answer.status_code, digest=digest, body=bytes(body))
+
+    def _parse(self, answer: _Answer, document: type[D]) -> D:
+        if answer.status >= 300:
+            try:
+                problem = Problem.model_validate_json(answer.body)
+            except ValidationError:
+                self._nonsense(f"status {answer.status}")
+            self._raise_problem(problem)
+        digest = base64.b64encode(hashlib.sha256(answer.body).digest()).decode()
+        if answer.digest not in (None, f"sha-256=:{digest}:"):
+            self._nonsense("a body that does not have its digest")
+        try:
+            return document.model_validate_json(answer.body, strict=True)
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_input=False)[0]
+            self._nonsense(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}")
+
+    def _raise_problem(self, problem: Problem) -> NoReturn:
+        match problem.type.rpartition(":")[2]:
+            case "invalid-profile":
+                raise InvalidProfile(problem.detail)
+            case "invalid-options":
+                raise InvalidOptions(problem.detail)
+        raise ServiceUnavailable(f"{self.url} answered {problem.status} {problem.title}: {problem.detail}")
+
+    def _nonsense(self, what: str) -> NoReturn:
+        raise ServiceUnavailable(f"{self.url} answered nonsense: {what}")
+
+
+def _detail(body: bytes) -> str:
+    try:
+        return Problem.model_validate_json(body).detail
+    except ValidationError:
+        return body[:200].decode(errors="replace")

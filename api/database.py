@@ -1,0 +1,70 @@
+"""Connections and transactions: SQLite as the embedded default, PostgreSQL by URL."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL
+
+
+class Database:
+    """An engine and the two kinds of transaction that the service uses.
+
+    Parameters
+    ----------
+    url
+        SQLAlchemy URL of SQLite or PostgreSQL.
+    """
+
+    def __init__(self, url: URL) -> None:
+        self.engine = make_engine(url)
+        self._reading = self.engine.execution_options(pace_writes=False)
+        self._writing = self.engine.execution_options(pace_writes=True)
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether this is SQLite."""
+        return self.engine.dialect.name == "sqlite"
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """Open a transaction that only reads."""
+        with self._reading.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """Open a transaction that writes; commits at the end unless an error leaves it."""
+        with self._writing.begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+
+def make_engine(url: URL) -> Engine:
+    """Create the engine; SQLite gets WAL and explicit transactions."""
+    if url.get_backend_name() != "sqlite":
+        return create_engine(url, pool_size=10, max_overflow=20, pool_pre_ping=True)
+    engine = create_engine(url, connect_args={"timeout": 30})
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    # The driver must open no transactions of its own: _begin_sqlite does.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    # With WAL, NORMAL survives a killed process; only a power cut can lose the last commits.
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that starts as a reader and writes later can fail with SQLITE_BUSY at once.
+    writes = connection.get_execution_options().get("pace_writes", True)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

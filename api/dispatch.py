@@ -1,0 +1,140 @@
+"""Moves tasks from the queue to worker processes and wakes those who wait for them."""
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+
+import structlog
+
+from pace.api.problems import Refused
+from pace.api.tasks import ClaimedTask, TaskQueue, TaskStatus
+from pace.api.work import solve
+from pace.api.workers import WorkerPool
+
+log = structlog.get_logger(__name__)
+
+
+class Dispatcher:
+    """Runs the tasks that this service process claims.
+
+    Parameters
+    ----------
+    solvers
+        As many tasks run at once as it has processes.
+    poll_s
+        How often to look for tasks and results of other service processes.
+    """
+
+    def __init__(
+        self,
+        tasks: TaskQueue,
+        solvers: WorkerPool,
+        *,
+        solve_timeout_s: float,
+        lease_s: float,
+        poll_s: float = 0.5,
+    ) -> None:
+        self._tasks = tasks
+        self._solvers = solvers
+        self._solve_timeout_s = solve_timeout_s
+        self._renew_every_s = lease_s / 3
+        self._poll_s = poll_s
+        self._queued = asyncio.Event()
+        self._finished: dict[str, set[asyncio.Event]] = defaultdict(set)
+        self._running: set[asyncio.Task[None]] = set()
+        self._loops: list[asyncio.Task[None]] = []
+
+    @property
+    def num_running(self) -> int:
+        """How many tasks this service process runs now."""
+        return len(self._running)
+
+    def start(self) -> None:
+        """Begin to claim tasks."""
+        self._loops = [asyncio.create_task(self._claim_tasks()), asyncio.create_task(self._renew_leases())]
+
+    def notify(self) -> None:
+        """Say that a task was queued."""
+        self._queued.set()
+
+    async def wait(self, tenant: str, task_id: str, timeout_s: float) -> TaskStatus | None:
+        """Wait until a task is done or failed, at most so long; return how far it is then."""
+        deadline = time.monotonic() + timeout_s
+        finished = asyncio.Event()
+        self._finished[task_id].add(finished)
+        try:
+            while True:
+                # Polled as well: another service process may be the one that runs it.
+                status = await asyncio.to_thread(self._tasks.status, tenant, task_id)
+                left_s = deadline - time.monotonic()
+                if status is None or status.state in ("done", "failed") or left_s <= 0:
+                    return status
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(finished.wait(), min(self._poll_s, left_s))
+        finally:
+            self._finished[task_id].discard(finished)
+            if not self._finished[task_id]:
+                del self._finished[task_id]
+
+    async def stop(self, drain_s: float) -> None:
+        """Claim nothing more, let running tasks end, give back those that do not in time."""
+        claim, renew = self._loops
+        claim.cancel()
+        await asyncio.gather(claim, return_exceptions=True)
+        if self._running:
+            await asyncio.wait(self._running, timeout=drain_s)
+        for task in list(self._running):
+            task.cancel()
+        renew.cancel()
+        await asyncio.gather(renew, *self._running, return_exceptions=True)
+        await asyncio.to_thread(self._tasks.release)
+
+    async def _claim_tasks(self) -> None:
+        while True:
+            self._queued.clear()
+            task = None
+            if len(self._running) < self._solvers.size:
+                try:
+                    task = await asyncio.to_thread(self._tasks.claim)
+                except Exception:
+                    # The database may be gone for a while; the service must outlast that.
+                    log.exception("claim-failed")
+            if task is not None:
+                running = asyncio.create_task(self._run(task))
+                self._running.add(running)
+                running.add_done_callback(self._ended)
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._queued.wait(), self._poll_s)
+
+    def _ended(self, running: asyncio.Task[None]) -> None:
+        self._running.discard(running)
+        self._queued.set()
+
+    async def _run(self, task: ClaimedTask) -> None:
+        started = time.perf_counter()
+        try:
+            document = await self._solvers.run(
+                solve, task.profile_document, task.options, timeout_s=self._solve_timeout_s
+            )
+            await asyncio.to_thread(self._tasks.finish, task, document)
+            log.info("solved", task=task.id, tenant=task.tenant, solve_s=time.perf_counter() - started)
+        except Refused as error:
+            log.warning("not-solved", task=task.id, tenant=task.tenant, problem=error.problem.model_dump())
+            await asyncio.to_thread(self._tasks.fail, task, error.problem)
+        except Exception:
+            # The lease ends and the task is claimed again.
+            log.exception("task-not-stored", task=task.id)
+        finally:
+            for finished in self._finished.get(task.id, ()):
+                finished.set()
+
+    async def _renew_leases(self) -> None:
+        while True:
+            await asyncio.sleep(self._renew_every_s)
+            if self._running:
+                try:
+                    await asyncio.to_thread(self._tasks.renew)
+                except Exception:
+                    log.exception("renew-failed")

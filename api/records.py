@@ -1,0 +1,112 @@
+"""The tables."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import DateTime, Dialect, Index, LargeBinary, String, Text, TypeDecorator, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment with its time zone, also on SQLite, which stores none."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        """Store in UTC."""
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        """Read as UTC."""
+        if value is None:
+            return None
+        moment: datetime = value
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+class Record(DeclarativeBase):
+    """Base of all tables."""
+
+    type_annotation_map = {datetime: UtcDateTime(), bytes: LargeBinary()}  # noqa: RUF012
+
+
+class ProfileRecord(Record):
+    """A profile, once for each tenant that sent it; the document is JSON compressed by zlib."""
+
+    __tablename__ = "profiles"
+
+    tenant: Mapped[str] = mapped_column(String(100), primary_key=True)
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(Text)
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    num_ops: Mapped[int]
+    num_gradients: Mapped[int]
+    document: Mapped[bytes]
+    created_at: Mapped[datetime]
+
+
+class SolutionRecord(Record):
+    """The schedule document for a key (profile, options, solver version)."""
+
+    __tablename__ = "solutions"
+
+    tenant: Mapped[str] = mapped_column(String(100), primary_key=True)
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    document: Mapped[bytes]
+    created_at: Mapped[datetime]
+
+
+class ScheduleRecord(Record):
+    """That a job asked for a schedule; there to be read as soon as its key has a solution."""
+
+    __tablename__ = "schedules"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(100))
+    job: Mapped[str | None] = mapped_column(String(200))
+    key: Mapped[str] = mapped_column(String(64))
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    profile_sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+    asked_at: Mapped[datetime]
+
+    __table_args__ = (
+        Index("ix_schedules_newest", "tenant", "job", "fingerprint", "asked_at"),
+        Index("ix_schedules_key", "tenant", "key"),
+    )
+
+
+class TaskRecord(Record):
+    """Work to be done by one worker; the lease says which service process does it."""
+
+    __tablename__ = "tasks"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(100))
+    key: Mapped[str] = mapped_column(String(64))
+    schedule_id: Mapped[str] = mapped_column(String(32))
+    profile_sha256: Mapped[str] = mapped_column(String(64))
+    options: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(String(10))
+    problem: Mapped[str | None] = mapped_column(Text)
+    attempts: Mapped[int] = mapped_column(default=0)
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    lease_owner: Mapped[str | None] = mapped_column(String(64))
+    lease_until: Mapped[datetime | None]
+
+    __table_args__ = (
+        # Two tasks for one key at the same time cannot exist: this is what "solved once" rests on.
+        Index(
+            "ux_tasks_live_key",
+            "tenant",
+            "key",
+            unique=True,
+            sqlite_where=text("state IN ('queued', 'running')"),
+            postgresql_where=text("state IN ('queued', 'running')"),
+        ),
+        Index("ix_tasks_state", "state", "created_at"),
+        Index("ix_tasks_turns", "tenant", "started_at"),
+    )

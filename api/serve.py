@@ -1,0 +1,67 @@
+"""Runs the service in this process: ``pace serve`` and ``python -m pace.api.serve``."""
+
+import socket
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
+    database_url: Annotated[str | None, typer.Option(help="SQLAlchemy URL of SQLite or PostgreSQL.")] = None,
+) -> None:
+    """Run the scheduling service until it is stopped.
+
+    Options that are not given come from the environment (PACE_HOST, PACE_PORT, PACE_DATABASE_URL
+    and the other settings), then from the defaults.
+    """
+    # Here, not above: worker processes import this module again when it is the main module.
+    import structlog
+    import uvicorn
+
+    from pace.api.app import create_app
+    from pace.api.logs import set_up_logs
+    from pace.api.settings import Settings
+
+    given = {"host": host, "port": port, "database_url": database_url}
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    set_up_logs()
+    listener = _listen(settings.host, settings.port)
+    bound_host, bound_port = listener.getsockname()[:2]
+    shown_host = f"[{bound_host}]" if ":" in bound_host else bound_host
+    config = uvicorn.Config(
+        create_app(settings),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        lifespan="on",
+    )
+    structlog.get_logger(__name__).info(
+        "listening",
+        url=f"http://{shown_host}:{bound_port}",
+        database=settings.parsed_database_url.render_as_string(hide_password=True),
+    )
+    server = uvicorn.Server(config)
+    server.run(sockets=[listener])
+    if not server.started:
+        raise typer.Exit(3)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        typer.echo(f"pace serve: cannot listen on {host}:{port}: {error.strerror}", err=True)
+        raise typer.Exit(3) from None
+    listener.listen(2048)
+    return listener
+
+
+if __name__ == "__main__":
+    typer.run(serve)

@@ -1,0 +1,74 @@
+"""The service's settings. The environment is read here and nowhere else in the service."""
+
+import os
+from functools import cached_property
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy.engine import URL, make_url
+
+Count = Annotated[int, Field(ge=1)]
+Bytes = Annotated[int, Field(ge=1)]
+Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+MIB = 2**20
+
+
+class Settings(BaseSettings):
+    """What an operator may change; each field is read from ``PACE_`` + its name in upper case.
+
+    Attributes
+    ----------
+    host, port
+        Where to listen; port 0 takes a free one and says which in the log.
+    database_url
+        SQLAlchemy URL. SQLite file or PostgreSQL.
+    max_body_bytes
+        Largest request body as sent; larger is answered 413.
+    solver_processes
+        Solves at the same time.
+    solve_timeout_s, solve_memory_bytes
+        Limits of one solve; a solve beyond them is killed and reported.
+    read_timeout_s, read_memory_bytes
+        Limits of parsing and validating one body.
+    max_queued, max_queued_per_tenant
+        Tasks that may wait for a solver; more are answered 429.
+    max_reading
+        Bodies that may wait to be parsed; more are answered 429.
+    wait_s
+        How long a POST waits for its solve unless the client says so with ``Prefer``.
+    lease_s
+        After a service process dies, its running tasks are picked up again within this time.
+    max_attempts
+        A task whose processes died this often is given up.
+    drain_s
+        How long a stopping service lets running solves and open requests end.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="PACE_", extra="ignore", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    database_url: str = "sqlite:///pace.db"
+    max_body_bytes: Bytes = 64 * MIB
+    solver_processes: Count = Field(default_factory=lambda: max(1, (os.cpu_count() or 2) - 1))
+    solve_timeout_s: Duration = 300.0
+    solve_memory_bytes: Bytes = 4096 * MIB
+    read_timeout_s: Duration = 60.0
+    read_memory_bytes: Bytes = 4096 * MIB
+    max_queued: Count = 1000
+    max_queued_per_tenant: Count = 200
+    max_reading: Count = 200
+    wait_s: Duration = 300.0
+    lease_s: Duration = 10.0
+    max_attempts: Count = 3
+    drain_s: Duration = 20.0
+
+    @cached_property
+    def parsed_database_url(self) -> URL:
+        """The database URL, with the driver that the service installs for PostgreSQL."""
+        url = make_url(self.database_url)
+        if url.drivername in ("postgresql", "postgres"):
+            return url.set(drivername="postgresql+psycopg")
+        return url

@@ -1,0 +1,287 @@
+"""The queue of tasks, kept in the database so that no accepted task is lost.
+
+A task is queued, then running under a lease of one service process, then done or failed. A lease
+that is not renewed ends, and the task is queued again: it outlives any process. Whichever process
+finishes it, the first answer stays.
+"""
+
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import Connection, func, select, update
+
+from pace.api.database import Database
+from pace.api.documents import Problem
+from pace.api.problems import make_problem, queue_full
+from pace.api.records import ProfileRecord, ScheduleRecord, SolutionRecord, TaskRecord
+from pace.api.store import StoredSchedule, find_schedule, insert, save_profile, save_request
+from pace.api.work import Received
+
+LIVE = ("queued", "running")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """What a request came to: a schedule that is there, or the task that will make it."""
+
+    schedule_id: str
+    schedule: StoredSchedule | None
+    task_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedTask:
+    """A task that this process now has to do."""
+
+    id: str
+    tenant: str
+    key: str
+    profile_document: bytes
+    options: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStatus:
+    """How far a task is."""
+
+    id: str
+    schedule_id: str
+    state: str
+    problem: Problem | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+class TaskQueue:
+    """Tasks in the database.
+
+    Parameters
+    ----------
+    lease_s
+        How long a claimed task stays with a process that does not renew its lease.
+    max_attempts
+        After so many claims without an answer a task is failed.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        max_queued: int,
+        max_queued_per_tenant: int,
+        lease_s: float,
+        max_attempts: int,
+    ) -> None:
+        self.database = database
+        self.owner = uuid.uuid4().hex
+        self._max_queued = max_queued
+        self._max_queued_per_tenant = max_queued_per_tenant
+        self._lease = timedelta(seconds=lease_s)
+        self._max_attempts = max_attempts
+
+    def submit(self, tenant: str, received: Received) -> Submitted:
+        """Accept a request: find its schedule, join the task that makes it, or queue a new one.
+
+        Raises
+        ------
+        Refused
+            429 if a new task is needed and too many wait.
+        """
+        with self.database.write() as connection:
+            save_profile(connection, tenant, received)
+            new_id = save_request(connection, tenant, received)
+            schedule = find_schedule(connection, tenant, ScheduleRecord.id == new_id)
+            if schedule is not None:
+                return Submitted(schedule_id=new_id, schedule=schedule, task_id=None)
+            live = select(TaskRecord.id).where(
+                TaskRecord.tenant == tenant, TaskRecord.key == received.key, TaskRecord.state.in_(LIVE)
+            )
+            task_id = connection.scalar(live)
+            if task_id is None:
+                self._refuse_when_full(connection, tenant)
+                task_id = uuid.uuid4().hex
+                added = connection.execute(
+                    insert(connection, TaskRecord)
+                    .values(
+                        id=task_id,
+                        tenant=tenant,
+                        key=received.key,
+                        schedule_id=new_id,
+                        profile_sha256=received.profile_sha256,
+                        options=received.options,
+                        state="queued",
+                        attempts=0,
+                        created_at=datetime.now(UTC),
+                    )
+                    .on_conflict_do_nothing()
+                )
+                if not added.rowcount:
+                    # Another service process was faster between our look and our insert.
+                    task_id = connection.scalar(live)
+            return Submitted(schedule_id=new_id, schedule=None, task_id=task_id)
+
+    def _refuse_when_full(self, connection: Connection, tenant: str) -> None:
+        queued = select(func.count()).select_from(TaskRecord).where(TaskRecord.state == "queued")
+        of_tenant = connection.scalar(queued.where(TaskRecord.tenant == tenant)) or 0
+        if of_tenant >= self._max_queued_per_tenant:
+            raise queue_full(f"{of_tenant} solves of yours wait already", retry_after_s=5)
+        of_all = connection.scalar(queued) or 0
+        if of_all >= self._max_queued:
+            raise queue_full(f"{of_all} solves wait already", retry_after_s=10)
+
+    def claim(self) -> ClaimedTask | None:
+        """Take the next task.
+
+        Tenants take turns: first those with the fewest tasks running, among them the one whose last
+        start is longest ago, and of its tasks the oldest.
+        """
+        now = datetime.now(UTC)
+        with self.database.read() as connection:
+            expired = (TaskRecord.state == "running") & (TaskRecord.lease_until < now)
+            if (
+                connection.scalar(
+                    select(TaskRecord.id).where((TaskRecord.state == "queued") | expired).limit(1)
+                )
+                is None
+            ):
+                return None
+        with self.database.write() as connection:
+            self._take_back_expired(connection, now)
+            running = Counter(
+                connection.scalars(select(TaskRecord.tenant).where(TaskRecord.state == "running"))
+            )
+            tenants = list(
+                connection.scalars(select(TaskRecord.tenant).where(TaskRecord.state == "queued").distinct())
+            )
+            turns = dict(
+                connection.execute(
+                    select(TaskRecord.tenant, func.max(TaskRecord.started_at))
+                    .where(TaskRecord.tenant.in_(tenants), TaskRecord.started_at.is_not(None))
+                    .group_by(TaskRecord.tenant)
+                )
+                .tuples()
+                .all()
+            )
+            never = datetime.min.replace(tzinfo=UTC)
+            tenants.sort(key=lambda tenant: (running[tenant], turns.get(tenant, never), tenant))
+            for tenant in tenants:
+                task_id = connection.scalar(
+                    select(TaskRecord.id)
+                    .where(TaskRecord.state == "queued", TaskRecord.tenant == tenant)
+                    .order_by(TaskRecord.created_at, TaskRecord.id)
+                    .limit(1)
+                    .with_for_update(skip_locked=True)
+                )
+                if task_id is not None:
+                    return self._start(connection, task_id, now)
+        return None
+
+    def _take_back_expired(self, connection: Connection, now: datetime) -> None:
+        expired = (TaskRecord.state == "running") & (TaskRecord.lease_until < now)
+        problem = make_problem(
+            "worker-died", 500, f"the processes that worked on this died {self._max_attempts} times"
+        )
+        connection.execute(
+            update(TaskRecord)
+            .where(expired, TaskRecord.attempts >= self._max_attempts)
+            .values(state="failed", finished_at=now, problem=problem.model_dump_json(), lease_owner=None)
+        )
+        connection.execute(update(TaskRecord).where(expired).values(state="queued", lease_owner=None))
+
+    def _start(self, connection: Connection, task_id: str, now: datetime) -> ClaimedTask:
+        connection.execute(
+            update(TaskRecord)
+            .where(TaskRecord.id == task_id)
+            .values(
+                state="running",
+                started_at=now,
+                attempts=TaskRecord.attempts + 1,
+                lease_owner=self.owner,
+                lease_until=now + self._lease,
+            )
+        )
+        row = connection.execute(
+            select(
+                TaskRecord.id,
+                TaskRecord.tenant,
+                TaskRecord.key,
+                TaskRecord.options,
+                ProfileRecord.document.label("profile_document"),
+            )
+            .join(
+                ProfileRecord,
+                (ProfileRecord.tenant == TaskRecord.tenant)
+                & (ProfileRecord.sha256 == TaskRecord.profile_sha256),
+            )
+            .where(TaskRecord.id == task_id)
+        ).one()
+        return ClaimedTask(**row._mapping)
+
+    def renew(self) -> None:
+        """Keep the leases of all tasks that this process has."""
+        with self.database.write() as connection:
+            connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.state == "running", TaskRecord.lease_owner == self.owner)
+                .values(lease_until=datetime.now(UTC) + self._lease)
+            )
+
+    def release(self) -> None:
+        """Queue again what this process has not finished, as if it had never been claimed."""
+        with self.database.write() as connection:
+            connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.state == "running", TaskRecord.lease_owner == self.owner)
+                .values(state="queued", lease_owner=None, attempts=TaskRecord.attempts - 1)
+            )
+
+    def finish(self, task: ClaimedTask, document: bytes) -> None:
+        """Store a task's schedule document; an earlier one for the same key stays."""
+        now = datetime.now(UTC)
+        with self.database.write() as connection:
+            connection.execute(
+                insert(connection, SolutionRecord)
+                .values(tenant=task.tenant, key=task.key, document=document, created_at=now)
+                .on_conflict_do_nothing()
+            )
+            connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.id == task.id)
+                .values(state="done", finished_at=now, lease_owner=None, problem=None)
+            )
+
+    def fail(self, task: ClaimedTask, problem: Problem) -> None:
+        """Store why a task has no result."""
+        with self.database.write() as connection:
+            connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.id == task.id, TaskRecord.state == "running")
+                .values(
+                    state="failed",
+                    finished_at=datetime.now(UTC),
+                    lease_owner=None,
+                    problem=problem.model_dump_json(),
+                )
+            )
+
+    def status(self, tenant: str, task_id: str) -> TaskStatus | None:
+        """Return how far a task is."""
+        with self.database.read() as connection:
+            row = connection.execute(
+                select(
+                    TaskRecord.id,
+                    TaskRecord.schedule_id,
+                    TaskRecord.state,
+                    TaskRecord.problem,
+                    TaskRecord.created_at,
+                    TaskRecord.started_at,
+                    TaskRecord.finished_at,
+                ).where(TaskRecord.tenant == tenant, TaskRecord.id == task_id)
+            ).first()
+        if row is None:
+            return None
+        problem = None if row.problem is None else Problem.model_validate_json(row.problem)
+        return TaskStatus(**{**row._mapping, "problem": problem})

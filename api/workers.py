@@ -1,0 +1,212 @@
+"""Worker processes: one thread of the service minds each, kills it beyond its limits, replaces it.
+
+Processes are spawned, never forked: a fork would copy a process full of threads. A worker ends when
+the service does, however the service ended.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from pace.api.problems import Refused, WorkerFailed, limit_exceeded, make_problem, problem_of
+
+_SPAWN = multiprocessing.get_context("spawn")
+_START_TIMEOUT_S = 120.0
+
+
+class WorkerPool:
+    """Runs functions of ``pace.api.work`` in processes with time and memory limits.
+
+    Parameters
+    ----------
+    purpose
+        Goes into the names of threads and into messages.
+    size
+        Number of processes.
+    memory_bytes
+        How much memory a process may allocate.
+    prepare
+        Called once in every new process, so that its first request finds everything loaded.
+    """
+
+    def __init__(
+        self, purpose: str, size: int, memory_bytes: int, prepare: Callable[[], None] | None = None
+    ) -> None:
+        self.purpose = purpose
+        self.size = size
+        self.waiting = 0
+        self._workers = [_Worker(purpose, memory_bytes, prepare) for _ in range(size)]
+        self._idle = list(self._workers)
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix=f"pace-{purpose}")
+
+    def start(self) -> None:
+        """Start all processes; they get ready in the background."""
+        for worker in self._workers:
+            worker.start()
+
+    @property
+    def num_alive(self) -> int:
+        """How many processes are there to work."""
+        return sum(worker.alive for worker in self._workers)
+
+    async def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+        """Call a function in a worker process and return what it returns.
+
+        Raises
+        ------
+        WorkerFailed
+            If the process exceeded a limit or died.
+        Refused
+            If the function raised; every error arrives as its problem document.
+        """
+        self.waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._call, function, arguments, timeout_s
+            )
+        finally:
+            self.waiting -= 1
+
+    def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout_s: float) -> Any:
+        # There are as many threads as workers, so one is always idle here.
+        worker = self._idle.pop()
+        try:
+            return worker.call(function, arguments, timeout_s)
+        finally:
+            self._idle.append(worker)
+
+    def close(self) -> None:
+        """End all processes at once, whatever they do."""
+        for worker in self._workers:
+            worker.stop()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+class _Worker:
+    def __init__(self, purpose: str, memory_bytes: int, prepare: Callable[[], None] | None) -> None:
+        self._purpose = purpose
+        self._memory_bytes = memory_bytes
+        self._prepare = prepare
+        self._ready = False
+        self._process: SpawnProcess | None = None
+        self._connection: Connection[Any, Any] | None = None
+        self._stopped = False
+        self._starting = threading.Lock()
+
+    @property
+    def alive(self) -> bool:
+        process = self._process
+        return process is not None and process.is_alive()
+
+    def start(self) -> None:
+        with self._starting:
+            if self._stopped:
+                return
+            ours, theirs = _SPAWN.Pipe()
+            self._process = _SPAWN.Process(
+                target=_work,
+                args=(theirs, self._memory_bytes, self._prepare),
+                name=f"pace-{self._purpose}",
+                daemon=True,
+            )
+            self._process.start()
+            theirs.close()
+            self._connection = ours
+
+    def call(self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout_s: float) -> Any:
+        if not self.alive:
+            self._replace()
+        process, connection = self._process, self._connection
+        if process is None or connection is None:
+            raise WorkerFailed(make_problem("stopping", 503, "the service is stopping"))
+        try:
+            if not self._ready:
+                # Starting is not charged to the request's time; a start that hangs is found here.
+                if not wait([connection, process.sentinel], _START_TIMEOUT_S):
+                    process.kill()
+                connection.recv()
+                self._ready = True
+            connection.send((function, arguments))
+            if not wait([connection, process.sentinel], timeout_s):
+                self._replace()
+                raise WorkerFailed(
+                    limit_exceeded(f"{self._purpose} took longer than {timeout_s:g} s and was stopped")
+                )
+            succeeded, value = connection.recv()
+        except (EOFError, OSError):
+            process.join()
+            code = process.exitcode
+            self._replace()
+            raise WorkerFailed(_death(self._purpose, code)) from None
+        if succeeded:
+            return value
+        if value.type.endswith(":limit-exceeded"):
+            # A process that ran out of memory is not to be trusted with the next request.
+            self._replace()
+        raise Refused(value)
+
+    def _replace(self) -> None:
+        self._end()
+        self.start()
+
+    def stop(self) -> None:
+        with self._starting:
+            self._stopped = True
+        self._end()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._connection is not None:
+            self._connection.close()
+        self._process = self._connection = None
+        self._ready = False
+
+
+def _death(purpose: str, exitcode: int | None) -> Any:
+    if exitcode is not None and exitcode < 0:
+        how = f"was ended by signal {signal.Signals(-exitcode).name}"
+    else:
+        how = f"ended with status {exitcode}"
+    return make_problem("worker-died", 500, f"the process for {purpose} {how}", "Worker died")
+
+
+def _work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callable[[], None] | None) -> None:
+    # A Ctrl-C at the terminal reaches the whole process group; ending is for the service to decide.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if prepare is not None:
+        prepare()
+    # RLIMIT_AS would count address space that libraries reserve and never touch.
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    connection.send("ready")
+    while True:
+        try:
+            function, arguments = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer: tuple[bool, Any] = (True, function(*arguments))
+        except Exception as error:
+            answer = (False, problem_of(error))
+            if answer[1].status >= 500:
+                traceback.print_exc()
+        connection.send(answer)
+        del function, arguments, answer
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

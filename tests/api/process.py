@@ -1,0 +1,108 @@
+"""Starts and ends real service processes on free loopback ports."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+START_TIMEOUT_S = 60.0
+
+
+class ServiceProcess:
+    """One service process; settings are given as they are in the environment, without ``PACE_``."""
+
+    def __init__(self, folder: Path, database_url: str | None = None, **settings: object) -> None:
+        self.folder = folder
+        self.settings = {
+            "database_url": database_url or f"sqlite:///{folder / 'pace.db'}",
+            "solver_processes": 1,
+            **settings,
+        }
+        self.log_path = folder / f"service-{time.monotonic_ns()}.log"
+        self.url = ""
+        self.http = httpx.Client(timeout=60, trust_env=False)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+        self.http.close()
+
+    def start(self) -> None:
+        """Start the process and wait until it listens."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PACE_")}
+        environment |= {f"PACE_{name.upper()}": str(value) for name, value in self.settings.items()}
+        with self.log_path.open("ab") as log:
+            before = log.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pace.api.serve", "--port", "0"],
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            listening = [line for line in self.log(before) if line.get("event") == "listening"]
+            if listening:
+                self.url = listening[0]["url"]
+                self.http.base_url = httpx.URL(self.url)
+                return
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.02)
+        self.kill()
+        raise AssertionError(f"the service did not start:\n{self.log_path.read_text()}")
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def stop(self) -> int:
+        """Ask the process to end, as an orchestrator would; return its exit status."""
+        if self._process is None:
+            return 0
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(60)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process as a crash would (kill -9)."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def log(self, start: int = 0) -> list[dict[str, Any]]:
+        """Return the log's lines that are JSON."""
+        entries = []
+        for line in self.log_path.read_bytes()[start:].splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict):
+                entries.append(entry)
+        return entries
+
+    def post_schedule(self, profile: dict[str, Any], **more: Any) -> httpx.Response:
+        """POST a profile, with options and job if given."""
+        return self.http.post("/v1/schedules", json={"profile": profile, **more})

@@ -1,0 +1,187 @@
+"""The client against a real service, and against services that are gone, slow or lying."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from pace import InvalidOptions, Options, ServiceUnavailable, optimize, parse_profile
+from pace.api.client import Client
+from tests.api.process import ServiceProcess
+from tests.api.profiles import layered_profile
+
+PROFILE = parse_profile(json.dumps(layered_profile(6)))
+
+
+def test_the_client_speaks_with_the_service(service: ServiceProcess) -> None:
+    """Created, then found by job and fingerprint, as the library itself would compute it."""
+    with Client(service.url, timeout_s=60) as client:
+        assert client.healthy()
+        assert client.newest_schedule("train", PROFILE.fingerprint) is None
+        schedule = client.create_schedule(PROFILE, Options(fusion="none"), job="train")
+        assert schedule == optimize(PROFILE, Options(fusion="none"))
+        assert client.newest_schedule("train", PROFILE.fingerprint) == schedule
+        with pytest.raises(InvalidOptions, match="slot"):
+            client.create_schedule(PROFILE, Options(oracle="lp"))
+        with pytest.raises(ServiceUnavailable, match="404"):
+            client.get_schedule("0" * 32)
+
+
+def test_no_service_is_an_error_and_not_a_hang() -> None:
+    """Nobody listens: the time-out ends it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with Client(url, timeout_s=0.5) as client:
+        assert not client.healthy()
+        with pytest.raises(ServiceUnavailable, match="cannot be reached"):
+            client.newest_schedule("train", PROFILE.fingerprint)
+
+
+def test_the_client_waits_for_a_service_that_comes_late(service: ServiceProcess) -> None:
+    """The start-up of a job and of the service may overlap: connection errors are tried again."""
+    with socket.socket() as late:
+        late.bind(("127.0.0.1", 0))
+        port = late.getsockname()[1]
+    relay = threading.Timer(0.5, _relay_once, [port, service.url])
+    relay.start()
+    with Client(f"http://127.0.0.1:{port}", timeout_s=30) as client:
+        assert client.newest_schedule("train", PROFILE.fingerprint) is None
+    relay.join()
+
+
+def _relay_once(port: int, url: str) -> None:
+    host, _, target = url.removeprefix("http://").partition(":")
+    with (
+        socket.create_server(("127.0.0.1", port)) as listener,
+        listener.accept()[0] as near,
+        socket.create_connection((host, int(target))) as far,
+    ):
+        far.sendall(near.recv(65536))
+        near.sendall(far.recv(65536))
+
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def _server(answer: Answer) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            answer(self)
+
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _send(handler: BaseHTTPRequestHandler, status: int, body: bytes, **headers: str) -> None:
+    handler.send_response(status)
+    for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def test_overload_is_tried_again() -> None:
+    """After two answers of 503 the third counts."""
+    left = [503, 429, 404]
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        _send(handler, left.pop(0), b"{}")
+
+    with _server(answer) as url, Client(url, timeout_s=30) as client:
+        assert client.newest_schedule("train", PROFILE.fingerprint) is None
+    assert left == []
+
+
+def _resource(**changes: object) -> bytes:
+    schedule = json.loads(optimize(PROFILE).to_json())
+    return json.dumps(
+        {
+            "id": "0" * 32,
+            "job": "train",
+            "fingerprint": PROFILE.fingerprint,
+            "profile_sha256": PROFILE.sha256,
+            "created_at": "2026-01-01T00:00:00+00:00",
+            "schedule": schedule | changes,
+        }
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "complaint"),
+    [
+        (b"<html>", {}, "nonsense"),
+        (_resource()[:-200], {}, "nonsense"),
+        (_resource(), {"Content_Digest": "sha-256=:AAAA:"}, "digest"),
+        (_resource(fingerprint="0" * 64), {}, "fingerprint"),
+        (_resource(segments=[]), {}, "nonsense"),
+    ],
+    ids=["no JSON", "truncated", "wrong digest", "another model", "broken schedule"],
+)
+def test_lies_are_not_believed(body: bytes, headers: dict[str, str], complaint: str) -> None:
+    """An answer that is not whole, or not to the question, is an error."""
+    with (
+        _server(lambda handler: _send(handler, 200, body, **headers)) as url,
+        Client(url, timeout_s=30) as client,
+        pytest.raises(ServiceUnavailable, match=complaint),
+    ):
+        client.newest_schedule("train", PROFILE.fingerprint)
+
+
+def test_the_answer_to_another_profile_is_not_believed() -> None:
+    """Same tensors, other durations: the hash tells."""
+    body = _resource(profile_sha256="0" * 64)
+    with (
+        _server(lambda handler: _send(handler, 201, body)) as url,
+        Client(url, timeout_s=30) as client,
+        pytest.raises(ServiceUnavailable, match="another profile"),
+    ):
+        client.create_schedule(PROFILE)
+
+
+def test_a_service_that_drips_does_not_hold_the_client() -> None:
+    """Bytes that keep coming do not extend the time-out."""
+    ended = threading.Event()
+
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000000")
+        handler.end_headers()
+        while not ended.wait(0.05):
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+
+    with _server(drip) as url, Client(url, timeout_s=0.5) as client:
+        try:
+            with pytest.raises(ServiceUnavailable, match="cannot be reached"):
+                client.newest_schedule("train", PROFILE.fingerprint)
+        finally:
+            ended.set()
+
+
+def test_the_client_is_light() -> None:
+    """A training process that fetches a schedule loads neither FastAPI nor SQLAlchemy."""
+    code = "import sys, pace.api.client; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"fastapi", "starlette", "sqlalchemy", "torch", "uvicorn"} & set(loaded.split())

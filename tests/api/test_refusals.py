@@ -1,0 +1,129 @@
+"""Bad requests: each is refused with a problem document that says what is wrong."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.api.process import ServiceProcess
+from tests.api.profiles import layered_profile
+
+LIMIT_BYTES = 20_000
+
+
+@pytest.fixture(scope="module")
+def small_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """Start one service for all: it takes small bodies only, and refusals leave nothing behind."""
+    folder: Path = tmp_path_factory.mktemp("refusals")
+    with ServiceProcess(folder, max_body_bytes=LIMIT_BYTES) as process:
+        yield process
+
+
+def _refused(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = answer.json()
+    assert problem["type"] == f"urn:pace:problem:{kind}"
+    assert problem["status"] == status
+    assert problem["request_id"] == answer.headers["x-request-id"]
+    assert "Traceback" not in answer.text
+    return problem
+
+
+def test_an_invalid_profile_is_refused_with_the_validators_words(small_service: ServiceProcess) -> None:
+    """The message names the op at fault."""
+    profile = layered_profile(3)
+    profile["ops"][0]["deps"] = ["bwd/nowhere"]
+    problem = _refused(small_service.post_schedule(profile), 422, "invalid-profile")
+    assert 'op "bwd/2" depends on "bwd/nowhere"' in problem["detail"]
+
+
+@pytest.mark.parametrize("duration", [-1.0, float("nan"), float("inf")])
+def test_impossible_durations_are_refused(small_service: ServiceProcess, duration: float) -> None:
+    """Negative, NaN and infinite times name their op, also where JSON itself has no such number."""
+    profile = layered_profile(3)
+    profile["ops"][1]["duration_s"] = duration
+    answer = small_service.http.post("/v1/schedules", content=json.dumps({"profile": profile}))
+    assert 'op "bwd/1"' in _refused(answer, 422, "invalid-profile")["detail"]
+
+
+def test_unknown_options_are_refused(small_service: ServiceProcess) -> None:
+    """Options are strict as well."""
+    answer = small_service.post_schedule(layered_profile(3), options={"fusion": "magic"})
+    assert "fusion" in _refused(answer, 422, "invalid-options")["detail"]
+
+
+def test_options_that_do_not_fit_one_another_are_refused(small_service: ServiceProcess) -> None:
+    """What only the optimiser can know is told in the same way."""
+    answer = small_service.post_schedule(layered_profile(3), options={"oracle": "lp"})
+    assert "slot" in _refused(answer, 422, "invalid-options")["detail"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"\xff\xfe",
+        b'{"profile": 1}',
+        b'{"options": {}}',
+        b'{"profile": "\\ud800"}',
+        b"[" * 5000,
+        b'{"profile":' * 1000,
+    ],
+)
+def test_malformed_bodies_are_refused(small_service: ServiceProcess, body: bytes) -> None:
+    """Whatever the bytes, the answer is a problem and the service lives on."""
+    answer = small_service.http.post("/v1/schedules", content=body)
+    assert answer.status_code == 422
+    assert answer.json()["detail"]
+    assert small_service.http.get("/healthz").status_code == 200
+
+
+def test_unknown_fields_are_refused(small_service: ServiceProcess) -> None:
+    """A misspelt field is never ignored."""
+    answer = small_service.http.post("/v1/schedules", json={"profile": layered_profile(2), "jib": "train"})
+    assert "jib" in _refused(answer, 422, "invalid-request")["detail"]
+
+
+def test_other_media_types_are_refused(small_service: ServiceProcess) -> None:
+    """Only JSON is read."""
+    answer = small_service.http.post(
+        "/v1/schedules", content=b"a: 1", headers={"Content-Type": "application/yaml"}
+    )
+    _refused(answer, 415, "unsupported-media-type")
+
+
+def test_an_announced_large_body_is_refused(small_service: ServiceProcess) -> None:
+    """Content-Length is enough to refuse."""
+    answer = small_service.http.post("/v1/schedules", content=b" " * (LIMIT_BYTES + 1))
+    assert str(LIMIT_BYTES) in _refused(answer, 413, "too-large")["detail"]
+
+
+def test_a_large_body_without_a_length_is_refused_while_it_arrives(small_service: ServiceProcess) -> None:
+    """A body in chunks that never ends is refused at the limit, before its end."""
+    address = urlsplit(small_service.url)
+    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+        connection.sendall(
+            b"POST /v1/schedules HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        for _ in range(3):
+            connection.sendall(b"%x\r\n%s\r\n" % (LIMIT_BYTES // 2, b" " * (LIMIT_BYTES // 2)))
+        # No last chunk: an answer now means that the service did not wait for one.
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?job=train", f"?job=&fingerprint={'0' * 64}", "?job=train&fingerprint=short"]
+)
+def test_incomplete_questions_are_refused(small_service: ServiceProcess, query: str) -> None:
+    """Parameters are named in the refusal."""
+    _refused(small_service.http.get(f"/v1/schedules{query}"), 422, "invalid-request")

@@ -1,0 +1,126 @@
+"""Schedules over HTTP: asked for, read again, found by job, kept over a restart."""
+
+import json
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pace import Options, optimize, parse_profile
+from pace.api.documents import ScheduleResource, example_profile
+from tests.api.process import ServiceProcess
+from tests.api.profiles import layered_profile
+
+
+def test_a_posted_profile_comes_back_as_its_schedule(service: ServiceProcess) -> None:
+    """The answer is the very schedule that the library computes, and can be read again."""
+    document = layered_profile(20)
+    answer = service.post_schedule(document, options={"fusion": "pace"}, job="train")
+    assert answer.status_code == 201
+    resource = ScheduleResource.model_validate_json(answer.content)
+    profile = parse_profile(json.dumps(document))
+    assert resource.schedule == optimize(profile, Options(fusion="pace"))
+    assert (resource.job, resource.fingerprint) == ("train", profile.fingerprint)
+    assert answer.headers["location"] == f"/v1/schedules/{resource.id}"
+    again = service.http.get(answer.headers["location"])
+    assert again.status_code == 200
+    assert again.content == answer.content
+
+
+def test_the_newest_schedule_of_a_job_is_the_one_asked_for_last(service: ServiceProcess) -> None:
+    """Asking again for an old schedule makes it the newest."""
+    first = layered_profile(5)
+    second = layered_profile(5, duration_s=0.002)
+    ids = [service.post_schedule(profile, job="train").json()["id"] for profile in (first, second, first)]
+    assert ids[0] == ids[2] != ids[1]
+    question = {"job": "train", "fingerprint": parse_profile(json.dumps(first)).fingerprint}
+    assert service.http.get("/v1/schedules", params=question).json()["id"] == ids[0]
+    service.post_schedule(second, job="other")
+    assert service.http.get("/v1/schedules", params=question).json()["id"] == ids[0]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/schedules/00000000000000000000000000000000",
+        "/v1/tasks/00000000000000000000000000000000",
+        f"/v1/schedules?job=nobody&fingerprint={'0' * 64}",
+        "/v1/nothing",
+    ],
+)
+def test_what_is_not_there_is_a_problem(service: ServiceProcess, path: str) -> None:
+    """Unknown ids, jobs and paths are 404 problem documents."""
+    answer = service.http.get(path)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["status"] == 404
+
+
+def test_a_restart_loses_nothing(tmp_path: Path) -> None:
+    """What was answered once is answered the same after a crash, without solving again."""
+    with ServiceProcess(tmp_path) as service:
+        answer = service.post_schedule(layered_profile(8), job="train")
+        service.kill()
+        service.start()
+        assert service.http.get(answer.headers["location"]).content == answer.content
+        assert service.post_schedule(layered_profile(8), job="train").content == answer.content
+        assert sum(entry.get("event") == "solved" for entry in service.log()) == 1
+
+
+def test_an_accepted_task_outlives_a_crash(tmp_path: Path) -> None:
+    """A service killed with work in its queue does that work after its restart."""
+    with ServiceProcess(tmp_path, lease_s=0.5) as service:
+        prefer = {"Prefer": "respond-async"}
+        answers = [
+            service.http.post(
+                "/v1/schedules",
+                json={"profile": layered_profile(400, duration_s=duration / 1000)},
+                headers=prefer,
+            )
+            for duration in range(1, 5)
+        ]
+        assert {answer.status_code for answer in answers} <= {201, 202}
+        service.kill()
+        service.start()
+        for answer in answers:
+            path = answer.headers["location"]
+            while path.startswith("/v1/tasks/"):
+                task = service.http.get(path).json()
+                assert task["state"] != "failed", task
+                path = task.get("location") or path
+            assert service.http.get(path).status_code == 200
+
+
+def test_the_service_answers_others_while_it_solves(service: ServiceProcess) -> None:
+    """Health answers arrive between a large profile's request and its answer."""
+    solved = threading.Event()
+    answers: list[httpx.Response] = []
+
+    def solve() -> None:
+        with httpx.Client(base_url=service.url, timeout=250, trust_env=False) as http:
+            answers.append(
+                http.post(
+                    "/v1/schedules", json={"profile": layered_profile(3000), "options": {"fusion": "pace"}}
+                )
+            )
+        solved.set()
+
+    thread = threading.Thread(target=solve)
+    thread.start()
+    answered_before = 0
+    while not solved.is_set():
+        assert service.http.get("/healthz").status_code == 200
+        answered_before += not solved.is_set()
+    thread.join()
+    assert answers[0].status_code == 201
+    assert answered_before >= 20
+
+
+def test_the_interface_describes_itself(service: ServiceProcess) -> None:
+    """The documentation page is there, and its example is a request that succeeds."""
+    assert service.http.get("/docs").status_code == 200
+    document = service.http.get("/openapi.json").json()
+    body = document["paths"]["/v1/schedules"]["post"]["requestBody"]["content"]["application/json"]
+    assert body["example"]["profile"] == example_profile()
+    assert service.http.post("/v1/schedules", json=body["example"]).status_code == 201
