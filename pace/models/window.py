@@ -1,0 +1,173 @@
+"""From layers to a profile: durations at stated rates, ops of one window, gradients, metadata."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pace.allreduce import AllReduce, RingAllReduce
+from pace.models.network import Network, Work
+from pace.profile import ELEMENT_BYTES, DType, Gradient, Op, Profile
+
+Streams = Literal[0, 1, 2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What a device sustains, as opposed to its peak.
+
+    Attributes
+    ----------
+    tflops
+        10^12 operations of matrix products in a second.
+    memory_gbytes_per_s
+        10^9 bytes read and written in a second.
+    dtype
+        Of activations, parameters and gradients.
+    """
+
+    tflops: float
+    memory_gbytes_per_s: float
+    dtype: DType
+
+    def duration_s(self, work: Work, batch: int) -> float:
+        """Time of one direction of a layer: the slower of its products and its memory traffic."""
+        computing = work.flops * batch / (self.tflops * 1e12)
+        elements = work.moved * batch + work.moved_once
+        moving = elements * ELEMENT_BYTES[self.dtype] / (self.memory_gbytes_per_s * 1e9)
+        return float(f"{max(computing, moving):.6g}")  # the counts are no more exact than that
+
+
+def window(
+    network: Network,
+    device: Device,
+    *,
+    name: str,
+    batch: int,
+    workers: int,
+    allreduce: AllReduce,
+    streams: Streams,
+    metadata: dict[str, object],
+) -> Profile:
+    """Return the profile of one window: backward in reverse layer order, then the next forward.
+
+    A parameter that several layers use gets one gradient, ready when the last of their backward ops
+    has added its part; each of the layers waits for it.
+    """
+    ops = _backward(network, device, batch) + _forward(network, device, batch)
+    return Profile(
+        name=name,
+        workers=workers,
+        ops=_on_streams(ops, streams),
+        gradients=_gradients(network, device.dtype),
+        allreduce=allreduce,
+        metadata=metadata,
+    )
+
+
+def default_allreduce(workers: int) -> RingAllReduce:
+    """Ring at 10 Gb/s whose messages' latencies add up to 0.3 ms an all-reduce."""
+    messages = 2 * (workers - 1)
+    return RingAllReduce(bandwidth_bytes_per_s=1.25e9, latency_s=0.3e-3 / messages if messages else 0.0)
+
+
+def _backward(network: Network, device: Device, batch: int) -> list[Op]:
+    # For every layer: the backward ops that end before its result's gradient is complete, and the
+    # elements read to add the gradient's parts, one for each use of the result.
+    before: dict[str, dict[str, None]] = {layer.name: {} for layer in network.layers}
+    to_add = _elements_to_add(network)
+    last_user: dict[str, str] = {}  # parameter: the backward op that added to its gradient last
+    ancestors = _Ancestors()
+    ops = []
+    for layer in reversed(network.layers):
+        sources = before[layer.name]
+        name = f"bwd/{layer.name}"
+        if layer.backward is None:
+            # Its gradient passes to the inputs as it is; the first of them pays for the sum.
+            to_add[layer.producers[0]] += to_add[layer.name]
+        else:
+            deps = {**sources, **{last_user[p]: None for p in layer.parameters if p in last_user}}
+            last_user.update(dict.fromkeys(layer.parameters, name))
+            work = replace(layer.backward, moved=layer.backward.moved + to_add[layer.name])
+            reduced = ancestors.add(name, tuple(deps))
+            ops.append(Op(name=name, duration_s=device.duration_s(work, batch), deps=reduced))
+            sources = {name: None}
+        for producer in layer.producers:
+            before[producer].update(sources)
+    return ops
+
+
+def _elements_to_add(network: Network) -> dict[str, float]:
+    used = dict.fromkeys((layer.name for layer in network.layers), 0.0)
+    for layer in network.layers:
+        for value in layer.inputs:
+            assert value.layer is not None
+            used[value.layer] += value.volume
+    return {layer.name: max(used[layer.name] - layer.output, 0.0) for layer in network.layers}
+
+
+class _Ancestors:
+    """Drops the dependencies that others imply, as residual sums would else collect them all."""
+
+    def __init__(self) -> None:
+        self._bits: dict[str, int] = {}  # op: a set of op numbers, as an integer's bits
+        self._numbers: dict[str, int] = {}
+
+    def add(self, op: str, deps: tuple[str, ...]) -> tuple[str, ...]:
+        implied = 0
+        for dep in deps:
+            implied |= self._bits[dep]
+        needed = tuple(dep for dep in deps if not implied >> self._numbers[dep] & 1)
+        self._numbers[op] = len(self._numbers)
+        self._bits[op] = implied
+        for dep in needed:
+            self._bits[op] |= 1 << self._numbers[dep]
+        return needed
+
+
+def _forward(network: Network, device: Device, batch: int) -> list[Op]:
+    ops = []
+    for layer in network.layers:
+        # Without a stream nothing else keeps the next iteration behind this one's backward pass.
+        own = () if layer.inputs or layer.backward is None else (f"bwd/{layer.name}",)
+        deps = dict.fromkeys((*(f"fwd/{producer}" for producer in layer.producers), *own))
+        ops.append(
+            Op(
+                name=f"fwd/{layer.name}",
+                duration_s=device.duration_s(layer.forward, batch),
+                deps=tuple(deps),
+                waits_for=layer.parameters,
+            )
+        )
+    return ops
+
+
+def _gradients(network: Network, dtype: DType) -> tuple[Gradient, ...]:
+    first_user: dict[str, str] = {}
+    for layer in network.layers:
+        for parameter in layer.parameters:
+            first_user.setdefault(parameter, layer.name)
+    return tuple(
+        Gradient(
+            name=parameter,
+            size_bytes=network.parameters[parameter] * ELEMENT_BYTES[dtype],
+            dtype=dtype,
+            producer=f"bwd/{user}",
+        )
+        for parameter, user in reversed(first_user.items())
+    )
+
+
+def _on_streams(ops: Sequence[Op], streams: Streams) -> tuple[Op, ...]:
+    """Put every op on the stream where it starts first, in list order; the first of equals."""
+    if not streams:
+        return tuple(ops)
+    names = ("compute", "compute2")[:streams]
+    free = dict.fromkeys(names, 0.0)
+    end: dict[str, float] = {}
+    placed = []
+    for op in ops:
+        ready = max((end[name] for name in op.deps), default=0.0)
+        stream = min(names, key=lambda name: max(free[name], ready))
+        free[stream] = end[op.name] = max(free[stream], ready) + op.duration_s
+        placed.append(op.model_copy(update={"stream": stream}))
+    return tuple(placed)
