@@ -14,7 +14,8 @@ from pace.errors import (
     ServiceUnavailable,
     SolverFailed,
 )
-from pace.optimize import Options, optimize
+from pace.optimize import optimize
+from pace.options import Options
 from pace.profile import Gradient, Op, Profile, load_profile, parse_profile
 from pace.schedule import Schedule, load_schedule, parse_schedule
 from pace.version import __version__

@@ -9,7 +9,8 @@
     ├── ScheduleMismatch      a schedule made for another model or world
     ├── SolverFailed          the oracle gave no answer
     ├── ServiceUnavailable    the scheduling service cannot be reached or failed
-    └── CommunicationFailed   an all-reduce failed or a peer is gone
+    ├── CommunicationFailed   an all-reduce failed or a peer is gone
+    └── InvalidUse            a call that the runtime cannot carry out in its present state
 """
 
 
@@ -43,3 +44,7 @@ class ServiceUnavailable(PaceError):
 
 class CommunicationFailed(PaceError):
     """An all-reduce failed, timed out, or a peer is gone."""
+
+
+class InvalidUse(PaceError, RuntimeError):
+    """A call that the runtime cannot carry out in its present state; the message says what to do instead."""

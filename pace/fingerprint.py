@@ -16,5 +16,8 @@ def fingerprint(gradients: Iterable[tuple[str, int, str]], workers: int) -> str:
     str
         64 lower-case hexadecimal digits.
     """
-    document = {"gradients": sorted([name, size, dtype] for name, size, dtype in gradients), "workers": workers}
+    document = {
+        "gradients": sorted([name, size, dtype] for name, size, dtype in gradients),
+        "workers": workers,
+    }
     return hashlib.sha256(json.dumps(document, separators=(",", ":"), sort_keys=True).encode()).hexdigest()

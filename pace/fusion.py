@@ -4,7 +4,7 @@ A partition is a tuple of groups, a group a tuple of gradient numbers in order o
 different dtype never share a group; one without bytes is a group of its own that is never sent.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -21,7 +21,7 @@ from pace.solver.sending import Buffers
 
 Partition = tuple[tuple[int, ...], ...]
 
-# Latencies at which the exact search is repeated for the realisable plan, in which a preempted group pays twice.
+# The exact search is repeated with the latency scaled: in a realisable plan a preempted group pays it twice.
 LATENCY_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SEARCH_GAP = 1e-3
 SEED = 1
@@ -201,20 +201,15 @@ def _seeds(
     A chain whose tails are raised to their running maximum is layered and no shorter than the real one; so is
     one in order of tails whose ready times are raised.
     """
+    fusers = (_fuse_raised_tails,) if layered else (_fuse_raised_tails, _fuse_raised_releases)
     for factor in LATENCY_FACTORS:
         cost = _with_latency(problem.cost, factor)
-        yield _by_class(
-            classes, lambda members, cost=cost: _fuse_raised_tails(problem, members, cost, max_group_bytes)
-        )  # type: ignore[misc]
-        if not layered:
-            yield _by_class(
-                classes,
-                lambda members, cost=cost: _fuse_raised_releases(problem, members, cost, max_group_bytes),
-            )  # type: ignore[misc]
-
-
-def _by_class(classes: Iterable[IntArray], fuse_class: Callable[[IntArray], Partition]) -> Partition:
-    return tuple(chain.from_iterable(fuse_class(members) for members in classes))
+        for fuse_class in fusers:
+            yield tuple(
+                chain.from_iterable(
+                    fuse_class(problem, members, cost, max_group_bytes) for members in classes
+                )
+            )
 
 
 def _with_latency(cost: CostCurve, factor: float) -> CostCurve:
@@ -311,11 +306,11 @@ def fusion_bound(problem: Problem) -> Bound:
     for line in lines:
         instance = Instance(
             ready=problem.ready[sent],
-            processing=problem.sizes[sent] * line.seconds_per_byte,
+            processing=problem.sizes[sent].astype(np.float64) * line.seconds_per_byte,
             tail=problem.tail[sent],
         )
         critical = certify(instance, jackson.solve(instance))
-        # Only sets of the form {ready >= rho, tail >= theta} need to be looked at, and they are easy to state.
+        # Sets of the form {ready >= rho, tail >= theta} suffice (DESIGN 4.3) and are easy to state.
         inside = sent & (problem.ready >= critical.min_ready) & (problem.tail >= critical.min_tail)
         total = int(problem.sizes[inside].sum())
         value = critical.min_ready + line.latency_s + total * line.seconds_per_byte + critical.min_tail

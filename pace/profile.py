@@ -255,14 +255,14 @@ def _explain(error: ValidationError, document: bytes | str) -> str:
 
 def _explain_one(raw: Any, fault: Any) -> str:
     message = fault["msg"].removeprefix("Value error, ")
-    place = []
+    place: list[str] = []
     current = raw
     for part in fault["loc"]:
         if isinstance(current, dict) and part not in current and part == current.get("kind"):
             continue  # pydantic adds the discriminator's value to the location
         current = _step(current, part)
         if isinstance(part, int) and isinstance(current, dict) and isinstance(current.get("name"), str):
-            place[-1:] = [f'{str(place[-1]).removesuffix("s")} "{current["name"]}"']
+            place[-1:] = [f'{place[-1].removesuffix("s")} "{current["name"]}"']
         else:
             place.append(str(part))
     shown = fault["input"]

@@ -5,7 +5,7 @@ needed, because importing numba takes about as long as everything else together.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numba
 
@@ -15,6 +15,6 @@ Function = TypeVar("Function", bound=Callable[..., object])
 def compiled(function: Function) -> Function:
     """Compile `function` at its first call; plain Python stays reachable as ``py_func``."""
     try:
-        return numba.njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
+        return cast("Function", numba.njit(cache=True, nogil=True)(function))
     except RuntimeError:  # no folder to cache in can be written
-        return numba.njit(nogil=True)(function)  # type: ignore[no-any-return]
+        return cast("Function", numba.njit(nogil=True)(function))

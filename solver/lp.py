@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-from pace.solver.instance import Instance, IntArray, Solution
+from pace.solver.instance import FloatArray, Instance, IntArray, Solution
 from pace.solver.jackson import joined
 
 MAX_VARIABLES = 4_000_000
@@ -82,8 +82,8 @@ def _optimum(instance: Instance, served: IntArray, horizon: int) -> tuple[IntArr
     slots = np.concatenate([np.arange(start, horizon) for start in ready])
     columns = np.arange(len(slots))
     ones = np.ones(len(slots))
-    result = linprog(
-        c=slots * weights[rows],
+    result = linprog(  # type: ignore[call-overload]  # the stubs know no sparse matrices
+        c=(slots * weights[rows]).astype(np.float64),
         A_eq=csr_array((ones, (rows, columns)), shape=(len(served), len(slots))),
         b_eq=instance.processing[served],
         A_ub=csr_array((ones, (slots, columns)), shape=(horizon, len(slots))),
@@ -107,7 +107,9 @@ def _assemble(instance: Instance, slots: IntArray, owners: IntArray) -> Solution
         jobs = np.unique(owners[places])
         jobs = jobs[np.argsort(instance.ready[jobs], kind="stable")]
         owners[places] = np.repeat(jobs, instance.processing[jobs].astype(np.int64))
-    completion = instance.ready.copy()
+    completion: FloatArray = instance.ready.astype(np.float64)
     np.maximum.at(completion, owners, slots + 1.0)
     objective = float(np.max(completion + instance.tail, initial=0.0))
-    return joined(owners, slots.astype(np.float64), slots + 1.0, completion, objective)
+    starts = slots.astype(np.float64)
+    ends = starts + np.float64(1)
+    return joined(owners, starts, ends, completion, objective)

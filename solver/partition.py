@@ -1,7 +1,7 @@
 """Which neighbours on a chain to fuse: the paper's MaxMinSize and the exact optimum on layered instances.
 
-A chain is the gradients in order of ready time; a partition cuts it into runs, one run a group. Neither
-function knows dtypes or names: ``pace.fusion`` calls them for each class of gradients that may share a buffer.
+A chain is the gradients in order of ready time; a partition cuts it into runs, one run a group. Dtypes and
+names are unknown here: ``pace.fusion`` calls these for each class of gradients that may share a buffer.
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,12 +13,12 @@ def price(size: float, sizes: FloatArray, durations: FloatArray, slope: float) -
         return 0.0
     last = len(sizes) - 1
     if size >= sizes[last]:
-        return durations[last] + (size - sizes[last]) * slope
+        return float(durations[last] + (size - sizes[last]) * slope)
     if size <= sizes[0]:
-        return durations[0]
+        return float(durations[0])
     right = np.searchsorted(sizes, size)
     share = (size - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
-    return durations[right - 1] + share * (durations[right] - durations[right - 1])
+    return float(durations[right - 1] + share * (durations[right] - durations[right - 1]))
 
 
 @compiled
@@ -64,7 +64,7 @@ def fewest_groups_under(
             j -= 1
         until[i] = j
         groups[i] = 1 + groups[j + 1] if j >= i else -1
-    return groups[0] >= 0
+    return bool(groups[0] >= 0)
 
 
 @compiled
@@ -106,7 +106,7 @@ def best_affine(
             current[i] = min(value, previous[i])
         best = current[0]
         previous, current = current, previous
-    return best
+    return float(best)
 
 
 @compiled
@@ -142,4 +142,4 @@ def least_total_under(
         j = until[i]
         if j >= i:
             worst[i] = max(release_plus_tail[j] + total[i], worst[j + 1])
-    return worst[0] if total[0] < np.inf else np.inf
+    return float(worst[0]) if total[0] < np.inf else np.inf

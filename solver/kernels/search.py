@@ -1,15 +1,18 @@
 """Local search over partitions of gradients into groups, compiled; each step is priced by the oracle."""
 
 import numpy as np
+import numpy.typing as npt
 
 from pace.solver.compiled import compiled
 from pace.solver.instance import FloatArray, IntArray
 from pace.solver.kernels.jackson import serve
 from pace.solver.kernels.partition import price
 
+RandomState = npt.NDArray[np.uint64]
+
 
 @compiled
-def draw(state: IntArray, below: int) -> int:
+def draw(state: RandomState, below: int) -> int:
     """Return a pseudo-random integer in [0, below): SplitMix64, the same on every machine."""
     state[0] += np.uint64(0x9E3779B97F4A7C15)
     z = state[0]
@@ -106,7 +109,7 @@ def free_group(group_of: IntArray) -> int:
 
 @compiled
 def change(
-    group_of: IntArray, dtypes: IntArray, orders: IntArray, places: IntArray, i: int, state: IntArray
+    group_of: IntArray, dtypes: IntArray, orders: IntArray, places: IntArray, i: int, state: RandomState
 ) -> bool:
     """Apply a random move around gradient `i`: move, merge, swap or split; False if it is none."""
     n = len(group_of)

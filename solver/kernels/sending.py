@@ -13,12 +13,12 @@ def most_within(duration: float, sizes: FloatArray, durations: FloatArray, slope
     """Return the largest size whose g is at most `duration`; 0 if none, inf if all."""
     last = len(sizes) - 1
     if duration >= durations[last]:
-        return sizes[last] + (duration - durations[last]) / slope if slope > 0.0 else np.inf
+        return float(sizes[last] + (duration - durations[last]) / slope) if slope > 0.0 else np.inf
     if duration < durations[0]:
         return 0.0
     right = np.searchsorted(durations, duration, side="right")
     share = (duration - durations[right - 1]) / (durations[right] - durations[right - 1])
-    return sizes[right - 1] + share * (sizes[right] - sizes[right - 1])
+    return float(sizes[right - 1] + share * (sizes[right] - sizes[right - 1]))
 
 
 @compiled

@@ -1,0 +1,240 @@
+"""The command line: ``pace``. Each command is a thin layer over one function of the package.
+
+With ``--json`` stdout holds exactly one JSON document; people's text goes to stderr. Exit codes: 0 done,
+1 the thing asked about is wrong, 2 wrong usage, 3 service or environment failed.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pace.errors import InvalidOptions, InvalidProfile, InvalidSchedule, PaceError, ScheduleMismatch
+from pace.options import Options
+from pace.profile import Profile, load_profile
+from pace.schedule import Fusion, Oracle, Schedule, Target, load_schedule
+
+WRONG, USAGE, FAILED = 1, 2, 3
+
+app = typer.Typer(
+    name="pace",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Schedules gradient all-reduces so that communication hides behind compute.",
+)
+
+ProfileArgument = Annotated[
+    Path, typer.Argument(help="A profile document.", exists=True, dir_okay=False, readable=True)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Turn an error of ours into one message on stderr and an exit code."""
+    try:
+        yield
+    except (InvalidProfile, InvalidSchedule, ScheduleMismatch) as error:
+        _fail(error, WRONG)
+    except InvalidOptions as error:
+        _fail(error, USAGE)
+    except (PaceError, OSError) as error:
+        _fail(error, FAILED)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] == "pace":
+            raise
+        _fail(f"this command needs {error.name}, which is not installed; see the extras in README", FAILED)
+
+
+def _fail(message: object, code: int) -> None:
+    typer.echo(f"pace: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def _write(path: Path | None, content: bytes) -> None:
+    if path is not None:
+        path.write_bytes(content)
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
+@app.command()
+def optimize(
+    profile: ProfileArgument,
+    oracle: Annotated[
+        Oracle, typer.Option(help="Longest tail first, or the LP (needs --slot-s).")
+    ] = "jackson",
+    fusion: Annotated[Fusion, typer.Option(help="How gradients are fused.")] = "optimal",
+    target: Annotated[Target, typer.Option(help="Whose semantics to optimise for.")] = "pace",
+    slot_s: Annotated[
+        float | None, typer.Option(help="Slot length in seconds; continuous time if left out.")
+    ] = None,
+    max_group_bytes: Annotated[int | None, typer.Option(help="Largest group of several gradients.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the schedule here.")] = None,
+    as_json: JsonOption = False,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write the predicted window as a Chrome trace.")
+    ] = None,
+) -> None:
+    """Compute the schedule of a profile."""
+    from pace.optimize import optimize as solve
+
+    with _reported():
+        loaded = load_profile(profile)
+        schedule = solve(loaded, _options(oracle, fusion, target, slot_s, max_group_bytes))
+        _write(output, schedule.to_json())
+        if timeline is not None:
+            from pace.timeline import chrome_trace
+
+            _write(timeline, json.dumps(chrome_trace(loaded, schedule)).encode())
+        if as_json:
+            sys.stdout.buffer.write(schedule.to_json())
+        else:
+            describe(loaded, schedule, _console())
+
+
+def _options(
+    oracle: Oracle, fusion: Fusion, target: Target, slot_s: float | None, max_group_bytes: int | None
+) -> Options:
+    from pydantic import ValidationError
+
+    try:
+        return Options(
+            oracle=oracle, fusion=fusion, target=target, slot_s=slot_s, max_group_bytes=max_group_bytes
+        )
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in error.errors(include_url=False))
+        raise InvalidOptions("; ".join(faults)) from None
+
+
+def describe(profile: Profile, schedule: Schedule, console: Console) -> None:
+    """Print a schedule for people: predicted times, the proof in words, groups and segments."""
+    predicted = schedule.predicted
+    print_line = partial(console.print, highlight=False, soft_wrap=True)
+    print_line(f"[bold]{profile.name}[/bold]: {len(profile.gradients)} gradients, {profile.workers} workers")
+    print_line(
+        f"iteration   {predicted.iteration_s * 1e3:.3f} ms predicted; "
+        f"{predicted.ideal_iteration_s * 1e3:.3f} ms if preemption were free; "
+        f"compute alone {predicted.compute_s * 1e3:.3f} ms"
+    )
+    print_line(
+        f"optimality  within {_percent(predicted.gap)} of what any schedule can do "
+        f"({predicted.lower_bound_s * 1e3:.3f} ms)"
+    )
+    print_line(f"plan        {len(schedule.groups)} groups in {len(schedule.segments)} segments")
+    print_line(f"fusion      {schedule.solver.fusion}: {schedule.solver.method}")
+    print_line("")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("priority", "group", "bytes", "ready ms", "start ms", "end ms", "needed ms"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("gradients", no_wrap=True)
+    for segment in schedule.segments:
+        group = schedule.groups[segment.group]
+        first, *rest = group.gradients
+        times = (group.ready_s, segment.start_s, segment.end_s, predicted.iteration_s - group.tail_s)
+        table.add_row(
+            str(segment.priority),
+            str(segment.group),
+            f"{segment.size_bytes:,}",
+            *(f"{seconds * 1e3:.3f}" for seconds in times),
+            first + (f" +{len(rest)}" if rest else ""),
+        )
+    console.print(table)
+
+
+def _percent(gap: float) -> str:
+    return f"{max(gap, 0.0) * 100:.2g} %" if gap >= 1e-5 else "0 %"
+
+
+@app.command()
+def check(
+    profile: ProfileArgument,
+    schedule: Annotated[Path, typer.Argument(help="A schedule document.", exists=True, dir_okay=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Check a schedule against its profile, independently of the solver; exit 1 and name every violation."""
+    from pace.check import check as judge
+
+    with _reported():
+        loaded = load_profile(profile)
+        try:
+            violations = judge(loaded, load_schedule(schedule))
+        except InvalidSchedule as error:
+            violations = str(error).splitlines()
+    if as_json:
+        typer.echo(json.dumps({"valid": not violations, "violations": violations}))
+    else:
+        for violation in violations:
+            typer.echo(violation)
+        typer.echo(
+            f"{schedule}: {'valid' if not violations else f'{len(violations)} violations'}",
+            err=bool(violations),
+        )
+    if violations:
+        raise typer.Exit(WRONG)
+
+
+@app.command()
+def model(
+    name: Annotated[
+        str, typer.Argument(help="An architecture, such as resnet50; an unknown one lists them all.")
+    ],
+    device_tflops: Annotated[float, typer.Option(help="Rate of the device in TFLOP/s.")],
+    batch: Annotated[int, typer.Option(help="Samples per worker and iteration.")],
+    workers: Annotated[int, typer.Option(help="Number of workers.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write the profile here.")],
+) -> None:
+    """Compute a profile from a model's layer shapes; nothing is measured."""
+    from pace.models import build
+
+    with _reported():
+        profile = build(name, device_tflops=device_tflops, batch=batch, workers=workers)
+        _write(output, profile.model_dump_json(indent=2).encode() + b"\n")
+    typer.echo(
+        f"{output}: {len(profile.ops)} ops, {len(profile.gradients)} gradients, computed, not measured",
+        err=True,
+    )
+
+
+@app.command()
+def submit(
+    profile: ProfileArgument,
+    url: Annotated[str, typer.Option(help="Address of the service.")],
+    job: Annotated[str | None, typer.Option(help="Name of the job; the profile's name if left out.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a profile to a service and print the schedule that it answers."""
+    with _reported():
+        from pace.api.client import Client
+
+        loaded = load_profile(profile)
+        with Client(url) as client:
+            schedule = client.create_schedule(loaded, job=job or loaded.name)
+        if as_json:
+            sys.stdout.buffer.write(schedule.to_json())
+        else:
+            describe(loaded, schedule, _console())
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
+    database_url: Annotated[str | None, typer.Option(help="SQLAlchemy URL of SQLite or PostgreSQL.")] = None,
+) -> None:
+    """Run the scheduling service until it is stopped."""
+    with _reported():
+        from pace.api.serve import serve as run
+
+        run(host=host, port=port, database_url=database_url)

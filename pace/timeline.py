@@ -1,0 +1,173 @@
+"""The predicted window, laid out in time: when every op and every segment runs, and a Chrome trace of it.
+
+The trace opens in Perfetto: one lane for each compute stream, lanes for ops without a stream, one for the
+network, flows from a gradient's producer through its segments to its first consumer, and a counter of the
+bytes that are ready and not yet reduced.
+"""
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pace.graph import FloatArray
+from pace.profile import Profile
+from pace.schedule import Schedule, Segment
+
+MICROSECONDS = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTimes:
+    """When every op of the profile starts and ends, in seconds from the window's start."""
+
+    starts_s: FloatArray
+    ends_s: FloatArray
+
+
+def op_times(profile: Profile, schedule: Schedule) -> OpTimes:
+    """Run the window: every op as early as its predecessors, its stream and its gradients allow.
+
+    For a target with a barrier, ops that wait for any gradient wait for all of them.
+    """
+    ends_of_groups = [group.ready_s for group in schedule.groups]
+    for segment in schedule.segments:
+        ends_of_groups[segment.group] = max(ends_of_groups[segment.group], segment.end_s)
+    arrival = {
+        name: end
+        for end, group in zip(ends_of_groups, schedule.groups, strict=True)
+        for name in group.gradients
+    }
+    if schedule.target != "pace":
+        arrival = dict.fromkeys(arrival, max(arrival.values(), default=0.0))
+    starts, ends = np.zeros(len(profile.ops)), np.zeros(len(profile.ops))
+    for number in profile.graph.order:
+        op = profile.ops[number]
+        before = [ends[previous] for previous in profile.graph.predecessors[number]]
+        starts[number] = max([0.0, *before, *(arrival[name] for name in op.waits_for)])
+        ends[number] = starts[number] + op.duration_s
+    return OpTimes(starts_s=starts, ends_s=ends)
+
+
+def chrome_trace(profile: Profile, schedule: Schedule) -> dict[str, Any]:
+    """Return the predicted window as a Chrome trace document (JSON-ready)."""
+    times = op_times(profile, schedule)
+    lanes = _lanes(profile, times)
+    network = len(lanes.names)
+    ends = _ends(profile, schedule, times)
+    process = f"predicted: {profile.name}"
+    events: list[dict[str, Any]] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": process}}]
+    for tid, name in enumerate([*lanes.names, "network"]):
+        events.append({"ph": "M", "pid": 0, "tid": tid, "name": "thread_name", "args": {"name": name}})
+        events.append(
+            {"ph": "M", "pid": 0, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
+        )
+    for number, op in enumerate(profile.ops):
+        events.append(_slice(op.name, lanes.of_op[number], times.starts_s[number], times.ends_s[number], {}))
+    for number, segment in enumerate(schedule.segments):
+        group = schedule.groups[segment.group]
+        arguments = {
+            "group": segment.group,
+            "priority": segment.priority,
+            "offset_bytes": segment.offset_bytes,
+            "size_bytes": segment.size_bytes,
+            "gradients": list(group.gradients),
+            "critical": segment.group in schedule.certificate.groups,
+        }
+        events.append(_slice(f"group {segment.group}", network, segment.start_s, segment.end_s, arguments))
+        events += _flows(segment, number, lanes, times, ends, network)
+    events += _backlog(schedule)
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"profile_sha256": profile.sha256}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lanes:
+    names: list[str]
+    of_op: list[int]
+
+
+def _lanes(profile: Profile, times: OpTimes) -> _Lanes:
+    """Give each stream a lane, and ops without a stream as few lanes as their overlaps allow."""
+    names = list(dict.fromkeys(op.stream for op in profile.ops if op.stream is not None))
+    streams = {name: lane for lane, name in enumerate(names)}
+    of_op = [0] * len(profile.ops)
+    free: list[int] = []
+    busy: list[tuple[float, int]] = []
+    for number in np.argsort(times.starts_s, kind="stable"):
+        stream = profile.ops[number].stream
+        if stream is not None:
+            of_op[number] = streams[stream]
+            continue
+        while busy and busy[0][0] <= times.starts_s[number]:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if not free:
+            names.append(f"ops {len(names) - len(streams)}")
+            free.append(len(names) - 1)
+        of_op[number] = heapq.heappop(free)
+        heapq.heappush(busy, (float(times.ends_s[number]), of_op[number]))
+    return _Lanes(names=names, of_op=of_op)
+
+
+def _slice(name: str, tid: int, start_s: float, end_s: float, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "pid": 0,
+        "tid": tid,
+        "name": name,
+        "ts": start_s * MICROSECONDS,
+        "dur": (end_s - start_s) * MICROSECONDS,
+        "args": arguments,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ends:
+    """For every group, the op that completes it and the first op that waits for it, if any does."""
+
+    producers: list[int]
+    consumers: list[int | None]
+
+
+def _ends(profile: Profile, schedule: Schedule, times: OpTimes) -> _Ends:
+    group_of = {name: number for number, group in enumerate(schedule.groups) for name in group.gradients}
+    producers = [-1] * len(schedule.groups)
+    consumers: list[int | None] = [None] * len(schedule.groups)
+    for gradient, op in zip(profile.gradients, profile.producers, strict=True):
+        at = group_of[gradient.name]
+        if producers[at] < 0 or times.ends_s[op] > times.ends_s[producers[at]]:
+            producers[at] = op
+    for number, op_document in enumerate(profile.ops):
+        for at in {group_of[name] for name in op_document.waits_for}:
+            first = consumers[at]
+            if first is None or times.starts_s[number] < times.starts_s[first]:
+                consumers[at] = number
+    return _Ends(producers=producers, consumers=consumers)
+
+
+def _flows(
+    segment: Segment, number: int, lanes: _Lanes, times: OpTimes, ends: _Ends, network: int
+) -> list[dict[str, Any]]:
+    """Return the arrows from the op that completes the segment's group to it and on to its first consumer."""
+    producer, consumer = ends.producers[segment.group], ends.consumers[segment.group]
+    steps = [(lanes.of_op[producer], times.ends_s[producer]), (network, segment.start_s)]
+    if consumer is not None:
+        steps.append((lanes.of_op[consumer], times.starts_s[consumer]))
+    shared = {"pid": 0, "id": number, "name": f"group {segment.group}", "cat": "gradient"}
+    events = [{**shared, "ph": "t", "tid": tid, "ts": at * MICROSECONDS} for tid, at in steps]
+    events[0]["ph"], events[-1]["ph"] = "s", "f"
+    for event in events[1:]:
+        event["bp"] = "e"
+    return events
+
+
+def _backlog(schedule: Schedule) -> list[dict[str, Any]]:
+    changes = [(group.ready_s, group.size_bytes) for group in schedule.groups]
+    changes += [(segment.end_s, -segment.size_bytes) for segment in schedule.segments]
+    waiting = 0
+    events = []
+    for at, change in sorted(changes):
+        waiting += change
+        counter = {"ph": "C", "pid": 0, "name": "bytes waiting", "ts": at * MICROSECONDS}
+        events.append({**counter, "args": {"bytes": waiting}})
+    return events
