@@ -13,8 +13,9 @@ COPY pace/ pace/
 COPY solver/ solver/
 COPY api/ api/
 COPY runtime/ runtime/
-RUN python -m venv /opt/pace \
-    && /opt/pace/bin/pip install --constraint constraints.txt '.[api]'
+# pip works from outside the environment, so that the image's second stage goes without it.
+RUN python -m venv --without-pip /opt/pace \
+    && pip --python /opt/pace install --constraint constraints.txt '.[api]'
 
 FROM python:3.13-slim
 # Numbers and not names in USER, so that an orchestrator can verify that it is not root. The home folder is for
