@@ -205,6 +205,14 @@ def _join_gloo(rank: int, size: int, folder: str) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
 
+def _leave_gloo() -> None:
+    import torch.distributed as dist
+
+    # A group left to the interpreter's exit may abort it: its threads outlive what they use.
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def _load(path: str, name: str) -> Any:
     spec = importlib.util.spec_from_file_location("worker_module", path)
     assert spec is not None
@@ -226,6 +234,8 @@ def _main(path: str, name: str, rank: int, size: int, backend: str, folder: str)
         if backend == "gloo":
             _join_gloo(rank, size, folder)
         result = worker(rank, size, *arguments)
+        if backend == "gloo":
+            _leave_gloo()
     except BaseException as raised:
         traceback.print_exc()
         error, message = type(raised).__name__, str(raised)

@@ -1,0 +1,270 @@
+"""Measures what an all-reduce costs on a job's own process group.
+
+::
+
+    measured = measure_allreduce(torch_network(), largest_bytes=gradient_bytes(model))
+    profile = capture.profile("my-model", workers=8, allreduce=measured.document)
+
+All ranks call it together. Ranks never leave a barrier at the same moment, and an all-reduce that
+waits for a late peer takes longer than it costs; the rank that came last waited for nobody. So each
+call counts as long as it took on the rank where it took least.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from pace.allreduce import SampledAllReduce
+from pace.errors import InvalidOptions
+
+SMALLEST_BYTES = 1024
+MIN_SIZES = 6
+CALLS_AT_ONCE = 10
+FASTER_IN_PAIRS = 1.1
+
+
+class Network(Protocol):
+    """The process group that gradients will be sent over."""
+
+    num_workers: int
+    device: torch.device
+
+    def start(self, tensor: torch.Tensor, name: str) -> Callable[[], Any]:
+        """Begin an all-reduce of `tensor` and return what waits for its end."""
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+
+    def minimum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the element-wise minimum over all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeMeasurement:
+    """One size: the median duration and how far from it the true median may lie.
+
+    Attributes
+    ----------
+    margin_s
+        Half the width of the median's confidence interval, from order statistics: no distribution
+        is assumed.
+    """
+
+    size_bytes: int
+    duration_s: float
+    margin_s: float
+    num_calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduceMeasurement:
+    """What all-reduces cost, size by size.
+
+    Attributes
+    ----------
+    confidence
+        That of every size's margin.
+    pair_speedup
+        How much faster two all-reduces are at once than one after the other, per size in bytes.
+    """
+
+    num_workers: int
+    confidence: float
+    sizes: tuple[SizeMeasurement, ...]
+    pair_speedup: dict[int, float]
+
+    @property
+    def document(self) -> SampledAllReduce:
+        """The cost as a profile holds it."""
+        return SampledAllReduce(samples=tuple((size.size_bytes, size.duration_s) for size in self.sizes))
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether the network carries one all-reduce as fast as two at once, as PACE's model takes it to."""
+        return all(speedup < FASTER_IN_PAIRS for speedup in self.pair_speedup.values())
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a profile's metadata should tell about the measurement."""
+        return {
+            "allreduce_confidence": self.confidence,
+            "allreduce_margins_s": [size.margin_s for size in self.sizes],
+            "allreduce_calls": [size.num_calls for size in self.sizes],
+            "allreduce_pair_speedup": {str(size): value for size, value in self.pair_speedup.items()},
+        }
+
+
+def gradient_bytes(model: torch.nn.Module) -> int:
+    """Return the bytes of all gradients together: no group is larger."""
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+
+
+def measured_sizes(largest_bytes: int) -> list[int]:
+    """Return sizes from 1 KiB to beyond `largest_bytes`, at least six, each a multiple of 1 KiB."""
+    end = max(largest_bytes * 1.05, SMALLEST_BYTES * 4.0 ** (MIN_SIZES - 1))
+    steps = math.ceil(math.log(end / SMALLEST_BYTES, 4))
+    ratio = (end / SMALLEST_BYTES) ** (1 / steps)
+    return [math.ceil(ratio**step) * SMALLEST_BYTES for step in range(steps + 1)]
+
+
+def measure_allreduce(
+    network: Network,
+    *,
+    largest_bytes: int,
+    confidence: float = 0.95,
+    precision: float = 0.05,
+    max_calls: int = 200,
+    max_seconds_per_size: float = 3.0,
+) -> AllReduceMeasurement:
+    """Time all-reduces of six or more sizes; every rank of the group must call it.
+
+    Parameters
+    ----------
+    largest_bytes
+        The largest group that may be sent; sizes go beyond it.
+    confidence, precision
+        A size is repeated until the median's confidence interval is narrower than +- `precision` of
+        the median, or until `max_calls` or `max_seconds_per_size` are used up. What was reached is
+        in the result.
+    """
+    if not 0.5 <= confidence < 1:
+        raise InvalidOptions(f"confidence={confidence}: expected 0.5 or more and less than 1")
+    buffer = torch.zeros(measured_sizes(largest_bytes)[-1] // 4, dtype=torch.float32, device=network.device)
+    sizes = []
+    for size_bytes in measured_sizes(largest_bytes):
+        tensor = buffer[: size_bytes // 4]
+        _time_calls(network, [tensor], calls=3)
+        durations = _time_calls(network, [tensor], calls=CALLS_AT_ONCE)
+        # Every rank holds the same minima, so all ranks stop after the same call.
+        while True:
+            low, high = median_interval(durations, confidence)
+            median = float(np.median(durations))
+            narrow = high - low <= 2 * precision * median
+            if narrow or len(durations) >= max_calls or sum(durations) >= max_seconds_per_size:
+                break
+            durations += _time_calls(network, [tensor], calls=CALLS_AT_ONCE)
+        sizes.append(
+            SizeMeasurement(
+                size_bytes=size_bytes,
+                duration_s=median,
+                margin_s=(high - low) / 2,
+                num_calls=len(durations),
+            )
+        )
+    return AllReduceMeasurement(
+        num_workers=network.num_workers,
+        confidence=confidence,
+        sizes=tuple(sizes),
+        pair_speedup={size.size_bytes: _pair_speedup(network, size.size_bytes) for size in sizes[-3::2]},
+    )
+
+
+def median_interval(durations: list[float], confidence: float) -> tuple[float, float]:
+    """Return the narrowest pair of order statistics that holds the median with this confidence.
+
+    The number of observations below the true median is binomial with p = 1/2, whatever the
+    distribution. With too few observations for the confidence, the extremes.
+    """
+    ordered = sorted(durations)
+    count = len(ordered)
+    left_out = 0
+    missed = 0.0
+    while 2 * (left_out + 1) < count:
+        missed += 2 * math.comb(count, left_out) / 2**count
+        if missed > 1 - confidence:
+            break
+        left_out += 1
+    left_out = max(left_out - 1, 0)
+    return ordered[left_out], ordered[count - 1 - left_out]
+
+
+def _time_calls(network: Network, tensors: list[torch.Tensor], *, calls: int) -> list[float]:
+    """Time `calls` rounds, in each of which all tensors are sent at once."""
+    cuda = network.device.type == "cuda"
+    durations = []
+    for _ in range(calls):
+        network.barrier()
+        if cuda:
+            torch.cuda.synchronize(network.device)
+        started = time.perf_counter()
+        waits = [
+            network.start(tensor, f"measure.{number}.{tensor.numel()}")
+            for number, tensor in enumerate(tensors)
+        ]
+        for wait in waits:
+            wait()
+        if cuda:
+            torch.cuda.synchronize(network.device)
+        durations.append(time.perf_counter() - started)
+    return [float(value) for value in network.minimum(torch.tensor(durations, dtype=torch.float64))]
+
+
+def _pair_speedup(network: Network, size_bytes: int) -> float:
+    pair = [torch.zeros(size_bytes // 4, dtype=torch.float32, device=network.device) for _ in range(2)]
+    _time_calls(network, pair, calls=2)
+    one, both = [], []
+    for _ in range(2):
+        one += _time_calls(network, pair[:1], calls=CALLS_AT_ONCE)
+        both += _time_calls(network, pair, calls=CALLS_AT_ONCE)
+    return 2 * float(np.median(one)) / float(np.median(both))
+
+
+class _TorchNetwork:
+    def __init__(self, group: Any) -> None:
+        import torch.distributed as dist
+
+        self._dist = dist
+        self._group = group
+        self.num_workers = dist.get_world_size(group)
+        nccl = dist.get_backend(group) == "nccl"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+    def start(self, tensor: torch.Tensor, name: str) -> Callable[[], Any]:
+        del name
+        work = self._dist.all_reduce(tensor, group=self._group, async_op=True)
+        assert work is not None
+        return lambda: work.wait()
+
+    def barrier(self) -> None:
+        self._dist.barrier(self._group)
+
+    def minimum(self, values: torch.Tensor) -> torch.Tensor:
+        reduced = values.to(self.device)
+        self._dist.all_reduce(reduced, op=self._dist.ReduceOp.MIN, group=self._group)
+        return reduced.cpu()
+
+
+class _HorovodNetwork:
+    def __init__(self) -> None:
+        import horovod.torch as hvd
+
+        self._hvd = hvd
+        self.num_workers = hvd.size()
+        on_cuda = torch.cuda.is_available() and bool(hvd.nccl_built())
+        self.device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+
+    def start(self, tensor: torch.Tensor, name: str) -> Callable[[], Any]:
+        handle = self._hvd.allreduce_async_(tensor, op=self._hvd.Sum, name=name)
+        return lambda: self._hvd.synchronize(handle)
+
+    def barrier(self) -> None:
+        self._hvd.barrier()
+
+    def minimum(self, values: torch.Tensor) -> torch.Tensor:
+        reduced: torch.Tensor = self._hvd.allreduce(values, op=self._hvd.Min, name="measure.minimum")
+        return reduced
+
+
+def torch_network(group: Any = None) -> Network:
+    """Return the network of a torch.distributed process group; None is the default group."""
+    return _TorchNetwork(group)
+
+
+def horovod_network() -> Network:
+    """Return Horovod's network; ``horovod.torch.init()`` must have been called."""
+    return _HorovodNetwork()

@@ -1,0 +1,70 @@
+"""Clocks that stamp the ends of compute: the host's for CPU work, a stream's events for CUDA work."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from pace.errors import InvalidOptions
+
+
+class Clock(Protocol):
+    """Stamps moments cheaply and turns the stamps into seconds later."""
+
+    def now(self) -> Any:
+        """Return a stamp of this moment."""
+
+    def seconds(self, stamps: Sequence[Any]) -> list[float]:
+        """Turn stamps into seconds since the first of them."""
+
+
+class HostClock:
+    """Nanoseconds of the host's monotonic clock: exact where compute runs in the calling thread."""
+
+    def now(self) -> int:
+        """Return a stamp of this moment."""
+        return time.perf_counter_ns()
+
+    def seconds(self, stamps: Sequence[int]) -> list[float]:
+        """Turn stamps into seconds since the first of them."""
+        return [(stamp - stamps[0]) * 1e-9 for stamp in stamps]
+
+
+class CudaClock:
+    """Events on the current stream: they pass when the device gets there, not when the host does.
+
+    The host queues kernels ahead of the device, so a host clock would time the queueing. Stamps are
+    read once all work is queued; nothing here waits for the device before that.
+    """
+
+    def now(self) -> torch.cuda.Event:
+        """Return a stamp of this moment in the current stream."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        event.record()
+        return event
+
+    def seconds(self, stamps: Sequence[torch.cuda.Event]) -> list[float]:
+        """Wait for the last stamp and turn all into seconds since the first."""
+        stamps[-1].synchronize()
+        return [stamps[0].elapsed_time(stamp) * 1e-3 for stamp in stamps]
+
+
+def clock_for(model: torch.nn.Module) -> Clock:
+    """Choose the clock of the device that holds the model's parameters.
+
+    Raises
+    ------
+    InvalidOptions
+        If the parameters lie on several devices: one stream's events cannot order them.
+    """
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1:
+        shown = ", ".join(sorted(map(str, devices)))
+        raise InvalidOptions(f"the model's parameters lie on several devices ({shown}); capture needs one")
+    device = next(iter(devices), torch.device("cpu"))
+    if device.type == "cuda":
+        return CudaClock()
+    if device.type == "cpu":
+        return HostClock()
+    raise InvalidOptions(f'no clock for device "{device}": capture works on cpu and cuda')

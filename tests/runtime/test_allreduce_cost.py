@@ -1,0 +1,87 @@
+"""What an all-reduce costs, measured between real processes."""
+
+import math
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+from pace.errors import InvalidOptions
+from pace.runtime.allreduce_cost import (
+    AllReduceMeasurement,
+    Network,
+    gradient_bytes,
+    horovod_network,
+    measure_allreduce,
+    measured_sizes,
+    median_interval,
+    torch_network,
+)
+from tests.runtime.launch import Backend, run_ranks
+
+
+def _measure(_rank: int, _size: int, backend: Backend) -> AllReduceMeasurement:
+    if backend == "horovod":
+        import horovod.torch as hvd
+
+        hvd.init()
+    network = horovod_network() if backend == "horovod" else torch_network()
+    return measure_allreduce(network, largest_bytes=300_000, max_calls=20, precision=0.2)
+
+
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_all_ranks_measure_the_same(backend: Backend) -> None:
+    """Six or more sizes from 1 KiB to beyond the largest group; every rank holds the same numbers."""
+    if backend == "horovod":
+        pytest.importorskip("horovod.torch")
+    first, second = run_ranks(_measure, 2, backend, backend=backend)
+    assert first.sizes == second.sizes
+    assert first.num_workers == 2
+    sizes = [size.size_bytes for size in first.sizes]
+    assert len(sizes) >= 6
+    assert sizes[0] == 1024
+    assert sizes[-1] > 300_000
+    assert all(size.duration_s > 0 and size.num_calls >= 10 for size in first.sizes)
+    assert [seconds for _, seconds in first.document.samples] == [size.duration_s for size in first.sizes]
+    assert all(speedup > 0 for speedup in first.pair_speedup.values())
+    assert float(first.document.cost(2)(300_000)) > 0
+
+
+def test_an_impossible_confidence_is_refused() -> None:
+    """Certainty cannot be measured."""
+    # No group exists here: the option is refused before the network is touched.
+    with pytest.raises(InvalidOptions, match=r"confidence=1\.0"):
+        measure_allreduce(cast("Network", None), largest_bytes=1, confidence=1.0)
+
+
+@pytest.mark.parametrize("largest_bytes", [0, 1, 4, 10_000, 1 << 20, 123_456_789])
+def test_sizes_reach_from_1_kib_to_beyond_the_largest(largest_bytes: int) -> None:
+    """Rising, whole float32 elements, at least six, at most a factor of five apart."""
+    sizes = measured_sizes(largest_bytes)
+    assert len(sizes) >= 6
+    assert sizes[0] == 1024
+    assert sizes[-1] > largest_bytes
+    assert all(size % 4 == 0 for size in sizes)
+    assert all(1 < b / a <= 5 for a, b in pairwise(sizes))
+
+
+def test_the_interval_of_ten_observations() -> None:
+    """Binomial(10, 1/2): 2 * (1 + 10) / 1024 = 2.1 % lie outside the second and the ninth."""
+    assert median_interval([float(i) for i in range(10)], 0.95) == (1.0, 8.0)
+
+
+def test_the_interval_holds_the_median_as_often_as_promised() -> None:
+    """Exponential durations, skewed as real ones are; 2000 repetitions at 95 %."""
+    generator = np.random.default_rng(3)
+    intervals = [median_interval(generator.exponential(size=25).tolist(), 0.95) for _ in range(2000)]
+    hits = sum(low <= math.log(2) <= high for low, high in intervals)
+    assert hits >= 0.94 * 2000
+
+
+def test_gradient_bytes_counts_what_is_sent() -> None:
+    """Frozen parameters are not."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 5))
+    model[0].requires_grad_(False)
+    assert gradient_bytes(model) == 4 * (4 * 5 + 5)
