@@ -24,7 +24,7 @@ from pace.allreduce import (
     TwoLevelAllReduce,
 )
 from pace.profile import Profile
-from pace.schedule import Schedule
+from pace.schedule import ChainBound, FusionBound, Schedule
 
 TOLERANCE = 1e-9
 
@@ -54,6 +54,7 @@ def check(profile: Profile, schedule: Schedule) -> list[str]:
         _check_predictions(schedule, facts),
         _check_certificate(schedule, facts),
         _check_bound(profile, schedule, facts),
+        _check_chain_bound(profile, schedule, facts),
     )
     return [violation for part in parts for violation in part]
 
@@ -292,7 +293,7 @@ def _check_predictions(schedule: Schedule, facts: _Facts) -> Iterator[str]:
     realised = max(
         (end + group.tail_s for end, group in zip(ends, schedule.groups, strict=True)), default=0.0
     )
-    lower = max(facts.compute_s, schedule.bound.bound_s)
+    lower = max(facts.compute_s, schedule.bound.bound_s, schedule.chain_bound.bound_s)
     expected = (
         ("compute_s", predicted.compute_s, facts.compute_s),
         ("iteration_s", predicted.iteration_s, max(facts.compute_s, realised)),
@@ -344,6 +345,43 @@ def _check_bound(profile: Profile, schedule: Schedule, facts: _Facts) -> Iterato
     total = bound.min_ready_s + latency + bound.total_bytes * bound.seconds_per_byte + bound.min_tail_s
     if not _same(bound.bound_s, total, facts):
         yield f"bound.bound_s is {bound.bound_s!r}, its parts add up to {total!r}"
+    yield from _check_line(profile, facts, "bound", bound)
+
+
+def _check_chain_bound(profile: Profile, schedule: Schedule, facts: _Facts) -> Iterator[str]:
+    """Show that no contiguous partition of the relaxed chain is faster than chain_bound says."""
+    bound = schedule.chain_bound
+    yield from _check_line(profile, facts, "chain_bound", bound)
+    chain = [
+        (facts.ready[gradient.name], facts.tail[gradient.name], gradient.size_bytes)
+        for gradient in profile.gradients
+        if gradient.size_bytes
+    ]
+    if not chain:
+        if bound.bound_s:
+            yield f"chain_bound.bound_s is {bound.bound_s!r}, there is nothing to send"
+        return
+    chain.sort(key=lambda gradient: gradient[0] if bound.order == "ready" else gradient[1])
+    ready, tail, size = (np.array(values, dtype=float) for values in zip(*chain, strict=True))
+    relaxed = tail if bound.order == "ready" else ready
+    relaxed[:] = np.minimum.accumulate(relaxed[::-1])[::-1]
+    # fewest[i]: the fewest groups that send everything from i on within the limit, or inf.
+    limit = bound.bound_s - 2 * facts.slack_s
+    behind = size[::-1].cumsum()[::-1] * bound.seconds_per_byte
+    fewest = np.full(len(size) + 1, np.inf)
+    fewest[-1] = 0.0
+    for first in range(len(size) - 1, -1, -1):
+        groups = 1 + fewest[first + 1 :]
+        windows = ready[first:] + tail[first:] + groups * bound.latency_s + behind[first]
+        fewest[first] = np.min(groups[windows <= limit], initial=np.inf)
+    if np.isfinite(fewest[0]):
+        yield f"chain_bound.bound_s is {bound.bound_s!r}, {int(fewest[0])} contiguous groups are faster"
+
+
+def _check_line(
+    profile: Profile, facts: _Facts, field: str, bound: FusionBound | ChainBound
+) -> Iterator[str]:
+    slack = facts.slack_s
     everything = sum(gradient.size_bytes for gradient in profile.gradients)
     if not everything:
         return
@@ -354,7 +392,7 @@ def _check_bound(profile: Profile, schedule: Schedule, facts: _Facts) -> Iterato
         least = bound.latency_s + size * bound.seconds_per_byte
         real = allreduce_s(profile.allreduce, profile.workers, size)
         if least > real * (1 + TOLERANCE) + slack:
-            yield f"bound: its line says {least!r} s for {size} bytes, an all-reduce takes {real!r}"
+            yield f"{field}: its line says {least!r} s for {size} bytes, an all-reduce takes {real!r}"
             return
 
 

@@ -5,8 +5,9 @@ different dtype never share a group; one without bytes is a group of its own tha
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Literal
 
 import numpy as np
 
@@ -251,7 +252,7 @@ def _improve(problem: Problem, seed: Partition, options: Options) -> tuple[Parti
     ready, tail = problem.ready[members], problem.tail[members]
     orders = np.stack([np.argsort(ready, kind="stable"), np.argsort(tail, kind="stable")]).astype(np.int64)
     places = np.argsort(orders, axis=1).astype(np.int64)
-    bound = fusion_bound(problem).bound
+    bound = max(fusion_bound(problem).bound, layered_bound(problem).bound)
     cap = float(options.max_group_bytes or np.inf)
     _, calls = kernel.improve(
         group_of,
@@ -283,6 +284,49 @@ class Bound:
     total_bytes: int
     min_tail: float
     bound: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayeredBound:
+    """No fusion beats `bound`; see ``pace.schedule.ChainBound`` for what it rests on."""
+
+    order: Literal["ready", "tail"]
+    line: Line
+    bound: float
+
+
+def layered_bound(problem: Problem) -> LayeredBound:
+    """Bound the window of every fusion from below by the exact optimum of a relaxed, layered chain.
+
+    Proof. Take any calls, each carrying bytes of some gradients, and name each by its last gradient on the
+    chain, whose ready time and tail it has. Every byte after the k-th of these names is in a later call, so
+    the calls from the (k+1)-th on carry at least what they would in the contiguous partition with the same
+    last gradients, and they are as many: every suffix's bound is at least that partition's. The critical
+    sets of a contiguous partition are suffixes, and ``best_layered`` minimises over those partitions.
+    Lowering tails or ready times until the chain is layered, and g to a line below it, only shortens
+    windows. On a profile that is layered already and with an affine g, the bound is the optimum.
+    """
+    best = LayeredBound(order="ready", line=Line(latency_s=0.0, seconds_per_byte=0.0), bound=0.0)
+    sent = np.flatnonzero(problem.sizes)
+    if not len(sent):
+        return best
+    by_ready = problem.chain_of(sent[np.argsort(problem.ready[sent], kind="stable")])
+    by_tail = problem.chain_of(sent[np.argsort(problem.tail[sent], kind="stable")])
+    chains: tuple[tuple[Literal["ready", "tail"], Chain], ...] = (
+        ("ready", replace(by_ready, tail=_least_from_here(by_ready.tail))),
+        ("tail", replace(by_tail, ready=_least_from_here(by_tail.ready))),
+    )
+    for line in problem.cost.minorants(float(problem.sizes.sum())):
+        curve = CostCurve.affine(line.latency_s, line.seconds_per_byte)
+        for order, chain_of_order in chains:
+            _, value = best_layered(chain_of_order, curve, enough=0.0)
+            if value > best.bound:
+                best = LayeredBound(order=order, line=line, bound=value)
+    return best
+
+
+def _least_from_here(values: FloatArray) -> FloatArray:
+    return np.minimum.accumulate(values[::-1])[::-1]
 
 
 def fusion_bound(problem: Problem) -> Bound:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from pace.errors import InvalidOptions, SolverFailed
-from pace.fusion import Fusion, Partition, Problem, fuse, fusion_bound, oracle_instance
+from pace.fusion import Fusion, Partition, Problem, fuse, fusion_bound, layered_bound, oracle_instance
 from pace.options import Options
 from pace.profile import Profile
 from pace.schedule import (
     Certificate,
+    ChainBound,
     Execution,
     FusionBound,
     Group,
@@ -136,7 +137,8 @@ def _document(profile: Profile, options: Options, problem: Problem, fusion: Fusi
     solution = jackson.solve(instance)
     proof = certificate.certify(instance, solution)
     bound = fusion_bound(problem)
-    lower = max(problem.compute_s, bound.bound)
+    chain_bound = layered_bound(problem)
+    lower = max(problem.compute_s, bound.bound, chain_bound.bound)
     iteration = max(problem.compute_s, plan.sending.objective)
     segments = _segments(plan)
     largest = max((segment.size_bytes for segment in segments), default=0)
@@ -173,6 +175,12 @@ def _document(profile: Profile, options: Options, problem: Problem, fusion: Fusi
             latency_s=bound.line.latency_s,
             seconds_per_byte=bound.line.seconds_per_byte,
             bound_s=bound.bound,
+        ),
+        chain_bound=ChainBound(
+            order=chain_bound.order,
+            latency_s=chain_bound.line.latency_s,
+            seconds_per_byte=chain_bound.line.seconds_per_byte,
+            bound_s=chain_bound.bound,
         ),
         execution=Execution(credit_bytes=largest, max_segment_bytes=largest),
         groups=_groups(profile, problem.cost, plan),

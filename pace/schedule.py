@@ -92,6 +92,21 @@ class FusionBound(_Document):
     bound_s: Seconds
 
 
+class ChainBound(_Document):
+    """A chain of gradients that proves lower_bound_s against every fusion.
+
+    All gradients with bytes, in order of ready time with every tail lowered to the least of those that
+    follow ("ready"), or in order of tail with every ready time lowered likewise ("tail"). On such a chain
+    a group's ready time and tail are those of its last gradient, so no fusion is faster than the best
+    one into contiguous groups, each call priced at latency_s + bytes * seconds_per_byte.
+    """
+
+    order: Literal["ready", "tail"]
+    latency_s: Seconds
+    seconds_per_byte: Seconds
+    bound_s: Seconds
+
+
 class Execution(_Document):
     """How the runtime sends: bytes in flight at once, and the largest segment."""
 
@@ -148,6 +163,7 @@ class Schedule(_Document):
     predicted: Prediction
     certificate: Certificate
     bound: FusionBound
+    chain_bound: ChainBound
     execution: Execution
     groups: tuple[Group, ...]
     segments: tuple[Segment, ...]
