@@ -1,0 +1,329 @@
+"""The engine: one thread that sends segments in order, with at most the credit's bytes in flight.
+
+It knows buffers as tensors and groups as numbers; gradients, models and optimizers are known
+elsewhere. Every rank submits every group exactly once a round; that is what makes the order of
+collectives equal on all ranks without asking which gradients a rank happened to compute:
+
+- planned: segments go out in the plan's order, each when its group is submitted.
+- leader and follower: rank 0 picks the submitted segment with the longest tail and publishes the
+  choice before it sends; the others send what it chose. Where the transport matches collectives by
+  name, the others submit at once and rank 0's submission decides.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+
+from pace.errors import CommunicationFailed
+from pace.runtime.plan import Plan, PlannedSegment
+from pace.runtime.transport import Transport
+
+Role = Literal["planned", "leader", "follower", "submitter"]
+
+
+class _Job:
+    """One group's progress through a round."""
+
+    __slots__ = (
+        "done",
+        "done_s",
+        "key",
+        "number",
+        "remaining",
+        "segments",
+        "sent_s",
+        "submitted",
+        "submitted_s",
+        "unsent",
+    )
+
+    def __init__(self, number: int, key: tuple[float, float, int]) -> None:
+        self.number = number
+        self.key = key
+        self.segments: list[_Segment] = []
+        self.done = threading.Event()
+        self.submitted = False
+        self.unsent = 0
+        self.remaining = 0
+        self.submitted_s = 0.0
+        self.sent_s = 0.0
+        self.done_s = 0.0
+
+
+class _Segment:
+    """One all-reduce call."""
+
+    __slots__ = ("done_s", "job", "name", "number", "sent_s", "size_bytes", "tensor")
+
+    def __init__(self, number: int, job: _Job, tensor: torch.Tensor, name: str, size_bytes: int) -> None:
+        self.number = number
+        self.job = job
+        self.tensor = tensor
+        self.name = name
+        self.size_bytes = size_bytes
+        self.sent_s = 0.0
+        self.done_s = 0.0
+
+
+class Engine:
+    """Sends the segments of submitted groups; created with its thread running.
+
+    Parameters
+    ----------
+    plan
+        Groups, segments in planned order and credit.
+    tensors
+        For every segment of the plan, the contiguous part of its group's buffer that is sent.
+    adaptive
+        Whether rank 0 chooses the next segment while running, instead of the plan beforehand.
+    timeout_s
+        A wait longer than this fails.
+    on_stall
+        Called in the waiting thread with the group's number when a wait exceeds `stall_s`.
+    explain
+        Called once, in the waiting thread, after a failure; what is known about the ranks at fault.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        tensors: Sequence[torch.Tensor],
+        transport: Transport,
+        *,
+        adaptive: bool,
+        timeout_s: float,
+        name: str,
+        stall_s: float = 5.0,
+        on_stall: Callable[[int], None] | None = None,
+        explain: Callable[[], str] | None = None,
+    ) -> None:
+        self._transport = transport
+        self._credit_bytes = plan.credit_bytes
+        self._timeout_s = timeout_s
+        self._stall_s = stall_s
+        self._on_stall = on_stall
+        self._explain = explain
+        self._groups = plan.groups
+        self._jobs = [
+            _Job(number, (-group.tail_s, group.ready_s, number)) for number, group in enumerate(plan.groups)
+        ]
+        self._order = [
+            _Segment(
+                number, self._jobs[planned.group], tensor, _segment_name(name, planned), planned.size_bytes
+            )
+            for number, (planned, tensor) in enumerate(zip(plan.segments, tensors, strict=True))
+        ]
+        for segment, planned in sorted(
+            zip(self._order, plan.segments, strict=True), key=lambda pair: pair[1].offset_bytes
+        ):
+            self._jobs[planned.group].segments.append(segment)
+        self.role: Role = _role(transport, adaptive)
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._position = 0
+        self._unsent = 0
+        self._in_flight_bytes = 0
+        self._in_flight = 0
+        self._closed = False
+        self._failure: CommunicationFailed | None = None
+        self._explained = False
+        self._thread = threading.Thread(target=self._run, name=f"{name}.engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> CommunicationFailed | None:
+        """The first thing that went wrong; nothing is sent after it."""
+        return self._failure
+
+    def submit(self, group: int) -> None:
+        """Hand over a group whose buffer is filled; it belongs to the engine until it is done.
+
+        Raises
+        ------
+        CommunicationFailed
+            When the engine has failed before.
+        """
+        job = self._jobs[group]
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            assert not job.submitted, f"group {group} submitted twice"
+            job.submitted_s = time.perf_counter()
+            job.remaining = job.unsent = len(job.segments)
+            if not job.segments:
+                job.done_s = job.sent_s = job.submitted_s
+                job.done.set()
+                return
+            job.done.clear()
+            job.submitted = True
+            self._unsent += job.unsent
+            if self.role != "planned" or self._order[self._position].job is job:
+                self._wake.notify()
+
+    def wait(self, group: int) -> None:
+        """Block until a submitted group is reduced.
+
+        Raises
+        ------
+        CommunicationFailed
+            When its all-reduce failed or did not end within the time-out.
+        """
+        job = self._jobs[group]
+        if not job.done.is_set():
+            self._wait_long(job)
+        if self._failure is not None:
+            self._raise_failure()
+
+    def _wait_long(self, job: _Job) -> None:
+        start = time.monotonic()
+        stalled = False
+        while True:
+            waited_s = time.monotonic() - start
+            if waited_s >= self._timeout_s:
+                self._fail(f"did not end within {self._timeout_s:g} s", job, None)
+                return
+            next_s = self._timeout_s if stalled else min(self._stall_s, self._timeout_s)
+            if job.done.wait(max(next_s - waited_s, 0.0)):
+                return
+            if not stalled and time.monotonic() - start >= self._stall_s and self._on_stall is not None:
+                self._on_stall(job.number)
+            stalled = True
+
+    def _raise_failure(self) -> None:
+        assert self._failure is not None
+        with self._lock:
+            explain = None if self._explained else self._explain
+            self._explained = True
+        if explain is not None:
+            found = explain()
+            if found:
+                self._failure = CommunicationFailed(f"{self._failure}; {found}")
+        raise self._failure
+
+    def close(self) -> None:
+        """Stop the thread after what is in flight has ended; idempotent."""
+        with self._lock:
+            self._closed = True
+            self._wake.notify_all()
+            if self._failure is None:
+                self._wake.wait_for(
+                    lambda: self._in_flight == 0 or self._failure is not None, self._timeout_s
+                )
+        if threading.current_thread() is not self._thread:
+            # A follower may be inside a call that only ends with its time-out when the leader is gone.
+            self._thread.join(timeout=None if self._failure is None else 1.0)
+
+    def _run(self) -> None:
+        segment: _Segment | None = None
+        try:
+            while (segment := self._next()) is not None:
+                segment.sent_s = time.perf_counter()
+                self._transport.allreduce(segment.tensor, segment.name, _completion(self, segment))
+        except BaseException as error:
+            self._fail("could not be sent", segment.job if segment else None, error)
+
+    def _next(self) -> _Segment | None:
+        """Block until a segment may be sent, and account for it; None once closed."""
+        if self.role == "follower":
+            with self._lock:
+                self._wake.wait_for(lambda: self._stopped() or self._unsent > 0)
+                if self._stopped():
+                    return None
+            chosen = self._order[self._transport.decide(None)]
+            with self._lock:
+                self._wake.wait_for(lambda: self._stopped() or chosen.job.submitted)
+                return None if self._stopped() else self._take(chosen)
+        with self._lock:
+            while True:
+                if self._stopped():
+                    return None
+                segment = self._candidate()
+                if segment is not None and self._admits(segment):
+                    self._take(segment)
+                    break
+                self._wake.wait()
+        if self.role == "leader" and self._transport.sequencing == "decision":
+            self._transport.decide(segment.number)
+        return segment
+
+    def _stopped(self) -> bool:
+        return self._closed or self._failure is not None
+
+    def _candidate(self) -> _Segment | None:
+        if self._unsent == 0:
+            return None
+        if self.role == "planned":
+            segment = self._order[self._position]
+            return segment if segment.job.submitted else None
+        submitted = [job for job in self._jobs if job.submitted]
+        job = min(submitted, key=lambda job: job.key)
+        return job.segments[len(job.segments) - job.unsent]
+
+    def _admits(self, segment: _Segment) -> bool:
+        if self.role == "submitter" or self._in_flight == 0:
+            return True
+        return self._in_flight_bytes + segment.size_bytes <= self._credit_bytes
+
+    def _take(self, segment: _Segment) -> _Segment:
+        job = segment.job
+        if job.unsent == len(job.segments):
+            job.sent_s = time.perf_counter()
+        job.unsent -= 1
+        job.submitted = job.unsent > 0
+        self._unsent -= 1
+        self._position = (self._position + 1) % len(self._order)
+        self._in_flight += 1
+        self._in_flight_bytes += segment.size_bytes
+        return segment
+
+    def _complete(self, segment: _Segment, error: BaseException | None) -> None:
+        segment.done_s = time.perf_counter()
+        if error is not None:
+            self._fail("failed", segment.job, error)
+        job = segment.job
+        with self._lock:
+            self._in_flight -= 1
+            self._in_flight_bytes -= segment.size_bytes
+            job.remaining -= 1
+            if job.remaining == 0:
+                job.done_s = segment.done_s
+                job.done.set()
+            if self._unsent or self._closed:
+                self._wake.notify_all()
+
+    def _fail(self, what: str, job: _Job | None, error: BaseException | None) -> None:
+        subject = "an all-reduce" if job is None else f"the all-reduce of {self.describe(job.number)}"
+        cause = "" if error is None else f": {error}"
+        with self._lock:
+            if self._failure is None:
+                self._failure = CommunicationFailed(
+                    f"rank {self._transport.rank} of {self._transport.size}: {subject} {what}{cause}"
+                )
+                self._failure.__cause__ = error
+            for waiting in self._jobs:
+                waiting.done.set()
+            self._wake.notify_all()
+
+    def describe(self, group: int) -> str:
+        """Name a group for people: its number and its first gradients."""
+        names = self._groups[group].gradients
+        return f"group {group} ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''})"
+
+
+def _completion(engine: Engine, segment: _Segment) -> Callable[[BaseException | None], None]:
+    return lambda error: engine._complete(segment, error)
+
+
+def _segment_name(name: str, planned: PlannedSegment) -> str:
+    return f"{name}.{planned.group}.{planned.offset_bytes}"
+
+
+def _role(transport: Transport, adaptive: bool) -> Role:
+    if transport.sequencing == "submission" and transport.rank != 0:
+        return "submitter"
+    if not adaptive:
+        return "planned"
+    return "leader" if transport.rank == 0 else "follower"

@@ -1,0 +1,145 @@
+"""Finds out which parameters a model is about to use, just before it uses them.
+
+Two ways, because either alone misses some. A forward pre-hook on every leaf module covers modules
+that keep their parameters elsewhere too (an RNN's flat weights). A gate around a module's dict of
+parameters covers those read from outside the module that owns them: containers, tied weights,
+attention that reads its output projection's weight without calling it, an average over
+``model.parameters()``.
+"""
+
+from collections.abc import Callable, ItemsView, Iterable, Mapping, ValuesView
+from typing import Any
+
+import torch
+from torch import nn
+
+from pace.runtime.buffers import Slot
+
+Use = Callable[[Iterable[Slot]], None]
+
+
+class GatedParameters(dict[str, nn.Parameter | None]):
+    """A module's parameters; reading one first makes it current."""
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter | None], slots: Mapping[str, Slot], use: Use
+    ) -> None:
+        super().__init__(parameters)
+        self._slots = {name: (slot,) for name, slot in slots.items()}
+        self._all = tuple(slots.values())
+        self._use = use
+
+    def __getitem__(self, name: str) -> nn.Parameter | None:
+        slot = self._slots.get(name)
+        if slot is not None:
+            self._use(slot)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Read one parameter."""
+        return self[name] if name in self else default  # noqa: SIM401  # self.get is this method
+
+    def items(self) -> ItemsView[str, nn.Parameter | None]:  # type: ignore[override]  # a view all the same
+        """Read all parameters."""
+        self._use(self._all)
+        return super().items()
+
+    def values(self) -> ValuesView[nn.Parameter | None]:  # type: ignore[override]
+        """Read all parameters."""
+        self._use(self._all)
+        return super().values()
+
+    def copy(self) -> dict[str, nn.Parameter | None]:
+        """Read all parameters into a plain dict."""
+        return dict(self.items())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies and pickles of the module are modules of their own: they get a plain dict.
+        return dict, (list(self.items()),)
+
+
+class _PreHook:
+    """Makes a module's parameters current before its forward; does nothing in a copied module."""
+
+    def __init__(self, slots: tuple[Slot, ...], use: Use) -> None:
+        self._slots = slots
+        self._use = use
+
+    def __call__(self, _module: nn.Module, _inputs: Any) -> None:
+        self._use(self._slots)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_hook, ()
+
+
+def _no_hook() -> Callable[[nn.Module, Any], None]:
+    return _do_nothing
+
+
+def _do_nothing(_module: nn.Module, _inputs: Any) -> None:
+    return None
+
+
+class ForwardWatch:
+    """Gates and pre-hooks on a model, until ``close``.
+
+    Parameters
+    ----------
+    use
+        Called with the slots of parameters that are about to be used.
+    enter
+        Called before the outermost module's forward.
+    """
+
+    def __init__(
+        self, model: nn.Module, slots: Mapping[nn.Parameter, Slot], *, use: Use, enter: Callable[[], None]
+    ) -> None:
+        self._gated: list[tuple[nn.Module, GatedParameters]] = []
+        self._handles: list[Any] = []
+        self.ungated: list[Slot] = []
+        self._handles.append(model.register_forward_pre_hook(_EnterHook(enter)))
+        for module in model.modules():
+            if isinstance(module, torch._dynamo.OptimizedModule if _dynamo_loaded() else ()):
+                self.ungated += [slots[p] for p in module.parameters() if p in slots]
+        outside = {id(slot) for slot in self.ungated}
+        for module in model.modules():
+            own = {
+                name: slots[parameter]
+                for name, parameter in module._parameters.items()
+                if parameter is not None and parameter in slots and id(slots[parameter]) not in outside
+            }
+            if not own:
+                continue
+            if type(module._parameters) is not dict or isinstance(module, torch.jit.ScriptModule):
+                self.ungated += own.values()
+                continue
+            gated = GatedParameters(module._parameters, own, use)
+            module._parameters = gated
+            self._gated.append((module, gated))
+            if next(module.children(), None) is None:
+                hook = _PreHook(tuple(own.values()), use)
+                self._handles.append(module.register_forward_pre_hook(hook))
+
+    def close(self) -> None:
+        """Take the hooks and gates off again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for module, gated in self._gated:
+            if module._parameters is gated:
+                module._parameters = dict(dict.items(gated))
+        self._gated.clear()
+
+
+class _EnterHook(_PreHook):
+    """Runs before the outermost module."""
+
+    def __init__(self, enter: Callable[[], None]) -> None:
+        super().__init__((), lambda _slots: enter())
+
+
+def _dynamo_loaded() -> bool:
+    # Looking at torch._dynamo imports it, which takes seconds; unless it is loaded nothing is compiled.
+    import sys
+
+    return "torch._dynamo" in sys.modules

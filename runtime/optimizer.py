@@ -1,0 +1,518 @@
+"""The wrapper around a torch optimizer: turns a training loop's calls into work for the engine.
+
+A *round* begins with the first gradient handed over after a step and ends with the next ``step()``.
+In every round every group is submitted exactly once on every rank, with zeros for gradients that this
+rank did not compute: that is what keeps ranks in step. In overlap mode ``step()`` only notes the
+hyper-parameters; each group's update is applied when its parameters are about to be used.
+"""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import structlog
+import torch
+from torch import nn
+
+from pace.errors import InvalidOptions, InvalidUse
+from pace.profile import ELEMENT_BYTES
+from pace.runtime.agreement import agree_on_plan
+from pace.runtime.buffers import FusedGroup, Slot, build_groups, segment_tensors
+from pace.runtime.engine import Engine
+from pace.runtime.forward import ForwardWatch
+from pace.runtime.plan import GradientSize, Plan
+from pace.runtime.transport import Order, Transport
+from pace.runtime.update import GroupUpdate, why_not_per_group
+
+Mode = Literal["overlap", "barrier", "auto"]
+Op = Literal["average", "sum"]
+
+log = structlog.get_logger("pace.runtime")
+
+
+class WrappedOptimizer(torch.optim.Optimizer):
+    """Common to all transports; use ``pace.runtime.torch`` or ``pace.runtime.horovod``.
+
+    Parameters
+    ----------
+    optimizer
+        The user's optimizer; its parameter groups and state stay its own.
+    model
+        The module whose parameters it updates.
+    make_plan
+        Given the gradients, rank 0's plan, or the plan all ranks derive alike.
+    """
+
+    # Optimizer.__init__ is not called: everything it would hold is the wrapped optimizer's.
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        *,
+        transport: Transport,
+        make_plan: Callable[[list[GradientSize]], Plan],
+        mode: Mode,
+        order: Order,
+        op: Op,
+        backward_passes_per_step: int,
+        timeout_s: float,
+    ) -> None:
+        if backward_passes_per_step < 1:
+            raise InvalidOptions(
+                f"backward_passes_per_step is {backward_passes_per_step}, at least 1 is needed"
+            )
+        self.optimizer = optimizer
+        self.model = model
+        self.backward_passes_per_step = backward_passes_per_step
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._divisor = transport.size if op == "average" else 1
+        self._lock = threading.RLock()
+        self._num_pending = 0
+        self._round_open = False
+        self._accumulating = False
+        self._learning = True
+        self._entered = False
+        self._closed = False
+        self._at_entry: list[FusedGroup] = []
+        self._at_step: list[FusedGroup] = []
+        self._handles: list[Any] = []
+        self._groups: list[FusedGroup] = []
+        self._slots: list[Slot] = []
+        self._watch: ForwardWatch | None = None
+        self._parameters = trained_parameters(model, optimizer)
+        planned = set(self._parameters.values())
+        self._frozen = [p for g in optimizer.param_groups for p in g["params"] if p not in planned]
+        sizes = gradient_sizes(self._parameters)
+        self._plan = agree_on_plan(transport, make_plan, sizes)
+        reason = why_not_per_group(optimizer)
+        if reason is not None and mode != "barrier":
+            log.warning("pace.barrier_mode", reason=reason)
+        self._barrier = mode == "barrier" or reason is not None
+        self._adaptive = order == "adaptive" or (order == "auto" and transport.sequencing == "submission")
+        self._install()
+        _live.add(self)
+
+    def _install(self) -> None:
+        """Lay out buffers for the plan, start an engine, and attach hooks and gates."""
+        self._groups = build_groups(self._plan, self._parameters)
+        self._slots = [slot for group in self._groups for slot in group.slots]
+        self._engine = Engine(
+            self._plan,
+            segment_tensors(self._plan, self._groups),
+            self._transport,
+            adaptive=self._adaptive,
+            timeout_s=self._timeout_s,
+            name="pace",
+        )
+        for slot in self._slots:
+            slot.shared.settle = _weakly(self, slot)
+            register: Any = slot.parameter.register_post_accumulate_grad_hook  # untyped in torch
+            self._handles.append(register(self._hook(slot)))
+        self._update = None if self._barrier else GroupUpdate(self.optimizer, self._groups)
+        self._watch = ForwardWatch(
+            self.model,
+            {slot.parameter: slot for slot in self._slots},
+            use=self._use,
+            enter=self._enter,
+        )
+        self._learning = True
+
+    def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
+        def hook(_parameter: torch.Tensor) -> None:
+            if self._accumulating:
+                return
+            slot.passes += 1
+            if slot.passes >= self.backward_passes_per_step:
+                self._hand_over(slot)
+
+        return hook
+
+    def _hand_over(self, slot: Slot) -> None:
+        group = slot.fused
+        if slot.filled:
+            raise InvalidUse(
+                f"the gradient of {slot.name} was computed again before step(): it is already being"
+                f" all-reduced; accumulate with backward_passes_per_step or no_sync()"
+            )
+        if group.pending:
+            raise InvalidUse(
+                f"{slot.name} was used in a way the runtime cannot see before its last update was applied;"
+                f" call synchronize() before using it"
+            )
+        self._fill(slot)
+        with self._lock:
+            group.missing -= 1
+            self._round_open = True
+            if group.missing:
+                return
+            group.submitted = True
+        self._engine.submit(group.number)
+
+    def _fill(self, slot: Slot) -> None:
+        """Bring this rank's contribution into the buffer, scaled for the average."""
+        gradient = slot.parameter.grad
+        view = slot.view
+        with torch.no_grad():
+            if gradient is None:
+                view.zero_()
+            elif gradient is slot.shared:
+                if self._divisor != 1:
+                    view.div_(self._divisor)
+            else:
+                if gradient.is_sparse:
+                    gradient = gradient.to_dense()
+                if self._divisor != 1:
+                    torch.div(gradient, self._divisor, out=view)
+                else:
+                    view.copy_(gradient)
+        slot.parameter.grad = slot.shared
+        slot.filled = True
+
+    def _complete_round(self) -> None:
+        """Submit every group that is not yet, with zeros for gradients that were not computed."""
+        for group in self._groups:
+            if group.submitted:
+                continue
+            self._finish(group)
+            for slot in group.slots:
+                if not slot.filled:
+                    self._fill(slot)
+            group.missing = 0
+            group.submitted = True
+            self._round_open = True
+            self._engine.submit(group.number)
+
+    def _end_round(self, *, pending: bool) -> None:
+        for group in self._groups:
+            group.missing = len(group.slots)
+            group.submitted = False
+            group.pending = pending
+            for slot in group.slots:
+                slot.filled = False
+                slot.passes = 0
+        self._num_pending = len(self._groups) if pending else 0
+        self._round_open = False
+
+    def _wait_for_all(self) -> None:
+        for group in self._groups:
+            self._engine.wait(group.number)
+
+    def _finish(self, group: FusedGroup) -> None:
+        """Wait for a group's all-reduce and apply its update, if one is pending."""
+        if not group.pending:
+            return
+        with self._lock:
+            self._apply(group)
+
+    def _apply(self, group: FusedGroup) -> None:
+        if not group.pending:  # another thread was faster
+            return
+        self._engine.wait(group.number)
+        assert self._update is not None
+        group.pending = False
+        self._num_pending -= 1
+        with _plain_mode(group.buffer.device.type):
+            self._update.apply(group.number)
+            if group.zero_after:
+                group.zero_after = False
+                group.buffer.zero_()
+
+    def _use(self, slots: Iterable[Slot]) -> None:
+        if self._num_pending:
+            for slot in slots:
+                if slot.fused.pending:
+                    self._finish(slot.fused)
+        if self._learning:
+            for slot in slots:
+                slot.claimed = True
+
+    def _enter(self) -> None:
+        self._entered = True
+        if self._num_pending:
+            for group in self._at_entry:
+                self._finish(group)
+
+    def _learn(self) -> None:
+        """After the first round: find parameters that were used without the gates noticing."""
+        assert self._watch is not None
+        unseen = [slot for slot in self._slots if slot.filled and not slot.claimed]
+        groups = {slot.fused.number: slot.fused for slot in (*unseen, *self._watch.ungated)}
+        late = list(groups.values())
+        self._at_entry, self._at_step = (late, []) if self._entered else ([], late)
+        self._learning = False
+
+    def _settle(self, slot: Slot) -> None:
+        """Make a gradient readable: what user code that touches ``parameter.grad`` waits for."""
+        group = slot.fused
+        if group.pending:
+            self._finish(group)
+        elif self._round_open and not self._closed:
+            if not group.submitted:
+                if torch._C._current_graph_task_id() != -1:
+                    raise InvalidUse(
+                        f"the gradient of {slot.name} was read during the backward pass, before its"
+                        f" all-reduce could start"
+                    )
+                self._complete_round()
+            self._engine.wait(group.number)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Take one optimizer step.
+
+        In overlap mode the gradients may still be in flight when this returns: every group's update is
+        applied with the hyper-parameters in force now, just before its parameters are used.
+
+        Raises
+        ------
+        CommunicationFailed
+            When an all-reduce failed or a peer is gone.
+        InvalidUse
+            When a parameter that was frozen at the start has a gradient now.
+        """
+        self._refuse_unplanned()
+        if self._barrier:
+            return self._step_at_once(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for hook in self.optimizer._optimizer_step_pre_hooks.values():
+            hook(self.optimizer, (), {})
+        if self._learning:
+            self._learn()
+        self._complete_round()
+        self._adopt_replaced()
+        assert self._update is not None
+        self._update.snapshot()
+        self._end_round(pending=True)
+        for group in self._at_step:
+            self._finish(group)
+        return loss
+
+    def _adopt_replaced(self) -> None:
+        """Respect gradients that the user replaced or took away after the backward pass."""
+        for slot in self._slots:
+            gradient = slot.parameter.grad
+            slot.skip = gradient is None
+            if gradient is not slot.shared and gradient is not None:
+                self._engine.wait(slot.fused.number)
+                with torch.no_grad():
+                    slot.view.copy_(gradient)
+                slot.parameter.grad = slot.shared
+
+    def _step_at_once(self, closure: Callable[[], Any] | None) -> Any:
+        """Reduce everything, then let the user's optimizer update everything."""
+        if closure is not None:
+
+            def reduced() -> Any:
+                with torch.enable_grad():
+                    loss = closure()
+                self._complete_round()
+                self._wait_for_all()
+                self._end_round(pending=False)
+                return loss
+
+            return self.optimizer.step(reduced)
+        self._complete_round()
+        self._wait_for_all()
+        self._adopt_replaced()
+        self._end_round(pending=False)
+        for slot in self._slots:
+            slot.parameter.grad = None if slot.skip else slot.view
+        try:
+            return self.optimizer.step()
+        finally:
+            for slot in self._slots:
+                slot.parameter.grad = None if slot.skip else slot.shared
+
+    def _refuse_unplanned(self) -> None:
+        for parameter in self._frozen:
+            if parameter.grad is not None:
+                raise InvalidUse(
+                    "a parameter that was frozen when the optimizer was wrapped has a gradient now:"
+                    " wrap the optimizer again after changing requires_grad"
+                )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset all gradients; those still in flight from the last step stay untouched until applied.
+
+        Called between a backward pass and ``step()``, it discards the round: every rank must do so.
+        """
+        if self._round_open:
+            self._complete_round()
+            self._wait_for_all()
+            self._end_round(pending=False)
+        for slot in self._slots:
+            slot.passes = 0
+            if set_to_none:
+                slot.parameter.grad = None
+            elif slot.parameter.grad is slot.shared:
+                if slot.fused.pending:
+                    slot.fused.zero_after = True
+                else:
+                    slot.view.zero_()
+            elif slot.parameter.grad is not None:
+                slot.parameter.grad.zero_()
+
+    def synchronize(self) -> None:
+        """Wait until nothing is in flight: gradients are reduced and updates applied."""
+        for group in self._groups:
+            self._finish(group)
+        if self._round_open:
+            self._complete_round()
+            self._wait_for_all()
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """For loops written for Horovod: ``step()`` never reduces twice, so this changes nothing."""
+        yield
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only accumulate gradients in backward passes inside; the next one outside sends the sum."""
+        before, self._accumulating = self._accumulating, True
+        try:
+            yield
+        finally:
+            self._accumulating = before
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state after every pending update."""
+        self.synchronize()
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the optimizer's state, after every pending update."""
+        self.synchronize()
+        self.optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
+        """Refused: the schedule covers the parameters there were when the optimizer was wrapped."""
+        raise InvalidUse(
+            "add_param_group: the plan covers the parameters that the optimizer had when it was wrapped;"
+            " add the group to the optimizer itself and wrap it again"
+        )
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The user's optimizer's own parameter groups."""
+        return self.optimizer.param_groups
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The user's optimizer's own defaults."""
+        return self.optimizer.defaults
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The user's optimizer's own state, after every pending update."""
+        self.synchronize()
+        return self.optimizer.state
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def close(self) -> None:
+        """Finish what is in flight, then leave the model and the optimizer as they were found.
+
+        After a failure nothing is waited for. Idempotent.
+        """
+        if self._closed:
+            return
+        failed = self._engine.failure is not None
+        try:
+            if not failed:
+                self.synchronize()
+        finally:
+            self._closed = True
+            failed = self._engine.failure is not None
+            if self._watch is not None:
+                self._watch.close()
+            for handle in self._handles:
+                handle.remove()
+            for slot in self._slots:
+                if slot.parameter.grad is slot.shared:
+                    slot.parameter.grad = slot.view
+            self._engine.close()
+            self._transport.close(failed=failed)
+            _live.discard(self)
+
+    def __enter__(self) -> "WrappedOptimizer":
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+
+def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+    """Parameters that the optimizer updates and that want a gradient, by name, in definition order.
+
+    Raises
+    ------
+    InvalidOptions
+        When the optimizer updates a parameter that is not the model's, or of a dtype without a name.
+    """
+    updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    named = {
+        name.replace("_orig_mod.", ""): parameter
+        for name, parameter in model.named_parameters()
+        if parameter in updated
+    }
+    strangers = updated - set(named.values())
+    if strangers:
+        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in list(strangers)[:5])
+        raise InvalidOptions(f"the optimizer updates parameters that are not the model's, of shapes {shapes}")
+    for name, parameter in named.items():
+        if dtype_name(parameter) not in ELEMENT_BYTES:
+            raise InvalidOptions(f"{name} is {dtype_name(parameter)}, which cannot be scheduled")
+    return {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+
+
+def gradient_sizes(parameters: dict[str, nn.Parameter]) -> list[GradientSize]:
+    """Describe the gradients of these parameters as the fingerprint sees them."""
+    return [
+        GradientSize(
+            name=name,
+            size_bytes=parameter.numel() * parameter.element_size(),
+            dtype=dtype_name(parameter),
+        )
+        for name, parameter in parameters.items()
+    ]
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Name a tensor's dtype as profiles do."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+@contextlib.contextmanager
+def _plain_mode(device: str) -> Iterator[None]:
+    """Undo what the forward pass that is about to start may have switched on.
+
+    Optimizer state made in inference mode could never be updated outside it.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                yield
+        else:
+            yield
+
+
+def _weakly(wrapper: WrappedOptimizer, slot: Slot) -> Callable[[], None]:
+    reference = weakref.ref(wrapper)
+
+    def settle() -> None:
+        alive = reference()
+        if alive is not None:
+            alive._settle(slot)
+
+    return settle
+
+
+_live: "weakref.WeakSet[WrappedOptimizer]" = weakref.WeakSet()

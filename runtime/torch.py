@@ -1,0 +1,91 @@
+"""DistributedOptimizer for jobs that use torch.distributed."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pace.runtime.fetch import planner
+from pace.runtime.gloo import GlooTransport
+from pace.runtime.optimizer import Mode, Op, WrappedOptimizer
+from pace.runtime.transport import Order
+from pace.schedule import Schedule
+
+__all__ = ["DistributedOptimizer"]
+
+
+class DistributedOptimizer(WrappedOptimizer):
+    """Wraps a torch optimizer: all-reduces its gradients by a schedule, without a barrier.
+
+    Wrap the optimizer after the model is on its device and ``init_process_group`` was called; do not
+    wrap the model in DistributedDataParallel. Every rank must do so alike, with equal weights.
+
+    Parameters
+    ----------
+    optimizer, model
+        The user's optimizer, and the module whose parameters it updates.
+    schedule
+        A schedule or the path of one. Without it and without `service`, a simple plan is computed here.
+    service, job
+        Where rank 0 asks for the newest schedule of the job for this model.
+    credit_bytes
+        How many bytes may be in flight at once, instead of what the schedule says.
+    backward_passes_per_step
+        Gradients of so many backward passes are summed before they are sent.
+    op
+        "average" divides by the number of ranks, "sum" does not.
+    mode
+        "overlap": no barrier, updates are applied when a parameter is about to be used. "barrier":
+        ``step()`` waits for all gradients. "auto": overlap where the optimizer allows it.
+    order
+        "static": segments go out as planned. "adaptive": rank 0 picks the longest tail that is ready.
+    timeout_s
+        A peer that does not answer for so long is an error.
+    process_group
+        The ranks that train together; all by default.
+
+    Raises
+    ------
+    ScheduleMismatch
+        When the schedule was made for another model or world, or the ranks differ.
+    InvalidOptions, InvalidUse
+        When the arguments or the optimizer do not fit.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        *,
+        schedule: Schedule | str | Path | None = None,
+        service: str | None = None,
+        job: str | None = None,
+        api_key: str | None = None,
+        credit_bytes: int | None = None,
+        backward_passes_per_step: int = 1,
+        op: Op = "average",
+        mode: Mode = "auto",
+        order: Order = "auto",
+        timeout_s: float = 300.0,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        transport = GlooTransport(timeout_s=timeout_s, process_group=process_group)
+        super().__init__(
+            optimizer,
+            model,
+            transport=transport,
+            make_plan=planner(
+                transport,
+                schedule=schedule,
+                service=service,
+                job=job,
+                credit_bytes=credit_bytes,
+                api_key=api_key,
+            ),
+            mode=mode,
+            order=order,
+            op=op,
+            backward_passes_per_step=backward_passes_per_step,
+            timeout_s=timeout_s,
+        )

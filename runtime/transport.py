@@ -1,0 +1,48 @@
+"""What the engine asks of whatever carries its segments."""
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import torch
+
+Done = Callable[[BaseException | None], None]
+
+Order = Literal["static", "adaptive", "auto"]
+"""Who decides which segment goes next: the plan, or rank 0 while it runs."""
+
+Sequencing = Literal["submission", "decision"]
+"""How a transport learns rank 0's choice.
+
+"submission": a collective runs when the last rank has submitted it, matched by name, so rank 0 decides
+by being the last. "decision": collectives are matched by their position in each rank's sequence, so
+all ranks must issue the same sequence and rank 0's choice must be published before it is used.
+"""
+
+
+class Transport(Protocol):
+    """Carries segments and a few control messages between ranks; one instance a wrapper."""
+
+    rank: int
+    size: int
+    sequencing: Sequencing
+
+    def allreduce(self, segment: torch.Tensor, name: str, done: Done) -> None:
+        """Start to sum `segment` over all ranks in place; returns at once.
+
+        Calls `done` from any thread, once, with the error if there was one.
+        """
+
+    def decide(self, segment: int | None) -> int:
+        """Rank 0 publishes which segment is next; every other rank passes None and gets it.
+
+        Only where `sequencing` is "decision"; blocks until rank 0 has decided.
+        """
+
+    def broadcast(self, payload: bytes | None) -> bytes:
+        """Give rank 0's payload to every rank; the others pass None."""
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Give every rank's payload to every rank, in rank order."""
+
+    def close(self, *, failed: bool) -> None:
+        """Let go of threads and connections; with `failed`, of calls under way too."""
