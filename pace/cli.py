@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from pace.errors import InvalidOptions, InvalidProfile, InvalidSchedule, PaceError, ScheduleMismatch
-from pace.options import Options
+from pace.options import Options, Risk
 from pace.profile import Profile, load_profile
 from pace.schedule import Fusion, Oracle, Schedule, Target, load_schedule
 
@@ -78,44 +78,79 @@ def optimize(
     fusion: Annotated[Fusion, typer.Option(help="How gradients are fused.")] = "optimal",
     target: Annotated[Target, typer.Option(help="Whose semantics to optimise for.")] = "pace",
     slot_s: Annotated[
-        float | None, typer.Option(help="Slot length in seconds; continuous time if left out.")
+        float | None, typer.Option(help="Slot length in seconds; else continuous time.")
     ] = None,
     max_group_bytes: Annotated[int | None, typer.Option(help="Largest group of several gradients.")] = None,
+    max_segment_bytes: Annotated[int | None, typer.Option(help="Largest segment.")] = None,
+    scenarios: Annotated[int, typer.Option(help="Compare plans over this many jittered windows.")] = 0,
+    jitter: Annotated[float, typer.Option(help="Relative spread of ops that have no measured one.")] = 0.0,
+    risk: Annotated[Risk, typer.Option(help="What counts over the scenarios.")] = "mean",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the schedule here.")] = None,
     as_json: JsonOption = False,
     timeline: Annotated[
         Path | None, typer.Option(help="Write the predicted window as a Chrome trace.")
     ] = None,
+    write_lp: Annotated[Path | None, typer.Option(help="Write the linear program as .lp or .mps.")] = None,
 ) -> None:
     """Compute the schedule of a profile."""
     from pace.optimize import optimize as solve
 
     with _reported():
         loaded = load_profile(profile)
-        schedule = solve(loaded, _options(oracle, fusion, target, slot_s, max_group_bytes))
+        options = _options(
+            oracle=oracle,
+            fusion=fusion,
+            target=target,
+            slot_s=slot_s,
+            max_group_bytes=max_group_bytes,
+            max_segment_bytes=max_segment_bytes,
+            scenarios=scenarios,
+            jitter=jitter,
+            risk=risk,
+        )
+        schedule = solve(loaded, options)
         _write(output, schedule.to_json())
         if timeline is not None:
             from pace.timeline import chrome_trace
 
             _write(timeline, json.dumps(chrome_trace(loaded, schedule)).encode())
+        if write_lp is not None:
+            from pace.optimize import write_lp as write_program
+
+            write_program(schedule, write_lp)
         if as_json:
             sys.stdout.buffer.write(schedule.to_json())
         else:
             describe(loaded, schedule, _console())
+            if target != "pace":
+                _describe_framework(schedule, solve(loaded), _console())
 
 
-def _options(
-    oracle: Oracle, fusion: Fusion, target: Target, slot_s: float | None, max_group_bytes: int | None
-) -> Options:
+def _options(**given: Any) -> Options:
     from pydantic import ValidationError
 
     try:
-        return Options(
-            oracle=oracle, fusion=fusion, target=target, slot_s=slot_s, max_group_bytes=max_group_bytes
-        )
+        return Options(**given)
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in error.errors(include_url=False))
         raise InvalidOptions("; ".join(faults)) from None
+
+
+def _describe_framework(schedule: Schedule, preemptive: Schedule, console: Console) -> None:
+    """Print what to pass to the framework, and what its semantics cost against ours."""
+    from pace.frameworks import bucket_cap_mb_list, horovod_groups
+
+    print_line = partial(console.print, highlight=False, soft_wrap=True)
+    loss = schedule.predicted.iteration_s / preemptive.predicted.iteration_s - 1 if preemptive.groups else 0.0
+    print_line("")
+    print_line(
+        f"{loss * 100:.1f} % slower than target pace is predicted to be "
+        f"({preemptive.predicted.iteration_s * 1e3:.3f} ms)"
+    )
+    if schedule.target == "ddp":
+        print_line(f"bucket_cap_mb_list={bucket_cap_mb_list(schedule)}")
+    else:
+        print_line(f"groups (names of parameters): {json.dumps(horovod_groups(schedule))}")
 
 
 def describe(profile: Profile, schedule: Schedule, console: Console) -> None:

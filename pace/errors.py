@@ -4,6 +4,7 @@
 
     PaceError
     ├── InvalidProfile        a profile that cannot be what was measured
+    ├── FormatError           a file of another tool that cannot be read as what it should be
     ├── InvalidSchedule       a schedule that breaks its own rules or its profile
     ├── InvalidOptions        options that do not exist or do not fit one another
     ├── ScheduleMismatch      a schedule made for another model or world
@@ -20,6 +21,16 @@ class PaceError(Exception):
 
 class InvalidProfile(PaceError, ValueError):
     """A profile that cannot be what was measured; the message names the op or gradient."""
+
+
+class FormatError(PaceError, ValueError):
+    """A file written by another tool that cannot be read; names the file, the position and the reason."""
+
+    def __init__(self, path: object, reason: str, position: str | None = None) -> None:
+        self.path = path
+        self.reason = reason
+        self.position = position
+        super().__init__(f"{path}: {reason}" if position is None else f"{path}, {position}: {reason}")
 
 
 class InvalidSchedule(PaceError, ValueError):

@@ -16,6 +16,7 @@ from pace.options import Options
 from pace.profile import ELEMENT_BYTES, Profile
 from pace.solver import jackson
 from pace.solver.cost import CostCurve, Line
+from pace.solver.fifo import best_fifo
 from pace.solver.instance import Instance, IntArray
 from pace.solver.partition import Chain, best_layered, max_min_partitions, runs
 from pace.solver.sending import Buffers
@@ -116,9 +117,13 @@ class Problem:
 
 def fuse(problem: Problem, options: Options) -> Fusion:
     """Search for groups as `options` asks."""
+    if not problem.sizes.any():
+        return Fusion(partitions=(problem.unsent(),), method="nothing to send, exact")
     if options.fusion == "none":
         every = tuple((int(i),) for i in np.argsort(problem.ready, kind="stable") if problem.sizes[i])
         return Fusion(partitions=(every + problem.unsent(),), method="one group per gradient")
+    if options.target != "pace":
+        return _fuse_for_barrier(problem, options)
     if options.fusion == "pace":
         return _fuse_as_paper(problem, options)
     return _fuse_optimally(problem, options)
@@ -130,19 +135,8 @@ def oracle_instance(buffers: Buffers, cost: CostCurve, slot_s: float | None) -> 
     return instance if slot_s is None else instance.in_slots(slot_s)
 
 
-def _price(problem: Problem, partition: Partition, options: Options) -> float:
-    """Return the oracle's window for `partition`, in seconds; longest tail first equals the LP on slots."""
-    instance = oracle_instance(problem.buffers(partition), problem.cost, options.slot_s)
-    objective = jackson.solve(instance).objective * (options.slot_s or 1.0)
-    return max(objective, problem.compute_s)
-
-
 def _cut(members: IntArray, cuts: list[int]) -> Partition:
     return tuple(tuple(members[run].tolist()) for run in runs(cuts, len(members)))
-
-
-def _fits(problem: Problem, group: tuple[int, ...], max_group_bytes: int | None) -> bool:
-    return max_group_bytes is None or len(group) == 1 or problem.sizes[list(group)].sum() <= max_group_bytes
 
 
 def _fuse_as_paper(problem: Problem, options: Options) -> Fusion:
@@ -151,43 +145,76 @@ def _fuse_as_paper(problem: Problem, options: Options) -> Fusion:
     One R for each class of gradients, chosen class by class where there are several. R stops growing where
     the latency of R calls alone, with everything else free, makes the window longer than the best.
     """
-    classes = problem.classes()
-    parts: list[Partition] = [_cut(members, [0]) for members in classes]
-    for number in sorted(range(len(classes)), key=lambda k: -int(problem.sizes[classes[k]].sum())):
+    classes = [problem.chain_of(members) for members in problem.classes()]
+    cuts: list[list[int]] = [[0] for _ in classes]
+    for number in sorted(range(len(classes)), key=lambda k: -int(classes[k].sizes.sum())):
         best = np.inf
-        for cuts in max_min_partitions(problem.sizes[classes[number]]):
-            trial = _cut(classes[number], cuts)
-            if _latency_floor(problem, classes[number], len(cuts)) >= best:
+        for trial in max_min_partitions(classes[number].sizes):
+            if _latency_floor(classes[number], len(trial), problem.cost) >= best:
                 break
-            if not all(_fits(problem, group, options.max_group_bytes) for group in trial):
+            if not _fits(classes[number], trial, options.max_group_bytes):
                 continue
-            candidate = tuple(chain(*parts[:number], trial, *parts[number + 1 :]))
-            if (value := _price(problem, candidate, options)) < best:
-                best, parts[number] = value, trial
+            value = _price(problem, classes, [*cuts[:number], trial, *cuts[number + 1 :]], options)
+            if value < best:
+                best, cuts[number] = value, trial
     method = "MaxMinSize for every number of groups (Algorithm 1), heuristic"
     if len(classes) > 1:
         method += ", one dtype after another"
+    parts = (_cut(members, part) for members, part in zip(problem.classes(), cuts, strict=True))
     return Fusion(partitions=(tuple(chain(*parts)) + problem.unsent(),), method=method)
 
 
-def _latency_floor(problem: Problem, members: IntArray, calls: int) -> float:
-    """Return a bound on the window when `members` go out in `calls` calls."""
-    shortest = float(problem.cost(problem.sizes[members].min()))
-    busy = calls * shortest
-    return float(problem.ready[members].min()) + busy + float(problem.tail[members].min())
+def _fits(chain_: Chain, cuts: list[int], max_group_bytes: int | None) -> bool:
+    if max_group_bytes is None:
+        return True
+    return all(len(run) == 1 or chain_.sizes[run].sum() <= max_group_bytes for run in runs(cuts, len(chain_)))
+
+
+def _latency_floor(chain_: Chain, calls: int, cost: CostCurve) -> float:
+    """Return a bound on the window when the chain goes out in `calls` calls, each the cheapest there is."""
+    busy = calls * float(cost(chain_.sizes.min()))
+    return float(chain_.ready.min()) + busy + float(chain_.tail.min())
+
+
+def _price(problem: Problem, classes: list[Chain], cuts: list[list[int]], options: Options) -> float:
+    """Return the oracle's window for runs of each class; longest tail first equals the LP on slots."""
+    parts = [part.fuse(of_part, problem.cost) for part, of_part in zip(classes, cuts, strict=True)]
+    instance = parts[0]
+    if len(parts) > 1:
+        instance = Instance(
+            ready=np.concatenate([part.ready for part in parts]),
+            processing=np.concatenate([part.processing for part in parts]),
+            tail=np.concatenate([part.tail for part in parts]),
+        )
+    return _window(problem, instance, options.slot_s)
+
+
+def _window(problem: Problem, instance: Instance, slot_s: float | None) -> float:
+    if slot_s is not None:
+        instance = instance.in_slots(slot_s)
+    return max(jackson.solve(instance).objective * (slot_s or 1.0), problem.compute_s)
+
+
+def _fuse_for_barrier(problem: Problem, options: Options) -> Fusion:
+    """Minimise the end of the last all-reduce, first in, first out: all that counts before a barrier."""
+    parts = []
+    for members in problem.classes():
+        cuts, _ = best_fifo(problem.chain_of(members), problem.cost, max_group_bytes=options.max_group_bytes)
+        parts.append(_cut(members, cuts))
+    exact = "exact" if len(parts) <= 1 else "each dtype by itself, heuristic"
+    method = f"dynamic program over prefixes, first in first out with a barrier, {exact}"
+    return Fusion(partitions=(tuple(chain(*parts)) + problem.unsent(),), method=method)
 
 
 def _fuse_optimally(problem: Problem, options: Options) -> Fusion:
     classes = problem.classes()
-    if not classes:
-        return Fusion(partitions=(problem.unsent(),), method="nothing to send, exact")
     layered = len(classes) == 1 and problem.chain_of(classes[0]).is_layered
     seeds = list(_seeds(problem, classes, options.max_group_bytes, layered=layered))
     if layered:
         exact = "exact" if problem.cost.line else "exact to the tolerance of the bisection"
         partitions = dict.fromkeys(seed + problem.unsent() for seed in seeds)
         return Fusion(partitions=tuple(partitions), method=f"dynamic program over contiguous groups, {exact}")
-    seeds.sort(key=lambda seed: _price(problem, seed, options))
+    seeds.sort(key=lambda seed: _window(problem, problem.buffers(seed).instance(problem.cost), None))
     best, calls = _improve(problem, seeds[0], options)
     method = f"local search from the dynamic program's groups, {calls} oracle calls, heuristic"
     partitions = dict.fromkeys(partition + problem.unsent() for partition in (best, *seeds))

@@ -1,14 +1,17 @@
 """From a profile to its schedule: fusion search, oracle, segments, proofs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
+from pace.allreduce import AffineAllReduce, SampledAllReduce
 from pace.errors import InvalidOptions, SolverFailed
 from pace.fusion import Fusion, Partition, Problem, fuse, fusion_bound, layered_bound, oracle_instance
 from pace.options import Options
-from pace.profile import Profile
+from pace.profile import Gradient, Op, Profile
 from pace.schedule import (
     Certificate,
     ChainBound,
@@ -23,11 +26,19 @@ from pace.schedule import (
 from pace.solver import certificate, jackson
 from pace.solver.cost import CostCurve
 from pace.solver.instance import FloatArray, Instance, IntArray, Solution
-from pace.solver.sending import Buffers, Sending, cut_as_solved, cut_while_sending, send_in_order
+from pace.solver.sending import (
+    Buffers,
+    Sending,
+    cut_as_solved,
+    cut_while_sending,
+    send_by_tail,
+    send_in_order,
+)
 from pace.version import __version__
 
 # A cut that spares a longer tail a wait of less than so many latencies is not considered, in several sizes.
 PATIENCE_FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0, np.inf)
+CREDIT_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +48,7 @@ class _Plan:
     sending: Sending
     start_slots: IntArray | None = None
     num_slots: IntArray | None = None
+    risk_s: float | None = None
 
 
 def optimize(profile: Profile, options: Options | None = None) -> Schedule:
@@ -54,9 +66,9 @@ def optimize(profile: Profile, options: Options | None = None) -> Schedule:
     """
     options = options or Options()
     _refuse_misfits(options)
-    problem = Problem.of(profile)
+    problem = Problem.of(profile, barrier=options.target != "pace")
     fusion = fuse(problem, options)
-    plan = _fastest_plan(problem, fusion, options)
+    plan = _fastest_plan(profile, problem, fusion, options)
     return _document(profile, options, problem, fusion, plan)
 
 
@@ -65,20 +77,48 @@ def _refuse_misfits(options: Options) -> None:
         raise InvalidOptions(
             'oracle "lp" works in slots: give slot_s, or use oracle "jackson" for continuous time'
         )
+    if options.target != "pace":
+        if options.slot_s is not None:
+            raise InvalidOptions(f'target "{options.target}" sends whole groups: leave slot_s out')
+        if options.fusion == "pace":
+            raise InvalidOptions(
+                f'fusion "pace" prices preemption, target "{options.target}" has none: use fusion "optimal"'
+            )
+        if options.max_segment_bytes is not None:
+            raise InvalidOptions(f'target "{options.target}" sends whole groups: leave max_segment_bytes out')
+    if options.slot_s is not None and (options.max_segment_bytes is not None or options.scenarios):
+        raise InvalidOptions(
+            "a slotted plan is the oracle's: leave max_segment_bytes and scenarios out, or slot_s"
+        )
+    if options.scenarios == 0 and options.jitter > 0:
+        raise InvalidOptions("jitter is used with scenarios: give how many, 50 for example")
 
 
-def _fastest_plan(problem: Problem, fusion: Fusion, options: Options) -> _Plan:
+def _fastest_plan(profile: Profile, problem: Problem, fusion: Fusion, options: Options) -> _Plan:
     if options.slot_s is not None:
         return _slotted_plan(problem, fusion.partitions[0], options)
-    plans = (
+    plans = [
         _Plan(partition=partition, buffers=buffers, sending=sending)
         for partition in (_in_order(problem, partition) for partition in fusion.partitions)
         for buffers in (problem.buffers(partition),)
-        for sending in _sendings(buffers, problem.cost)
-    )
-    return min(
-        plans, key=lambda plan: (max(plan.sending.objective, problem.compute_s), len(plan.sending.groups))
-    )
+        for sending in _sendings(buffers, problem.cost, options)
+    ]
+    if not options.scenarios:
+        return min(plans, key=lambda plan: (_window(problem, plan), len(plan.sending.groups)))
+    from pace.scenarios import price, sample
+
+    scenarios = sample(profile, options)
+    priced = [
+        replace(
+            plan, risk_s=price(scenarios, plan.partition, plan.buffers, plan.sending, problem.cost, options)
+        )
+        for plan in plans
+    ]
+    return min(priced, key=lambda plan: (plan.risk_s, _window(problem, plan), len(plan.sending.groups)))
+
+
+def _window(problem: Problem, plan: _Plan) -> float:
+    return max(plan.sending.objective, problem.compute_s)
 
 
 def _in_order(problem: Problem, partition: Partition) -> Partition:
@@ -88,11 +128,12 @@ def _in_order(problem: Problem, partition: Partition) -> Partition:
     return tuple(group for _, _, group in sorted(keys))
 
 
-def _sendings(buffers: Buffers, cost: CostCurve) -> Iterator[Sending]:
+def _sendings(buffers: Buffers, cost: CostCurve, options: Options) -> Iterator[Sending]:
+    limit = float(options.max_segment_bytes or np.inf)
     latency = cost.durations_s[0]
-    for factor in PATIENCE_FACTORS:
+    for factor in PATIENCE_FACTORS if options.target == "pace" else (np.inf,):
         patience = factor * latency if latency > 0 or factor == 0 else np.inf
-        sending = cut_while_sending(buffers, cost, patience_s=patience)
+        sending = cut_while_sending(buffers, cost, patience_s=patience, max_segment_bytes=limit)
         if sending is not None:
             yield sending
 
@@ -117,14 +158,46 @@ def _solve(instance: Instance, options: Options) -> Solution:
         return jackson.solve(instance)
     from pace.solver import lp
 
-    try:
+    with _explained(options.slot_s or 0.0):
         return lp.solve(instance)
+
+
+def write_lp(schedule: Schedule, path: Path) -> None:
+    """Write the paper's linear program (3)-(14) for a slotted schedule's groups as .lp or .mps, for audit.
+
+    Raises
+    ------
+    InvalidOptions
+        Without slots, with too many, or if `path` ends in neither.
+    """
+    from pace.solver import lp_model
+
+    slot_s = schedule.solver.slot_s
+    if slot_s is None:
+        raise InvalidOptions("the linear program works in slots: give slot_s")
+    instance = Instance(
+        ready=np.array([group.ready_s for group in schedule.groups]),
+        processing=np.array([group.allreduce_s for group in schedule.groups]),
+        tail=np.array([group.tail_s for group in schedule.groups]),
+    )
+    if path.suffix not in lp_model.SUFFIXES:
+        raise InvalidOptions(f"{path}: expected a name that ends in {' or '.join(lp_model.SUFFIXES)}")
+    with _explained(slot_s):
+        lp_model.write(instance.in_slots(slot_s), path)
+
+
+@contextmanager
+def _explained(slot_s: float) -> Iterator[None]:
+    """Turn what the linear programs raise into errors that say what would work."""
+    from pace.solver import lp
+
+    try:
+        yield
     except lp.TooLarge as error:
-        assert options.slot_s is not None
         # Variables grow with the number of slots, so the length scales with their excess.
-        fitting = options.slot_s * error.variables / lp.MAX_VARIABLES * 1.1
+        fitting = slot_s * error.variables / error.limit * 1.1
         raise InvalidOptions(
-            f'oracle "lp" would need {error.variables:,} variables of at most {lp.MAX_VARIABLES:,}: '
+            f"the linear program would have {error.variables:,} variables of at most {error.limit:,}: "
             f'slot_s of {fitting:.2g} would fit, or use oracle "jackson"'
         ) from None
     except lp.NoOptimum as error:
@@ -158,6 +231,7 @@ def _document(profile: Profile, options: Options, problem: Problem, fusion: Fusi
             ideal_iteration_s=max(problem.compute_s, solution.objective * unit),
             compute_s=problem.compute_s,
             lower_bound_s=lower,
+            scenarios_s=plan.risk_s,
             gap=iteration / lower - 1 if lower else 0.0,
         ),
         certificate=Certificate(
@@ -182,9 +256,30 @@ def _document(profile: Profile, options: Options, problem: Problem, fusion: Fusi
             seconds_per_byte=chain_bound.line.seconds_per_byte,
             bound_s=chain_bound.bound,
         ),
-        execution=Execution(credit_bytes=largest, max_segment_bytes=largest),
+        execution=Execution(credit_bytes=_credit(problem, plan, iteration), max_segment_bytes=largest),
         groups=_groups(profile, problem.cost, plan),
         segments=segments,
+    )
+
+
+def _credit(problem: Problem, plan: _Plan, iteration_s: float) -> int:
+    """Return the most bytes in flight with which sending by longest tail is as fast as the plan.
+
+    More credit keeps the network busy while a host is late; but what is in flight goes first, so a runtime
+    that decides as gradients become ready overtakes less. Candidates halve twice the largest segment.
+    """
+    sending = plan.sending
+    if not len(sending.groups):
+        return 0
+    sizes = sending.elements * plan.buffers.element_bytes[sending.groups]
+    candidates = [int(2 * sizes.max()) >> halvings for halvings in range(12)]
+    windows = [
+        max(send_by_tail(plan.buffers, sending, problem.cost, credit_bytes=credit), problem.compute_s)
+        for credit in candidates
+    ]
+    enough = max(iteration_s, min(windows)) * (1 + CREDIT_TOLERANCE)
+    return next(
+        max(credit, 1) for credit, window in zip(candidates, windows, strict=True) if window <= enough
     )
 
 
@@ -226,3 +321,31 @@ def _segments(plan: _Plan) -> tuple[Segment, ...]:
         )
         offsets[group] += size
     return tuple(segments)
+
+
+def warm_up() -> None:
+    """Compile every hot loop that ``optimize`` may call, so that no request waits for a compiler.
+
+    Takes some seconds on a machine's first run and a fraction of one when the compiled code is cached.
+    """
+    ops = [Op(name=f"bwd/{layer}", duration_s=1.0) for layer in range(4)]
+    ops += [
+        Op(
+            name=f"fwd/{layer}",
+            duration_s=1.0 + layer % 2,
+            deps=(f"bwd/{layer}",),
+            waits_for=(f"gradient {layer}",),
+        )
+        for layer in range(4)
+    ]
+    gradients = tuple(
+        Gradient(name=f"gradient {layer}", size_bytes=4 * (layer + 1), producer=f"bwd/{layer}")
+        for layer in range(4)
+    )
+    for allreduce in (
+        AffineAllReduce(latency_s=0.1, seconds_per_byte=0.1),
+        SampledAllReduce(samples=((4, 0.1), (8, 0.4), (16, 0.5))),
+    ):
+        profile = Profile(name="warm-up", workers=2, ops=tuple(ops), gradients=gradients, allreduce=allreduce)
+        for options in (Options(), Options(fusion="pace"), Options(target="ddp")):
+            optimize(profile, options)

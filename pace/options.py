@@ -1,10 +1,12 @@
 """What a caller may ask of the optimiser; shared by the Python API, the command line and the service."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pace.schedule import Fusion, Oracle, Target
+
+Risk = Literal["mean", "p95"]
 
 
 class Options(BaseModel):
@@ -23,6 +25,12 @@ class Options(BaseModel):
         Length of a slot in seconds; None for continuous time.
     max_group_bytes
         No group of more than one gradient is larger.
+    max_segment_bytes
+        No segment is larger.
+    scenarios, jitter, risk
+        With `scenarios` > 0, plans are compared by their iteration time over so many sampled windows in
+        which every op's duration is lognormal, with the profile's standard deviation or, where it has none,
+        `jitter` times its duration. `risk` says whether the mean or the 95th percentile counts.
     search_calls
         Budget of the local search on profiles with parallel branches, in oracle calls, so that the result
         does not depend on the machine's speed.
@@ -35,4 +43,8 @@ class Options(BaseModel):
     target: Target = "pace"
     slot_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_group_bytes: Annotated[int, Field(gt=0)] | None = None
+    max_segment_bytes: Annotated[int, Field(gt=0)] | None = None
+    scenarios: Annotated[int, Field(ge=0, le=10_000)] = 0
+    jitter: Annotated[float, Field(ge=0, le=10)] = 0.0
+    risk: Risk = "mean"
     search_calls: Annotated[int, Field(ge=1, le=10_000_000)] = 2000

@@ -183,9 +183,13 @@ class Profile(_Document):
 
     @cached_property
     def timing(self) -> Timing:
-        """Ready times, tails and the compute bound (DESIGN 3). O(ops + edges + gradients)."""
-        end = self.graph.end_times()
-        tails = self.graph.tails()
+        """Ready times, tails and the compute bound (DESIGN 3)."""
+        return self.timing_of(self.graph)
+
+    def timing_of(self, graph: Graph) -> Timing:
+        """Return the timing of this profile's ops with the durations of `graph`."""
+        end = graph.end_times()
+        tails = graph.tails()
         index = {gradient.name: number for number, gradient in enumerate(self.gradients)}
         tail = np.zeros(len(self.gradients))
         for op, op_tail in zip(self.ops, tails, strict=True):

@@ -53,6 +53,8 @@ class Prediction(_Document):
         No schedule of any fusion is faster.
     gap
         iteration_s / lower_bound_s - 1.
+    scenarios_s
+        Mean or 95th percentile over the sampled windows by which the plan was chosen; null without them.
     """
 
     iteration_s: Seconds
@@ -60,6 +62,7 @@ class Prediction(_Document):
     compute_s: Seconds
     lower_bound_s: Seconds
     gap: Annotated[float, Field(allow_inf_nan=False)]
+    scenarios_s: Seconds | None = None
 
 
 class Certificate(_Document):

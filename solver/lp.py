@@ -22,11 +22,12 @@ MAX_VARIABLES = 4_000_000
 
 
 class TooLarge(ValueError):
-    """The program would have more variables than `MAX_VARIABLES`."""
+    """The program would have more variables than its limit."""
 
-    def __init__(self, variables: int) -> None:
+    def __init__(self, variables: int, limit: int) -> None:
         self.variables = variables
-        super().__init__(f"{variables} variables, of {MAX_VARIABLES} at most")
+        self.limit = limit
+        super().__init__(f"{variables} variables, of {limit} at most")
 
 
 class NoOptimum(RuntimeError):
@@ -64,7 +65,7 @@ def solve(instance: Instance) -> Solution:
     """
     variables = num_variables(instance)
     if variables > MAX_VARIABLES:
-        raise TooLarge(variables)
+        raise TooLarge(variables, MAX_VARIABLES)
     served = np.flatnonzero(instance.processing > 0)
     slots = np.empty(0, dtype=np.int64)
     owners = np.empty(0, dtype=np.int64)

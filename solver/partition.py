@@ -64,11 +64,9 @@ def max_min_partitions(sizes: IntArray) -> Iterator[list[int]]:
     previous = ends[n] - ends
     current = np.empty_like(previous)
     for groups in range(1, n + 1):
-        smallest = previous[0]
-        cuts = [0]
-        while len(cuts) < groups:
-            cuts.append(int(np.searchsorted(ends, ends[cuts[-1]] + smallest)))
-        yield cuts
+        cuts = np.empty(groups, dtype=np.int64)
+        kernel.cut_at_least(ends, previous[0], cuts)
+        yield cuts.tolist()
         kernel.max_min_step(ends, previous, current)
         previous, current = current, previous
 

@@ -41,6 +41,16 @@ def max_min_step(ends: IntArray, previous: IntArray, current: IntArray) -> None:
 
 
 @compiled
+def cut_at_least(ends: IntArray, smallest: int, cuts: IntArray) -> None:
+    """End every run as soon as it holds `smallest`, until there are as many runs as `cuts` has room for."""
+    cuts[0] = 0
+    at = 0
+    for group in range(1, len(cuts)):
+        at = np.searchsorted(ends, ends[at] + smallest)
+        cuts[group] = at
+
+
+@compiled
 def fewest_groups_under(
     limit: float,
     release_plus_tail: FloatArray,

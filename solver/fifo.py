@@ -1,0 +1,34 @@
+"""The best groups for frameworks that send first in, first out and then stop at a barrier.
+
+There only the end of the last all-reduce matters, and groups go out in order of ready time. The optimum over
+contiguous groups follows from a dynamic program over prefixes, exact for every monotone g, in O(n^2).
+"""
+
+import numpy as np
+
+from pace.solver.cost import CostCurve
+from pace.solver.partition import Chain
+
+
+def best_fifo(
+    chain: Chain, cost: CostCurve, *, max_group_bytes: int | None = None
+) -> tuple[list[int], float]:
+    """Return the first elements of the runs whose last all-reduce ends earliest, and that end in seconds.
+
+    A run is ready with its last element and waits for the run before it. No run of more than one element is
+    larger than `max_group_bytes`.
+    """
+    from pace.solver.kernels import fifo as kernel
+
+    n = len(chain)
+    ends = np.concatenate(([0.0], np.cumsum(chain.sizes, dtype=np.float64)))
+    first = np.zeros(n, dtype=np.int64)
+    if max_group_bytes is not None:
+        fitting = np.searchsorted(ends, ends[1:] - max_group_bytes)
+        first = np.minimum(fitting, np.arange(n)).astype(np.int64)
+    start_of = np.empty(n, dtype=np.int64)
+    end = kernel.earliest_ends(chain.ready, ends, first, *cost.knots(), start_of)
+    cuts = [int(start_of[n - 1])] if n else []
+    while cuts and cuts[-1] > 0:
+        cuts.append(int(start_of[cuts[-1] - 1]))
+    return cuts[::-1], end

@@ -1,0 +1,72 @@
+"""The PACE paper's linear program written out with named variables, for audit.
+
+Equations (3), (6), (7) and the lambda-representation (12)-(14): the convex price of each x[i, t] is laid
+out over its two breakpoints 0 and 1, with x = 0 * lambda_0 + 1 * lambda_1 and lambda_0 + lambda_1 = 1. Prices
+are those of ``pace.solver.lp``. Much slower than that sparse model, and meant to be read, or solved by any
+solver that reads .lp or .mps.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pulp
+
+from pace.solver.instance import Instance
+from pace.solver.lp import TooLarge, num_slots, num_variables
+
+MAX_VARIABLES = 200_000
+SUFFIXES = (".lp", ".mps")
+
+
+def build(instance: Instance) -> pulp.LpProblem:
+    """Return the program of a slotted instance.
+
+    Variables are ``x_i_t`` (slot t serves job i) and ``lambda_i_t_0``, ``lambda_i_t_1``; constraints are
+    ``serve_i`` (3), ``slot_t`` (6), ``value_i_t`` (13) and ``weight_i_t`` (14). Slots before a job's release
+    have no variables, which is (7).
+
+    Raises
+    ------
+    TooLarge
+        Beyond `MAX_VARIABLES` of these x.
+    """
+    variables = num_variables(instance)
+    if variables > MAX_VARIABLES:
+        raise TooLarge(variables, MAX_VARIABLES)
+    horizon = num_slots(instance)
+    served = [int(job) for job in np.flatnonzero(instance.processing > 0)]
+    weights = np.searchsorted(np.unique(instance.tail[served]), instance.tail[served]) + 1
+    problem = pulp.LpProblem("pace_oracle", pulp.LpMinimize)
+    price = []
+    by_slot: dict[int, list[pulp.LpVariable]] = {slot: [] for slot in range(horizon)}
+    by_job: dict[int, list[pulp.LpVariable]] = {job: [] for job in served}
+    links = []
+    for job, weight in zip(served, weights.tolist(), strict=True):
+        for slot in range(int(instance.ready[job]), horizon):
+            at = f"{job}_{slot}"
+            x = pulp.LpVariable(f"x_{at}", 0, 1)
+            zero = pulp.LpVariable(f"lambda_{at}_0", 0)
+            one = pulp.LpVariable(f"lambda_{at}_1", 0)
+            price.append(slot * weight * one)
+            by_slot[slot].append(x)
+            by_job[job].append(x)
+            links.append((x == one, f"value_{at}"))
+            links.append((zero + one == 1, f"weight_{at}"))
+    problem += pulp.lpSum(price), "price"
+    for job in served:
+        problem += pulp.lpSum(by_job[job]) == int(instance.processing[job]), f"serve_{job}"
+    for slot, in_slot in by_slot.items():
+        if in_slot:
+            problem += pulp.lpSum(in_slot) <= 1, f"slot_{slot}"
+    for constraint, name in links:
+        problem += constraint, name
+    return problem
+
+
+def write(instance: Instance, path: Path) -> None:
+    """Write the program as .lp or .mps, by the ending of `path`, which is one of `SUFFIXES`."""
+    problem = build(instance)
+    if path.suffix == ".lp":
+        problem.writeLP(str(path))
+    else:
+        problem.writeMPS(str(path))
