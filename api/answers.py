@@ -3,20 +3,61 @@
 import base64
 import hashlib
 import json
+import time
+from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.responses import Response
 
 from pace.api.documents import Problem
-from pace.api.store import StoredSchedule
+from pace.api.store import StoredProfile, StoredSchedule
 
 JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
 
 
-def schedule_bytes(stored: StoredSchedule) -> bytes:
-    """Return the JSON of a ScheduleResource."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A JSON body with the digest by which the client knows that all of it arrived (RFC 9530)."""
+
+    body: bytes
+    digest: str
+
+    @classmethod
+    def of(cls, body: bytes) -> "Answer":
+        """Compute the digest of a body."""
+        return cls(body, base64.b64encode(hashlib.sha256(body).digest()).decode())
+
+    @property
+    def etag(self) -> str:
+        """A strong entity tag: equal bodies, equal tags."""
+        return f'"{self.digest[:32]}"'
+
+    def response(self, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+        """Answer with this body."""
+        named = {
+            "Content-Digest": f"sha-256=:{self.digest}:",
+            "ETag": self.etag,
+            "Cache-Control": "private, no-cache",
+        }
+        return Response(self.body, status, media_type=JSON, headers=named | dict(headers or {}))
+
+    def response_to(self, request: Request) -> Response:
+        """Answer a GET: 304 without a body if the caller has this body already."""
+        asked = request.headers.get("if-none-match")
+        if asked is not None and _matches(asked, self.etag):
+            return Response(
+                status_code=304, headers={"ETag": self.etag, "Cache-Control": "private, no-cache"}
+            )
+        return self.response()
+
+
+def schedule_answer(stored: StoredSchedule) -> Answer:
+    """Return a ScheduleResource."""
     head: dict[str, Any] = {
         "id": stored.id,
         "job": stored.job,
@@ -24,21 +65,71 @@ def schedule_bytes(stored: StoredSchedule) -> bytes:
         "profile_sha256": stored.profile_sha256,
         "created_at": stored.created_at.isoformat(),
     }
-    return json.dumps(head)[:-1].encode() + b', "schedule": ' + stored.document.rstrip() + b"}\n"
+    return Answer.of(_splice(head, "schedule", stored.document))
 
 
-def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Answer with JSON and the digest (RFC 9530) by which the client knows that all of it arrived."""
-    digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
-    return Response(
-        body,
-        status,
-        media_type=JSON,
-        headers={"Content-Digest": f"sha-256=:{digest}:", **(headers or {})},
-    )
+def profile_answer(stored: StoredProfile) -> Answer:
+    """Return a ProfileResource."""
+    head = stored.summary.model_dump(mode="json")
+    return Answer.of(_splice(head, "profile", stored.document))
+
+
+def document_answer(document: BaseModel) -> Answer:
+    """Return any other document."""
+    return Answer.of(document.model_dump_json().encode())
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
     """Answer with a problem document."""
     body = problem.model_dump_json(exclude_none=True).encode()
     return Response(body, problem.status, media_type=PROBLEM_JSON, headers=dict(headers or {}))
+
+
+class AnswerCache:
+    """Answers that were read from storage not long ago.
+
+    Parameters
+    ----------
+    max_bytes
+        The least recently used are dropped beyond this.
+    ttl_s
+        After this an answer is read again: another service process may have deleted it.
+    """
+
+    def __init__(self, max_bytes: int, ttl_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._answers: OrderedDict[tuple[str, str], tuple[float, Answer]] = OrderedDict()
+        self._held_bytes = 0
+
+    def get(self, tenant: str, resource_id: str) -> Answer | None:
+        """Return a fresh answer, or None."""
+        until, answer = self._answers.get((tenant, resource_id), (0.0, None))
+        if until < time.monotonic():
+            return None
+        self._answers.move_to_end((tenant, resource_id))
+        return answer
+
+    def put(self, tenant: str, resource_id: str, answer: Answer) -> None:
+        """Keep an answer."""
+        self.drop(tenant, resource_id)
+        self._answers[tenant, resource_id] = (time.monotonic() + self._ttl_s, answer)
+        self._held_bytes += len(answer.body)
+        while self._held_bytes > self._max_bytes:
+            _, (_, dropped) = self._answers.popitem(last=False)
+            self._held_bytes -= len(dropped.body)
+
+    def drop(self, tenant: str, resource_id: str) -> None:
+        """Forget an answer."""
+        held = self._answers.pop((tenant, resource_id), None)
+        if held is not None:
+            self._held_bytes -= len(held[1].body)
+
+
+def _splice(head: dict[str, Any], name: str, document: bytes) -> bytes:
+    return json.dumps(head)[:-1].encode() + f', "{name}": '.encode() + document.rstrip() + b"}\n"
+
+
+def _matches(if_none_match: str, etag: str) -> bool:
+    tags = (tag.strip().removeprefix("W/") for tag in if_none_match.split(","))
+    return any(tag in ("*", etag) for tag in tags)

@@ -9,11 +9,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pace.api import health, schedules
-from pace.api.answers import problem_response
+from pace.api import health, profiles, reports, schedules
+from pace.api.metrics import Metrics
+from pace.api.middleware import Envelope, error_response
 from pace.api.openapi import describe
-from pace.api.problems import Refused, invalid_request, make_problem, problem_of
-from pace.api.request_id import RequestId, current_request_id
+from pace.api.problems import Refused, invalid_request, make_problem
 from pace.api.service import Service
 from pace.api.settings import Settings
 from pace.version import __version__
@@ -23,10 +23,11 @@ log = structlog.get_logger(__name__)
 
 def create_app(settings: Settings) -> FastAPI:
     """Build the application; it starts its parts with the server and stops them with it."""
+    metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service = Service(settings)
+        service = Service(settings, metrics)
         app.state.service = service
         await service.start()
         try:
@@ -41,27 +42,25 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         redoc_url=None,
     )
-    app.include_router(health.router)
-    app.include_router(schedules.router)
-    app.add_exception_handler(Exception, _answer_error)
+    for routes in (health, profiles, schedules, reports):
+        app.include_router(routes.router)
     for kind in (Refused, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
-    app.add_middleware(RequestId)
+    app.add_middleware(Envelope, metrics=metrics)
     describe(app)
     return app
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    headers = dict(error.headers or {}) if isinstance(error, Refused | HTTPException) else {}
+    # Everything else goes up to the Envelope, which answers it in the same way.
     match error:
         case HTTPException():
-            problem = make_problem("http", error.status_code, str(error.detail))
+            error = Refused(make_problem("http", error.status_code, str(error.detail)), error.headers)
         case RequestValidationError():
             faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-            problem = invalid_request("\n".join(faults))
+            error = Refused(invalid_request("\n".join(faults)))
+        case Refused() if error.problem.status >= 500:
+            log.error("request-failed", problem=error.problem.model_dump())
         case _:
-            problem = problem_of(error)
-    if problem.status >= 500:
-        log.error("request-failed", problem=problem.model_dump(), exc_info=error)
-    named = {"instance": request.url.path, "request_id": current_request_id()}
-    return problem_response(problem.model_copy(update=named), headers)
+            pass
+    return error_response(error, request.scope)

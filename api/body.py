@@ -1,21 +1,26 @@
-"""Reads request bodies within their limit and hands them to a reader process."""
+"""Receives request bodies within their limit."""
 
 from starlette.requests import Request
 
 from pace.api.problems import Refused, make_problem, too_large
 
 
-async def receive_body(request: Request, max_bytes: int) -> bytes:
-    """Return the body as sent.
+async def receive_body(request: Request, max_bytes: int) -> tuple[bytes, bool]:
+    """Return the body as sent, and whether it is compressed by gzip.
 
     Raises
     ------
     Refused
-        413 as soon as more than `max_bytes` are announced or arrive; 415 if it is not JSON.
+        413 as soon as more than `max_bytes` are announced or arrive; 415 if it is not JSON or
+        encoded in another way.
     """
     media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise Refused(make_problem("unsupported-media-type", 415, f'"{media_type}" is not application/json'))
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip"):
+        detail = f'the content encoding "{encoding}" is neither gzip nor identity'
+        raise Refused(make_problem("unsupported-media-type", 415, detail), {"Accept-Encoding": "gzip"})
     problem = too_large(f"the body is larger than {max_bytes} bytes")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
@@ -27,4 +32,4 @@ async def receive_body(request: Request, max_bytes: int) -> bytes:
         if received > max_bytes:
             raise Refused(problem)
         chunks.append(chunk)
-    return b"".join(chunks)
+    return b"".join(chunks), encoding == "gzip"

@@ -1,5 +1,7 @@
 """Connections and transactions: SQLite as the embedded default, PostgreSQL by URL."""
 
+import contextlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +21,8 @@ class Database:
 
     def __init__(self, url: URL) -> None:
         self.engine = make_engine(url)
+        # SQLite lets one writer in and has the others poll; threads of this process queue here instead.
+        self._turn = threading.Lock() if self.is_sqlite else contextlib.nullcontext()
         self._reading = self.engine.execution_options(pace_writes=False)
         self._writing = self.engine.execution_options(pace_writes=True)
 
@@ -36,7 +40,7 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """Open a transaction that writes; commits at the end unless an error leaves it."""
-        with self._writing.begin() as connection:
+        with self._turn, self._writing.begin() as connection:
             yield connection
 
     def close(self) -> None:

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import time
-from collections import defaultdict
 
 import structlog
 
+from pace.api.metrics import Metrics
 from pace.api.problems import Refused
 from pace.api.tasks import ClaimedTask, TaskQueue, TaskStatus
 from pace.api.work import solve
@@ -31,17 +31,20 @@ class Dispatcher:
         tasks: TaskQueue,
         solvers: WorkerPool,
         *,
+        metrics: Metrics,
         solve_timeout_s: float,
         lease_s: float,
         poll_s: float = 0.5,
     ) -> None:
         self._tasks = tasks
         self._solvers = solvers
+        self._metrics = metrics
         self._solve_timeout_s = solve_timeout_s
         self._renew_every_s = lease_s / 3
         self._poll_s = poll_s
         self._queued = asyncio.Event()
-        self._finished: dict[str, set[asyncio.Event]] = defaultdict(set)
+        self._watches: dict[str, asyncio.Task[TaskStatus | None]] = {}
+        self._finished: dict[str, asyncio.Event] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
 
@@ -60,22 +63,28 @@ class Dispatcher:
 
     async def wait(self, tenant: str, task_id: str, timeout_s: float) -> TaskStatus | None:
         """Wait until a task is done or failed, at most so long; return how far it is then."""
-        deadline = time.monotonic() + timeout_s
-        finished = asyncio.Event()
-        self._finished[task_id].add(finished)
+        watch = self._watches.get(task_id)
+        if watch is None:
+            # One watch for all who wait: a thousand workers may ask for the same schedule at once.
+            watch = self._watches[task_id] = asyncio.create_task(self._watch(tenant, task_id))
+            watch.add_done_callback(lambda _: self._watches.pop(task_id))
+        try:
+            return await asyncio.wait_for(asyncio.shield(watch), timeout_s)
+        except TimeoutError:
+            return await asyncio.to_thread(self._tasks.status, tenant, task_id)
+
+    async def _watch(self, tenant: str, task_id: str) -> TaskStatus | None:
+        finished = self._finished[task_id] = asyncio.Event()
         try:
             while True:
                 # Polled as well: another service process may be the one that runs it.
                 status = await asyncio.to_thread(self._tasks.status, tenant, task_id)
-                left_s = deadline - time.monotonic()
-                if status is None or status.state in ("done", "failed") or left_s <= 0:
+                if status is None or status.state in ("done", "failed"):
                     return status
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(finished.wait(), min(self._poll_s, left_s))
+                    await asyncio.wait_for(finished.wait(), self._poll_s)
         finally:
-            self._finished[task_id].discard(finished)
-            if not self._finished[task_id]:
-                del self._finished[task_id]
+            del self._finished[task_id]
 
     async def stop(self, drain_s: float) -> None:
         """Claim nothing more, let running tasks end, give back those that do not in time."""
@@ -84,7 +93,7 @@ class Dispatcher:
         await asyncio.gather(claim, return_exceptions=True)
         if self._running:
             await asyncio.wait(self._running, timeout=drain_s)
-        for task in list(self._running):
+        for task in (*self._running, *self._watches.values()):
             task.cancel()
         renew.cancel()
         await asyncio.gather(renew, *self._running, return_exceptions=True)
@@ -118,17 +127,20 @@ class Dispatcher:
             document = await self._solvers.run(
                 solve, task.profile_document, task.options, timeout_s=self._solve_timeout_s
             )
+            solve_s = time.perf_counter() - started
             await asyncio.to_thread(self._tasks.finish, task, document)
-            log.info("solved", task=task.id, tenant=task.tenant, solve_s=time.perf_counter() - started)
+            self._metrics.observe_solve(task.num_gradients, solve_s)
+            log.info("solved", task=task.id, tenant=task.tenant, solve_s=solve_s)
         except Refused as error:
+            self._metrics.count_failure(error.problem.type)
             log.warning("not-solved", task=task.id, tenant=task.tenant, problem=error.problem.model_dump())
             await asyncio.to_thread(self._tasks.fail, task, error.problem)
         except Exception:
             # The lease ends and the task is claimed again.
             log.exception("task-not-stored", task=task.id)
         finally:
-            for finished in self._finished.get(task.id, ()):
-                finished.set()
+            if task.id in self._finished:
+                self._finished[task.id].set()
 
     async def _renew_leases(self) -> None:
         while True:

@@ -1,9 +1,9 @@
 """What goes over the wire besides profiles and schedules. The client shares these: no FastAPI here."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pace.options import Options
 from pace.profile import Profile
@@ -11,6 +11,7 @@ from pace.schedule import Schedule, Sha256
 
 JobName = Annotated[str, Field(min_length=1, max_length=200)]
 ResourceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 TaskState = Literal["queued", "running", "done", "failed"]
 
 
@@ -25,17 +26,110 @@ class ScheduleRequest(Document):
 
     Attributes
     ----------
-    profile
-        The profile to schedule.
+    profile, profile_id
+        The profile to schedule, or the id of one that is stored: exactly one of the two.
     options
         Options of the optimiser; all have defaults.
     job
         Name of the training job, under which the schedule can be found again.
     """
 
-    profile: Profile
+    profile: Profile | None = None
+    profile_id: Sha256 | None = None
     options: Options = Options()
     job: JobName | None = None
+
+    @model_validator(mode="after")
+    def _one_profile(self) -> Self:
+        if (self.profile is None) == (self.profile_id is None):
+            raise ValueError("give either profile or profile_id")
+        return self
+
+
+class ProfileSummary(Document):
+    """A stored profile without its content.
+
+    Attributes
+    ----------
+    id
+        SHA-256 of the profile: the same profile always has the same id.
+    size_bytes
+        Length of its JSON.
+    """
+
+    id: Sha256
+    name: str
+    fingerprint: Sha256
+    num_ops: int
+    num_gradients: int
+    size_bytes: int
+    created_at: datetime
+
+
+class ProfileResource(ProfileSummary):
+    """A stored profile."""
+
+    profile: Profile
+
+
+class ProfilePage(Document):
+    """Stored profiles, newest first; `next` is the cursor of the next page, if there is one."""
+
+    items: tuple[ProfileSummary, ...]
+    next: str | None
+
+
+class ScheduleSummary(Document):
+    """A stored schedule without its content."""
+
+    id: ResourceId
+    job: JobName | None
+    fingerprint: Sha256
+    profile_sha256: Sha256
+    created_at: datetime
+
+
+class SchedulePage(Document):
+    """Stored schedules, newest first; `next` is the cursor of the next page, if there is one."""
+
+    items: tuple[ScheduleSummary, ...]
+    next: str | None
+
+
+class ReportRequest(Document):
+    """Body of ``POST /v1/reports``: iteration times that a job measured under a schedule.
+
+    Attributes
+    ----------
+    predicted_iteration_s
+        The schedule's ``predicted.iteration_s``.
+    measured_iteration_s
+        Median over `num_iterations`, on the slowest rank.
+    plain_iteration_s
+        The same without the schedule, if that was measured.
+    """
+
+    job: JobName
+    fingerprint: Sha256
+    profile_sha256: Sha256
+    predicted_iteration_s: PositiveSeconds
+    measured_iteration_s: PositiveSeconds
+    plain_iteration_s: PositiveSeconds | None = None
+    num_iterations: Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class ReportResource(ReportRequest):
+    """A stored report."""
+
+    id: ResourceId
+    created_at: datetime
+
+
+class ReportPage(Document):
+    """Reports, newest first; `next` is the cursor of the next page, if there is one."""
+
+    items: tuple[ReportResource, ...]
+    next: str | None
 
 
 class ScheduleResource(Document):
@@ -97,6 +191,14 @@ class TaskResource(Document):
     finished_at: datetime | None = None
     location: str | None = None
     problem: Problem | None = None
+
+
+class Readiness(Document):
+    """Answer of ``GET /readyz``: "ok" or what is wrong, for each part."""
+
+    ready: bool
+    database: str
+    workers: str
 
 
 class Health(Document):

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from http import HTTPStatus
 
+from sqlalchemy.exc import InterfaceError, OperationalError
+
 from pace.api.documents import Problem
 from pace.errors import InvalidOptions, InvalidProfile, InvalidSchedule, PaceError, SolverFailed
 
 
-class Refused(PaceError):  # noqa: N818  (named as the errors of pace.errors are)
+class Refused(PaceError):
     """A request that is answered with a problem document.
 
     Parameters
@@ -63,11 +65,20 @@ def limit_exceeded(detail: str) -> Problem:
     return make_problem("limit-exceeded", 422, detail, "Limit exceeded")
 
 
-def problem_of(error: BaseException) -> Problem:
-    """Map any error to the problem that tells of it, without a word about the inside of the service."""
+def problem_of(error: BaseException) -> tuple[Problem, dict[str, str]]:
+    """Map any error to the problem that tells of it, and to further headers of the answer.
+
+    What was not foreseen becomes a problem without a word about the inside of the service.
+    """
+    if isinstance(error, Refused):
+        return error.problem, error.headers
+    return _problem_of(error), {}
+
+
+def _problem_of(error: BaseException) -> Problem:
     match error:
-        case Refused():
-            return error.problem
+        case OperationalError() | InterfaceError():
+            return make_problem("storage-unavailable", 503, "the database does not answer; ask again later")
         case InvalidProfile():
             return make_problem("invalid-profile", 422, str(error), "Invalid profile")
         case InvalidOptions():

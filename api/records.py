@@ -3,7 +3,18 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import DateTime, Dialect, Index, LargeBinary, String, Text, TypeDecorator, text
+from sqlalchemy import (
+    BigInteger,
+    DateTime,
+    Dialect,
+    Double,
+    Index,
+    LargeBinary,
+    String,
+    Text,
+    TypeDecorator,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -42,6 +53,7 @@ class ProfileRecord(Record):
     fingerprint: Mapped[str] = mapped_column(String(64))
     num_ops: Mapped[int]
     num_gradients: Mapped[int]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
     document: Mapped[bytes]
     created_at: Mapped[datetime]
 
@@ -74,7 +86,41 @@ class ScheduleRecord(Record):
     __table_args__ = (
         Index("ix_schedules_newest", "tenant", "job", "fingerprint", "asked_at"),
         Index("ix_schedules_key", "tenant", "key"),
+        Index("ix_schedules_page", "tenant", "created_at", "id"),
     )
+
+
+class ReportRecord(Record):
+    """Iteration times that a job measured."""
+
+    __tablename__ = "reports"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(100))
+    job: Mapped[str] = mapped_column(String(200))
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    profile_sha256: Mapped[str] = mapped_column(String(64))
+    predicted_iteration_s: Mapped[float] = mapped_column(Double)
+    measured_iteration_s: Mapped[float] = mapped_column(Double)
+    plain_iteration_s: Mapped[float | None] = mapped_column(Double)
+    num_iterations: Mapped[int]
+    created_at: Mapped[datetime]
+
+    __table_args__ = (Index("ix_reports_job", "tenant", "job", "created_at"),)
+
+
+class ApiKeyRecord(Record):
+    """An API key. The secret itself is nowhere, only its hash."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(100))
+    name: Mapped[str] = mapped_column(String(200))
+    scopes: Mapped[str] = mapped_column(String(100))
+    secret_sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+    revoked_at: Mapped[datetime | None]
 
 
 class TaskRecord(Record):

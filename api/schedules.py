@@ -4,28 +4,30 @@ import asyncio
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from pace.api.answers import json_response, schedule_bytes
+from pace.api.answers import document_answer
+from pace.api.audit import audit
+from pace.api.auth import Admin, Reader, Submitter
 from pace.api.body import receive_body
-from pace.api.documents import JobName, ResourceId, ScheduleRequest, ScheduleResource, TaskResource
+from pace.api.documents import (
+    ResourceId,
+    SchedulePage,
+    ScheduleRequest,
+    ScheduleResource,
+    TaskResource,
+    example_profile,
+)
 from pace.api.openapi import json_body, problems
+from pace.api.parameters import Cursor, Limit, OfFingerprint, OfJob, RunningService
 from pace.api.problems import Refused, make_problem, not_found
-from pace.api.service import Service
-from pace.api.store import StoredSchedule
 from pace.api.tasks import TaskStatus
-from pace.schedule import Sha256
+from pace.api.work import read_request
 
 router = APIRouter(prefix="/v1")
 
-TENANT = "default"
-
-
-def service_of(request: Request) -> Service:
-    """Return the running service."""
-    service: Service = request.app.state.service
-    return service
+_EXAMPLE = {"profile": example_profile(), "options": {"fusion": "pace"}, "job": "two-layers"}
 
 
 @router.post(
@@ -33,79 +35,117 @@ def service_of(request: Request) -> Service:
     summary="Schedule a profile",
     status_code=201,
     responses={
-        201: {"model": ScheduleResource, "description": "The schedule; Location says where it stays."},
-        202: {"model": TaskResource, "description": "Not solved within the wait; Location is the task's."},
-        **problems(413, 415, 422, 429, 500, 503),
+        201: {"model": ScheduleResource, "description": "The schedule; Location says where it stays"},
+        202: {"model": TaskResource, "description": "Not solved within the wait; Location is the task's"},
+        **problems(401, 403, 413, 415, 422, 429, 500, 503),
     },
-    openapi_extra=json_body(ScheduleRequest),
+    openapi_extra=json_body(ScheduleRequest, _EXAMPLE),
 )
-async def create_schedule(request: Request) -> Response:
+async def create_schedule(request: Request, service: RunningService, principal: Submitter) -> Response:
     """Return the schedule of a profile. The same profile and options are solved only once.
 
     ``Prefer: wait=N`` bounds the wait to N seconds, ``Prefer: respond-async`` to none.
     """
-    service = service_of(request)
+    tenant = principal.tenant
     wait_s = _preferred_wait_s(request.headers.get("prefer", ""), service.settings.wait_s)
-    body = await receive_body(request, service.settings.max_body_bytes)
-    submitted = await service.submit(TENANT, body)
+    body, gzipped = await receive_body(request, service.settings.max_body_bytes)
+    received = await service.intake.read(read_request, body, gzipped)
+    del body
+    submitted = await asyncio.to_thread(service.tasks.submit, tenant, received)
+    audit("schedule-requested", principal, schedule=submitted.schedule_id, profile=received.profile_sha256)
+    created = {"Location": f"/v1/schedules/{submitted.schedule_id}"}
     if submitted.schedule is not None:
-        return _created(submitted.schedule)
+        return service.remember(tenant, submitted.schedule).response(201, created)
     assert submitted.task_id is not None
-    status = await service.dispatcher.wait(TENANT, submitted.task_id, wait_s)
+    service.dispatcher.notify()
+    status = await service.dispatcher.wait(tenant, submitted.task_id, wait_s)
     if status is not None and status.state in ("queued", "running"):
         headers = {"Location": f"/v1/tasks/{status.id}", "Retry-After": "1"}
-        return json_response(_task(status).model_dump_json().encode(), 202, headers)
+        return document_answer(_task(status)).response(202, headers)
     if status is not None and status.problem is not None:
         raise Refused(status.problem)
-    schedule = await asyncio.to_thread(service.store.get_schedule, TENANT, submitted.schedule_id)
-    if schedule is None:
+    answer = await service.schedule(tenant, submitted.schedule_id)
+    if answer is None:
         raise Refused(make_problem("gone", 503, "the schedule was deleted while it was made; send it again"))
-    return _created(schedule)
+    return answer.response(201, created)
+
+
+@router.get(
+    "/schedules",
+    summary="Get a job's newest schedule, or list schedules",
+    response_model=ScheduleResource | SchedulePage,
+    responses=problems(401, 403, 404, 422, 429),
+)
+async def find_schedules(
+    request: Request,
+    service: RunningService,
+    principal: Reader,
+    job: OfJob = None,
+    fingerprint: OfFingerprint = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Response:
+    """Return the newest schedule that a job has for a model, if both job and fingerprint are given.
+
+    Otherwise, list schedules without their content, newest first.
+    """
+    tenant = principal.tenant
+    if job is None or fingerprint is None:
+        page = await asyncio.to_thread(service.store.list_schedules, tenant, job, fingerprint, limit, cursor)
+        return document_answer(page).response_to(request)
+    stored = await asyncio.to_thread(service.store.newest_schedule, tenant, job, fingerprint)
+    if stored is None:
+        raise Refused(not_found(f'job "{job}" has no schedule with fingerprint {fingerprint}'))
+    return service.remember(tenant, stored).response_to(request)
 
 
 @router.get(
     "/schedules/{schedule_id}",
     summary="Get a schedule",
     response_model=ScheduleResource,
-    responses=problems(404, 422),
+    responses=problems(401, 403, 404, 422, 429),
 )
-async def get_schedule(request: Request, schedule_id: Annotated[ResourceId, Path()]) -> Response:
-    """Return a stored schedule."""
-    schedule = await asyncio.to_thread(service_of(request).store.get_schedule, TENANT, schedule_id)
-    if schedule is None:
-        raise Refused(not_found(f'there is no schedule "{schedule_id}"'))
-    return json_response(schedule_bytes(schedule))
-
-
-@router.get(
-    "/schedules",
-    summary="Get a job's newest schedule",
-    response_model=ScheduleResource,
-    responses=problems(404, 422),
-)
-async def newest_schedule(
-    request: Request, job: Annotated[JobName, Query()], fingerprint: Annotated[Sha256, Query()]
+async def get_schedule(
+    request: Request, service: RunningService, principal: Reader, schedule_id: Annotated[ResourceId, Path()]
 ) -> Response:
-    """Return the newest schedule that a job has for a model: the fingerprint says what it fits."""
-    schedule = await asyncio.to_thread(service_of(request).store.newest_schedule, TENANT, job, fingerprint)
-    if schedule is None:
-        raise Refused(not_found(f'job "{job}" has no schedule with fingerprint {fingerprint}'))
-    return json_response(schedule_bytes(schedule))
+    """Return a stored schedule."""
+    answer = await service.schedule(principal.tenant, schedule_id)
+    if answer is None:
+        raise Refused(not_found(f'there is no schedule "{schedule_id}"'))
+    return answer.response_to(request)
+
+
+@router.delete(
+    "/schedules/{schedule_id}",
+    summary="Delete a schedule",
+    status_code=204,
+    responses=problems(401, 403, 404, 422, 429),
+)
+async def delete_schedule(
+    service: RunningService, principal: Admin, schedule_id: Annotated[ResourceId, Path()]
+) -> None:
+    """Delete a stored schedule. The profile stays."""
+    deleted = await asyncio.to_thread(service.store.delete_schedule, principal.tenant, schedule_id)
+    service.forget(principal.tenant, schedule_id)
+    if not deleted:
+        raise Refused(not_found(f'there is no schedule "{schedule_id}"'))
+    audit("schedule-deleted", principal, schedule=schedule_id)
 
 
 @router.get(
-    "/tasks/{task_id}", summary="Get a task", response_model=TaskResource, responses=problems(404, 422)
+    "/tasks/{task_id}",
+    summary="Get a task",
+    response_model=TaskResource,
+    responses=problems(401, 403, 404, 422, 429),
 )
-async def get_task(request: Request, task_id: Annotated[ResourceId, Path()]) -> Response:
+async def get_task(
+    request: Request, service: RunningService, principal: Reader, task_id: Annotated[ResourceId, Path()]
+) -> Response:
     """Say how far a task is and where its result lies."""
-    status = await asyncio.to_thread(service_of(request).tasks.status, TENANT, task_id)
+    status = await asyncio.to_thread(service.tasks.status, principal.tenant, task_id)
     if status is None:
         raise Refused(not_found(f'there is no task "{task_id}"'))
-    return json_response(_task(status).model_dump_json().encode())
-
-
-def _created(schedule: StoredSchedule) -> Response:
-    return json_response(schedule_bytes(schedule), 201, {"Location": f"/v1/schedules/{schedule.id}"})
+    return document_answer(_task(status)).response_to(request)
 
 
 def _task(status: TaskStatus) -> TaskResource:

@@ -35,6 +35,8 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies or None,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         lifespan="on",
     )

@@ -2,23 +2,34 @@
 
 import asyncio
 
+import structlog
+
+from pace.api.answers import Answer, AnswerCache, schedule_answer
+from pace.api.auth import Gate
 from pace.api.database import Database
 from pace.api.dispatch import Dispatcher
-from pace.api.problems import queue_full
+from pace.api.intake import Intake
+from pace.api.keys import KeyRing
+from pace.api.metrics import Metrics
+from pace.api.migrations import upgrade
 from pace.api.settings import Settings
-from pace.api.store import Store
-from pace.api.tasks import Submitted, TaskQueue
-from pace.api.work import Received, load_solver, read_submission
+from pace.api.store import Store, StoredSchedule
+from pace.api.tasks import TaskQueue
+from pace.api.work import ReadLimits, load_solver
 from pace.api.workers import WorkerPool
+
+log = structlog.get_logger(__name__)
 
 
 class Service:
     """Database, worker processes and dispatcher of one service process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.settings = settings
+        self.metrics = metrics
         self.database = Database(settings.parsed_database_url)
         self.store = Store(self.database)
+        self.gate = Gate(KeyRing(self.database) if settings.needs_keys else None, settings.rate_limit)
         self.tasks = TaskQueue(
             self.database,
             max_queued=settings.max_queued,
@@ -30,35 +41,63 @@ class Service:
         self.solvers = WorkerPool(
             "the solve", settings.solver_processes, settings.solve_memory_bytes, prepare=load_solver
         )
-        self.dispatcher = Dispatcher(
-            self.tasks, self.solvers, solve_timeout_s=settings.solve_timeout_s, lease_s=settings.lease_s
+        limits = ReadLimits(
+            max_bytes=settings.max_decoded_bytes,
+            max_ops=settings.max_ops,
+            max_gradients=settings.max_gradients,
         )
+        self.intake = Intake(
+            self.readers, limits, max_waiting=settings.max_reading, timeout_s=settings.read_timeout_s
+        )
+        self.dispatcher = Dispatcher(
+            self.tasks,
+            self.solvers,
+            metrics=metrics,
+            solve_timeout_s=settings.solve_timeout_s,
+            lease_s=settings.lease_s,
+        )
+        self._answers = AnswerCache(settings.answer_cache_bytes, ttl_s=2.0)
+        metrics.gauge("pace_tasks_queued", "Tasks that wait, of all tenants", self.tasks.num_queued)
+        metrics.gauge("pace_tasks_running", "Tasks in this process", lambda: self.dispatcher.num_running)
+        metrics.gauge("pace_solvers_alive", "Solver processes", lambda: self.solvers.num_alive)
+        metrics.gauge("pace_readers_alive", "Reader processes", lambda: self.readers.num_alive)
 
     async def start(self) -> None:
-        """Create tables, start worker processes, begin to claim tasks."""
-        await asyncio.to_thread(self.store.create_tables)
+        """Migrate the database, start worker processes, begin to claim tasks."""
+        if not self.settings.needs_keys:
+            log.warning("keys-are-off", reason="listening on loopback only; PACE_AUTH=required turns them on")
+        await asyncio.to_thread(upgrade, self.database)
         self.readers.start()
         self.solvers.start()
         self.dispatcher.start()
+        self._loop_watch = asyncio.create_task(self.metrics.watch_event_loop())
 
     async def stop(self) -> None:
         """Drain, then end the worker processes and close the database."""
+        self._loop_watch.cancel()
         await self.dispatcher.stop(self.settings.drain_s)
         await asyncio.to_thread(self.solvers.close)
         await asyncio.to_thread(self.readers.close)
         self.database.close()
 
-    async def submit(self, tenant: str, body: bytes) -> Submitted:
-        """Read a schedule request's body and accept it."""
-        submitted = await asyncio.to_thread(self.tasks.submit, tenant, await self._read(body))
-        if submitted.task_id is not None:
-            self.dispatcher.notify()
-        return submitted
+    async def schedule(self, tenant: str, schedule_id: str) -> Answer | None:
+        """Return the answer that holds a schedule, or None when there is none."""
+        answer = self._answers.get(tenant, schedule_id)
+        if answer is not None:
+            self.metrics.cache_hits.inc()
+            return answer
+        self.metrics.cache_misses.inc()
+        stored = await asyncio.to_thread(self.store.get_schedule, tenant, schedule_id)
+        return None if stored is None else self.remember(tenant, stored)
 
-    async def _read(self, body: bytes) -> Received:
-        if self.readers.waiting >= self.settings.max_reading:
-            raise queue_full(f"{self.readers.waiting} bodies wait to be read already", retry_after_s=1)
-        received: Received = await self.readers.run(
-            read_submission, body, timeout_s=self.settings.read_timeout_s
-        )
-        return received
+    def remember(self, tenant: str, stored: StoredSchedule) -> Answer:
+        """Make an answer of a stored schedule and keep it for those who ask next."""
+        answer = self._answers.get(tenant, stored.id)
+        if answer is None:
+            answer = schedule_answer(stored)
+            self._answers.put(tenant, stored.id, answer)
+        return answer
+
+    def forget(self, tenant: str, schedule_id: str) -> None:
+        """Drop a deleted schedule's answer."""
+        self._answers.drop(tenant, schedule_id)

@@ -2,7 +2,8 @@
 
 import os
 from functools import cached_property
-from typing import Annotated
+from ipaddress import ip_address
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -24,8 +25,17 @@ class Settings(BaseSettings):
         Where to listen; port 0 takes a free one and says which in the log.
     database_url
         SQLAlchemy URL. SQLite file or PostgreSQL.
-    max_body_bytes
-        Largest request body as sent; larger is answered 413.
+    auth
+        "required": every request needs an API key. "auto": not on loopback, where all requests are of
+        the tenant "default".
+    rate_limit
+        How often a tenant may ask, in this process; empty for no limit.
+    trusted_proxies
+        Addresses whose X-Forwarded-For is believed, separated by commas; empty for none.
+    max_body_bytes, max_decoded_bytes
+        Largest request body as sent, and after decompression; larger is answered 413.
+    max_ops, max_gradients
+        Largest profile; larger is answered 413.
     solver_processes
         Solves at the same time.
     solve_timeout_s, solve_memory_bytes
@@ -36,6 +46,8 @@ class Settings(BaseSettings):
         Tasks that may wait for a solver; more are answered 429.
     max_reading
         Bodies that may wait to be parsed; more are answered 429.
+    answer_cache_bytes
+        Memory for answers that were read from storage not long ago.
     wait_s
         How long a POST waits for its solve unless the client says so with ``Prefer``.
     lease_s
@@ -51,7 +63,14 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     database_url: str = "sqlite:///pace.db"
+    auth: Literal["auto", "required"] = "auto"
+    rate_limit: str = "60000/minute"
+    trusted_proxies: str = ""
     max_body_bytes: Bytes = 64 * MIB
+    max_decoded_bytes: Bytes = 256 * MIB
+    max_ops: Count = 1_000_000
+    max_gradients: Count = 200_000
+    answer_cache_bytes: Bytes = 64 * MIB
     solver_processes: Count = Field(default_factory=lambda: max(1, (os.cpu_count() or 2) - 1))
     solve_timeout_s: Duration = 300.0
     solve_memory_bytes: Bytes = 4096 * MIB
@@ -64,6 +83,16 @@ class Settings(BaseSettings):
     lease_s: Duration = 10.0
     max_attempts: Count = 3
     drain_s: Duration = 20.0
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether requests need an API key."""
+        if self.auth == "required" or self.host == "localhost":
+            return self.auth == "required"
+        try:
+            return not ip_address(self.host).is_loopback
+        except ValueError:
+            return True
 
     @cached_property
     def parsed_database_url(self) -> URL:

@@ -1,20 +1,52 @@
-"""What is stored: profiles, solutions, schedules. The queue of tasks is in ``pace.api.tasks``.
+"""What is stored: profiles, schedules, reports. The queue of tasks is in ``pace.api.tasks``.
 
 Every method is one transaction and blocks; the service calls them from threads. Every method takes
 the tenant first, and no row of another tenant is ever read.
 """
 
 import hashlib
-from dataclasses import dataclass
+import uuid
+import zlib
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, delete, select
+from sqlalchemy import insert as plain_insert
 from sqlalchemy.dialects import postgresql, sqlite
 
 from pace.api.database import Database
-from pace.api.records import ProfileRecord, Record, ScheduleRecord, SolutionRecord
-from pace.api.work import Received
+from pace.api.documents import (
+    ProfilePage,
+    ProfileSummary,
+    ReportPage,
+    ReportRequest,
+    ReportResource,
+    SchedulePage,
+    ScheduleSummary,
+)
+from pace.api.pages import read_page
+from pace.api.problems import Refused, make_problem
+from pace.api.received import ReceivedProfile, ReceivedRequest
+from pace.api.records import ProfileRecord, Record, ReportRecord, ScheduleRecord, SolutionRecord, TaskRecord
+
+_SOLVED = (SolutionRecord.tenant == ScheduleRecord.tenant) & (SolutionRecord.key == ScheduleRecord.key)
+_PROFILE_SUMMARY = (
+    ProfileRecord.sha256.label("id"),
+    ProfileRecord.name,
+    ProfileRecord.fingerprint,
+    ProfileRecord.num_ops,
+    ProfileRecord.num_gradients,
+    ProfileRecord.size_bytes,
+    ProfileRecord.created_at,
+)
+_SCHEDULE_SUMMARY = (
+    ScheduleRecord.id,
+    ScheduleRecord.job,
+    ScheduleRecord.fingerprint,
+    ScheduleRecord.profile_sha256,
+    ScheduleRecord.created_at,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +61,19 @@ class StoredSchedule:
     document: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredProfile:
+    """A profile that can be answered with."""
+
+    summary: ProfileSummary
+    document: bytes
+
+
 class Store:
-    """Profiles and schedules in the database."""
+    """Profiles, schedules and reports in the database."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
-
-    def create_tables(self) -> None:
-        """Create what is missing."""
-        with self.database.write() as connection:
-            Record.metadata.create_all(connection)
 
     def get_schedule(self, tenant: str, schedule_id: str) -> StoredSchedule | None:
         """Return a schedule, or None when there is none or it is not solved yet."""
@@ -52,6 +87,124 @@ class Store:
                 connection, tenant, ScheduleRecord.job == job, ScheduleRecord.fingerprint == fingerprint
             )
 
+    def list_schedules(
+        self, tenant: str, job: str | None, fingerprint: str | None, limit: int, cursor: str | None
+    ) -> SchedulePage:
+        """Return a page of solved schedules."""
+        question = (
+            select(*_SCHEDULE_SUMMARY).join(SolutionRecord, _SOLVED).where(ScheduleRecord.tenant == tenant)
+        )
+        if job is not None:
+            question = question.where(ScheduleRecord.job == job)
+        if fingerprint is not None:
+            question = question.where(ScheduleRecord.fingerprint == fingerprint)
+        with self.database.read() as connection:
+            rows, following = read_page(
+                connection, question, ScheduleRecord.created_at, ScheduleRecord.id, limit, cursor
+            )
+        return SchedulePage(items=tuple(ScheduleSummary(**row._mapping) for row in rows), next=following)
+
+    def delete_schedule(self, tenant: str, schedule_id: str) -> bool:
+        """Delete a schedule, and its document with the last job that has it; say whether it was there."""
+        with self.database.write() as connection:
+            key = connection.scalar(
+                select(ScheduleRecord.key).where(
+                    ScheduleRecord.tenant == tenant, ScheduleRecord.id == schedule_id
+                )
+            )
+            if key is None:
+                return False
+            connection.execute(
+                delete(ScheduleRecord).where(
+                    ScheduleRecord.tenant == tenant, ScheduleRecord.id == schedule_id
+                )
+            )
+            used = select(ScheduleRecord.id).where(ScheduleRecord.tenant == tenant, ScheduleRecord.key == key)
+            if connection.scalar(used.limit(1)) is None:
+                connection.execute(
+                    delete(SolutionRecord).where(SolutionRecord.tenant == tenant, SolutionRecord.key == key)
+                )
+            return True
+
+    def put_profile(self, tenant: str, received: ReceivedProfile) -> ProfileSummary:
+        """Keep a profile; return it as it is stored."""
+        with self.database.write() as connection:
+            save_profile(connection, tenant, received)
+            row = connection.execute(
+                select(*_PROFILE_SUMMARY).where(
+                    ProfileRecord.tenant == tenant, ProfileRecord.sha256 == received.sha256
+                )
+            ).one()
+        return ProfileSummary(**row._mapping)
+
+    def get_profile(self, tenant: str, sha256: str) -> StoredProfile | None:
+        """Return a profile, or None when there is none."""
+        with self.database.read() as connection:
+            row = connection.execute(
+                select(*_PROFILE_SUMMARY, ProfileRecord.document).where(
+                    ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256
+                )
+            ).first()
+        if row is None:
+            return None
+        values = dict(row._mapping)
+        return StoredProfile(
+            document=zlib.decompress(values.pop("document")), summary=ProfileSummary(**values)
+        )
+
+    def list_profiles(self, tenant: str, limit: int, cursor: str | None) -> ProfilePage:
+        """Return a page of profiles."""
+        question = select(*_PROFILE_SUMMARY).where(ProfileRecord.tenant == tenant)
+        with self.database.read() as connection:
+            rows, following = read_page(
+                connection, question, ProfileRecord.created_at, ProfileRecord.sha256, limit, cursor
+            )
+        return ProfilePage(items=tuple(ProfileSummary(**row._mapping) for row in rows), next=following)
+
+    def delete_profile(self, tenant: str, sha256: str) -> bool:
+        """Delete a profile; say whether it was there.
+
+        Raises
+        ------
+        Refused
+            409 while schedules or tasks refer to it.
+        """
+        with self.database.write() as connection:
+            for record in (ScheduleRecord, TaskRecord):
+                refers = select(record.id).where(record.tenant == tenant, record.profile_sha256 == sha256)
+                if record is TaskRecord:
+                    refers = refers.where(TaskRecord.state.in_(("queued", "running")))
+                if connection.scalar(refers.limit(1)) is not None:
+                    detail = f"schedules of profile {sha256} are stored; delete those first"
+                    raise Refused(make_problem("in-use", 409, detail))
+            deleted = connection.execute(
+                delete(ProfileRecord).where(ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256)
+            )
+            return bool(deleted.rowcount)
+
+    def add_report(self, tenant: str, report: ReportRequest) -> ReportResource:
+        """Keep what a job measured."""
+        stored = ReportResource(id=uuid.uuid4().hex, created_at=datetime.now(UTC), **report.model_dump())
+        with self.database.write() as connection:
+            connection.execute(plain_insert(ReportRecord).values(tenant=tenant, **stored.model_dump()))
+        return stored
+
+    def list_reports(
+        self, tenant: str, job: str | None, fingerprint: str | None, limit: int, cursor: str | None
+    ) -> ReportPage:
+        """Return a page of reports."""
+        columns = [column for column in ReportRecord.__table__.c if column.key != "tenant"]
+        question = select(*columns).where(ReportRecord.tenant == tenant)
+        if job is not None:
+            question = question.where(ReportRecord.job == job)
+        if fingerprint is not None:
+            question = question.where(ReportRecord.fingerprint == fingerprint)
+        with self.database.read() as connection:
+            rows, following = read_page(
+                connection, question, ReportRecord.created_at, ReportRecord.id, limit, cursor
+            )
+        return ReportPage(items=tuple(ReportResource(**row._mapping) for row in rows), next=following)
+
 
 def schedule_id(tenant: str, job: str | None, key: str) -> str:
     """Return the id that a tenant's job's schedule has; 32 hexadecimal digits."""
@@ -62,18 +215,8 @@ def schedule_id(tenant: str, job: str | None, key: str) -> str:
 def find_schedule(connection: Connection, tenant: str, *conditions: Any) -> StoredSchedule | None:
     """Return the newest solved schedule that meets the conditions."""
     row = connection.execute(
-        select(
-            ScheduleRecord.id,
-            ScheduleRecord.job,
-            ScheduleRecord.fingerprint,
-            ScheduleRecord.profile_sha256,
-            ScheduleRecord.created_at,
-            SolutionRecord.document,
-        )
-        .join(
-            SolutionRecord,
-            (SolutionRecord.tenant == ScheduleRecord.tenant) & (SolutionRecord.key == ScheduleRecord.key),
-        )
+        select(*_SCHEDULE_SUMMARY, SolutionRecord.document)
+        .join(SolutionRecord, _SOLVED)
         .where(ScheduleRecord.tenant == tenant, *conditions)
         .order_by(ScheduleRecord.asked_at.desc(), ScheduleRecord.id)
         .limit(1)
@@ -81,22 +224,20 @@ def find_schedule(connection: Connection, tenant: str, *conditions: Any) -> Stor
     return None if row is None else StoredSchedule(**row._mapping)
 
 
-def save_profile(connection: Connection, tenant: str, received: Received) -> None:
+def save_profile(connection: Connection, tenant: str, received: ReceivedProfile) -> None:
     """Keep a profile unless it is there."""
-    statement = insert(connection, ProfileRecord).values(
-        tenant=tenant,
-        sha256=received.profile_sha256,
-        name=received.profile_name,
-        fingerprint=received.fingerprint,
-        num_ops=received.num_ops,
-        num_gradients=received.num_gradients,
-        document=received.profile_document,
-        created_at=datetime.now(UTC),
+    known = select(ProfileRecord.sha256).where(
+        ProfileRecord.tenant == tenant, ProfileRecord.sha256 == received.sha256
     )
-    connection.execute(statement.on_conflict_do_nothing())
+    # Looked up first: the document would be sent to the database only to be ignored.
+    if connection.scalar(known) is None:
+        statement = insert(connection, ProfileRecord).values(
+            tenant=tenant, created_at=datetime.now(UTC), **asdict(received)
+        )
+        connection.execute(statement.on_conflict_do_nothing())
 
 
-def save_request(connection: Connection, tenant: str, received: Received) -> str:
+def save_request(connection: Connection, tenant: str, received: ReceivedRequest, fingerprint: str) -> str:
     """Note that a job asked for a schedule, now; return the schedule's id."""
     now = datetime.now(UTC)
     new_id = schedule_id(tenant, received.job, received.key)
@@ -105,7 +246,7 @@ def save_request(connection: Connection, tenant: str, received: Received) -> str
         tenant=tenant,
         job=received.job,
         key=received.key,
-        fingerprint=received.fingerprint,
+        fingerprint=fingerprint,
         profile_sha256=received.profile_sha256,
         created_at=now,
         asked_at=now,

@@ -14,10 +14,10 @@ from sqlalchemy import Connection, func, select, update
 
 from pace.api.database import Database
 from pace.api.documents import Problem
-from pace.api.problems import make_problem, queue_full
+from pace.api.problems import Refused, invalid_request, make_problem, queue_full
+from pace.api.received import ReceivedRequest
 from pace.api.records import ProfileRecord, ScheduleRecord, SolutionRecord, TaskRecord
 from pace.api.store import StoredSchedule, find_schedule, insert, save_profile, save_request
-from pace.api.work import Received
 
 LIVE = ("queued", "running")
 
@@ -38,6 +38,7 @@ class ClaimedTask:
     id: str
     tenant: str
     key: str
+    num_gradients: int
     profile_document: bytes
     options: str
 
@@ -82,17 +83,26 @@ class TaskQueue:
         self._lease = timedelta(seconds=lease_s)
         self._max_attempts = max_attempts
 
-    def submit(self, tenant: str, received: Received) -> Submitted:
+    def submit(self, tenant: str, received: ReceivedRequest) -> Submitted:
         """Accept a request: find its schedule, join the task that makes it, or queue a new one.
 
         Raises
         ------
         Refused
-            429 if a new task is needed and too many wait.
+            429 if a new task is needed and too many wait; 422 if the request names a profile that is
+            not stored.
         """
         with self.database.write() as connection:
-            save_profile(connection, tenant, received)
-            new_id = save_request(connection, tenant, received)
+            if received.profile is not None:
+                save_profile(connection, tenant, received.profile)
+            fingerprint = connection.scalar(
+                select(ProfileRecord.fingerprint).where(
+                    ProfileRecord.tenant == tenant, ProfileRecord.sha256 == received.profile_sha256
+                )
+            )
+            if fingerprint is None:
+                raise Refused(invalid_request(f"profile_id: there is no profile {received.profile_sha256}"))
+            new_id = save_request(connection, tenant, received, fingerprint)
             schedule = find_schedule(connection, tenant, ScheduleRecord.id == new_id)
             if schedule is not None:
                 return Submitted(schedule_id=new_id, schedule=schedule, task_id=None)
@@ -209,6 +219,7 @@ class TaskQueue:
                 TaskRecord.tenant,
                 TaskRecord.key,
                 TaskRecord.options,
+                ProfileRecord.num_gradients,
                 ProfileRecord.document.label("profile_document"),
             )
             .join(
@@ -266,6 +277,12 @@ class TaskQueue:
                     problem=problem.model_dump_json(),
                 )
             )
+
+    def num_queued(self) -> int:
+        """How many tasks wait, of all tenants."""
+        with self.database.read() as connection:
+            queued = select(func.count()).select_from(TaskRecord).where(TaskRecord.state == "queued")
+            return connection.scalar(queued) or 0
 
     def status(self, tenant: str, task_id: str) -> TaskStatus | None:
         """Return how far a task is."""

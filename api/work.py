@@ -4,49 +4,32 @@ Everything that can take long or much memory for a large profile is here, so tha
 the process that answers requests.
 """
 
-import hashlib
 import json
 import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from pace.api.documents import ScheduleRequest, example_profile
-from pace.api.problems import Refused, invalid_request
+from pace.api.problems import Refused, invalid_request, too_large
+from pace.api.received import ReceivedProfile, ReceivedRequest
 from pace.errors import InvalidOptions
 from pace.optimize import optimize
 from pace.options import Options
 from pace.profile import Profile, parse_profile
-from pace.version import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
-    """A body that was read and found valid.
+class ReadLimits:
+    """How much a body may hold once it is decompressed."""
 
-    Attributes
-    ----------
-    profile_document
-        The profile's JSON, compressed by zlib, as it is stored.
-    options
-        The options' canonical JSON.
-    key
-        SHA-256 over profile, options and solver version: equal keys have equal schedules.
-    """
-
-    job: str | None
-    profile_name: str
-    profile_sha256: str
-    fingerprint: str
-    num_ops: int
-    num_gradients: int
-    profile_document: bytes
-    options: str
-    key: str
+    max_bytes: int
+    max_ops: int
+    max_gradients: int
 
 
-def read_submission(body: bytes) -> Received:
+def read_request(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedRequest:
     """Parse and validate the body of a schedule request.
 
     Raises
@@ -54,24 +37,22 @@ def read_submission(body: bytes) -> Received:
     InvalidProfile, InvalidOptions, Refused
         With the validator's message.
     """
+    body = _decompressed(body, limits.max_bytes) if gzipped else body
     try:
         request = ScheduleRequest.model_validate_json(body, strict=True)
     except ValidationError as error:
         _explain(body, error)
         raise Refused(invalid_request(_faults(error))) from None
-    profile = request.profile
-    options = _canonical(request.options)
-    return Received(
-        job=request.job,
-        profile_name=profile.name,
-        profile_sha256=profile.sha256,
-        fingerprint=profile.fingerprint,
-        num_ops=len(profile.ops),
-        num_gradients=len(profile.gradients),
-        profile_document=_pack(profile),
-        options=options,
-        key=_key("schedule", profile.sha256, options),
-    )
+    profile = None if request.profile is None else _receive(request.profile, limits)
+    options = json.dumps(request.options.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    profile_sha256 = request.profile_id if profile is None else profile.sha256
+    assert profile_sha256 is not None
+    return ReceivedRequest(job=request.job, profile_sha256=profile_sha256, profile=profile, options=options)
+
+
+def read_profile(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedProfile:
+    """Parse and validate a profile; raises InvalidProfile and Refused."""
+    return _receive(parse_profile(_decompressed(body, limits.max_bytes) if gzipped else body), limits)
 
 
 def load_solver() -> None:
@@ -85,16 +66,36 @@ def solve(profile_document: bytes, options: str) -> bytes:
     return optimize(profile, Options.model_validate_json(options)).to_json()
 
 
-def _pack(profile: Profile) -> bytes:
-    return zlib.compress(profile.model_dump_json().encode(), level=1)
+def _decompressed(body: bytes, max_bytes: int) -> bytes:
+    decompressor = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        content = decompressor.decompress(body, max_bytes + 1)
+    except zlib.error:
+        raise Refused(invalid_request("the body is not gzip, as Content-Encoding says")) from None
+    if len(content) > max_bytes:
+        raise Refused(too_large(f"the body is larger than {max_bytes} bytes once decompressed"))
+    if not decompressor.eof or decompressor.unused_data:
+        raise Refused(invalid_request("the body is not one whole gzip stream"))
+    return content
 
 
-def _canonical(document: BaseModel) -> str:
-    return json.dumps(document.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-
-
-def _key(kind: str, profile_sha256: str, options: str) -> str:
-    return hashlib.sha256("\n".join([kind, __version__, profile_sha256, options]).encode()).hexdigest()
+def _receive(profile: Profile, limits: ReadLimits) -> ReceivedProfile:
+    for what, count, limit in (
+        ("ops", len(profile.ops), limits.max_ops),
+        ("gradients", len(profile.gradients), limits.max_gradients),
+    ):
+        if count > limit:
+            raise Refused(too_large(f"the profile has {count} {what}; this service takes {limit}"))
+    document = profile.model_dump_json().encode()
+    return ReceivedProfile(
+        sha256=profile.sha256,
+        name=profile.name,
+        fingerprint=profile.fingerprint,
+        num_ops=len(profile.ops),
+        num_gradients=len(profile.gradients),
+        size_bytes=len(document),
+        document=zlib.compress(document, level=1),
+    )
 
 
 def _explain(body: bytes, error: ValidationError) -> None:

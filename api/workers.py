@@ -89,6 +89,8 @@ class WorkerPool:
         for worker in self._workers:
             worker.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)
+        for worker in self._workers:
+            worker.discard()
 
 
 class _Worker:
@@ -155,15 +157,16 @@ class _Worker:
         raise Refused(value)
 
     def _replace(self) -> None:
-        self._end()
+        self.discard()
         self.start()
 
     def stop(self) -> None:
         with self._starting:
             self._stopped = True
-        self._end()
+            if self._process is not None:
+                self._process.kill()
 
-    def _end(self) -> None:
+    def discard(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -198,7 +201,7 @@ def _work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callab
         try:
             answer: tuple[bool, Any] = (True, function(*arguments))
         except Exception as error:
-            answer = (False, problem_of(error))
+            answer = (False, problem_of(error)[0])
             if answer[1].status >= 500:
                 traceback.print_exc()
         connection.send(answer)

@@ -47,22 +47,18 @@ def test_no_service_is_an_error_and_not_a_hang() -> None:
 def test_the_client_waits_for_a_service_that_comes_late(service: ServiceProcess) -> None:
     """The start-up of a job and of the service may overlap: connection errors are tried again."""
     with socket.socket() as late:
-        late.bind(("127.0.0.1", 0))
-        port = late.getsockname()[1]
-    relay = threading.Timer(0.5, _relay_once, [port, service.url])
-    relay.start()
-    with Client(f"http://127.0.0.1:{port}", timeout_s=30) as client:
-        assert client.newest_schedule("train", PROFILE.fingerprint) is None
-    relay.join()
+        late.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        relay = threading.Timer(0.5, _relay_once, [late, service.url])
+        relay.start()
+        with Client(f"http://127.0.0.1:{late.getsockname()[1]}", timeout_s=30) as client:
+            assert client.newest_schedule("train", PROFILE.fingerprint) is None
+        relay.join()
 
 
-def _relay_once(port: int, url: str) -> None:
-    host, _, target = url.removeprefix("http://").partition(":")
-    with (
-        socket.create_server(("127.0.0.1", port)) as listener,
-        listener.accept()[0] as near,
-        socket.create_connection((host, int(target))) as far,
-    ):
+def _relay_once(late: socket.socket, url: str) -> None:
+    host, _, port = url.removeprefix("http://").partition(":")
+    late.listen()
+    with late.accept()[0] as near, socket.create_connection((host, int(port))) as far:
         far.sendall(near.recv(65536))
         near.sendall(far.recv(65536))
 

@@ -122,8 +122,9 @@ def test_a_large_body_without_a_length_is_refused_while_it_arrives(small_service
 
 
 @pytest.mark.parametrize(
-    "query", ["", "?job=train", f"?job=&fingerprint={'0' * 64}", "?job=train&fingerprint=short"]
+    "query",
+    [f"?job=&fingerprint={'0' * 64}", "?job=train&fingerprint=short", "?limit=0", "?cursor=x", "?limit=many"],
 )
-def test_incomplete_questions_are_refused(small_service: ServiceProcess, query: str) -> None:
+def test_senseless_questions_are_refused(small_service: ServiceProcess, query: str) -> None:
     """Parameters are named in the refusal."""
     _refused(small_service.http.get(f"/v1/schedules{query}"), 422, "invalid-request")

@@ -57,9 +57,9 @@ def test_what_is_not_there_is_a_problem(service: ServiceProcess, path: str) -> N
     assert answer.json()["status"] == 404
 
 
-def test_a_restart_loses_nothing(tmp_path: Path) -> None:
+def test_a_restart_loses_nothing(tmp_path: Path, database_url: str) -> None:
     """What was answered once is answered the same after a crash, without solving again."""
-    with ServiceProcess(tmp_path) as service:
+    with ServiceProcess(tmp_path, database_url) as service:
         answer = service.post_schedule(layered_profile(8), job="train")
         service.kill()
         service.start()
@@ -68,9 +68,9 @@ def test_a_restart_loses_nothing(tmp_path: Path) -> None:
         assert sum(entry.get("event") == "solved" for entry in service.log()) == 1
 
 
-def test_an_accepted_task_outlives_a_crash(tmp_path: Path) -> None:
+def test_an_accepted_task_outlives_a_crash(tmp_path: Path, database_url: str) -> None:
     """A service killed with work in its queue does that work after its restart."""
-    with ServiceProcess(tmp_path, lease_s=0.5) as service:
+    with ServiceProcess(tmp_path, database_url, lease_s=0.5) as service:
         prefer = {"Prefer": "respond-async"}
         answers = [
             service.http.post(

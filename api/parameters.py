@@ -1,0 +1,21 @@
+"""How routes get at the running service."""
+
+from typing import Annotated
+
+from fastapi import Depends, Query, Request
+
+from pace.api.documents import JobName
+from pace.api.service import Service
+from pace.schedule import Sha256
+
+
+async def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+RunningService = Annotated[Service, Depends(_service)]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Largest number of items in a page")]
+Cursor = Annotated[str | None, Query(max_length=500, description="`next` of the page before")]
+OfJob = Annotated[JobName | None, Query(description="Only of this training job")]
+OfFingerprint = Annotated[Sha256 | None, Query(description="Only for models with this fingerprint")]

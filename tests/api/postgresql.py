@@ -1,0 +1,100 @@
+"""A PostgreSQL server of the tests' own: its own folder, its own port on loopback, gone afterwards."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+
+
+def find_postgresql() -> Path | None:
+    """Return the folder of PostgreSQL's programs, or None where it is not installed."""
+    on_path = shutil.which("postgres")
+    candidates = [Path(on_path).resolve().parent] if on_path else []
+    candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in candidates if (folder / "initdb").exists()), None)
+
+
+class PostgresqlServer:
+    """A running server; databases are made in it by name."""
+
+    def __init__(self, programs: Path) -> None:
+        self.programs = programs
+        self.folder = Path(tempfile.mkdtemp(prefix="pace-postgresql-"))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self._process: subprocess.Popen[bytes] | None = None
+        # PostgreSQL refuses to run as root.
+        self._owner: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            self._owner = {"user": "nobody", "group": "nogroup", "extra_groups": []}
+            shutil.chown(self.folder, "nobody", "nogroup")
+
+    def __enter__(self) -> Self:
+        subprocess.run(
+            [self.programs / "initdb", "-D", self.folder / "data", "-A", "trust", "-U", "pace", "--no-sync"],
+            check=True,
+            capture_output=True,
+            cwd=self.folder,
+            **self._owner,
+        )
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    self.programs / "postgres",
+                    *("-D", self.folder / "data", "-p", str(self.port), "-k", self.folder),
+                    *("-c", "listen_addresses=127.0.0.1", "-c", "max_connections=200"),
+                ],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                **self._owner,
+            )
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                psycopg.connect(self.url("postgres")).close()
+                return
+            except psycopg.OperationalError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise AssertionError((self.folder / "server.log").read_text()) from None
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Stop the server at once, without a word to its clients."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(60)
+            self._process = None
+
+    def url(self, database: str) -> str:
+        """Return a database's URL."""
+        return f"postgresql://pace@127.0.0.1:{self.port}/{database}"
+
+    def create_database(self, name: str) -> str:
+        """Make a new database and return its URL."""
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')
+        return self.url(name)
