@@ -1,0 +1,222 @@
+"""Kineto's Chrome trace, streamed into the few fields that a profile needs.
+
+Times are seconds on the trace's own clock. What the events mean for a training step is worked out in
+``pace.formats.kineto_steps``.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pace.errors import FormatError
+from pace.formats.reading import number, read_json_before, stream_json
+from pace.profile import ELEMENT_BYTES, DType
+
+Thread = tuple[int | str, int | str]
+
+_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
+_LAUNCHES = {"cuda_runtime", "cuda_driver"}
+_MODULE = "nn.Module: "
+
+# The names that profilers and execution traces give to element types.
+DTYPES: dict[str, DType] = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "c10::half": "float16",
+    "bfloat16": "bfloat16",
+    "c10::bfloat16": "bfloat16",
+    "long": "int64",
+    "long int": "int64",
+    "int": "int32",
+    "short": "int16",
+    "short int": "int16",
+    "char": "int8",
+    "signed char": "int8",
+    "byte": "uint8",
+    "unsigned char": "uint8",
+    "bool": "bool",
+}
+
+
+@dataclass(slots=True)
+class HostOp:
+    """An operator or an annotation on a host thread."""
+
+    name: str
+    thread: Thread
+    start_s: float
+    end_s: float
+    external: int | None
+    sequence: int | None
+    record: int | None
+    size_bytes: int | None
+    dtype: DType | None
+
+
+@dataclass(slots=True)
+class Collective:
+    """What NCCL's instrumentation says about a kernel; None where it does not."""
+
+    name: str
+    size_bytes: int | None
+    workers: int | None
+
+
+@dataclass(slots=True)
+class DeviceWork:
+    """A kernel, copy or fill on a device's stream."""
+
+    name: str
+    stream: tuple[int | str, int | str]
+    start_s: float
+    duration_s: float
+    external: int | None
+    correlation: int | None
+    collective: Collective | None
+
+
+@dataclass(slots=True)
+class KinetoTrace:
+    """One rank's trace."""
+
+    path: str
+    rank: int | None
+    workers: int | None
+    ops: list[HostOp] = field(default_factory=list)
+    annotations: list[HostOp] = field(default_factory=list)
+    modules: list[HostOp] = field(default_factory=list)
+    work: list[DeviceWork] = field(default_factory=list)
+    launches: dict[int, tuple[Thread, float]] = field(default_factory=dict)
+
+
+def read_kineto_trace(path: str | Path) -> KinetoTrace:
+    """Stream a trace; memory grows with the operators and kernels, not with the file's text.
+
+    Raises
+    ------
+    FormatError
+        With the event at fault.
+    """
+    head = read_json_before(path, "traceEvents")
+    distributed = head.get("distributedInfo")
+    trace = KinetoTrace(
+        path=str(path),
+        rank=_integer(distributed.get("rank")) if isinstance(distributed, dict) else None,
+        workers=_integer(distributed.get("world_size")) if isinstance(distributed, dict) else None,
+    )
+    for place, event in enumerate(stream_json(path, "traceEvents.item")):
+        if not isinstance(event, dict):
+            raise FormatError(path, "expected an object", f"traceEvents[{place}]")
+        if event.get("ph") == "X":
+            _take(trace, event, f"traceEvents[{place}]")
+    if not trace.ops:
+        raise FormatError(path, "no operators: expected a Kineto trace with cpu_op events")
+    return trace
+
+
+def _take(trace: KinetoTrace, event: dict[str, Any], position: str) -> None:
+    category = event.get("cat")
+    arguments = event.get("args")
+    if not isinstance(arguments, dict):
+        arguments = {}
+    name = event.get("name")
+    name = sys.intern(name) if isinstance(name, str) else ""
+    if category == "cpu_op":
+        trace.ops.append(_host_op(trace, event, name, arguments, position))
+    elif category == "user_annotation":
+        trace.annotations.append(_host_op(trace, event, name, arguments, position))
+    elif category == "python_function" and name.startswith(_MODULE):
+        module = sys.intern(name.removeprefix(_MODULE))
+        trace.modules.append(_host_op(trace, event, module, arguments, position))
+    elif category in _DEVICE:
+        start, duration = _times(trace, event, position)
+        collective = _collective(arguments) if category == "kernel" else None
+        trace.work.append(
+            DeviceWork(
+                name=name,
+                stream=(_label(event.get("pid")), _label(event.get("tid"))),
+                start_s=start,
+                duration_s=duration,
+                external=_integer(arguments.get("External id", arguments.get("external id"))),
+                correlation=_integer(arguments.get("correlation")),
+                collective=collective or _named_collective(name),
+            )
+        )
+    elif category in _LAUNCHES:
+        correlation = _integer(arguments.get("correlation"))
+        if correlation is not None:
+            start, _ = _times(trace, event, position)
+            trace.launches[correlation] = ((_label(event.get("pid")), _label(event.get("tid"))), start)
+
+
+def _host_op(
+    trace: KinetoTrace, event: dict[str, Any], name: str, arguments: dict[str, Any], position: str
+) -> HostOp:
+    start, duration = _times(trace, event, position)
+    size, dtype = _tensor(arguments) if "Input Dims" in arguments else (None, None)
+    return HostOp(
+        name=name,
+        thread=(_label(event.get("pid")), _label(event.get("tid"))),
+        start_s=start,
+        end_s=start + duration,
+        external=_integer(arguments.get("External id", arguments.get("external id"))),
+        sequence=_integer(arguments.get("Sequence number")),
+        record=_integer(arguments.get("Record function id")),
+        size_bytes=size,
+        dtype=dtype,
+    )
+
+
+def _times(trace: KinetoTrace, event: dict[str, Any], position: str) -> tuple[float, float]:
+    start = number(event.get("ts"), trace.path, "ts", position)
+    return start * 1e-6, number(event.get("dur"), trace.path, "dur", position) * 1e-6
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _label(value: object) -> int | str:
+    return value if isinstance(value, int | str) else str(value)
+
+
+def _tensor(arguments: dict[str, Any]) -> tuple[int | None, DType | None]:
+    """Return the bytes of an operator's first input, where its shape and type were recorded."""
+    dims, types = arguments.get("Input Dims"), arguments.get("Input type")
+    if not (isinstance(dims, list) and dims and isinstance(types, list) and types):
+        return None, None
+    dtype = DTYPES.get(str(types[0]).lower())
+    elements = elements_of(dims[0])
+    return (None, None) if dtype is None or elements is None else (elements * ELEMENT_BYTES[dtype], dtype)
+
+
+def elements_of(shape: object) -> int | None:
+    """Return the number of elements of a shape, or None if it is no list of sizes."""
+    if not isinstance(shape, list):
+        return None
+    elements = 1
+    for size in shape:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            return None
+        elements *= size
+    return elements if elements < 2**60 else None
+
+
+def _collective(arguments: dict[str, Any]) -> Collective | None:
+    name = arguments.get("Collective name")
+    if not isinstance(name, str) or not name:
+        return None
+    dtype = DTYPES.get(str(arguments.get("dtype")).lower())
+    elements = _integer(arguments.get("In msg nelems"))
+    size = None if dtype is None or elements is None else elements * ELEMENT_BYTES[dtype]
+    return Collective(name.lower(), size, _integer(arguments.get("Group size")))
+
+
+def _named_collective(kernel: str) -> Collective | None:
+    # Before torch 2.3 a kernel's name is all that tells it from compute.
+    lowered = kernel.lower()
+    if "nccl" not in lowered:
+        return None
+    return Collective("allreduce" if "allreduce" in lowered else "other", None, None)

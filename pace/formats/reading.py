@@ -1,0 +1,164 @@
+"""Files of other tools, opened one way: gzip is seen through, faults are named with their position.
+
+JSON is streamed item by item, because traces are larger than memory would hold as objects.
+"""
+
+import gzip
+import math
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+from pydantic import ValidationError
+
+from pace.errors import FormatError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+
+
+class FormatWarning(UserWarning):
+    """Something in a file was left out or taken as less than it claims; the import went on."""
+
+
+def warn(path: object, message: str) -> None:
+    """Warn about a file that was accepted all the same."""
+    warnings.warn(f"{path}: {message}", FormatWarning, stacklevel=2)
+
+
+@contextmanager
+def open_binary(path: str | Path) -> Iterator[IO[bytes]]:
+    """Open a file that may be gzipped, whatever its name; damage becomes a FormatError."""
+    with open(path, "rb") as raw:
+        magic = raw.read(2)
+        raw.seek(0)
+        try:
+            if magic == _GZIP_MAGIC:
+                with gzip.open(raw) as unpacked:
+                    yield cast("IO[bytes]", unpacked)
+            else:
+                yield raw
+        except _DAMAGED as error:
+            raise FormatError(path, f"the gzip stream is damaged or cut off: {error}") from None
+
+
+def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
+    """Yield line numbers from 1 and lines without their ends; bytes that are no UTF-8 are replaced."""
+    with open_binary(path) as file:
+        for number, line in enumerate(file, start=1):
+            yield number, line.decode("utf-8", errors="replace").rstrip("\r\n")
+
+
+def read_text(path: str | Path) -> str:
+    """Return a whole small file."""
+    with open_binary(path) as file:
+        return file.read().decode("utf-8", errors="replace")
+
+
+class _Counted:
+    """A reader that knows how far it has come, for error messages."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.position = 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.position += len(data)
+        return data
+
+
+def stream_json(path: str | Path, prefix: str, *, cut_off_ok: bool = False) -> Iterator[Any]:
+    """Yield the items under an ijson prefix, one at a time.
+
+    With `cut_off_ok`, a document that ends too early ends the items with a FormatWarning.
+    """
+    import ijson  # only importers of JSON need it
+
+    with open_binary(path) as file:
+        counted = _Counted(file)
+        try:
+            yield from ijson.items(counted, prefix, use_float=True)
+        except ijson.IncompleteJSONError as error:
+            if not cut_off_ok or not _is_at_end(counted):
+                raise _json_fault(path, error, counted.position) from None
+            warn(path, "the document is cut off; what is there was read")
+        except _DAMAGED as error:
+            if not cut_off_ok:
+                raise FormatError(path, f"the gzip stream is damaged or cut off: {error}") from None
+            warn(path, "the gzip stream is cut off; what is there was read")
+        except (ijson.JSONError, UnicodeDecodeError, ValueError, OverflowError) as error:
+            raise _json_fault(path, error, counted.position) from None
+
+
+def read_json_before(path: str | Path, key: str) -> dict[str, Any]:
+    """Return the top-level fields of a JSON object that come before `key`, which may be huge."""
+    import ijson
+
+    with open_binary(path) as file:
+        counted = _Counted(file)
+        fields: dict[str, Any] = {}
+        try:
+            events = ijson.parse(counted, use_float=True)
+            for _, event, value in events:
+                if event == "map_key":
+                    if value == key:
+                        break
+                    fields[value] = _build_value(events, ijson)
+        except (ijson.JSONError, UnicodeDecodeError, ValueError, OverflowError) as error:
+            raise _json_fault(path, error, counted.position) from None
+        return fields
+
+
+def _build_value(events: Iterator[tuple[str, str, Any]], ijson: Any) -> Any:
+    builder = ijson.ObjectBuilder()
+    depth = 0
+    for _, event, value in events:
+        builder.event(event, value)
+        depth += event in ("start_map", "start_array")
+        depth -= event in ("end_map", "end_array")
+        if not depth:
+            break
+    return builder.value
+
+
+def _is_at_end(file: _Counted) -> bool:
+    return not file.read(1)
+
+
+def _json_fault(path: str | Path, error: Exception, position: int) -> FormatError:
+    reason = " ".join(str(error).split())[:200]
+    return FormatError(path, f"not the JSON that was expected: {reason}", f"near byte {position}")
+
+
+def number(value: object, path: object, what: str, position: str | None = None) -> float:
+    """Return a finite number that is not negative; a FormatError names `what` otherwise."""
+    try:
+        parsed = float(value) if isinstance(value, str | int | float) else math.nan
+    except (ValueError, OverflowError):
+        parsed = math.nan
+    if isinstance(value, bool) or not 0 <= parsed < math.inf:
+        shown = repr(value)[:80]
+        raise FormatError(path, f"{what} is {shown}: expected a number from 0", position)
+    return parsed
+
+
+def whole_number(value: object, path: object, what: str, position: str | None = None) -> int:
+    """Return an integer from 0, as JSON or as text; a FormatError names `what` otherwise."""
+    parsed = number(value, path, what, position)
+    if parsed != int(parsed) or parsed >= 2**63:
+        raise FormatError(path, f"{what} is {value!r}: expected a whole number below 2^63", position)
+    return int(parsed)
+
+
+@contextmanager
+def validated(path: object) -> Iterator[None]:
+    """Turn a document's own refusal of what was read into a FormatError for the file."""
+    try:
+        yield
+    except ValidationError as error:
+        faults = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors()[:5])
+        raise FormatError(path, f"makes no valid profile: {faults}") from None
