@@ -18,7 +18,7 @@ from pace.solver import jackson
 from pace.solver.cost import CostCurve, Line
 from pace.solver.fifo import best_fifo
 from pace.solver.instance import Instance, IntArray
-from pace.solver.partition import Chain, best_layered, max_min_partitions, runs
+from pace.solver.partition import EXACT, Chain, best_layered, max_min_partitions, runs
 from pace.solver.sending import Buffers
 
 Partition = tuple[tuple[int, ...], ...]
@@ -26,6 +26,9 @@ Partition = tuple[tuple[int, ...], ...]
 # The exact search is repeated with the latency scaled: in a realisable plan a preempted group pays it twice.
 LATENCY_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SEARCH_GAP = 1e-3
+RELAXED = 1e-5
+CONTRACT_BEYOND = 2000
+CONTRACTED = 1000
 SEED = 1
 
 
@@ -211,9 +214,11 @@ def _fuse_optimally(problem: Problem, options: Options) -> Fusion:
     layered = len(classes) == 1 and problem.chain_of(classes[0]).is_layered
     seeds = list(_seeds(problem, classes, options.max_group_bytes, layered=layered))
     if layered:
-        exact = "exact" if problem.cost.line else "exact to the tolerance of the bisection"
+        method = "dynamic program over contiguous groups, exact"
+        if _is_contracted(problem, problem.chain_of(classes[0])):
+            method = f"dynamic program over groups of {CONTRACTED} contiguous runs, heuristic"
         partitions = dict.fromkeys(seed + problem.unsent() for seed in seeds)
-        return Fusion(partitions=tuple(partitions), method=f"dynamic program over contiguous groups, {exact}")
+        return Fusion(partitions=tuple(partitions), method=method)
     seeds.sort(key=lambda seed: _window(problem, problem.buffers(seed).instance(problem.cost), None))
     best, calls = _improve(problem, seeds[0], options)
     method = f"local search from the dynamic program's groups, {calls} oracle calls, heuristic"
@@ -241,6 +246,8 @@ def _seeds(
 
 
 def _with_latency(cost: CostCurve, factor: float) -> CostCurve:
+    if factor == 1.0:
+        return cost
     extra = (factor - 1.0) * cost.durations_s[0]
     return CostCurve(
         sizes_bytes=cost.sizes_bytes,
@@ -253,9 +260,8 @@ def _fuse_raised_tails(
     problem: Problem, members: IntArray, cost: CostCurve, max_group_bytes: int | None
 ) -> Partition:
     real = problem.chain_of(members)
-    raised = Chain(ready=real.ready, tail=np.maximum.accumulate(real.tail), sizes=real.sizes)
-    cuts, _ = best_layered(raised, cost, enough=problem.compute_s, max_group_bytes=max_group_bytes)
-    return _cut(members, cuts)
+    raised = replace(real, tail=np.maximum.accumulate(real.tail))
+    return _cut(members, _cuts_of(problem, raised, cost, max_group_bytes))
 
 
 def _fuse_raised_releases(
@@ -263,9 +269,27 @@ def _fuse_raised_releases(
 ) -> Partition:
     by_tail = members[np.argsort(problem.tail[members], kind="stable")]
     real = problem.chain_of(by_tail)
-    raised = Chain(ready=np.maximum.accumulate(real.ready), tail=real.tail, sizes=real.sizes)
-    cuts, _ = best_layered(raised, cost, enough=problem.compute_s, max_group_bytes=max_group_bytes)
-    return _cut(by_tail, cuts)
+    raised = replace(real, ready=np.maximum.accumulate(real.ready))
+    return _cut(by_tail, _cuts_of(problem, raised, cost, max_group_bytes))
+
+
+def _cuts_of(problem: Problem, layered: Chain, cost: CostCurve, max_group_bytes: int | None) -> list[int]:
+    enough = problem.compute_s
+    # Only the first of the partitions has to be the optimum; the others are for the realisable plan.
+    tolerance = EXACT if cost is problem.cost else RELAXED
+    if _is_contracted(problem, layered):
+        coarse, starts = layered.contracted(CONTRACTED)
+        cuts, _ = best_layered(
+            coarse, cost, enough=enough, max_group_bytes=max_group_bytes, tolerance=RELAXED
+        )
+        return [int(starts[cut]) for cut in cuts]
+    cuts, _ = best_layered(layered, cost, enough=enough, max_group_bytes=max_group_bytes, tolerance=tolerance)
+    return cuts
+
+
+def _is_contracted(problem: Problem, layered: Chain) -> bool:
+    """Whether the exact search, quadratic for a cost that is not affine, would take too long."""
+    return problem.cost.line is None and len(layered) > CONTRACT_BEYOND
 
 
 def _improve(problem: Problem, seed: Partition, options: Options) -> tuple[Partition, int]:
@@ -338,11 +362,12 @@ def layered_bound(problem: Problem) -> LayeredBound:
     if not len(sent):
         return best
     by_ready = problem.chain_of(sent[np.argsort(problem.ready[sent], kind="stable")])
-    by_tail = problem.chain_of(sent[np.argsort(problem.tail[sent], kind="stable")])
-    chains: tuple[tuple[Literal["ready", "tail"], Chain], ...] = (
-        ("ready", replace(by_ready, tail=_least_from_here(by_ready.tail))),
-        ("tail", replace(by_tail, ready=_least_from_here(by_tail.ready))),
-    )
+    chains: list[tuple[Literal["ready", "tail"], Chain]] = [
+        ("ready", replace(by_ready, tail=_least_from_here(by_ready.tail)))
+    ]
+    if not by_ready.is_layered:
+        by_tail = problem.chain_of(sent[np.argsort(problem.tail[sent], kind="stable")])
+        chains.append(("tail", replace(by_tail, ready=_least_from_here(by_tail.ready))))
     for line in problem.cost.minorants(float(problem.sizes.sum())):
         curve = CostCurve.affine(line.latency_s, line.seconds_per_byte)
         for order, chain_of_order in chains:

@@ -4,18 +4,16 @@ A chain is the gradients in order of ready time; a partition cuts it into runs, 
 names are unknown here: ``pace.fusion`` calls these for each class of gradients that may share a buffer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from pace.solver.cost import CostCurve
+from pace.solver.cost import CostCurve, Line
 from pace.solver.instance import FloatArray, Instance, IntArray
 
-PROBES = 60
-LARGE = 3000
-LARGE_TOLERANCE = 1e-5
+EXACT = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +39,21 @@ class Chain:
     def is_layered(self) -> bool:
         """Whether tails do not decrease along the chain: whoever is ready later is needed earlier."""
         return bool(np.all(np.diff(self.tail) >= 0))
+
+    def contracted(self, num_elements: int) -> tuple["Chain", IntArray]:
+        """Return the chain with neighbours put together until `num_elements` are left, and where each begins.
+
+        Elements are of about equal size, so what is lost by never cutting inside one is small.
+        """
+        ends = np.cumsum(self.sizes)
+        shares = np.arange(1, num_elements) * (ends[-1] / num_elements)
+        starts = np.unique(np.concatenate(([0], np.searchsorted(ends, shares) + 1)))
+        starts = starts[starts < len(self)].astype(np.int64)
+        return Chain(
+            ready=np.maximum.reduceat(self.ready, starts),
+            tail=np.maximum.reduceat(self.tail, starts),
+            sizes=np.add.reduceat(self.sizes, starts),
+        ), starts
 
     def fuse(self, cuts: Sequence[int], cost: CostCurve) -> Instance:
         """Return the instance of the runs that begin at each of `cuts`, the first of them 0."""
@@ -72,7 +85,12 @@ def max_min_partitions(sizes: IntArray) -> Iterator[list[int]]:
 
 
 def best_layered(
-    chain: Chain, cost: CostCurve, *, enough: float, max_group_bytes: int | None = None
+    chain: Chain,
+    cost: CostCurve,
+    *,
+    enough: float,
+    max_group_bytes: int | None = None,
+    tolerance: float = EXACT,
 ) -> tuple[list[int], float]:
     """Return the first elements of the runs that minimise max(completion + tail), and that minimum.
 
@@ -85,18 +103,20 @@ def best_layered(
     chain
         A layered chain.
     cost
-        Any monotone g. For an affine g the optimum is exact in O(n K) for K groups; otherwise it is found
-        by bisection, exact to a relative 1e-12, or to `LARGE_TOLERANCE` beyond `LARGE` elements.
+        Any monotone g. For an affine g the optimum is exact in O(n K) for K groups. Otherwise it is found by
+        bisection over the maximum, O(n^2) for each probe.
     enough
         An objective that need not be beaten, in seconds: the compute bound.
     max_group_bytes
         No run of more than one element is larger.
+    tolerance
+        Relative width at which the bisection ends.
 
     Returns
     -------
     list of int, float
-        Fewest runs first: of the partitions with at most the reached maximum, one with the fewest runs
-        (for an affine g) or the least total duration.
+        Of the partitions with at most the reached maximum, one with the fewest runs (for an affine g) or
+        the least total duration.
     """
     from pace.solver.kernels import partition as kernel
 
@@ -105,53 +125,46 @@ def best_layered(
     release_plus_tail = chain.ready + chain.tail
     last = _last_elements(chain.sizes, max_group_bytes)
     until = np.empty(n, dtype=np.int64)
-    line = cost.line
-    if line is not None:
-        least = kernel.best_affine(
-            release_plus_tail, ends, last, line.latency_s, line.seconds_per_byte, enough
-        )
-        # The second pass adds the same numbers in another order: a limit without slack might be missed.
-        limit = max(least, enough) * (1 + 1e-12)
-        found = kernel.fewest_groups_under(
+
+    def fewest_under(limit: float, line: Line) -> bool:
+        return kernel.fewest_groups_under(
             limit, release_plus_tail, ends, last, line.latency_s, line.seconds_per_byte, until
         )
+
+    def probe(limit: float) -> float:
+        return kernel.least_total_under(limit, release_plus_tail, ends, last, *cost.knots(), until)
+
+    lines = cost.minorants(float(ends[-1]))
+    least = max(
+        kernel.best_affine(release_plus_tail, ends, last, line.latency_s, line.seconds_per_byte, enough)
+        for line in lines
+    )
+    if cost.line is not None:
+        # The second pass adds the same numbers in another order: a limit without slack might be missed.
+        found = fewest_under(max(least, enough) * (1 + EXACT), cost.line)
         assert found, "the optimum of the first pass is feasible"
     else:
-        least = _bisect(release_plus_tail, ends, last, cost, enough, until)
+        _bisect(probe, least, enough, tolerance)
     cuts = [0]
     while (following := int(until[cuts[-1]]) + 1) < n:
         cuts.append(following)
     return cuts, _layered_objective(chain, cuts, cost)
 
 
-def _bisect(
-    release_plus_tail: FloatArray,
-    ends: FloatArray,
-    last: IntArray,
-    cost: CostCurve,
-    enough: float,
-    until: IntArray,
-) -> float:
-    from pace.solver.kernels import partition as kernel
-
-    knots = cost.knots()
-
-    def probe(limit: float) -> float:
-        return float(kernel.least_total_under(limit, release_plus_tail, ends, last, *knots, until))
-
-    low = float(release_plus_tail[-1])
+def _bisect(probe: Callable[[float], float], low: float, enough: float, tolerance: float) -> None:
+    """Leave the last probe at the least maximum; `low` is a bound on it, mostly a close one."""
     high = probe(np.inf)
-    tolerance = 1e-12 if len(last) <= LARGE else LARGE_TOLERANCE
-    for _ in range(PROBES):
-        if high <= enough or high - low <= tolerance * high:
-            break
-        middle = max((low + high) / 2, enough)
+    step = tolerance * high
+    while high > enough and high - low > tolerance * high:
+        # The bound is usually all but reached, so the search starts beside it and widens.
+        middle = max(min(low + step, (low + high) / 2), enough)
+        step *= 8
         reached = probe(middle)
         if reached <= middle:
             high = reached
         else:
             low = middle
-    return probe(high * (1 + 1e-12))
+    probe(max(high, enough) * (1 + EXACT))
 
 
 def _last_elements(sizes: IntArray, max_group_bytes: int | None) -> IntArray:
