@@ -1,0 +1,70 @@
+"""Captures the profile of a training job and has it scheduled. Every worker runs this program.
+
+torchrun --nproc-per-node 2 examples/capture.py --service http://127.0.0.1:8080 --job my-job
+horovodrun -np 2 python examples/capture.py --backend horovod --service ... --job my-job
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from cnn import Batches, build_model
+from torch.nn.functional import cross_entropy
+from workers import join, leave
+
+from pace.api.client import Client
+from pace.runtime.allreduce_cost import gradient_bytes, horovod_network, measure_allreduce, torch_network
+from pace.runtime.profiler import Capture
+
+
+def main() -> None:
+    """Run one worker."""
+    arguments = parse_arguments()
+    torch.set_num_threads(1)
+    rank, workers = join(arguments.backend, pace=True)
+    model = build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    batches = Batches(rank)
+
+    # 1. The compute: your own training loop, on the model and the optimizer as they are before any wrapper.
+    with Capture(model, optimizer) as capture:
+        while not capture.finished:
+            images, labels = batches.next()
+            optimizer.zero_grad()
+            cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            capture.step()
+
+    # 2. The network: all ranks measure together.
+    network = horovod_network() if arguments.backend == "horovod" else torch_network()
+    measured = measure_allreduce(network, largest_bytes=gradient_bytes(model))
+
+    # 3. The schedule: one rank submits the profile; the workers fetch the answer when they train.
+    if rank == 0:
+        profile = capture.profile(
+            arguments.job, workers=workers, allreduce=measured.document, metadata=measured.metadata
+        )
+        with Client(arguments.service, timeout_s=60) as client:
+            schedule = client.create_schedule(profile, job=arguments.job)
+        print(capture.report)
+        if arguments.out is not None:
+            (arguments.out / "profile.json").write_text(profile.model_dump_json(indent=2))
+            (arguments.out / "schedule.json").write_bytes(schedule.to_json())
+            (arguments.out / "capture.txt").write_text(str(capture.report))
+    leave(arguments.backend)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backend", choices=("gloo", "horovod"), default="gloo")
+    parser.add_argument("--service", required=True, help="address of the scheduling service")
+    parser.add_argument("--job", required=True, help="name under which the workers will ask for the schedule")
+    parser.add_argument("--out", type=Path, help="folder for the profile and the schedule")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

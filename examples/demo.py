@@ -1,0 +1,244 @@
+"""The main job from end to end, on this machine: a service, a captured profile, a schedule, two trainings.
+
+Run it with ``scripts/demo``, which installs what it needs and, where it may, puts the demo into a network
+namespace whose loopback is as slow as a real network.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from pace.profile import Profile, load_profile
+from pace.schedule import Schedule, load_schedule
+from pace.timeline import chrome_trace
+
+HERE = Path(__file__).parent
+JOB = "demo"
+STEPS = 50
+STAGE_TIMEOUT_S = 150
+MEBIBYTE = 1 << 20
+
+
+def main() -> int:
+    """Run the demo."""
+    arguments = parse_arguments()
+    console = Console() if sys.stdout.isatty() else Console(width=110)
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    for log in out.glob("*.log"):
+        log.unlink()
+    console.rule(f"PACE demo: two workers over {arguments.backend}")
+    console.print(f"Network: {arguments.network}\n")
+
+    with service(out) as url:
+        console.print(f"[bold]1[/bold]  service          {url}")
+        workers(arguments.backend, out, "capture.py", "--service", url, "--job", JOB, "--out", out)
+        console.print(f"[bold]2[/bold]  profile          {(out / 'capture.txt').read_text()}")
+        profile, schedule = load_profile(out / "profile.json"), load_schedule(out / "schedule.json")
+        shown = ", ".join(
+            f"{size / MEBIBYTE:.3g} MiB {duration * 1e3:.3g} ms" for size, duration in samples(profile)
+        )
+        console.print(f"                    all-reduce: {shown}")
+        workers(arguments.backend, out, "train.py", "--steps", STEPS, "--out", out / "plain")
+        console.print(f"[bold]3[/bold]  plain training   {STEPS} steps, {PLAIN[arguments.backend]}")
+        pace = ("--service", url, "--job", JOB, "--out", out / "pace")
+        workers(arguments.backend, out, "train.py", "--steps", STEPS, *pace)
+        console.print(
+            f"[bold]4[/bold]  under PACE       {STEPS} steps, the schedule fetched from the service\n"
+        )
+
+    (out / "predicted.trace.json").write_text(json.dumps(chrome_trace(profile, schedule)))
+    print_groups(console, schedule)
+    print_times(console, profile, schedule, arguments.backend, out)
+    print_weights(console, out)
+    console.print(f"Timeline (open in https://ui.perfetto.dev): {out / 'predicted.trace.json'}")
+    console.print(f"Profile, schedule, logs:                    {out}")
+    return 0
+
+
+PLAIN = {"gloo": "PyTorch DistributedDataParallel", "horovod": "hvd.DistributedOptimizer"}
+
+
+@contextlib.contextmanager
+def service(out: Path) -> Iterator[str]:
+    """Run `pace serve` on a free port and yield its address."""
+    database = out / "service.sqlite"
+    database.unlink(missing_ok=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pace.api.serve",
+        "--port",
+        "0",
+        "--database-url",
+        f"sqlite:///{database}",
+    ]
+    log = out / "service.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield address(log, process)
+    finally:
+        stop(process)
+
+
+def address(log: Path, process: "subprocess.Popen[bytes]") -> str:
+    """Wait until the service says where it listens."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        for line in log.read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if entry.get("event") == "listening":
+                    return str(entry["url"])
+        time.sleep(0.1)
+    raise SystemExit(f"demo: the service did not start; see {log}")
+
+
+def workers(backend: str, out: Path, program: str, *options: object) -> None:
+    """Run one of the example programs on two workers, as a user would start it."""
+    if backend == "horovod":
+        launcher = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2"]
+        launcher += ["--network-interfaces", "lo", sys.executable]
+    else:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, str(HERE / program), "--backend", backend, *map(str, options)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
+    log = out / f"{Path(program).stem}.log"
+    with log.open("ab") as output:
+        output.write(f"$ {shlex.join(command)}\n".encode())
+        output.flush()
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env=environment, start_new_session=True
+        )
+        try:
+            code = process.wait(timeout=STAGE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"demo: {program} did not end within {STAGE_TIMEOUT_S} s; see {log}") from None
+        finally:
+            stop(process)
+    if code != 0:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+        raise SystemExit(f"{tail}\ndemo: {program} failed with exit code {code}; see {log}")
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """End a process and all that it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def samples(profile: Profile) -> list[tuple[float, float]]:
+    """Return some of the measured all-reduces: (bytes, seconds)."""
+    measured: Any = profile.allreduce
+    return list(measured.samples)[::2]
+
+
+def predict_plain(profile: Profile, backend: str) -> float:
+    """Predict the iteration without PACE: buckets in the order of readiness, then a barrier.
+
+    DDP closes a bucket at 1 MiB, later ones at 25 MiB. Horovod sends, once a millisecond, what is ready.
+    """
+    order = sorted(range(len(profile.gradients)), key=lambda i: (profile.timing.ready_s[i], i))
+    ready = profile.timing.ready_s
+    sizes = np.array([gradient.size_bytes for gradient in profile.gradients])
+    network_free_s = 0.0
+    while order:
+        if backend == "horovod":
+            cycle_s = 1e-3 * np.ceil(max(network_free_s, ready[order[0]]) / 1e-3)
+            bucket = [i for i in order if ready[i] <= cycle_s]
+        else:
+            limit = (1 if len(order) == len(sizes) else 25) * MEBIBYTE
+            closed = int(np.searchsorted(np.cumsum(sizes[order]), limit)) + 1
+            bucket = order[:closed]
+            cycle_s = ready[bucket[-1]]
+        order = order[len(bucket) :]
+        network_free_s = max(network_free_s, cycle_s) + float(profile.cost(sizes[bucket].sum()))
+    ends = profile.graph.end_times()
+    backward_s = max(end for op, end in zip(profile.ops, ends, strict=True) if op.name.startswith("bwd/"))
+    return float(max(network_free_s, backward_s) + profile.timing.compute_s - backward_s)
+
+
+def print_groups(console: Console, schedule: Schedule) -> None:
+    """Print what is sent, in order of priority."""
+    table = Table(
+        "priority", "group", "KiB", "ready ms", "sent ms", "needed ms", "gradients", title="Schedule"
+    )
+    for column in table.columns[:6]:
+        column.justify = "right"
+    needed_s = schedule.predicted.iteration_s
+    for segment in schedule.segments:
+        group = schedule.groups[segment.group]
+        table.add_row(
+            str(segment.priority),
+            str(segment.group),
+            f"{segment.size_bytes / 1024:,.1f}",
+            f"{group.ready_s * 1e3:.1f}",
+            f"{segment.start_s * 1e3:.1f}",
+            f"{(needed_s - group.tail_s) * 1e3:.1f}",
+            ", ".join(group.gradients),
+        )
+    console.print(table)
+
+
+def print_times(console: Console, profile: Profile, schedule: Schedule, backend: str, out: Path) -> None:
+    """Print predicted and measured iteration times side by side."""
+    measured = {
+        name: json.loads((out / f"{name}.json").read_text())["iteration_s"] for name in ("plain", "pace")
+    }
+    predicted = {"plain": predict_plain(profile, backend), "pace": schedule.predicted.iteration_s}
+    table = Table("", "predicted ms", "measured ms", "error", title="Iteration time")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, label in (("plain", f"plain ({PLAIN[backend]})"), ("pace", "under PACE")):
+        error = predicted[name] / measured[name] - 1
+        table.add_row(label, f"{predicted[name] * 1e3:.1f}", f"{measured[name] * 1e3:.1f}", f"{error:+.1%}")
+    speedups = [values["plain"] / values["pace"] for values in (predicted, measured)]
+    table.add_row("speed-up", *(f"x {speedup:.2f}" for speedup in speedups), end_section=True)
+    compute_s = schedule.predicted.compute_s
+    table.add_row("compute alone (one worker, no network)", f"{compute_s * 1e3:.1f}", "", "")
+    console.print(table)
+
+
+def print_weights(console: Console, out: Path) -> None:
+    """Print how far the weights of the two trainings lie apart."""
+    plain, pace = (torch.load(out / f"{name}.pt") for name in ("plain", "pace"))
+    largest = max(float((plain[name] - pace[name]).abs().max()) for name in plain)
+    scale = max(float(weight.abs().max()) for weight in plain.values())
+    console.print(
+        f"Largest weight difference after {STEPS} steps: {largest:.3g} (largest weight {scale:.3g})\n"
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backend", choices=("gloo", "horovod"), default="gloo")
+    parser.add_argument("--network", default="this machine's loopback", help="what to say about the network")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "out" / "demo")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Trains plainly or under PACE. Every worker runs this program; the difference is in `distribute`.
+
+torchrun --nproc-per-node 2 examples/train.py                                     PyTorch DDP
+torchrun --nproc-per-node 2 examples/train.py --service http://127.0.0.1:8080 --job my-job
+horovodrun -np 2 python examples/train.py --backend horovod                       plain Horovod
+horovodrun -np 2 python examples/train.py --backend horovod --service ... --job my-job
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from cnn import Batches, build_model
+from torch import nn
+from torch.nn.functional import cross_entropy
+from workers import join, leave
+
+WARMUP_STEPS = 10
+
+
+def main() -> None:
+    """Run one worker."""
+    arguments = parse_arguments()
+    torch.set_num_threads(1)
+    rank, _ = join(arguments.backend, pace=arguments.service is not None)
+    model = build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    wrapped, optimizer = distribute(model, optimizer, arguments)
+    batches = Batches(rank)
+
+    loss = torch.tensor(0.0)
+    started = time.perf_counter()
+    for step in range(arguments.steps):
+        if step == WARMUP_STEPS:
+            started = time.perf_counter()
+        images, labels = batches.next()
+        optimizer.zero_grad()
+        loss = cross_entropy(wrapped(images), labels)
+        loss.backward()
+        optimizer.step()
+    # Under PACE the last all-reduces and updates may still be under way; state_dict() waits for them.
+    weights = model.state_dict()
+    if hasattr(optimizer, "synchronize"):
+        optimizer.synchronize()
+    iteration_s = (time.perf_counter() - started) / (arguments.steps - WARMUP_STEPS)
+
+    if rank == 0:
+        print(f"{arguments.steps} steps, {iteration_s * 1e3:.1f} ms each, loss {loss.item():.4f}")
+        if arguments.out is not None:
+            torch.save(weights, arguments.out.with_suffix(".pt"))
+            arguments.out.with_suffix(".json").write_text(json.dumps({"iteration_s": iteration_s}))
+    if hasattr(optimizer, "close"):
+        optimizer.close()
+    leave(arguments.backend)
+
+
+def distribute(
+    model: nn.Module, optimizer: torch.optim.Optimizer, arguments: argparse.Namespace
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Wrap the model or the optimizer so that gradients are averaged over all workers."""
+    horovod = arguments.backend == "horovod"
+    if arguments.service and horovod:
+        from pace.runtime.horovod import DistributedOptimizer as PaceHorovodOptimizer
+
+        return model, PaceHorovodOptimizer(
+            optimizer, model=model, service=arguments.service, job=arguments.job
+        )
+    if arguments.service:
+        from pace.runtime.torch import DistributedOptimizer as PaceOptimizer
+
+        return model, PaceOptimizer(optimizer, model, service=arguments.service, job=arguments.job)
+    if horovod:
+        import horovod.torch as hvd
+
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    return nn.parallel.DistributedDataParallel(model), optimizer
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backend", choices=("gloo", "horovod"), default="gloo")
+    parser.add_argument("--service", help="address of the scheduling service; without it, train plainly")
+    parser.add_argument("--job", help="the job whose schedule to fetch")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--out", type=Path, help="write weights and times to OUT.pt and OUT.json")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Joining and leaving the other workers, over torch.distributed (Gloo) or Horovod."""
+
+import torch.distributed as dist
+
+
+def join(backend: str, *, pace: bool) -> tuple[int, int]:
+    """Join the other workers; return this one's rank and how many there are."""
+    if backend == "gloo":
+        dist.init_process_group("gloo")
+        return dist.get_rank(), dist.get_world_size()
+    import horovod.torch as hvd
+
+    if pace:
+        import pace.runtime.horovod
+
+        pace.runtime.horovod.init()  # hvd.init(), set up to send what PACE has cut as it is
+    else:
+        hvd.init()
+    return hvd.rank(), hvd.size()
+
+
+def leave(backend: str) -> None:
+    """Part from the other workers."""
+    if backend == "gloo":
+        dist.destroy_process_group()
+    else:
+        import horovod.torch as hvd
+
+        hvd.shutdown()
