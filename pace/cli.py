@@ -90,6 +90,7 @@ def optimize(
     timeline: Annotated[
         Path | None, typer.Option(help="Write the predicted window as a Chrome trace.")
     ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the predicted window: PNG, SVG or PDF.")] = None,
     write_lp: Annotated[Path | None, typer.Option(help="Write the linear program as .lp or .mps.")] = None,
 ) -> None:
     """Compute the schedule of a profile."""
@@ -114,6 +115,10 @@ def optimize(
             from pace.timeline import chrome_trace
 
             _write(timeline, json.dumps(chrome_trace(loaded, schedule)).encode())
+        if plot is not None:
+            from pace.plot import plot as draw
+
+            draw(loaded, schedule, plot)
         if write_lp is not None:
             from pace.optimize import write_lp as write_program
 

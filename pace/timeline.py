@@ -53,7 +53,7 @@ def op_times(profile: Profile, schedule: Schedule) -> OpTimes:
 def chrome_trace(profile: Profile, schedule: Schedule) -> dict[str, Any]:
     """Return the predicted window as a Chrome trace document (JSON-ready)."""
     times = op_times(profile, schedule)
-    lanes = _lanes(profile, times)
+    lanes = lanes_of(profile, times)
     network = len(lanes.names)
     ends = _ends(profile, schedule, times)
     process = f"predicted: {profile.name}"
@@ -82,12 +82,14 @@ def chrome_trace(profile: Profile, schedule: Schedule) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Lanes:
+class Lanes:
+    """Rows of a chart: their names, and the row of every op."""
+
     names: list[str]
     of_op: list[int]
 
 
-def _lanes(profile: Profile, times: OpTimes) -> _Lanes:
+def lanes_of(profile: Profile, times: OpTimes) -> Lanes:
     """Give each stream a lane, and ops without a stream as few lanes as their overlaps allow."""
     names = list(dict.fromkeys(op.stream for op in profile.ops if op.stream is not None))
     streams = {name: lane for lane, name in enumerate(names)}
@@ -106,7 +108,7 @@ def _lanes(profile: Profile, times: OpTimes) -> _Lanes:
             free.append(len(names) - 1)
         of_op[number] = heapq.heappop(free)
         heapq.heappush(busy, (float(times.ends_s[number]), of_op[number]))
-    return _Lanes(names=names, of_op=of_op)
+    return Lanes(names=names, of_op=of_op)
 
 
 def _slice(name: str, tid: int, start_s: float, end_s: float, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def _ends(profile: Profile, schedule: Schedule, times: OpTimes) -> _Ends:
 
 
 def _flows(
-    segment: Segment, number: int, lanes: _Lanes, times: OpTimes, ends: _Ends, network: int
+    segment: Segment, number: int, lanes: Lanes, times: OpTimes, ends: _Ends, network: int
 ) -> list[dict[str, Any]]:
     """Return the arrows from the op that completes the segment's group to it and on to its first consumer."""
     producer, consumer = ends.producers[segment.group], ends.consumers[segment.group]
