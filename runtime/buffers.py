@@ -54,10 +54,27 @@ class Slot:
     filled
         Whether this round's gradient lies in the buffer.
     passes
-        Backward passes accumulated since the last step.
+        How often autograd has accumulated into the gradient in this round.
+    expected
+        How often it does so before the gradient is complete.
+    claimed
+        Whether a gate or a hook saw the parameter being used in the first round.
+    skip
+        Whether the user took the gradient away, so that the update leaves the parameter alone.
     """
 
-    __slots__ = ("claimed", "filled", "fused", "name", "parameter", "passes", "shared", "skip", "view")
+    __slots__ = (
+        "claimed",
+        "expected",
+        "filled",
+        "fused",
+        "name",
+        "parameter",
+        "passes",
+        "shared",
+        "skip",
+        "view",
+    )
 
     def __init__(
         self, name: str, parameter: torch.nn.Parameter, fused: "FusedGroup", view: torch.Tensor
@@ -69,6 +86,7 @@ class Slot:
         self.shared = view.as_subclass(SharedGradient)  # type: ignore[arg-type]  # as_subclass keeps memory
         self.filled = False
         self.passes = 0
+        self.expected = 1
         self.skip = False
         self.claimed = False
 

@@ -125,10 +125,21 @@ class WrappedOptimizer(torch.optim.Optimizer):
             if self._accumulating:
                 return
             slot.passes += 1
-            if slot.passes >= self.backward_passes_per_step:
+            if self._learning:
+                self._hold(slot)
+            elif slot.passes >= slot.expected:
                 self._hand_over(slot)
 
         return hook
+
+    def _hold(self, slot: Slot) -> None:
+        """Keep a gradient of the first round until ``step()``: more may come for the same parameter."""
+        gradient = slot.parameter.grad
+        if gradient is not slot.shared and gradient is not None:
+            with torch.no_grad():
+                slot.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            slot.parameter.grad = slot.shared
+        self._round_open = True
 
     def _hand_over(self, slot: Slot) -> None:
         group = slot.fused
@@ -173,6 +184,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     def _complete_round(self) -> None:
         """Submit every group that is not yet, with zeros for gradients that were not computed."""
+        if self._learning and self._round_open:
+            self._learn()
         for group in self._groups:
             if group.submitted:
                 continue
@@ -236,9 +249,15 @@ class WrappedOptimizer(torch.optim.Optimizer):
                 self._finish(group)
 
     def _learn(self) -> None:
-        """After the first round: find parameters that were used without the gates noticing."""
+        """Draw conclusions from the first round.
+
+        How often each gradient arrives in a round (reentrant checkpoints deliver in parts), and which
+        parameters were used without the gates noticing.
+        """
         assert self._watch is not None
-        unseen = [slot for slot in self._slots if slot.filled and not slot.claimed]
+        for slot in self._slots:
+            slot.expected = max(slot.passes, self.backward_passes_per_step)
+        unseen = [slot for slot in self._slots if slot.passes and not slot.claimed]
         groups = {slot.fused.number: slot.fused for slot in (*unseen, *self._watch.ungated)}
         late = list(groups.values())
         self._at_entry, self._at_step = (late, []) if self._entered else ([], late)
@@ -281,8 +300,6 @@ class WrappedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         for hook in self.optimizer._optimizer_step_pre_hooks.values():
             hook(self.optimizer, (), {})
-        if self._learning:
-            self._learn()
         self._complete_round()
         self._adopt_replaced()
         assert self._update is not None

@@ -1,76 +1,131 @@
-"""Models, data and plain training that the runtime's results are compared with."""
+"""Plain training to compare with, and the same training under the runtime on real ranks."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-Arrays = dict[str, Any]
+from tests.runtime.models import Batch, batches, build, weights
 
-
-class ConvNet(nn.Module):
-    """Convolutions, batch-independent normalisation and a classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1),
-            nn.GroupNorm(2, 8),
-            nn.ReLU(),
-            nn.Conv2d(8, 16, 3, stride=2, padding=1),
-            nn.ReLU(),
-        )
-        self.head = nn.Linear(16 * 16, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Classify images of 3 x 8 x 8."""
-        return self.head(self.features(images).flatten(1))  # type: ignore[no-any-return]
-
-
-def batches(model: str, steps: int, rank: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each rank's share of the same global batches, from the same seed on every rank."""
-    generator = torch.Generator().manual_seed(7)
-    found = []
-    for _ in range(steps):
-        images = torch.randn(4 * size, 3, 8, 8, generator=generator)
-        labels = torch.randint(0, 10, (4 * size,), generator=generator)
-        found.append((images[rank * 4 : (rank + 1) * 4], labels[rank * 4 : (rank + 1) * 4]))
-    del model
-    return found
-
-
-def build(name: str) -> nn.Module:
-    """A model with the same weights in every process."""
-    torch.manual_seed(11)
-    return {"conv": ConvNet}[name]()
-
+Weights = dict[str, Any]
 
 OPTIMIZERS: dict[str, Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-4),
+    "nesterov": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9, nesterov=True),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.05),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.05, amsgrad=True),
+    "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=1e-3),
+    "radam": lambda parameters: torch.optim.RAdam(parameters, lr=1e-3),
+    "adamax": lambda parameters: torch.optim.Adamax(parameters, lr=1e-3),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=1e-2),
+    "adadelta": lambda parameters: torch.optim.Adadelta(parameters, lr=0.5),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3, momentum=0.5),
+    "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=1e-3),
+    "asgd": lambda parameters: torch.optim.ASGD(parameters, lr=1e-2),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=1e-3),
 }
 
 
-def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Mean cross-entropy of a batch."""
-    images, labels = batch
-    return nn.functional.cross_entropy(model(images), labels)
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One way of training: a model, an optimizer, and the wrapper's options."""
+
+    model: str = "conv"
+    optimizer: str = "sgd"
+    steps: int = 20
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        shown = "-".join(f"{name}={value}" for name, value in self.options.items())
+        return "-".join(part for part in (self.model, self.optimizer, shown) if part)
 
 
-def weights(model: nn.Module) -> Arrays:
-    """The model's weights as arrays, which travel between processes."""
-    return {name: tensor.detach().numpy().copy() for name, tensor in model.state_dict().items()}
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters that are not frozen."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def train_plainly(name: str, optimizer: str, steps: int, size: int) -> Arrays:
-    """Train in one process on the whole global batch: what data-parallel training must equal."""
-    model = build(name)
-    chosen = OPTIMIZERS[optimizer](list(model.parameters()))
-    shares = [batches(name, steps, rank, size) for rank in range(size)]
-    for step in range(steps):
-        chosen.zero_grad()
-        sum((loss_of(model, share[step]) / size for share in shares), torch.zeros(())).backward()  # type: ignore[no-untyped-call]
-        chosen.step()
+def wrap(transport: str, optimizer: torch.optim.Optimizer, model: nn.Module, **options: Any) -> Any:
+    """Wrap an optimizer for the transport that the ranks were launched with."""
+    options.setdefault("timeout_s", 60.0)
+    options.setdefault("mode", "overlap")
+    if transport == "horovod":
+        import pace.runtime.horovod
+
+        pace.runtime.horovod.init()
+        return pace.runtime.horovod.DistributedOptimizer(optimizer, model=model, **options)
+    import pace.runtime.torch
+
+    return pace.runtime.torch.DistributedOptimizer(optimizer, model, **options)
+
+
+def backward(loss: torch.Tensor) -> None:
+    """Run the backward pass."""
+    torch.autograd.backward(loss)
+
+
+def train_case(rank: int, transport: str, case: Case) -> Weights:
+    """Train on this rank's batches under the runtime."""
+    model = build(case.model)
+    optimizer = wrap(transport, OPTIMIZERS[case.optimizer](trainable(model)), model, **case.options)
+    for batch in batches(case.model, case.steps, rank):
+        optimizer.zero_grad()
+        backward(model(*batch))
+        optimizer.step()
+    trained = weights(model)
+    optimizer.close()
+    return trained
+
+
+def train_cases(rank: int, _size: int, transport: str, cases: list[Case]) -> list[Weights]:
+    """Train one case after the other in the same processes."""
+    return [train_case(rank, transport, case) for case in cases]
+
+
+def train_plainly(
+    case: Case,
+    size: int,
+    *,
+    adjust: Callable[[torch.optim.Optimizer, nn.Module, int], None] | None = None,
+) -> Weights:
+    """Train in one process on every rank's batches: what data-parallel training must equal.
+
+    `adjust` runs between the backward pass and the step.
+    """
+    model = build(case.model)
+    optimizer = OPTIMIZERS[case.optimizer](trainable(model))
+    shares = [batches(case.model, case.steps, rank) for rank in range(size)]
+    for step in range(case.steps):
+        optimizer.zero_grad()
+        average_gradients(model, [share[step] for share in shares])
+        if adjust is not None:
+            adjust(optimizer, model, step)
+        optimizer.step()
     return weights(model)
+
+
+def average_gradients(model: nn.Module, parts: Sequence[Batch]) -> None:
+    """Leave the mean of the parts' gradients in the parameters: dense, zero where there is none."""
+    for part in parts:
+        backward(model(*part) / len(parts))
+    for parameter in trainable(model):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.to_dense()
+
+
+def difference(left: Weights, right: Weights) -> float:
+    """The largest difference of two sets of weights, relative to the largest weight of each tensor."""
+    assert left.keys() == right.keys()
+    return max(
+        float(np.abs(left[name] - right[name]).max() / max(np.abs(right[name]).max(), 1e-12)) for name in left
+    )
+
+
+def equal_bits(left: Weights, right: Weights) -> bool:
+    """Whether two sets of weights are the same to the bit."""
+    return left.keys() == right.keys() and all(left[n].tobytes() == right[n].tobytes() for n in left)
