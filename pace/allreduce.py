@@ -17,6 +17,7 @@ from pace.solver.cost import CostCurve
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
 FREE = CostCurve.affine(0.0, 0.0)
@@ -70,7 +71,7 @@ class SampledAllReduce(_Document):
     """
 
     kind: Literal["samples"] = "samples"
-    samples: Annotated[tuple[tuple[Positive, NonNegative], ...], Field(min_length=1)]
+    samples: Annotated[tuple[tuple[AtLeastOne, NonNegative], ...], Field(min_length=1)]
 
     def cost(self, workers: int) -> CostCurve:
         """Return g for `workers` workers."""

@@ -23,6 +23,10 @@ from pace.solver.cost import CostCurve
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+# Beyond these a double no longer counts every byte, and sums of times leave its range.
+MAX_TOTAL_BYTES = 2**53
+MAX_TOTAL_S = 1e12
+
 DType = Literal[
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
 ]
@@ -142,8 +146,25 @@ class Profile(_Document):
         except CyclicGraph as error:
             cycle = " -> ".join(f'"{self.ops[op].name}"' for op in (*error.cycle, error.cycle[0]))
             raise ValueError(f"ops wait for one another in a cycle: {cycle}") from None
-        self.allreduce.cost(self.workers)
+        self._refuse_what_cannot_be_added()
         return self
+
+    def _refuse_what_cannot_be_added(self) -> None:
+        total_bytes = sum(gradient.size_bytes for gradient in self.gradients)
+        if total_bytes > MAX_TOTAL_BYTES:
+            raise ValueError(
+                f"gradients have {total_bytes} bytes together, at most {MAX_TOTAL_BYTES} are allowed"
+            )
+        total_s = sum(op.duration_s for op in self.ops)
+        if total_s > MAX_TOTAL_S:
+            raise ValueError(f"ops last {total_s} s together, at most {MAX_TOTAL_S:g} s are allowed")
+        with np.errstate(all="ignore"):
+            allreduce_s = float(self.cost(total_bytes))
+        if not allreduce_s <= MAX_TOTAL_S:
+            raise ValueError(
+                f"an all-reduce of all {total_bytes} bytes takes {allreduce_s} s, "
+                f"at most {MAX_TOTAL_S:g} s are allowed"
+            )
 
     def _refuse_early_waits(self, graph: Graph) -> None:
         # Assumption A (the PACE paper's Lemma 1): ready times must not depend on any all-reduce.
@@ -252,7 +273,7 @@ def load_profile(path: str | Path) -> Profile:
 def _explain(error: ValidationError, document: bytes | str) -> str:
     try:
         raw = json.loads(document)
-    except ValueError:
+    except (ValueError, RecursionError):
         raw = None
     return "\n".join(_explain_one(raw, fault) for fault in error.errors(include_url=False)[:20])
 
