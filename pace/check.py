@@ -23,7 +23,7 @@ from pace.allreduce import (
     TreeAllReduce,
     TwoLevelAllReduce,
 )
-from pace.profile import Profile
+from pace.profile import ELEMENT_BYTES, Profile
 from pace.schedule import ChainBound, FusionBound, Schedule
 
 TOLERANCE = 1e-9
@@ -216,7 +216,9 @@ def _check_segments(profile: Profile, schedule: Schedule, facts: _Facts) -> Iter
     for first, second in pairwise(by_time):
         if schedule.segments[second].start_s < schedule.segments[first].end_s - facts.slack_s:
             yield f"segments {first} and {second} are on the network at the same time"
-        if schedule.segments[second].priority <= schedule.segments[first].priority:
+        # Only what takes no slot may share the priority of what follows.
+        step = 0 if schedule.segments[first].num_slots == 0 else 1
+        if schedule.segments[second].priority < schedule.segments[first].priority + step:
             yield f"segments {first} and {second}: priorities do not follow the order of sending"
 
 
@@ -227,7 +229,7 @@ def _check_slots(schedule: Schedule, facts: _Facts) -> Iterator[str]:
             if segment.start_slot is not None or segment.num_slots is not None:
                 yield f"segment {number}: has slots in a schedule without slot_s"
         return
-    served: dict[int, int] = {}
+    taken: list[tuple[int, int, int]] = []
     used = [0] * len(schedule.groups)
     for number, segment in enumerate(schedule.segments):
         if segment.start_slot is None or segment.num_slots is None:
@@ -237,14 +239,18 @@ def _check_slots(schedule: Schedule, facts: _Facts) -> Iterator[str]:
             yield f"segment {number}: priority {segment.priority} is not its start_slot {segment.start_slot}"
         if segment.start_slot < _slots(schedule.groups[segment.group].ready_s, slot_s):
             yield f"segment {number}: starts in slot {segment.start_slot}, before its group is ready"
-        for slot in range(segment.start_slot, segment.start_slot + segment.num_slots):
-            if slot in served:
-                yield f"segments {served[slot]} and {number} share slot {slot}"
-            served[slot] = number
+        if segment.num_slots:
+            taken.append((segment.start_slot, segment.start_slot + segment.num_slots, number))
         used[segment.group] += segment.num_slots
+    taken.sort()
+    for (_, end, first), (start, _, second) in pairwise(taken):
+        if start < end:
+            yield f"segments {first} and {second} share slot {start}"
     for number, group in enumerate(schedule.groups):
-        if used[number] > _slots(group.allreduce_s, slot_s):
-            needed = _slots(group.allreduce_s, slot_s)
+        needed = _slots_served(group.allreduce_s, slot_s)
+        # With fewer elements than slots some slots carry nothing, and have no segment.
+        idle = group.size_bytes // ELEMENT_BYTES[group.dtype] < needed
+        if used[number] > needed or (used[number] < needed and not idle):
             yield f"group {number}: {used[number]} slots serve it, it needs {needed}"
     ends = [
         (segment.start_slot + segment.num_slots) * slot_s + schedule.groups[segment.group].tail_s
@@ -260,6 +266,10 @@ def _slots(seconds: float, slot_s: float) -> int:
     return math.ceil(seconds / slot_s - TOLERANCE)
 
 
+def _slots_served(seconds: float, slot_s: float) -> int:
+    return max(_slots(seconds, slot_s), 1) if seconds > 0 else 0
+
+
 def _jobs(schedule: Schedule) -> tuple[list[float], list[float], list[float]]:
     """Return ready time, duration and tail of every group in seconds, rounded as the oracle rounds them."""
     slot_s = schedule.solver.slot_s
@@ -267,7 +277,7 @@ def _jobs(schedule: Schedule) -> tuple[list[float], list[float], list[float]]:
     duration = [group.allreduce_s for group in schedule.groups]
     if slot_s is not None:
         ready = [_slots(value, slot_s) * slot_s for value in ready]
-        duration = [_slots(value, slot_s) * slot_s for value in duration]
+        duration = [_slots_served(value, slot_s) * slot_s for value in duration]
     return ready, duration, [group.tail_s for group in schedule.groups]
 
 
@@ -341,8 +351,9 @@ def _check_bound(profile: Profile, schedule: Schedule, facts: _Facts) -> Iterato
     if bound.total_bytes > sum(inside) or bound.num_gradients > len(inside):
         stated = f"{bound.num_gradients} gradients of {bound.total_bytes} bytes"
         yield f"bound: {stated}, at most {len(inside)} of {sum(inside)} qualify"
-    latency = bound.latency_s if bound.total_bytes else 0.0
-    total = bound.min_ready_s + latency + bound.total_bytes * bound.seconds_per_byte + bound.min_tail_s
+    per_byte = bound.total_bytes * bound.seconds_per_byte
+    # Without a byte there is no call that starts after min_ready_s, and nothing is proved.
+    total = bound.min_ready_s + bound.latency_s + per_byte + bound.min_tail_s if bound.total_bytes else 0.0
     if not _same(bound.bound_s, total, facts):
         yield f"bound.bound_s is {bound.bound_s!r}, its parts add up to {total!r}"
     yield from _check_line(profile, facts, "bound", bound)

@@ -39,6 +39,8 @@ from pace.version import __version__
 # A cut that spares a longer tail a wait of less than so many latencies is not considered, in several sizes.
 PATIENCE_FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0, np.inf)
 CREDIT_TOLERANCE = 1e-3
+# Whole numbers of slots, and fractions of one, are still told apart in doubles.
+MAX_SLOTS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,16 +143,35 @@ def _sendings(buffers: Buffers, cost: CostCurve, options: Options) -> Iterator[S
 def _slotted_plan(problem: Problem, partition: Partition, options: Options) -> _Plan:
     partition = _in_order(problem, partition)
     buffers = problem.buffers(partition)
-    solution = _solve(oracle_instance(buffers, problem.cost, options.slot_s), options)
+    instance = oracle_instance(buffers, problem.cost, options.slot_s)
+    _refuse_tiny_slots(instance, options)
+    solution = _solve(instance, options)
     kept, elements = cut_as_solved(buffers, solution)
-    sending = send_in_order(buffers, solution.jobs[kept], elements, problem.cost)
+    # What costs nothing takes no slot: it goes out whole, in the slot in which it is ready.
+    free = np.flatnonzero((instance.processing == 0) & (buffers.elements > 0))
+    groups = np.concatenate([free, solution.jobs[kept]])
+    elements = np.concatenate([buffers.elements[free], elements])
+    starts = np.concatenate([instance.ready[free], solution.starts[kept]])
+    lengths = np.concatenate([np.zeros(len(free)), (solution.ends - solution.starts)[kept]])
+    order = np.argsort(starts, kind="stable")
     return _Plan(
         partition=partition,
         buffers=buffers,
-        sending=sending,
-        start_slots=solution.starts[kept].astype(np.int64),
-        num_slots=(solution.ends - solution.starts)[kept].astype(np.int64),
+        sending=send_in_order(buffers, groups[order], elements[order], problem.cost),
+        start_slots=starts[order].astype(np.int64),
+        num_slots=lengths[order].astype(np.int64),
     )
+
+
+def _refuse_tiny_slots(instance: Instance, options: Options) -> None:
+    slots = float(np.max(instance.ready, initial=0.0) + np.sum(instance.processing))
+    if slots > MAX_SLOTS:
+        assert options.slot_s is not None
+        fitting = options.slot_s * slots / MAX_SLOTS * 1.1
+        raise InvalidOptions(
+            f"slot_s of {options.slot_s:g} cuts the window into {slots:.2g} slots of at most {MAX_SLOTS:.2g}: "
+            f"slot_s of {fitting:.2g} would fit, or leave slot_s out"
+        )
 
 
 def _solve(instance: Instance, options: Options) -> Solution:

@@ -41,7 +41,7 @@ class Options(BaseModel):
     oracle: Oracle = "jackson"
     fusion: Fusion = "optimal"
     target: Target = "pace"
-    slot_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    slot_s: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
     max_group_bytes: Annotated[int, Field(gt=0)] | None = None
     max_segment_bytes: Annotated[int, Field(gt=0)] | None = None
     scenarios: Annotated[int, Field(ge=0, le=10_000)] = 0

@@ -138,7 +138,7 @@ class Segment(_Document):
     start_s, end_s
         Planned times on the network, from the window's start.
     start_slot, num_slots
-        The slotted oracle's plan; null in continuous time.
+        The slotted oracle's plan; null in continuous time. An all-reduce that costs nothing has 0 slots.
     """
 
     group: Index
@@ -148,7 +148,7 @@ class Segment(_Document):
     start_s: Seconds
     end_s: Seconds
     start_slot: Index | None = None
-    num_slots: Annotated[int, Field(gt=0)] | None = None
+    num_slots: Index | None = None
 
 
 class Schedule(_Document):

@@ -34,10 +34,14 @@ class Instance:
         return len(self.ready)
 
     def in_slots(self, slot_s: float) -> "Instance":
-        """Round to slots of `slot_s` seconds: r and p up to whole slots, q in units of slots (eq. 3)."""
+        """Round to slots of `slot_s` seconds: r and p up to whole slots, q in units of slots (eq. 3).
+
+        Whatever takes time takes a slot, however short it is.
+        """
+        processing = np.ceil(self.processing / slot_s - ROUNDING)
         return Instance(
             ready=np.ceil(self.ready / slot_s - ROUNDING),
-            processing=np.ceil(self.processing / slot_s - ROUNDING),
+            processing=np.where(self.processing > 0, np.maximum(processing, 1.0), 0.0),
             tail=self.tail / slot_s,
         )
 

@@ -170,8 +170,9 @@ def cut_as_solved(buffers: Buffers, solution: Solution) -> tuple[IntArray, IntAr
     final = dict(zip(solution.jobs.tolist(), range(len(lengths)), strict=True))
     for piece, (job, length) in enumerate(zip(solution.jobs.tolist(), lengths.tolist(), strict=True)):
         served[job] += length
-        share = served[job] / total[job]
-        until = buffers.elements[job] if final[job] == piece else int(buffers.elements[job] * share)
+        # Multiplied first: of 49 elements in 49 slots, each slot carries one; 49 * (1 / 49) is less than 1.
+        share = int(buffers.elements[job] * served[job] / total[job])
+        until = buffers.elements[job] if final[job] == piece else share
         until = min(until, buffers.elements[job] - (final[job] != piece))
         counts[piece] = until - sent[job]
         sent[job] = until
