@@ -11,11 +11,13 @@ import sys
 from pace import Options, optimize
 from pace.models import build, with_ratio
 
-profile = with_ratio(build("seq2seq", device_tflops=5.6, batch=4096, workers=8, streams=int(sys.argv[1])), 1.0)
+profile = build("seq2seq", device_tflops=5.6, batch=4096, workers=8, streams=int(sys.argv[1]))
+profile = with_ratio(profile, 1.0)
 if sys.argv[2] == "sampled":
     from pace.allreduce import SampledAllReduce
 
-    samples = tuple((size, float(profile.cost(size)) * 1.1 ** (size < 1e6)) for size in (1e3, 1e5, 1e6, 1e7, 1e8))
+    sizes = (1e3, 1e5, 1e6, 1e7, 1e8)
+    samples = tuple((size, float(profile.cost(size)) * 1.1 ** (size < 1e6)) for size in sizes)
     profile = profile.replace(allreduce=SampledAllReduce(samples=samples))
 for options in (
     Options(search_calls=30),
