@@ -169,7 +169,7 @@ def _refuse_tiny_slots(instance: Instance, options: Options) -> None:
         assert options.slot_s is not None
         fitting = options.slot_s * slots / MAX_SLOTS * 1.1
         raise InvalidOptions(
-            f"slot_s of {options.slot_s:g} cuts the window into {slots:.2g} slots of at most {MAX_SLOTS:.2g}: "
+            f"slot_s of {options.slot_s:g} cuts the window into {slots:.2g} slots, of {MAX_SLOTS:g} at most: "
             f"slot_s of {fitting:.2g} would fit, or leave slot_s out"
         )
 
