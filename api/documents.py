@@ -9,7 +9,8 @@ from pace.options import Options
 from pace.profile import Profile
 from pace.schedule import Schedule, Sha256
 
-JobName = Annotated[str, Field(min_length=1, max_length=200)]
+# No control characters: PostgreSQL cannot store NUL, and the rest are nobody's name.
+JobName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 ResourceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 TaskState = Literal["queued", "running", "done", "failed"]

@@ -35,7 +35,7 @@ def read_page(
     if len(rows) <= limit:
         return rows, None
     last = rows[limit - 1]._mapping
-    position = json.dumps([last["created_at"].isoformat(), last[row_id.key]])
+    position = json.dumps([last["created_at"].isoformat(), last["id"]])
     return rows[:limit], base64.urlsafe_b64encode(position.encode()).decode()
 
 

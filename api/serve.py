@@ -1,6 +1,8 @@
 """Runs the service in this process: ``pace serve`` and ``python -m pace.api.serve``."""
 
+import signal
 import socket
+import sys
 from typing import Annotated
 
 import typer
@@ -46,6 +48,8 @@ def serve(
         database=settings.parsed_database_url.render_as_string(hide_password=True),
     )
     server = uvicorn.Server(config)
+    # uvicorn raises SIGTERM again once it has stopped; having stopped as asked is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server.run(sockets=[listener])
     if not server.started:
         raise typer.Exit(3)

@@ -234,6 +234,8 @@ def save_profile(connection: Connection, tenant: str, received: ReceivedProfile)
         statement = insert(connection, ProfileRecord).values(
             tenant=tenant, created_at=datetime.now(UTC), **asdict(received)
         )
+        # PostgreSQL cannot store NUL in text; the document keeps the name as it is.
+        statement = statement.values(name=received.name.replace("\0", "\N{REPLACEMENT CHARACTER}"))
         connection.execute(statement.on_conflict_do_nothing())
 
 

@@ -78,7 +78,17 @@ class ServiceProcess:
         """Ask the process to end, as an orchestrator would; return its exit status."""
         if self._process is None:
             return 0
+        self.terminate()
+        return self.wait()
+
+    def terminate(self) -> None:
+        """Ask the process to end and return at once."""
+        assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Wait until the process has ended; return its exit status."""
+        assert self._process is not None
         try:
             return self._process.wait(60)
         finally:

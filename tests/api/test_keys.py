@@ -1,0 +1,171 @@
+"""API keys: scopes, tenants, and the wall between tenants on every route."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.process import ServiceProcess
+from tests.api.profiles import layered_profile
+
+_KEYS = "import sys; from pace.api.keys_cli import app; app()"
+
+
+def _keys(database_url: str, *arguments: str) -> Any:
+    environment = os.environ | {"PACE_DATABASE_URL": database_url}
+    done = subprocess.run(
+        [sys.executable, "-c", _KEYS, *arguments], env=environment, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout) if "--json" in arguments else done.stdout
+
+
+def _token(database_url: str, tenant: str, *scopes: str) -> str:
+    options = [word for scope in scopes for word in ("--scope", scope)]
+    created = _keys(database_url, "create", f"{tenant}'s", "--tenant", tenant, *options, "--json")
+    return str(created["token"])
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, database_url: str) -> Iterator[ServiceProcess]:
+    """Start a service that wants keys."""
+    with ServiceProcess(tmp_path, database_url, auth="required") as process:
+        yield process
+
+
+def _as(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def test_scopes_are_kept(guarded: ServiceProcess, database_url: str) -> None:
+    """No key 401, wrong scope 403, right scope through; health needs none."""
+    reader, submitter = _token(database_url, "one", "read"), _token(database_url, "one", "submit")
+    request = {"profile": layered_profile(3)}
+    forged = submitter[:-1] + ("A" if submitter[-1] != "A" else "B")
+    for headers in ({}, _as("nonsense"), _as(forged), {"Authorization": "Basic eDp5"}):
+        answer = guarded.http.post("/v1/schedules", json=request, headers=headers)
+        assert answer.status_code == 401, headers
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert guarded.http.post("/v1/schedules", json=request, headers=_as(reader)).status_code == 403
+    created = guarded.http.post("/v1/schedules", json=request, headers=_as(submitter))
+    assert created.status_code == 201
+    path = created.headers["location"]
+    assert guarded.http.get(path, headers=_as(submitter)).status_code == 403
+    assert guarded.http.get(path, headers=_as(reader)).status_code == 200
+    assert guarded.http.delete(path, headers=_as(reader)).status_code == 403
+    assert guarded.http.delete(path, headers=_as(_token(database_url, "one", "admin"))).status_code == 204
+    for open_to_all in ("/healthz", "/readyz", "/metrics"):
+        assert guarded.http.get(open_to_all).status_code == 200
+
+
+def test_a_revoked_key_opens_nothing(tmp_path: Path, database_url: str) -> None:
+    """Revoked keys are listed as such, and refused at the latest after a restart."""
+    with ServiceProcess(tmp_path, database_url, auth="required") as service:
+        token = _token(database_url, "one", "read")
+        assert service.http.get("/v1/profiles", headers=_as(token)).status_code == 200
+        key_id = token.split("_")[1]
+        _keys(database_url, "revoke", key_id)
+        listed = _keys(database_url, "list", "--json")
+        assert [(key["id"], key["revoked_at"] is None) for key in listed] == [(key_id, False)]
+        service.kill()
+        service.start()
+        assert service.http.get("/v1/profiles", headers=_as(token)).status_code == 401
+
+
+def test_secrets_are_nowhere(tmp_path: Path) -> None:
+    """The database and the log of a service that was used hold no secret."""
+    url = f"sqlite:///{tmp_path / 'pace.db'}"
+    with ServiceProcess(tmp_path, url, auth="required") as service:
+        token = _token(url, "one", "read", "submit")
+        service.http.post("/v1/schedules", json={"profile": layered_profile(2)}, headers=_as(token))
+        secret = token.rpartition("_")[2]
+        assert secret not in service.log_path.read_text()
+        assert secret not in _keys(url, "list")
+    with sqlite3.connect(tmp_path / "pace.db") as connection:
+        assert secret not in "\n".join(connection.iterdump())
+    connection.close()
+
+
+def test_writes_are_audited(guarded: ServiceProcess, database_url: str) -> None:
+    """Each write leaves a line: what, by which key, of which tenant, in which request."""
+    token = _token(database_url, "one", "submit", "admin")
+    headers = _as(token) | {"X-Request-ID": "from-the-test"}
+    created = guarded.http.post("/v1/schedules", json={"profile": layered_profile(3)}, headers=headers)
+    guarded.http.delete(created.headers["location"], headers=headers)
+    lines = [entry for entry in guarded.log() if entry.get("logger") == "pace.audit"]
+    assert [line["event"] for line in lines] == ["schedule-requested", "schedule-deleted"]
+    for line in lines:
+        assert line["schedule"] == created.json()["id"]
+        assert (line["tenant"], line["key"]) == ("one", token.split("_")[1])
+        assert line["request_id"] == created.headers["x-request-id"] == "from-the-test"
+
+
+def test_tenants_see_nothing_of_each_other(guarded: ServiceProcess, database_url: str) -> None:
+    """Every route that reads, lists or deletes is tried from both sides of the wall."""
+    scopes = ("read", "submit", "admin")
+    one, other = (
+        httpx.Client(base_url=guarded.url, headers=_as(_token(database_url, name, *scopes)), trust_env=False)
+        for name in ("one", "other")
+    )
+    profile = layered_profile(250)
+    accepted = one.post("/v1/schedules", json={"profile": profile}, headers={"Prefer": "respond-async"})
+    task = accepted.headers["location"]
+    mine = one.post("/v1/schedules", json={"profile": profile, "job": "train"}, timeout=60).raise_for_status()
+    report = {
+        "job": "train",
+        "fingerprint": mine.json()["fingerprint"],
+        "profile_sha256": mine.json()["profile_sha256"],
+        "predicted_iteration_s": 0.1,
+        "measured_iteration_s": 0.11,
+        "num_iterations": 50,
+    }
+    one.post("/v1/reports", json=report).raise_for_status()
+    profile_path = f"/v1/profiles/{mine.json()['profile_sha256']}"
+    newest = f"/v1/schedules?job=train&fingerprint={mine.json()['fingerprint']}"
+    walled = [mine.headers["location"], profile_path, newest, task]
+    lists = ["/v1/schedules", "/v1/profiles", "/v1/reports"]
+
+    document = one.get("/openapi.json").json()
+    tried = {"/v1/schedules/{schedule_id}", "/v1/profiles/{profile_id}", "/v1/tasks/{task_id}", *lists}
+    assert {path for path in document["paths"] if path.startswith("/v1/")} == tried, "a route without a test"
+
+    for path in walled:
+        assert one.get(path).status_code == 200, path
+        assert other.get(path).status_code == 404, path
+        if path not in (newest, task):
+            assert other.delete(path).status_code == 404, path
+    for path in lists:
+        assert one.get(path).json()["items"], path
+        assert other.get(path).json()["items"] == [], path
+    by_id = {"profile_id": mine.json()["profile_sha256"]}
+    assert other.post("/v1/schedules", json=by_id).status_code == 422
+    # Its own copy: solved for the other tenant as well, under another id.
+    theirs = other.post("/v1/schedules", json={"profile": profile, "job": "train"}, timeout=60)
+    assert theirs.status_code == 201
+    assert theirs.json()["id"] != mine.json()["id"]
+    assert theirs.json()["schedule"] == mine.json()["schedule"]
+    assert one.delete(mine.headers["location"]).status_code == 204
+    assert other.get(newest).status_code == 200
+    one.close()
+    other.close()
+
+
+def test_a_service_for_others_wants_keys(tmp_path: Path) -> None:
+    """Only loopback may do without keys, and says so in the log."""
+    from pace.api.settings import Settings
+
+    assert Settings(host="0.0.0.0").needs_keys
+    assert Settings(host="service.example").needs_keys
+    assert not Settings(host="127.0.0.1").needs_keys
+    assert not Settings(host="::1").needs_keys
+    assert Settings(host="127.0.0.1", auth="required").needs_keys
+    with ServiceProcess(tmp_path) as service:
+        service.http.get("/healthz")
+        assert any(entry.get("event") == "keys-are-off" for entry in service.log())

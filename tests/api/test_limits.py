@@ -1,0 +1,173 @@
+"""Limits: runaway solves, full queues, fairness, rates, bombs."""
+
+import gzip
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.api.process import ServiceProcess
+from tests.api.profiles import layered_profile
+
+ASYNC = {"Prefer": "respond-async"}
+
+
+def _worker_pids(service: ServiceProcess) -> set[int]:
+    children = psutil.Process(service.pid).children()
+    return {child.pid for child in children if "spawn_main" in " ".join(child.cmdline())}
+
+
+def test_a_solve_beyond_its_time_is_stopped_and_reported(tmp_path: Path, database_url: str) -> None:
+    """The runaway is ended, the caller is told why, and the next solve finds a new process."""
+    with ServiceProcess(tmp_path, database_url, solve_timeout_s=0.3) as service:
+        runaway = service.post_schedule(layered_profile(5000), options={"fusion": "pace"})
+        assert runaway.status_code == 422
+        assert runaway.json()["type"] == "urn:pace:problem:limit-exceeded"
+        assert "0.3 s" in runaway.json()["detail"]
+        assert service.post_schedule(layered_profile(3)).status_code == 201
+
+
+def test_a_solve_beyond_its_memory_is_stopped_and_reported(tmp_path: Path) -> None:
+    """A process that may allocate next to nothing refuses a large profile and lives for a small one."""
+    with ServiceProcess(tmp_path, solve_memory_bytes=2**28) as service:
+        runaway = service.post_schedule(layered_profile(20_000))
+        assert runaway.status_code in (422, 500)
+        assert runaway.json()["type"].rpartition(":")[2] in ("limit-exceeded", "worker-died")
+        assert service.post_schedule(layered_profile(3)).status_code == 201
+
+
+def test_killed_workers_are_replaced(service: ServiceProcess) -> None:
+    """Kill -9 of every worker process: requests are answered all the same."""
+    assert service.post_schedule(layered_profile(3)).status_code == 201
+    before = _worker_pids(service)
+    assert len(before) == 2
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    assert service.post_schedule(layered_profile(4)).status_code == 201
+    assert not before & _worker_pids(service)
+
+
+def test_a_worker_killed_at_work_is_reported(service: ServiceProcess) -> None:
+    """The caller hears of it at once; asking again works."""
+    assert service.post_schedule(layered_profile(3)).status_code == 201
+    pids = _worker_pids(service)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(service.post_schedule, layered_profile(4000), options={"fusion": "pace"})
+        while service.http.get("/metrics").text.find("pace_tasks_running 1.0") < 0:
+            assert not answer.done()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert answer.result().status_code == 500
+        assert answer.result().json()["type"] == "urn:pace:problem:worker-died"
+        assert "SIGKILL" in answer.result().json()["detail"]
+    assert service.post_schedule(layered_profile(4)).status_code == 201
+
+
+def test_workers_do_not_outlive_their_service(service: ServiceProcess) -> None:
+    """After kill -9 of the service no process of its is left."""
+    assert service.post_schedule(layered_profile(3)).status_code == 201
+    workers = [psutil.Process(pid) for pid in _worker_pids(service)]
+    assert workers
+    service.kill()
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert alive == []
+
+
+def test_a_full_queue_says_when_to_come_back(tmp_path: Path, database_url: str) -> None:
+    """Beyond its bound the queue takes nothing more, and what it took is done."""
+    with ServiceProcess(tmp_path, database_url, max_queued=2, drain_s=1) as service:
+        answers = [
+            service.http.post(
+                "/v1/schedules",
+                json={"profile": layered_profile(1500, duration_s=number), "options": {"fusion": "pace"}},
+                headers=ASYNC,
+            )
+            for number in range(1, 7)
+        ]
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {202, 429}
+        refused = answers[statuses.index(429)]
+        assert refused.json()["type"] == "urn:pace:problem:queue-full"
+        assert int(refused.headers["retry-after"]) > 0
+
+
+def test_tenants_take_turns(tmp_path: Path, database_url: str) -> None:
+    """One tenant's long queue does not keep another's single request waiting behind all of it."""
+    from tests.api.test_keys import _as, _token
+
+    with ServiceProcess(tmp_path, database_url, auth="required", drain_s=1) as service:
+        greedy = _as(_token(database_url, "greedy", "submit", "read"))
+        modest = _as(_token(database_url, "modest", "submit", "read"))
+        tasks = [
+            service.http.post(
+                "/v1/schedules",
+                json={"profile": layered_profile(700, duration_s=number), "options": {"fusion": "pace"}},
+                headers=ASYNC | greedy,
+            ).headers["location"]
+            for number in range(1, 9)
+        ]
+        answer = service.http.post("/v1/schedules", json={"profile": layered_profile(2)}, headers=modest)
+        assert answer.status_code == 201
+        states = [service.http.get(task, headers=greedy).json()["state"] for task in tasks]
+        assert states.count("queued") >= 3, states
+
+
+def test_too_many_requests_are_slowed_down(tmp_path: Path) -> None:
+    """A tenant beyond its rate is told when to come back; health stays open."""
+    with ServiceProcess(tmp_path, rate_limit="3/hour") as service:
+        statuses = [service.http.get("/v1/profiles").status_code for _ in range(4)]
+        assert statuses == [200, 200, 200, 429]
+        assert int(service.http.get("/v1/profiles").headers["retry-after"]) > 0
+        assert service.http.get("/healthz").status_code == 200
+
+
+def test_a_gzip_bomb_is_refused(tmp_path: Path) -> None:
+    """A small body that would become large is refused at the limit, unread beyond it."""
+    with ServiceProcess(tmp_path, max_decoded_bytes=2**20) as service:
+        bomb = gzip.compress(b" " * 2**27)
+        answer = service.http.post("/v1/schedules", content=bomb, headers={"Content-Encoding": "gzip"})
+        assert len(bomb) < 2**18
+        assert answer.status_code == 413
+        assert str(2**20) in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("limit", ["max_ops", "max_gradients"])
+def test_profiles_beyond_the_limits_are_refused(tmp_path: Path, limit: str) -> None:
+    """The refusal says how many there are and how many may be."""
+    with ServiceProcess(tmp_path, None, **{limit: 4}) as service:
+        for path, body in (
+            ("/v1/schedules", {"profile": layered_profile(5)}),
+            ("/v1/profiles", layered_profile(5)),
+        ):
+            answer = service.http.post(path, json=body)
+            assert answer.status_code == 413
+            assert "takes 4" in answer.json()["detail"]
+
+
+def test_a_stopping_service_lets_solves_end(tmp_path: Path, database_url: str) -> None:
+    """SIGTERM during a solve: the caller still gets the schedule, the process ends with status 0."""
+    with ServiceProcess(tmp_path, database_url) as service, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(service.post_schedule, layered_profile(1500), options={"fusion": "pace"})
+        while service.http.get("/metrics").text.find("pace_tasks_running 1.0") < 0:
+            assert not answer.done()
+        service.terminate()
+        assert answer.result().status_code == 201
+        assert service.wait() == 0
+
+
+def test_a_service_stopped_in_a_hurry_keeps_its_tasks(tmp_path: Path, database_url: str) -> None:
+    """What could not end within the drain is queued again, and done after the restart."""
+    with ServiceProcess(tmp_path, database_url, drain_s=0.1) as service:
+        request = {"profile": layered_profile(2500), "options": {"fusion": "pace"}}
+        accepted = service.http.post("/v1/schedules", json=request, headers=ASYNC)
+        assert accepted.status_code == 202
+        service.stop()
+        service.start()
+        path = accepted.headers["location"]
+        while (task := service.http.get(path).json())["state"] in ("queued", "running"):
+            pass
+        assert task["state"] == "done", json.dumps(task)

@@ -1,0 +1,171 @@
+"""Profiles, schedules and reports as resources: stored, listed, named by content, deleted."""
+
+import gzip
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from pace import parse_profile
+from tests.api.process import ServiceProcess
+from tests.api.profiles import layered_profile
+
+
+def test_a_stored_profile_can_be_scheduled_by_its_id(service: ServiceProcess) -> None:
+    """The id is the hash of the content; a schedule of the id is the schedule of the profile."""
+    document = layered_profile(7)
+    stored = service.http.post("/v1/profiles", json=document)
+    assert stored.status_code == 201
+    profile = parse_profile(json.dumps(document))
+    assert stored.json()["id"] == profile.sha256
+    assert (stored.json()["num_ops"], stored.json()["num_gradients"]) == (14, 7)
+    resource = service.http.get(stored.headers["location"]).json()
+    assert parse_profile(json.dumps(resource["profile"])) == profile
+    by_id = service.http.post("/v1/schedules", json={"profile_id": profile.sha256})
+    assert by_id.status_code == 201
+    assert by_id.content == service.post_schedule(document).content
+    unknown = service.http.post("/v1/schedules", json={"profile_id": "0" * 64})
+    assert (unknown.status_code, unknown.json()["type"]) == (422, "urn:pace:problem:invalid-request")
+
+
+def test_compressed_bodies_are_read(service: ServiceProcess) -> None:
+    """The same request, compressed or not, has the same answer."""
+    request = json.dumps({"profile": layered_profile(7)}).encode()
+    headers = {"Content-Encoding": "gzip"}
+    answer = service.http.post("/v1/schedules", content=gzip.compress(request), headers=headers)
+    assert answer.status_code == 201
+    assert answer.content == service.http.post("/v1/schedules", content=request).content
+    for broken in (request, gzip.compress(request)[:-20], gzip.compress(request) + b"more"):
+        assert service.http.post("/v1/schedules", content=broken, headers=headers).status_code == 422
+
+
+def test_a_hundred_clients_at_once_cost_one_solve(service: ServiceProcess) -> None:
+    """All get the same bytes; the log knows of one solve."""
+    request = {"profile": layered_profile(60), "job": "storm"}
+    together = threading.Barrier(100)
+
+    def ask(_: int) -> httpx.Response:
+        together.wait()
+        return httpx.post(f"{service.url}/v1/schedules", json=request, timeout=120, trust_env=False)
+
+    with ThreadPoolExecutor(100) as pool:
+        answers = list(pool.map(ask, range(100)))
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.content for answer in answers}) == 1
+    assert sum(entry.get("event") == "solved" for entry in service.log()) == 1
+
+
+def test_an_unchanged_schedule_is_not_sent_again(service: ServiceProcess) -> None:
+    """If-None-Match with the entity tag is answered 304 without a body."""
+    created = service.post_schedule(layered_profile(4))
+    path, tag = created.headers["location"], created.headers["etag"]
+    for asked in (tag, f'"other", W/{tag}', "*"):
+        answer = service.http.get(path, headers={"If-None-Match": asked})
+        assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
+    assert service.http.get(path, headers={"If-None-Match": '"other"'}).content == created.content
+
+
+def _pages(service: ServiceProcess, path: str, **question: Any) -> list[list[dict[str, Any]]]:
+    pages = []
+    cursor: dict[str, Any] = {}
+    while True:
+        page = service.http.get(path, params=question | cursor).raise_for_status().json()
+        pages.append(page["items"])
+        if page["next"] is None:
+            return pages
+        cursor = {"cursor": page["next"]}
+
+
+def test_lists_come_in_pages(service: ServiceProcess) -> None:
+    """Newest first, each item once, also when items come and go between pages."""
+    ids = [
+        service.post_schedule(layered_profile(number + 1), job="train").json()["id"] for number in range(5)
+    ]
+    service.post_schedule(layered_profile(1), job="other")
+    pages = _pages(service, "/v1/schedules", job="train", limit=2)
+    assert [[item["id"] for item in page] for page in pages] == [
+        [ids[4], ids[3]],
+        [ids[2], ids[1]],
+        [ids[0]],
+    ]
+    first = service.http.get("/v1/schedules", params={"job": "train", "limit": 2}).json()
+    service.post_schedule(layered_profile(9), job="train")
+    service.http.delete(f"/v1/schedules/{ids[3]}")
+    second = service.http.get("/v1/schedules", params={"job": "train", "limit": 2, "cursor": first["next"]})
+    assert [item["id"] for item in second.json()["items"]] == [ids[2], ids[1]]
+    assert sum(map(len, _pages(service, "/v1/profiles", limit=4))) == 6
+
+
+def test_what_is_deleted_is_gone(service: ServiceProcess) -> None:
+    """A schedule goes; its profile only when nothing refers to it; asking again solves again."""
+    profile = layered_profile(6)
+    created = service.post_schedule(profile, job="train")
+    path = created.headers["location"]
+    profile_path = f"/v1/profiles/{created.json()['profile_sha256']}"
+    assert service.http.get(path).status_code == 200
+    assert service.http.delete(profile_path).status_code == 409
+    assert service.http.delete(path).status_code == 204
+    assert service.http.get(path).status_code == 404
+    assert service.http.delete(path).status_code == 404
+    assert service.http.delete(profile_path).status_code == 204
+    assert service.http.get(profile_path).status_code == 404
+    again = service.post_schedule(profile, job="train")
+    assert again.json()["id"] == created.json()["id"]
+    assert again.json()["schedule"] == created.json()["schedule"]
+    assert sum(entry.get("event") == "solved" for entry in service.log()) == 2
+
+
+def test_deleting_one_jobs_schedule_leaves_the_others(service: ServiceProcess) -> None:
+    """Two jobs with the same profile share a solve, not a fate."""
+    one, other = (service.post_schedule(layered_profile(6), job=job) for job in ("one", "other"))
+    assert service.http.delete(one.headers["location"]).status_code == 204
+    assert service.http.get(other.headers["location"]).content == other.content
+
+
+def test_an_answer_need_not_be_waited_for(service: ServiceProcess) -> None:
+    """Prefer: respond-async gives a task, which leads to the schedule."""
+    request = {"profile": layered_profile(300)}
+    answer = service.http.post("/v1/schedules", json=request, headers={"Prefer": "respond-async"})
+    assert answer.status_code == 202
+    path = answer.headers["location"]
+    while (task := service.http.get(path).raise_for_status().json())["state"] in ("queued", "running"):
+        assert task["location"] is None
+    assert task["state"] == "done"
+    assert service.http.get(task["location"]).status_code == 200
+    again = service.http.post("/v1/schedules", json=request, headers={"Prefer": "respond-async"})
+    assert again.status_code == 201
+
+
+def test_reports_are_kept(service: ServiceProcess) -> None:
+    """What a job measured can be read next to what was predicted."""
+    report = {
+        "job": "train",
+        "fingerprint": "0" * 64,
+        "profile_sha256": "1" * 64,
+        "predicted_iteration_s": 0.1,
+        "measured_iteration_s": 0.11,
+        "num_iterations": 50,
+    }
+    for measured_s in (0.11, 0.12):
+        stored = service.http.post("/v1/reports", json=report | {"measured_iteration_s": measured_s})
+        assert stored.status_code == 201
+    service.http.post("/v1/reports", json=report | {"job": "other", "plain_iteration_s": 0.2})
+    reports = service.http.get("/v1/reports", params={"job": "train"}).json()["items"]
+    assert [item["measured_iteration_s"] for item in reports] == [0.12, 0.11]
+    assert service.http.post("/v1/reports", json=report | {"num_iterations": 0}).status_code == 422
+
+
+@pytest.mark.parametrize("name", ["nul\0byte", "ünïcode", "a" * 200, "quote'\"; --"])
+def test_names_of_jobs_are_only_names(service: ServiceProcess, name: str) -> None:
+    """Whatever a job is called, it is found again under that name, or refused."""
+    created = service.post_schedule(layered_profile(2, name=name), job=name)
+    assert service.http.post("/v1/profiles", json=layered_profile(3, name=name)).status_code == 201
+    question = {"job": name, "fingerprint": parse_profile(json.dumps(layered_profile(2))).fingerprint}
+    found = service.http.get("/v1/schedules", params=question)
+    if "\0" in name:
+        assert created.status_code == found.status_code == 422
+    else:
+        assert (found.status_code, found.content) == (200, created.content)
