@@ -226,6 +226,74 @@ def check(
 
 
 @app.command()
+def simulate(
+    profile: ProfileArgument,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="A policy; repeat it for several, all by default.")
+    ] = None,
+    knob: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, for every policy that has it.")] = None,
+    iterations: Annotated[int, typer.Option(help="Number of windows.")] = 1,
+    jitter: Annotated[float, typer.Option(help="Relative spread of op durations.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same windows.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Simulate a profile under the policies of the field."""
+    from pace.optimize import optimize as solve
+    from pace.simulate import POLICIES, knobs_of, make_policy
+    from pace.simulate import simulate as run
+
+    with _reported():
+        loaded = load_profile(profile)
+        knobs = _knobs(knob or [], policy or list(POLICIES))
+        bound = solve(loaded).predicted.lower_bound_s
+        results: list[dict[str, Any]] = []
+        for name in policy or POLICIES:
+            mine = {key: value for key, value in knobs.items() if key in knobs_of(name)}
+            made = run(loaded, make_policy(name, **mine), iterations=iterations, jitter=jitter, seed=seed)
+            times = made.iterations_s
+            results.append(
+                {
+                    "policy": name,
+                    "knobs": mine,
+                    "iteration_s": made.iteration_s,
+                    "iteration_std_s": float(times.std()),
+                    "over_bound": made.iteration_s / bound - 1 if bound else 0.0,
+                }
+            )
+    if as_json:
+        typer.echo(json.dumps({"profile": loaded.name, "lower_bound_s": bound, "policies": results}))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("policy", "iteration ms", "spread ms", "over the bound"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
+    for row in results:
+        spread = f"{row['iteration_std_s'] * 1e3:.3f}"
+        table.add_row(
+            str(row["policy"]), f"{row['iteration_s'] * 1e3:.3f}", spread, f"{row['over_bound'] * 100:.2f} %"
+        )
+    console = _console()
+    console.print(f"{loaded.name}: no schedule is faster than {bound * 1e3:.3f} ms", highlight=False)
+    console.print(table)
+
+
+def _knobs(given: list[str], policies: list[str]) -> dict[str, Any]:
+    """Parse NAME=VALUE pairs; a value is JSON where it can be, else a word."""
+    from pace.simulate import knobs_of
+
+    knobs: dict[str, Any] = {}
+    known = sorted({name for policy in policies for name in knobs_of(policy)})
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals or name not in known:
+            raise InvalidOptions(f'no knob "{name}" (NAME=VALUE): these policies have {", ".join(known)}')
+        try:
+            knobs[name] = json.loads(value)
+        except ValueError:
+            knobs[name] = value
+    return knobs
+
+
+@app.command()
 def model(
     name: Annotated[
         str, typer.Argument(help="An architecture, such as resnet50; an unknown one lists them all.")

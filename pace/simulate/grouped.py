@@ -1,0 +1,72 @@
+"""Senders whose groups and segments are decided before training: most of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pace.graph import FloatArray
+from pace.simulate.traffic import Rules, Traffic
+from pace.solver.cost import CostCurve
+from pace.solver.instance import IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedSender:
+    """Sends fixed groups in fixed segments.
+
+    Attributes
+    ----------
+    groups
+        Gradient numbers of every group.
+    segment_groups, segment_bytes : integer arrays of shape (num_segments,)
+        The group and the size of every segment.
+    priority : array of shape (num_segments,)
+        Or None: first ready, first sent.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    segment_groups: IntArray
+    segment_bytes: IntArray
+    cost: CostCurve
+    rules: Rules
+    num_gradients: int
+    priority: FloatArray | None = None
+
+    def traffic(self, ready_s: FloatArray) -> Traffic:
+        """Release every segment when its group's last gradient is ready."""
+        ready = np.array([ready_s[list(group)].max() for group in self.groups])
+        release = ready[self.segment_groups] if len(self.groups) else np.zeros(0)
+        return Traffic(
+            release_s=release,
+            duration_s=self.cost(self.segment_bytes),
+            size_bytes=self.segment_bytes,
+            priority=release if self.priority is None else self.priority,
+            after=np.full(len(release), -1, dtype=np.int64),
+            carriers=carriers(self.groups, self.segment_groups, self.num_gradients),
+        )
+
+
+def carriers(
+    groups: Sequence[tuple[int, ...]], segment_groups: IntArray, num_gradients: int
+) -> tuple[IntArray, ...]:
+    """Return, for every gradient, the segments of its group."""
+    of_group = [np.flatnonzero(segment_groups == group) for group in range(len(groups))]
+    result = [np.zeros(0, dtype=np.int64)] * num_gradients
+    for members, segments in zip(groups, of_group, strict=True):
+        for gradient in members:
+            result[gradient] = segments
+    return tuple(result)
+
+
+def cut_evenly(sizes: IntArray, element_bytes: IntArray, max_segment_bytes: int) -> tuple[IntArray, IntArray]:
+    """Cut buffers into segments of at most `max_segment_bytes`; return each segment's buffer and bytes."""
+    groups: list[int] = []
+    parts: list[int] = []
+    for number, (size, element) in enumerate(zip(sizes.tolist(), element_bytes.tolist(), strict=True)):
+        step = max(max_segment_bytes // element, 1) * element
+        while size > 0:
+            groups.append(number)
+            parts.append(min(step, size))
+            size -= step  # what is left of this buffer
+    return np.array(groups, dtype=np.int64), np.array(parts, dtype=np.int64)
