@@ -82,8 +82,9 @@ class Slot:
         self.name = name
         self.parameter = parameter
         self.fused = fused
-        self.view = view
-        self.shared = view.as_subclass(SharedGradient)  # type: ignore[arg-type]  # as_subclass keeps memory
+        # Same memory, but no views as far as autograd knows: user code may detach gradients in place.
+        self.view = view.data
+        self.shared = torch.Tensor._make_subclass(SharedGradient, view.data)
         self.filled = False
         self.passes = 0
         self.expected = 1

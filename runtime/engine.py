@@ -19,6 +19,7 @@ import torch
 
 from pace.errors import CommunicationFailed
 from pace.runtime.plan import Plan, PlannedSegment
+from pace.runtime.report import GroupTimes, SegmentTimes
 from pace.runtime.transport import Transport
 
 Role = Literal["planned", "leader", "follower", "submitter"]
@@ -38,6 +39,7 @@ class _Job:
         "submitted",
         "submitted_s",
         "unsent",
+        "waited_s",
     )
 
     def __init__(self, number: int, key: tuple[float, float, int]) -> None:
@@ -51,19 +53,23 @@ class _Job:
         self.submitted_s = 0.0
         self.sent_s = 0.0
         self.done_s = 0.0
+        self.waited_s = 0.0
 
 
 class _Segment:
     """One all-reduce call."""
 
-    __slots__ = ("done_s", "job", "name", "number", "sent_s", "size_bytes", "tensor")
+    __slots__ = ("done_s", "job", "name", "number", "offset_bytes", "sent_s", "size_bytes", "tensor")
 
-    def __init__(self, number: int, job: _Job, tensor: torch.Tensor, name: str, size_bytes: int) -> None:
+    def __init__(
+        self, number: int, job: _Job, tensor: torch.Tensor, name: str, planned: PlannedSegment
+    ) -> None:
         self.number = number
+        self.offset_bytes = planned.offset_bytes
         self.job = job
         self.tensor = tensor
         self.name = name
-        self.size_bytes = size_bytes
+        self.size_bytes = planned.size_bytes
         self.sent_s = 0.0
         self.done_s = 0.0
 
@@ -111,9 +117,7 @@ class Engine:
             _Job(number, (-group.tail_s, group.ready_s, number)) for number, group in enumerate(plan.groups)
         ]
         self._order = [
-            _Segment(
-                number, self._jobs[planned.group], tensor, _segment_name(name, planned), planned.size_bytes
-            )
+            _Segment(number, self._jobs[planned.group], tensor, _segment_name(name, planned), planned)
             for number, (planned, tensor) in enumerate(zip(plan.segments, tensors, strict=True))
         ]
         for segment, planned in sorted(
@@ -130,6 +134,9 @@ class Engine:
         self._closed = False
         self._failure: CommunicationFailed | None = None
         self._explained = False
+        self.sent_segments = 0
+        self.sent_bytes = 0
+        self.waited_s = 0.0
         self._thread = threading.Thread(target=self._run, name=f"{name}.engine", daemon=True)
         self._thread.start()
 
@@ -158,6 +165,7 @@ class Engine:
                 job.done.set()
                 return
             job.done.clear()
+            job.waited_s = 0.0
             job.submitted = True
             self._unsent += job.unsent
             if self.role != "planned" or self._order[self._position].job is job:
@@ -173,7 +181,11 @@ class Engine:
         """
         job = self._jobs[group]
         if not job.done.is_set():
+            start = time.perf_counter()
             self._wait_long(job)
+            waited_s = time.perf_counter() - start
+            job.waited_s += waited_s
+            self.waited_s += waited_s
         if self._failure is not None:
             self._raise_failure()
 
@@ -202,6 +214,34 @@ class Engine:
             if found:
                 self._failure = CommunicationFailed(f"{self._failure}; {found}")
         raise self._failure
+
+    def last_round(self) -> tuple[tuple[GroupTimes, ...], tuple[SegmentTimes, ...]]:
+        """When each group and segment was last handed over, sent and done; nothing may be in flight."""
+        start = min((job.submitted_s for job in self._jobs), default=0.0)
+        groups = tuple(
+            GroupTimes(
+                group=job.number,
+                gradients=self._groups[job.number].gradients,
+                size_bytes=self._groups[job.number].size_bytes,
+                submitted_s=job.submitted_s - start,
+                sent_s=job.sent_s - start,
+                done_s=job.done_s - start,
+                waited_s=job.waited_s,
+            )
+            for job in self._jobs
+        )
+        segments = tuple(
+            SegmentTimes(
+                group=segment.job.number,
+                offset_bytes=segment.offset_bytes,
+                size_bytes=segment.size_bytes,
+                sent_s=segment.sent_s - start,
+                done_s=segment.done_s - start,
+            )
+            for job in self._jobs
+            for segment in job.segments
+        )
+        return groups, segments
 
     def close(self) -> None:
         """Stop the thread after what is in flight has ended; idempotent."""
@@ -276,6 +316,8 @@ class Engine:
         self._unsent -= 1
         self._position = (self._position + 1) % len(self._order)
         self._in_flight += 1
+        self.sent_segments += 1
+        self.sent_bytes += segment.size_bytes
         self._in_flight_bytes += segment.size_bytes
         return segment
 

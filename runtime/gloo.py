@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import (
 )
 
 from pace.errors import InvalidUse
+from pace.runtime.peers import Store as PeerStore
 from pace.runtime.transport import Done, Sequencing
 
 # Ranks must build their transports in the same order, as with torch.distributed.new_group.
@@ -50,6 +51,7 @@ class GlooTransport:
         members = "-".join(map(str, dist.get_process_group_ranks(group)))
         number = next(_instances)
         self.store: Store = PrefixStore(f"pace/{number}/{hash_text(members)}", _default_store())
+        self.peer_store: PeerStore | None = self.store.clone()  # type: ignore[attr-defined]  # missing in its stub
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._segments = self._connect("segments", _THREADS)
         self._control = self._connect("control", 1)

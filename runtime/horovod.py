@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidOptions, InvalidUse
+from pace.runtime.compression import Compression
 from pace.runtime.fetch import planner
 from pace.runtime.hvd import HorovodTransport
 from pace.runtime.optimizer import Mode, Op, WrappedOptimizer
@@ -59,6 +60,8 @@ class DistributedOptimizer(WrappedOptimizer):
         Accepted for Horovod's sake; names come from the model.
     op
         ``hvd.Average`` or ``hvd.Sum``, or "average" or "sum".
+    compression
+        ``hvd.Compression.none`` or ``.fp16``, or "none", "fp16" or "bf16".
     sparse_as_dense
         Accepted for Horovod's sake; sparse gradients are always sent dense.
 
@@ -82,6 +85,7 @@ class DistributedOptimizer(WrappedOptimizer):
         backward_passes_per_step: int = 1,
         op: Any = "average",
         sparse_as_dense: bool = True,  # noqa: ARG002  # Horovod's signature
+        compression: Any = "none",
         mode: Mode = "auto",
         order: Order = "auto",
         timeout_s: float = 300.0,
@@ -105,6 +109,7 @@ class DistributedOptimizer(WrappedOptimizer):
             mode=mode,
             order=order,
             op=_op(op),
+            compression=_compression(compression),
             backward_passes_per_step=backward_passes_per_step,
             timeout_s=timeout_s,
         )
@@ -116,3 +121,12 @@ def _op(op: Any) -> Op:
     if op in ("sum", hvd.Sum):
         return "sum"
     raise InvalidOptions(f"op is {op!r}; hvd.Average and hvd.Sum are supported")
+
+
+def _compression(compression: Any) -> Compression:
+    if compression is hvd.Compression.none:
+        return "none"
+    if compression is hvd.Compression.fp16:
+        return "fp16"
+    chosen: Compression = compression  # any other value is refused where it is used
+    return chosen

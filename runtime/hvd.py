@@ -1,14 +1,25 @@
 """Horovod as a transport: collectives are matched by name, and rank 0 decides by submitting last."""
 
+import contextlib
+import datetime
 import itertools
+import os
 import queue
+import socket
 import threading
 from typing import Any
 
 import horovod.torch as hvd
+import structlog
 import torch
+from torch._C._distributed_c10d import TCPStore
 
+from pace.runtime.peers import Store
 from pace.runtime.transport import Done, Sequencing
+
+_STORE_TIMEOUT = datetime.timedelta(seconds=30)
+
+log = structlog.get_logger("pace.runtime")
 
 # Ranks must build their transports in the same order: names tell the instances apart.
 _instances = itertools.count()
@@ -27,6 +38,7 @@ class HorovodTransport:
         self.size: int = hvd.size()
         self._prefix = f"pace.{next(_instances)}"
         self._calls = itertools.count()
+        self.peer_store: Store | None = self._open_store()
         self._waiting: queue.SimpleQueue[tuple[int, Done] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name=f"{self._prefix}.completions", daemon=True)
         self._thread.start()
@@ -68,6 +80,23 @@ class HorovodTransport:
         ends = list(itertools.accumulate(lengths))
         return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
+    def _open_store(self) -> Store | None:
+        """Open a store on rank 0; Horovod's own cannot be reached from outside."""
+        store = None
+        address = b""
+        if self.rank == 0:
+            with contextlib.suppress(RuntimeError, OSError):
+                host = _own_address()
+                store = TCPStore(host, 0, self.size, True, _STORE_TIMEOUT, wait_for_workers=False)
+                address = f"{host}:{store.port}".encode()
+        host, _, port = self.broadcast(address if self.rank == 0 else None).decode().rpartition(":")
+        if self.rank != 0 and port:
+            with contextlib.suppress(RuntimeError, OSError):
+                store = TCPStore(host, int(port), self.size, False, _STORE_TIMEOUT)
+        if store is None:
+            log.warning("pace.no_peer_store", consequence="errors will not name the rank at fault")
+        return store
+
     def _control_name(self) -> str:
         return f"{self._prefix}.control.{next(self._calls)}"
 
@@ -75,6 +104,14 @@ class HorovodTransport:
         """Stop waiting for handles; see ``Transport``."""
         self._waiting.put(None)
         self._thread.join(timeout=1.0 if failed else None)
+
+
+def _own_address() -> str:
+    """The address by which other ranks reach this one: that of the way to Horovod's rendezvous."""
+    rendezvous = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((rendezvous, 9))
+        return str(probe.getsockname()[0])
 
 
 def _to_tensor(payload: bytes, length: int) -> torch.Tensor:

@@ -6,10 +6,16 @@ rank did not compute: that is what keeps ranks in step. In overlap mode ``step()
 hyper-parameters; each group's update is applied when its parameters are about to be used.
 """
 
+import collections
 import contextlib
+import json
+import math
+import statistics
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import structlog
@@ -17,13 +23,17 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidOptions, InvalidUse
-from pace.profile import ELEMENT_BYTES
 from pace.runtime.agreement import agree_on_plan
 from pace.runtime.buffers import FusedGroup, Slot, build_groups, segment_tensors
+from pace.runtime.compression import Compression, compressed
 from pace.runtime.engine import Engine
 from pace.runtime.forward import ForwardWatch
-from pace.runtime.plan import GradientSize, Plan
+from pace.runtime.parameters import gradient_sizes, trained_parameters
+from pace.runtime.peers import Peers
+from pace.runtime.plan import GradientSize, Plan, plan_plainly
+from pace.runtime.report import Report, chrome_trace
 from pace.runtime.transport import Order, Transport
+from pace.runtime.trial import Candidate, Trial
 from pace.runtime.update import GroupUpdate, why_not_per_group
 
 Mode = Literal["overlap", "barrier", "auto"]
@@ -56,6 +66,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         mode: Mode,
         order: Order,
         op: Op,
+        compression: Compression,
         backward_passes_per_step: int,
         timeout_s: float,
     ) -> None:
@@ -66,12 +77,14 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.model = model
         self.backward_passes_per_step = backward_passes_per_step
-        self._transport = transport
+        self._transport: Transport = compressed(transport, compression)
         self._timeout_s = timeout_s
         self._divisor = transport.size if op == "average" else 1
         self._lock = threading.RLock()
         self._num_pending = 0
         self._round_open = False
+        self._round = 0
+        self._peers: Peers | None = None
         self._accumulating = False
         self._learning = True
         self._entered = False
@@ -91,21 +104,40 @@ class WrappedOptimizer(torch.optim.Optimizer):
         if reason is not None and mode != "barrier":
             log.warning("pace.barrier_mode", reason=reason)
         self._barrier = mode == "barrier" or reason is not None
+        self._trial: Trial | None = None
+        self._measured_s: dict[str, float] = {}
+        if mode == "auto":
+            candidates = [
+                Candidate(name="plain", plan=plan_plainly(sizes), barrier=True),
+                Candidate(name="barrier", plan=self._plan, barrier=True),
+            ]
+            if reason is None:
+                candidates.append(Candidate(name="overlap", plan=self._plan, barrier=False))
+            self._trial = Trial(candidates, transport)
+            self._plan, self._barrier = candidates[0].plan, candidates[0].barrier
         self._adaptive = order == "adaptive" or (order == "auto" and transport.sequencing == "submission")
+        self._installed = 0
+        self._last_step_s: float | None = None
+        self._intervals: collections.deque[float] = collections.deque(maxlen=50)
         self._install()
+        store = transport.peer_store
+        self._peers = Peers(store, transport.rank, transport.size, self._progress) if store else None
         _live.add(self)
 
     def _install(self) -> None:
         """Lay out buffers for the plan, start an engine, and attach hooks and gates."""
         self._groups = build_groups(self._plan, self._parameters)
         self._slots = [slot for group in self._groups for slot in group.slots]
+        self._installed += 1
         self._engine = Engine(
             self._plan,
             segment_tensors(self._plan, self._groups),
             self._transport,
             adaptive=self._adaptive,
             timeout_s=self._timeout_s,
-            name="pace",
+            name=f"pace.{self._installed}",
+            on_stall=self._report_stall,
+            explain=self._explain_failure,
         )
         for slot in self._slots:
             slot.shared.settle = _weakly(self, slot)
@@ -119,6 +151,55 @@ class WrappedOptimizer(torch.optim.Optimizer):
             enter=self._enter,
         )
         self._learning = True
+
+    def _uninstall(self) -> None:
+        """Take hooks and gates off and stop the engine, which must have nothing left to do."""
+        if self._watch is not None:
+            self._watch.close()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for slot in self._slots:
+            if slot.parameter.grad is slot.shared:
+                slot.parameter.grad = slot.view
+        self._engine.close()
+
+    def _switch(self, plan: Plan, *, barrier: bool) -> None:
+        """Go on with another plan; every rank must call this after the same step."""
+        self.synchronize()
+        self._uninstall()
+        self._plan, self._barrier = plan, barrier
+        self._install()
+
+    def _count_step(self) -> None:
+        now = time.perf_counter()
+        if self._last_step_s is not None:
+            self._intervals.append(now - self._last_step_s)
+            if self._trial is not None and self._trial.record(self._intervals[-1]):
+                chosen = self._trial.current
+                self._switch(chosen.plan, barrier=chosen.barrier)
+                if self._trial.winner is not None:
+                    self._measured_s = self._trial.measured_s
+                    self._trial = None
+                    log.info("pace.mode_chosen", mode=chosen.name, measured_s=self._measured_s)
+                now = time.perf_counter()
+                self._intervals.clear()
+        self._last_step_s = now
+
+    def _progress(self) -> dict[str, Any]:
+        missing = [group.number for group in self._groups if not group.submitted]
+        return {
+            "round": self._round,
+            "missing": missing[:20] if self._round_open else [],
+            "failed": self._engine.failure is not None,
+        }
+
+    def _report_stall(self, group: int) -> None:
+        told = self._peers.explain_stall() if self._peers else "unknown: there is no peer store"
+        log.warning("pace.stall", waiting_for=self._engine.describe(group), peers=told)
+
+    def _explain_failure(self) -> str:
+        return self._peers.explain_failure() if self._peers else ""
 
     def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
         def hook(_parameter: torch.Tensor) -> None:
@@ -207,6 +288,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
                 slot.filled = False
                 slot.passes = 0
         self._num_pending = len(self._groups) if pending else 0
+        self._round += 1
         self._round_open = False
 
     def _wait_for_all(self) -> None:
@@ -278,7 +360,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
                 self._complete_round()
             self._engine.wait(group.number)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one optimizer step.
 
         In overlap mode the gradients may still be in flight when this returns: every group's update is
@@ -293,7 +375,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """
         self._refuse_unplanned()
         if self._barrier:
-            return self._step_at_once(closure)
+            loss = self._step_at_once(closure)
+            self._count_step()
+            return loss
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -307,6 +391,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._end_round(pending=True)
         for group in self._at_step:
             self._finish(group)
+        self._count_step()
         return loss
 
     def _adopt_replaced(self) -> None:
@@ -330,7 +415,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
                 self._complete_round()
                 self._wait_for_all()
                 self._end_round(pending=False)
-                return loss
+                return self._mean(loss)
 
             return self.optimizer.step(reduced)
         self._complete_round()
@@ -344,6 +429,14 @@ class WrappedOptimizer(torch.optim.Optimizer):
         finally:
             for slot in self._slots:
                 slot.parameter.grad = None if slot.skip else slot.shared
+
+    def _mean(self, loss: Any) -> Any:
+        """Average a closure's loss: optimizers that decide by it must decide alike on all ranks."""
+        if not isinstance(loss, torch.Tensor | float):
+            return loss
+        said = [float(each) for each in self._transport.gather(repr(float(loss)).encode())]
+        mean = math.fsum(said) / len(said)
+        return torch.full_like(loss, mean) if isinstance(loss, torch.Tensor) else mean
 
     def _refuse_unplanned(self) -> None:
         for parameter in self._frozen:
@@ -434,6 +527,34 @@ class WrappedOptimizer(torch.optim.Optimizer):
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
+    def report(self) -> Report:
+        """Say what is running, what it takes and what the last round looked like.
+
+        Cheap enough to call every few seconds; counters only grow. Waits for updates in flight.
+        """
+        self.synchronize()
+        groups, segments = self._engine.last_round()
+        return Report(
+            mode="barrier" if self._barrier else "overlap",
+            order="adaptive" if self._adaptive else "static",
+            source=self._plan.source,
+            rounds=self._round,
+            iteration_s=statistics.median(self._intervals) if self._intervals else None,
+            predicted_iteration_s=self._plan.predicted_iteration_s,
+            trial_s=dict(self._measured_s),
+            sent_segments=self._engine.sent_segments,
+            sent_bytes=self._engine.sent_bytes,
+            waited_s=self._engine.waited_s,
+            groups=groups,
+            segments=segments,
+        )
+
+    def write_timeline(self, path: str | Path) -> None:
+        """Write the last round as a Chrome trace, in the form of the predicted timeline."""
+        name = f"{type(self.optimizer).__name__}, rank {self._transport.rank}"
+        trace = chrome_trace(self.report(), self._plan, name=name)
+        Path(path).write_text(json.dumps(trace), encoding="utf-8")
+
     def close(self) -> None:
         """Finish what is in flight, then leave the model and the optimizer as they were found.
 
@@ -448,14 +569,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
         finally:
             self._closed = True
             failed = self._engine.failure is not None
-            if self._watch is not None:
-                self._watch.close()
-            for handle in self._handles:
-                handle.remove()
-            for slot in self._slots:
-                if slot.parameter.grad is slot.shared:
-                    slot.parameter.grad = slot.view
-            self._engine.close()
+            if self._peers is not None:
+                self._peers.close()
+            self._uninstall()
             self._transport.close(failed=failed)
             _live.discard(self)
 
@@ -464,47 +580,6 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     def __exit__(self, *_raised: object) -> None:
         self.close()
-
-
-def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-    """Parameters that the optimizer updates and that want a gradient, by name, in definition order.
-
-    Raises
-    ------
-    InvalidOptions
-        When the optimizer updates a parameter that is not the model's, or of a dtype without a name.
-    """
-    updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    named = {
-        name.replace("_orig_mod.", ""): parameter
-        for name, parameter in model.named_parameters()
-        if parameter in updated
-    }
-    strangers = updated - set(named.values())
-    if strangers:
-        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in list(strangers)[:5])
-        raise InvalidOptions(f"the optimizer updates parameters that are not the model's, of shapes {shapes}")
-    for name, parameter in named.items():
-        if dtype_name(parameter) not in ELEMENT_BYTES:
-            raise InvalidOptions(f"{name} is {dtype_name(parameter)}, which cannot be scheduled")
-    return {name: parameter for name, parameter in named.items() if parameter.requires_grad}
-
-
-def gradient_sizes(parameters: dict[str, nn.Parameter]) -> list[GradientSize]:
-    """Describe the gradients of these parameters as the fingerprint sees them."""
-    return [
-        GradientSize(
-            name=name,
-            size_bytes=parameter.numel() * parameter.element_size(),
-            dtype=dtype_name(parameter),
-        )
-        for name, parameter in parameters.items()
-    ]
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    """Name a tensor's dtype as profiles do."""
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 @contextlib.contextmanager

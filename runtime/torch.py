@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pace.runtime.compression import Compression
 from pace.runtime.fetch import planner
 from pace.runtime.gloo import GlooTransport
 from pace.runtime.optimizer import Mode, Op, WrappedOptimizer
@@ -35,9 +36,12 @@ class DistributedOptimizer(WrappedOptimizer):
         Gradients of so many backward passes are summed before they are sent.
     op
         "average" divides by the number of ranks, "sum" does not.
+    compression
+        "fp16" or "bf16" halve what is sent and round what is summed.
     mode
         "overlap": no barrier, updates are applied when a parameter is about to be used. "barrier":
-        ``step()`` waits for all gradients. "auto": overlap where the optimizer allows it.
+        ``step()`` waits for all gradients. "auto": plain operation, barrier and overlap are timed for a
+        few iterations each and all ranks keep the fastest.
     order
         "static": segments go out as planned. "adaptive": rank 0 picks the longest tail that is ready.
     timeout_s
@@ -65,6 +69,7 @@ class DistributedOptimizer(WrappedOptimizer):
         credit_bytes: int | None = None,
         backward_passes_per_step: int = 1,
         op: Op = "average",
+        compression: Compression = "none",
         mode: Mode = "auto",
         order: Order = "auto",
         timeout_s: float = 300.0,
@@ -86,6 +91,7 @@ class DistributedOptimizer(WrappedOptimizer):
             mode=mode,
             order=order,
             op=op,
+            compression=compression,
             backward_passes_per_step=backward_passes_per_step,
             timeout_s=timeout_s,
         )

@@ -5,6 +5,8 @@ from typing import Literal, Protocol
 
 import torch
 
+from pace.runtime.peers import Store
+
 Done = Callable[[BaseException | None], None]
 
 Order = Literal["static", "adaptive", "auto"]
@@ -25,6 +27,8 @@ class Transport(Protocol):
     rank: int
     size: int
     sequencing: Sequencing
+    peer_store: Store | None
+    """A key-value store of all ranks, kept by the first; None where there is none."""
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done) -> None:
         """Start to sum `segment` over all ranks in place; returns at once.

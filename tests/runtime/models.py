@@ -87,7 +87,8 @@ class Branches(nn.Module):
         if bool(branch):
             hidden = hidden + self.odd(hidden)
         hidden = self.frozen(hidden)
-        return ((hidden * self.scales[0] * self.scales[1] + self.named["shift"] - 1.0) ** 2).mean()
+        loss: torch.Tensor = ((hidden * self.scales[0] * self.scales[1] + self.named["shift"] - 1.0) ** 2).mean()
+        return loss
 
 
 class Functional(nn.Module):
@@ -118,7 +119,8 @@ class Checkpointed(nn.Module):
         """Mean square of the output."""
         hidden: torch.Tensor = checkpoint(self.middle, self.first(inputs), use_reentrant=False)
         hidden = checkpoint(self.middle, hidden, use_reentrant=True)
-        return ((self.last(hidden) - 1.0) ** 2).mean()
+        loss: torch.Tensor = ((self.last(hidden) - 1.0) ** 2).mean()
+        return loss
 
 
 class Mixed(nn.Module):
@@ -132,7 +134,8 @@ class Mixed(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Mean square of the output."""
-        return ((self.wide(self.narrow(self.embed(tokens)).double()) - 1.0) ** 2).mean().float()
+        loss: torch.Tensor = ((self.wide(self.narrow(self.embed(tokens)).double()) - 1.0) ** 2).mean().float()
+        return loss
 
 
 def _images(generator: torch.Generator, _rank: int) -> Batch:

@@ -8,7 +8,7 @@ from pace.allreduce import AffineAllReduce
 from pace.fingerprint import fingerprint
 from pace.optimize import optimize
 from pace.profile import ELEMENT_BYTES, Gradient, Op, Profile
-from pace.runtime.optimizer import gradient_sizes
+from pace.runtime.parameters import gradient_sizes
 from pace.runtime.plan import GradientSize, cut
 from pace.schedule import Execution, Group, Schedule, Segment
 

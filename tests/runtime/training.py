@@ -25,6 +25,7 @@ OPTIMIZERS: dict[str, Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]]
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3, momentum=0.5),
     "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=1e-3),
     "asgd": lambda parameters: torch.optim.ASGD(parameters, lr=1e-2),
+    "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=2),
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=1e-3),
 }
 

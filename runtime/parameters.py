@@ -1,0 +1,49 @@
+"""Which of a model's parameters are trained, and what their gradients look like to a schedule."""
+
+import torch
+from torch import nn
+
+from pace.errors import InvalidOptions
+from pace.profile import ELEMENT_BYTES
+from pace.runtime.plan import GradientSize
+
+
+def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+    """Parameters that the optimizer updates and that want a gradient, by name, in definition order.
+
+    Raises
+    ------
+    InvalidOptions
+        When the optimizer updates a parameter that is not the model's, or of a dtype without a name.
+    """
+    updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    named = {
+        name.replace("_orig_mod.", ""): parameter
+        for name, parameter in model.named_parameters()
+        if parameter in updated
+    }
+    strangers = updated - set(named.values())
+    if strangers:
+        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in list(strangers)[:5])
+        raise InvalidOptions(f"the optimizer updates parameters that are not the model's, of shapes {shapes}")
+    for name, parameter in named.items():
+        if dtype_name(parameter) not in ELEMENT_BYTES:
+            raise InvalidOptions(f"{name} is {dtype_name(parameter)}, which cannot be scheduled")
+    return {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+
+
+def gradient_sizes(parameters: dict[str, nn.Parameter]) -> list[GradientSize]:
+    """Describe the gradients of these parameters as the fingerprint sees them."""
+    return [
+        GradientSize(
+            name=name,
+            size_bytes=parameter.numel() * parameter.element_size(),
+            dtype=dtype_name(parameter),
+        )
+        for name, parameter in parameters.items()
+    ]
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Name a tensor's dtype as profiles do."""
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,138 @@
+"""What happened: numbers of the last round for people, and a Chrome trace of it.
+
+The trace has the form of the predicted timeline, under a process of its own, so that both can be opened
+side by side.
+"""
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+from pace.runtime.plan import Plan
+
+MICROSECONDS = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTimes:
+    """One group's last round; times in seconds from the round's first submission.
+
+    Attributes
+    ----------
+    waited_s
+        How long training stood still for it.
+    """
+
+    group: int
+    gradients: tuple[str, ...]
+    size_bytes: int
+    submitted_s: float
+    sent_s: float
+    done_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentTimes:
+    """When one segment of the last round was on its way, in seconds from the round's first submission."""
+
+    group: int
+    offset_bytes: int
+    size_bytes: int
+    sent_s: float
+    done_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a wrapper is doing and how it compares.
+
+    Attributes
+    ----------
+    mode, order
+        How it runs now.
+    source
+        Where the plan came from.
+    rounds
+        Steps taken so far.
+    iteration_s
+        Median over the latest steps; None before the second.
+    predicted_iteration_s
+        What the schedule promised; None without one.
+    trial_s
+        What ``mode="auto"`` measured for each way of running, on the slowest rank; empty until it has.
+    sent_segments, sent_bytes, waited_s
+        Totals since the start; counters for a metrics exporter.
+    groups, segments
+        The last complete round.
+    """
+
+    mode: str
+    order: str
+    source: str
+    rounds: int
+    iteration_s: float | None
+    predicted_iteration_s: float | None
+    trial_s: dict[str, float]
+    sent_segments: int
+    sent_bytes: int
+    waited_s: float
+    groups: tuple[GroupTimes, ...]
+    segments: tuple[SegmentTimes, ...]
+
+
+def chrome_trace(report: Report, plan: Plan, *, name: str) -> dict[str, Any]:
+    """Return the last round as a Chrome trace document (JSON-ready)."""
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"measured: {name}"}}
+    ]
+    lanes: list[str] = []
+    busy: list[tuple[float, int]] = []
+    for segment in sorted(report.segments, key=lambda segment: segment.sent_s):
+        # Slices of one lane must not overlap: a lane for each all-reduce under way at once.
+        if busy and busy[0][0] <= segment.sent_s:
+            _, lane = heapq.heappop(busy)
+        else:
+            lane = len(lanes)
+            lanes.append("network" if lane == 0 else f"network {lane}")
+        heapq.heappush(busy, (segment.done_s, lane))
+        events.append(
+            {
+                "ph": "X",
+                "pid": 1,
+                "tid": lane,
+                "name": f"group {segment.group}",
+                "ts": segment.sent_s * MICROSECONDS,
+                "dur": (segment.done_s - segment.sent_s) * MICROSECONDS,
+                "args": {
+                    "group": segment.group,
+                    "offset_bytes": segment.offset_bytes,
+                    "size_bytes": segment.size_bytes,
+                    "gradients": list(plan.groups[segment.group].gradients),
+                },
+            }
+        )
+    for lane, lane_name in enumerate(lanes):
+        events.append({"ph": "M", "pid": 1, "tid": lane, "name": "thread_name", "args": {"name": lane_name}})
+    events += _backlog(report)
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"plan_sha256": plan.sha256}}
+
+
+def _backlog(report: Report) -> list[dict[str, Any]]:
+    """Bytes that are submitted and not yet reduced, as a counter."""
+    changes = [(group.submitted_s, group.size_bytes) for group in report.groups]
+    changes += [(segment.done_s, -segment.size_bytes) for segment in report.segments]
+    total = 0
+    events = []
+    for when, change in sorted(changes):
+        total += change
+        events.append(
+            {
+                "ph": "C",
+                "pid": 1,
+                "name": "bytes waiting",
+                "ts": when * MICROSECONDS,
+                "args": {"bytes": total},
+            }
+        )
+    return events
