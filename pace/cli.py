@@ -6,8 +6,6 @@ With ``--json`` stdout holds exactly one JSON document; people's text goes to st
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,12 +14,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pace.errors import InvalidOptions, InvalidProfile, InvalidSchedule, PaceError, ScheduleMismatch
+from pace.errors import InvalidOptions, InvalidSchedule
+from pace.import_cli import app as import_app
+from pace.import_cli import fit
 from pace.options import Options, Risk
 from pace.profile import Profile, load_profile
+from pace.reporting import WRONG, reported
 from pace.schedule import Fusion, Oracle, Schedule, Target, load_schedule
-
-WRONG, USAGE, FAILED = 1, 2, 3
 
 app = typer.Typer(
     name="pace",
@@ -31,32 +30,13 @@ app = typer.Typer(
     help="Schedules gradient all-reduces so that communication hides behind compute.",
 )
 
+app.add_typer(import_app, name="import")
+app.command()(fit)
+
 ProfileArgument = Annotated[
     Path, typer.Argument(help="A profile document.", exists=True, dir_okay=False, readable=True)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
-
-
-@contextmanager
-def _reported() -> Iterator[None]:
-    """Turn an error of ours into one message on stderr and an exit code."""
-    try:
-        yield
-    except (InvalidProfile, InvalidSchedule, ScheduleMismatch) as error:
-        _fail(error, WRONG)
-    except InvalidOptions as error:
-        _fail(error, USAGE)
-    except (PaceError, OSError) as error:
-        _fail(error, FAILED)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.partition(".")[0] == "pace":
-            raise
-        _fail(f"this command needs {error.name}, which is not installed; see the extras in README", FAILED)
-
-
-def _fail(message: object, code: int) -> None:
-    typer.echo(f"pace: {message}", err=True)
-    raise typer.Exit(code)
 
 
 def _write(path: Path | None, content: bytes) -> None:
@@ -96,7 +76,7 @@ def optimize(
     """Compute the schedule of a profile."""
     from pace.optimize import optimize as solve
 
-    with _reported():
+    with reported():
         loaded = load_profile(profile)
         options = _options(
             oracle=oracle,
@@ -206,7 +186,7 @@ def check(
     """Check a schedule against its profile, independently of the solver; exit 1 and name every violation."""
     from pace.check import check as judge
 
-    with _reported():
+    with reported():
         loaded = load_profile(profile)
         try:
             violations = judge(loaded, load_schedule(schedule))
@@ -242,7 +222,7 @@ def simulate(
     from pace.simulate import POLICIES, knobs_of, make_policy
     from pace.simulate import simulate as run
 
-    with _reported():
+    with reported():
         loaded = load_profile(profile)
         knobs = _knobs(knob or [], policy or list(POLICIES))
         bound = solve(loaded).predicted.lower_bound_s
@@ -306,7 +286,7 @@ def model(
     """Compute a profile from a model's layer shapes; nothing is measured."""
     from pace.models import build
 
-    with _reported():
+    with reported():
         profile = build(name, device_tflops=device_tflops, batch=batch, workers=workers)
         _write(output, profile.model_dump_json(indent=2).encode() + b"\n")
     typer.echo(
@@ -323,7 +303,7 @@ def submit(
     as_json: JsonOption = False,
 ) -> None:
     """Send a profile to a service and print the schedule that it answers."""
-    with _reported():
+    with reported():
         from pace.api.client import Client
 
         loaded = load_profile(profile)
@@ -342,7 +322,7 @@ def serve(
     database_url: Annotated[str | None, typer.Option(help="SQLAlchemy URL of SQLite or PostgreSQL.")] = None,
 ) -> None:
     """Run the scheduling service until it is stopped."""
-    with _reported():
+    with reported():
         from pace.api.serve import serve as run
 
         run(host=host, port=port, database_url=database_url)

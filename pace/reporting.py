@@ -1,0 +1,42 @@
+"""How commands report errors: one message on stderr, and an exit code that scripts can rely on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from pace.errors import (
+    FormatError,
+    InvalidOptions,
+    InvalidProfile,
+    InvalidSchedule,
+    PaceError,
+    ScheduleMismatch,
+)
+
+WRONG, USAGE, FAILED = 1, 2, 3
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Turn an error of ours into one message on stderr and an exit code.
+
+    1: the thing asked about is wrong; 2: wrong usage; 3: a service or the environment failed.
+    """
+    try:
+        yield
+    except (InvalidProfile, InvalidSchedule, ScheduleMismatch, FormatError) as error:
+        _fail(error, WRONG)
+    except InvalidOptions as error:
+        _fail(error, USAGE)
+    except (PaceError, OSError) as error:
+        _fail(error, FAILED)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] == "pace":
+            raise
+        _fail(f"this command needs {error.name}, which is not installed; see the extras in README", FAILED)
+
+
+def _fail(message: object, code: int) -> None:
+    typer.echo(f"pace: {message}", err=True)
+    raise typer.Exit(code)
