@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from pace.api.keys_cli import app as keys_app
 from pace.errors import InvalidOptions, InvalidSchedule
 from pace.import_cli import app as import_app
 from pace.import_cli import fit
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 
 app.add_typer(import_app, name="import")
+app.add_typer(keys_app, name="keys")
 app.command()(fit)
 
 ProfileArgument = Annotated[
