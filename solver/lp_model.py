@@ -44,9 +44,9 @@ def build(instance: Instance) -> pulp.LpProblem:
     for job, weight in zip(served, weights.tolist(), strict=True):
         for slot in range(int(instance.ready[job]), horizon):
             at = f"{job}_{slot}"
-            x = pulp.LpVariable(f"x_{at}", 0, 1)
-            zero = pulp.LpVariable(f"lambda_{at}_0", 0)
-            one = pulp.LpVariable(f"lambda_{at}_1", 0)
+            x = problem.add_variable(f"x_{at}", 0, 1)
+            zero = problem.add_variable(f"lambda_{at}_0", 0)
+            one = problem.add_variable(f"lambda_{at}_1", 0)
             price.append(slot * weight * one)
             by_slot[slot].append(x)
             by_job[job].append(x)
