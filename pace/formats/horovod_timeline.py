@@ -174,6 +174,8 @@ def _advance(
     if not tensor.stack:
         return None  # the timeline was switched on in the middle of an operation
     opened, start = tensor.stack.pop()
+    if seconds < start:
+        raise FormatError(path, f"{opened} of {tensor.name} ends before it starts", position)
     if opened != _ALLREDUCE and opened != _NEGOTIATE and opened.endswith(_ALLREDUCE):
         tensor.wire = (start, seconds) if tensor.wire is None else (tensor.wire[0], seconds)
     if opened != _ALLREDUCE or tensor.stack or tensor.handed_over_s is None:
@@ -195,7 +197,7 @@ def _advance(
 def _tensor_size(path: str | Path, arguments: Any, position: str) -> tuple[int, DType]:
     if not isinstance(arguments, dict):
         raise FormatError(path, "the end of an all-reduce has no dtype and shape", position)
-    dtype, shape = arguments.get("dtype"), str(arguments.get("shape"))
+    dtype, shape = str(arguments.get("dtype")), str(arguments.get("shape"))
     match = _SHAPE.match(shape)
     if dtype not in ELEMENT_BYTES or match is None:
         raise FormatError(path, f"unknown dtype {dtype!r} or shape {shape[:80]!r}", position)

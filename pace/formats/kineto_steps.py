@@ -18,12 +18,12 @@ from pace.formats.kineto_trace import DeviceWork, HostOp, KinetoTrace, Thread
 from pace.formats.reading import warn
 from pace.profile import DType
 
-_BACKWARD = "autograd::engine::evaluate_function: "
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
+BACKWARD = "autograd::engine::evaluate_function: "
+ACCUMULATE = "torch::autograd::AccumulateGrad"
 _STEP = re.compile(r"ProfilerStep#?\d+")
 _UPDATE = "Optimizer.step#"
 # Collectives and the copies that DistributedDataParallel makes for them are no compute.
-_COMMUNICATION = re.compile(
+COMMUNICATION = re.compile(
     r"nccl:|gloo:|c10d::|record_param_comms|aten::(un)?flatten_dense_tensors|"
     r"torch\.distributed\.ddp\.reducer::copy_bucket_to_grad"
 )
@@ -56,7 +56,7 @@ class RecordedOp:
     @property
     def name(self) -> str:
         """The operator's name without its namespace."""
-        return self.op.name.removeprefix(_BACKWARD).removeprefix("aten::")
+        return self.op.name.removeprefix(BACKWARD).removeprefix("aten::")
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ def _step(
         for thread, lane in outermost.items()
     }
     backward = sorted(
-        (op for ops in inside.values() for op in ops if op.name.startswith(_BACKWARD)),
+        (op for ops in inside.values() for op in ops if op.name.startswith(BACKWARD)),
         key=attrgetter("start_s"),
     )
     if not backward:
@@ -170,11 +170,11 @@ def _step(
     last = max(op.end_s for op in backward)
     after_unflatten = False
     for op in inside.get(main, []):
-        if op.name.startswith(_BACKWARD):
+        if op.name.startswith(BACKWARD):
             continue
         copies_buffers = after_unflatten and op.name == "aten::copy_"
         after_unflatten = op.name == "aten::unflatten_dense_tensors" or copies_buffers
-        if _COMMUNICATION.match(op.name) or copies_buffers:
+        if COMMUNICATION.match(op.name) or copies_buffers:
             step.communication_s += op.end_s - op.start_s
             continue
         recorded = taken[id(op)] = RecordedOp(op, op.end_s)
@@ -194,7 +194,7 @@ def _add_backward(
     trace: KinetoTrace, step: RecordedStep, backward: list[HostOp], taken: dict[int, RecordedOp]
 ) -> None:
     for op in backward:
-        if op.name != _BACKWARD + _ACCUMULATE:
+        if op.name != BACKWARD + ACCUMULATE:
             step.backward.append(RecordedOp(op, op.end_s))
             taken[id(op)] = step.backward[-1]
             continue
@@ -214,12 +214,12 @@ def _add_backward(
 
 
 def _add_shapes(trace: KinetoTrace, step: RecordedStep, backward: list[HostOp]) -> None:
-    starts = [op.start_s for op in backward if op.name == _BACKWARD + _ACCUMULATE]
+    starts = [op.start_s for op in backward if op.name == BACKWARD + ACCUMULATE]
     threads = {op.thread for op in backward}
     during = [op for op in _between(trace.ops, step.start_s, step.end_s) if op.thread in threads]
     for op in during:
         place = bisect.bisect_right(starts, op.start_s) - 1
-        if op.name == _ACCUMULATE and place >= 0:
+        if op.name == ACCUMULATE and place >= 0:
             gradient = step.gradients[place]
             gradient.size_bytes, gradient.dtype = op.size_bytes, op.dtype
             if op.record is not None:
@@ -257,7 +257,7 @@ def _place_device_work(
         around = None if lane is None else lane.around(start)
         recorded = None if around is None else taken.get(id(around))
         if recorded is None:
-            if begin <= start < finish and not (around is not None and _COMMUNICATION.match(around.name)):
+            if begin <= start < finish and not (around is not None and COMMUNICATION.match(around.name)):
                 total += work.duration_s
                 # Copies that DistributedDataParallel makes were left out with their operators.
                 lost += work.duration_s if around is None else 0.0
@@ -289,7 +289,7 @@ def _place_communication(
     """Note the host's time inside collectives: it is no compute of the op around them."""
     inner: defaultdict[Thread, float] = defaultdict(float)
     for op in trace.ops:
-        if not _COMMUNICATION.match(op.name) or op.start_s < inner[op.thread]:
+        if not COMMUNICATION.match(op.name) or op.start_s < inner[op.thread]:
             continue
         inner[op.thread] = op.end_s
         around = outermost[op.thread].around(op.start_s)

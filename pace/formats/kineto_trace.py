@@ -117,7 +117,7 @@ def read_kineto_trace(path: str | Path) -> KinetoTrace:
 
 
 def _take(trace: KinetoTrace, event: dict[str, Any], position: str) -> None:
-    category = event.get("cat")
+    category = str(event.get("cat"))
     arguments = event.get("args")
     if not isinstance(arguments, dict):
         arguments = {}

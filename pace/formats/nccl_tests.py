@@ -120,6 +120,8 @@ def _json_samples(path: str | Path, results: list[Any]) -> Iterator[tuple[float,
 def _json_workers(document: dict[str, Any]) -> int | None:
     config = document.get("config")
     devices = config.get("devices") if isinstance(config, dict) else None
-    ranks = {str(device.get("rank")) for device in devices or [] if isinstance(device, dict)}
+    if not isinstance(devices, list):
+        return None
+    ranks = {str(device.get("rank")) for device in devices if isinstance(device, dict)}
     # Built without MPI, nccl-tests lists the first device only, whatever -g said.
     return len(ranks) if len(ranks) > 1 else None

@@ -83,7 +83,7 @@ def stream_json(path: str | Path, prefix: str, *, cut_off_ok: bool = False) -> I
         try:
             yield from ijson.items(counted, prefix, use_float=True)
         except ijson.IncompleteJSONError as error:
-            if not cut_off_ok or not _is_at_end(counted):
+            if not cut_off_ok or not _ends_early(error):
                 raise _json_fault(path, error, counted.position) from None
             warn(path, "the document is cut off; what is there was read")
         except _DAMAGED as error:
@@ -125,8 +125,9 @@ def _build_value(events: Iterator[tuple[str, str, Any]], ijson: Any) -> Any:
     return builder.value
 
 
-def _is_at_end(file: _Counted) -> bool:
-    return not file.read(1)
+def _ends_early(error: Exception) -> bool:
+    # ijson raises the same error for faults in the text; its backends word this one differently.
+    return any(words in str(error).lower() for words in ("premature eof", "incomplete "))
 
 
 def _json_fault(path: str | Path, error: Exception, position: int) -> FormatError:

@@ -19,7 +19,7 @@ from pace.models.resnet import resnet50_preactivation, resnet50_v15
 from pace.models.seq2seq import seq2seq
 from pace.models.transformer import transformer
 from pace.models.vgg import vgg16
-from pace.models.window import Device, Streams, default_allreduce, window
+from pace.models.window import MEMORY_GBYTES_PER_TFLOP, Device, Streams, default_allreduce, window
 from pace.profile import DType, Profile
 
 __all__ = ["NAMES", "architecture", "build", "communication_ratio", "with_ratio"]
@@ -39,8 +39,6 @@ _ARCHITECTURES: dict[str, Callable[[], Network]] = {
 }
 
 NAMES = tuple(_ARCHITECTURES)
-
-_MEMORY_GBYTES_PER_S_PER_TFLOPS = 40.0  # a GTX 1080 Ti's data sheet: 484 GB/s beside 11.3 TFLOPS
 
 
 def architecture(name: str) -> Network:
@@ -99,7 +97,7 @@ def build(
     """
     network = architecture(name)
     if memory_gbytes_per_s is None:
-        memory_gbytes_per_s = device_tflops * _MEMORY_GBYTES_PER_S_PER_TFLOPS
+        memory_gbytes_per_s = device_tflops * MEMORY_GBYTES_PER_TFLOP
     given = {
         "device_tflops": device_tflops,
         "memory_gbytes_per_s": memory_gbytes_per_s,

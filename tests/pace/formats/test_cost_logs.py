@@ -1,0 +1,230 @@
+"""All-reduce costs from nccl-tests, OSU, CSV and several logs together."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from pace.errors import FormatError, InvalidOptions
+from pace.formats.fit import fit_cost, read_cost_log
+
+NCCL_HEADER = """\
+# nThread 1 nGpus 1 minBytes 1024 maxBytes 1048576 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
+# Using devices
+#  Rank  0 Group  0 Pid   6899 on node-a device  0 [0000:04:00] NVIDIA H100
+#  Rank  1 Group  0 Pid   6900 on node-a device  1 [0000:05:00] NVIDIA H100
+#  Rank  2 Group  0 Pid   6901 on node-b device  0 [0000:04:00] NVIDIA H100
+#  Rank  3 Group  0 Pid   6902 on node-b device  1 [0000:05:00] NVIDIA H100
+#
+#  out-of-place  in-place
+#  size  count  type  redop  root  time  algbw  busbw #wrong  time  algbw  busbw #wrong
+#  (B)  (elements)  (us)  (GB/s)  (GB/s)  (us)  (GB/s)  (GB/s)
+"""
+NCCL_ROWS = """\
+        1024  256  float  sum  -1  28.05  0.04  0.05  0  27.50  0.04  0.06  0
+     1048576  262144  float  sum  -1  93.80  11.18  16.77  0  1.2e+02  11.40  17.10  N/A
+"""
+OSU = """\
+58.145s: job.exception type=cancel severity=0 interrupted by ctrl-C
+# OSU MPI-CUDA Allreduce Latency Test v5.8
+# Size       Avg Latency(us)  Min Latency(us)
+4                     337.07        300.00
+1048576              3982.10       3900.00
+START OF JOBSPEC
+{"resources": [1, 2]}
+"""
+
+
+def _file(folder: Path, text: str, name: str = "log") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_nccl_table_gives_in_place_times_and_the_number_of_ranks(tmp_path: Path) -> None:
+    """Microseconds become seconds; scientific notation and N/A in the last column are no obstacle."""
+    log = read_cost_log(_file(tmp_path, NCCL_HEADER + NCCL_ROWS))
+    assert log.tool == "nccl-tests"
+    assert log.workers == 4
+    assert dict(log.samples) == pytest.approx({1024: 27.5e-6, 1048576: 120e-6})
+
+
+@pytest.mark.parametrize("label", ["0: ", "12:", "[1,0]<stdout>:"])
+def test_rank_labels_are_taken_off(tmp_path: Path, label: str) -> None:
+    """What srun --label and mpirun --tag-output put before each line changes nothing."""
+    text = "".join(label + line for line in (NCCL_HEADER + NCCL_ROWS).splitlines(keepends=True))
+    plain = read_cost_log(_file(tmp_path, NCCL_HEADER + NCCL_ROWS))
+    assert read_cost_log(_file(tmp_path, text)).samples == plain.samples
+
+
+def test_not_applicable_times_are_skipped(tmp_path: Path) -> None:
+    """A side that was not run gives way to the other; a row without times gives no sample."""
+    rows = NCCL_ROWS + (
+        "  2048  512  float  sum  -1  30.00  0.04  0.05  0  N/A  N/A  N/A N/A\n"
+        "  4096  1024  float  sum  -1  N/A  N/A  N/A  N/A  N/A  N/A  N/A N/A\n"
+    )
+    log = read_cost_log(_file(tmp_path, NCCL_HEADER + rows))
+    assert dict(log.samples[2:]) == pytest.approx({2048: 30e-6})
+
+
+def test_old_nccl_tables_have_no_root(tmp_path: Path) -> None:
+    """Columns are found by the header, not by counting."""
+    text = (
+        "#  size  count  type  redop  time  algbw  busbw  error  time  algbw  busbw  error\n"
+        "  1024  256  float  sum  28.05  0.04  0.05  0e+00  27.50  0.04  0.06  0e+00\n"
+    )
+    assert dict(read_cost_log(_file(tmp_path, text)).samples) == pytest.approx({1024: 27.5e-6})
+
+
+def test_nccl_json_gives_the_same_as_the_table(tmp_path: Path) -> None:
+    """The document of -J: in-place preferred, out-of-place where it is null."""
+    document = {
+        "version": 1,
+        "args": ["./build/all_reduce_perf", "-b", "1K"],
+        "config": {"devices": [{"rank": rank} for rank in range(4)]},
+        "results": [
+            {
+                "size": 1024,
+                "redop": "sum",
+                "out_of_place": {"time": 28.05, "alg_bw": 0.04, "bus_bw": 0.05, "nwrong": 0.0},
+                "in_place": {"time": 27.5, "alg_bw": 0.04, "bus_bw": 0.06, "nwrong": None},
+            },
+            {
+                "size": 2048,
+                "redop": "sum",
+                "out_of_place": {"time": 31.0, "alg_bw": 0.04, "bus_bw": 0.05, "nwrong": 0.0},
+                "in_place": {"time": "nan", "alg_bw": 0.04, "bus_bw": 0.06, "nwrong": None},
+            },
+        ],
+    }
+    log = read_cost_log(_file(tmp_path, json.dumps(document)))
+    assert log.workers == 4
+    assert dict(log.samples) == pytest.approx({1024: 27.5e-6, 2048: 31e-6})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (NCCL_HEADER.replace("redop", "     ") + NCCL_ROWS, "line 9: the table has no reduction"),
+        (NCCL_HEADER.replace(" time", "cputime") + NCCL_ROWS, "no device time"),
+        ("# Collective test starting: alltoall_perf\n# busbw\n", "line 1: measures alltoall"),
+        (NCCL_HEADER, "no all-reduce measurements found"),
+        (NCCL_HEADER + NCCL_ROWS.replace("27.50", "-7.50"), "line 11: time is '-7.50'"),
+        ('{"bus_bw": 1}', 'no "results"'),
+        ('{"bus_bw": 1, "results": [{"size": -4, "redop": "sum"}]}', r"results\[0\]: size is -4"),
+        ('{"bus_bw": 1, "results": [{"size": 4, "redop": "none"}]}', "not an all-reduce"),
+    ],
+)
+def test_what_is_no_nccl_all_reduce_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    """The error names the file, the position and the reason."""
+    with pytest.raises(FormatError, match=reason) as refusal:
+        read_cost_log(_file(tmp_path, text))
+    assert str(tmp_path / "log") in str(refusal.value)
+
+
+def test_osu_rows_are_read_from_a_schedulers_noise(tmp_path: Path) -> None:
+    """The average is used; lines around the table are not."""
+    log = read_cost_log(_file(tmp_path, OSU))
+    assert dict(log.samples) == pytest.approx({4: 337.07e-6, 1048576: 3982.1e-6})
+    assert log.workers is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (OSU.replace("Allreduce", "Alltoall"), "line 2: not an all-reduce test"),
+        (OSU.replace("Avg Latency(us)  Min Latency(us)", "Bandwidth (MB/s)"), "line 3: no average latency"),
+        (OSU.replace("3982.10 ", "1e999 "), "line 5: latency is '1e999'"),
+        ("# OSU MPI Allreduce Latency Test\n4 337\n", "no table"),
+    ],
+)
+def test_what_is_no_osu_all_reduce_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    """Another collective, another quantity, a number that is none, a table that is missing."""
+    with pytest.raises(FormatError, match=reason):
+        read_cost_log(_file(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "size_kib,time_ms,workers\n1,0.5,8\n1024,4,8\n",
+        "bytes,note,us,workers\n1024,first,500,8\n1048576,second,4000,8\n",
+        "1024,0.0005\n1048576,0.004\n",
+    ],
+)
+def test_csv_units_come_from_the_header(tmp_path: Path, text: str) -> None:
+    """The same measurements in three notations."""
+    log = read_cost_log(_file(tmp_path, text))
+    assert dict(log.samples) == pytest.approx({1024: 5e-4, 1048576: 4e-3})
+    assert log.workers == (8 if "workers" in text else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("bytes,watts\n1,2\n", "line 1: expected one time column"),
+        ("bytes,seconds,ms\n1,2,3\n", "line 1: expected one time column"),
+        ("bytes,seconds\n1,2\n3\n", "line 3: 1 cells under 2 columns"),
+        ("bytes,seconds\n1,nan\n", "line 2: seconds is 'nan'"),
+        ("bytes,seconds\n1,0\n2,0\n", "every measured time is 0"),
+        ("bytes,seconds\n", "no all-reduce measurements"),
+        ("bytes,seconds,workers\n1,1,2\n1,1,4\n", r"several numbers of workers: \[2, 4\]"),
+        ("hello world\n", "not a log of a known tool"),
+    ],
+)
+def test_csv_faults_are_named(tmp_path: Path, text: str, reason: str) -> None:
+    """Each fault with its line."""
+    with pytest.raises(FormatError, match=reason):
+        read_cost_log(_file(tmp_path, text))
+
+
+def test_gzip_is_seen_through_whatever_the_name(tmp_path: Path) -> None:
+    """A compressed log reads like the plain one; one that is cut off is refused."""
+    packed = gzip.compress(OSU.encode() * 50)
+    path = tmp_path / "log"
+    path.write_bytes(packed)
+    assert len(read_cost_log(path).samples) == 100
+    path.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(FormatError, match="gzip stream is damaged or cut off"):
+        read_cost_log(path)
+
+
+def test_logs_are_fitted_together(tmp_path: Path) -> None:
+    """Samples of all logs, sorted; the line through points that lie on one is that line."""
+    first = _file(tmp_path, "bytes,seconds,workers\n1000000,0.002,4\n2000000,0.003,4\n", "a")
+    second = _file(tmp_path, "bytes,seconds\n4000000,0.005\n", "b")
+    fitted = fit_cost([second, first])
+    assert fitted.workers == 4
+    assert [size for size, _ in fitted.allreduce.samples] == [1e6, 2e6, 4e6]
+    assert fitted.affine.latency_s == pytest.approx(1e-3)
+    assert fitted.affine.seconds_per_byte == pytest.approx(1e-9)
+    assert fitted.affine_error == pytest.approx(0, abs=1e-9)
+    assert float(fitted.allreduce.cost(4)(3_000_000)) == pytest.approx(0.004)
+
+
+def test_the_error_of_one_line_is_reported(tmp_path: Path) -> None:
+    """Three points off any line: the reported error is the largest relative distance."""
+    fitted = fit_cost([_file(tmp_path, "1000,0.001\n2000,0.001\n4000,0.005\n")], workers=2)
+    predicted = fitted.affine.cost(2)
+    worst = max(abs(float(predicted(size)) / seconds - 1) for size, seconds in fitted.allreduce.samples)
+    assert fitted.affine_error == pytest.approx(worst)
+    assert worst > 0.1
+
+
+def test_the_number_of_workers_must_be_known_and_one(tmp_path: Path) -> None:
+    """Logs that do not say it need it; logs that disagree name themselves; the caller overrides."""
+    silent = _file(tmp_path, "1000,0.001\n", "silent")
+    two = _file(tmp_path, "bytes,seconds,workers\n1000,0.001,2\n", "two")
+    four = _file(tmp_path, "bytes,seconds,workers\n1000,0.001,4\n", "four")
+    with pytest.raises(InvalidOptions, match="give their number"):
+        fit_cost([silent])
+    with pytest.raises(InvalidOptions, match=r"two: 2.*four: 4"):
+        fit_cost([two, four])
+    assert fit_cost([two, four], workers=3).workers == 3
+
+
+def test_an_unknown_format_is_refused_with_the_choices(tmp_path: Path) -> None:
+    """The option's value is named."""
+    with pytest.raises(InvalidOptions, match=r'"xml".*nccl-tests'):
+        read_cost_log(_file(tmp_path, ""), "xml")

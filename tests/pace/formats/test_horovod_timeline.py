@@ -1,0 +1,112 @@
+"""Horovod timelines: costs, inferred profiles, and files that end too early."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pace.errors import FormatError
+from pace.formats.fit import fit_cost
+from pace.formats.horovod_timeline import read_horovod_cost, read_horovod_profile
+from pace.formats.reading import FormatWarning
+from tests.pace.formats.traces import horovod_events, write_json
+
+
+def test_overlapping_calls_are_one_fused_all_reduce(tmp_path: Path) -> None:
+    """Two samples an iteration: b and w together, c alone; waiting and copying are not on the wire."""
+    fitted = fit_cost([write_json(tmp_path / "t.json", horovod_events(iterations=2))])
+    assert fitted.workers == 2
+    assert [size for size, _ in fitted.allreduce.samples] == [840, 840, 1200, 1200]
+    assert [seconds for _, seconds in fitted.allreduce.samples] == pytest.approx([2e-4, 2e-4, 5e-4, 5e-4])
+
+
+def test_the_inferred_profile_worked_out_by_hand(tmp_path: Path) -> None:
+    """Steps between gradients: 500 and 1,500 us. The gap from 5,600 to 12,000 is 6,400 us.
+
+    The first gradient's op takes (2 * 6,400 - 2,000) / 3 = 3,600 us of it, forward the other 2,800:
+    half of the backward pass's 5,600 us, divided as that is.
+    """
+    profile = read_horovod_profile(write_json(tmp_path / "t.json", horovod_events()))
+    assert {op.name: round(op.duration_s * 1e6, 6) for op in profile.ops} == {
+        "bwd/b": 3600,
+        "bwd/w": 500,
+        "bwd/c": 1500,
+        "fwd/c": 750,
+        "fwd/w": 250,
+        "fwd/b": 1800,
+    }
+    assert [(g.name, g.size_bytes, g.producer) for g in profile.gradients] == [
+        ("b", 40, "bwd/b"),
+        ("w", 800, "bwd/w"),
+        ("c", 1200, "bwd/c"),
+    ]
+    assert profile.workers == 2
+    assert profile.metadata["iterations"] == 3
+
+
+def test_a_timeline_that_is_cut_off_is_read_with_a_warning(tmp_path: Path) -> None:
+    """A job that was killed leaves no closing bracket: whole iterations before that count."""
+    whole = json.dumps(horovod_events(iterations=5))
+    path = tmp_path / "t.json"
+    path.write_text(whole[: int(len(whole) * 0.95)], encoding="utf-8")
+    with pytest.warns(FormatWarning, match=r"t.json: the document is cut off"):
+        profile = read_horovod_profile(path)
+    assert profile.metadata["iterations"] == 3
+    with pytest.warns(FormatWarning):
+        assert len(read_horovod_cost(path).samples) == 9
+
+
+def test_a_fault_in_the_middle_is_not_taken_for_an_end(tmp_path: Path) -> None:
+    """Only an end of the file that comes too early is accepted."""
+    text = json.dumps(horovod_events()).replace("GLOO_ALLREDUCE", 'GLOO"ALLREDUCE', 1)
+    path = tmp_path / "t.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(FormatError, match="near byte"):
+        read_horovod_cost(path)
+
+
+def test_tensors_that_are_not_reduced_every_time_are_left_out(tmp_path: Path) -> None:
+    """A metric averaged once is no gradient."""
+    events = horovod_events()
+    once = [dict(event, pid=9) for event in events if event["pid"] == 3][:12]
+    once[0] = once[0] | {"args": {"name": "allreduce.metric"}}
+    with pytest.warns(FormatWarning, match=r"1 tensors are not reduced in every iteration.*metric"):
+        profile = read_horovod_profile(write_json(tmp_path / "t.json", events + once))
+    assert [gradient.name for gradient in profile.gradients] == ["b", "w", "c"]
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ([], "no finished all-reduce"),
+        ({"a": 1}, "no finished all-reduce"),
+        ([7], "event 0: expected an object"),
+        ([e | {"ts": None} if "ts" in e else e for e in horovod_events()], "ts is None"),
+        ([e for e in horovod_events() if e["ph"] != "E"], "no finished all-reduce"),
+        (
+            [{k: v for k, v in e.items() if k != "args" or e["ph"] == "M"} for e in horovod_events()],
+            "no dtype",
+        ),
+        (
+            [
+                e | {"args": {"dtype": "float9", "shape": "[1]"}} if e["ph"] == "E" else e
+                for e in horovod_events()
+            ],
+            "unknown dtype 'float9'",
+        ),
+        (horovod_events(iterations=2), "2 complete iterations: at least 3"),
+    ],
+)
+def test_what_is_no_timeline_is_refused(tmp_path: Path, document: object, reason: str) -> None:
+    """The error names the event and the reason."""
+    with pytest.raises(FormatError, match=reason):
+        read_horovod_profile(write_json(tmp_path / "t.json", document))
+
+
+def test_the_number_of_workers_can_be_given(tmp_path: Path) -> None:
+    """With the response cache on from the start there are no ticks to count ranks by."""
+    events = [event for event in horovod_events() if event["ph"] != "X"]
+    path = write_json(tmp_path / "t.json", events)
+    with pytest.raises(FormatError, match="give their number"):
+        read_horovod_profile(path)
+    assert read_horovod_profile(path, workers=16).workers == 16
