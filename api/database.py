@@ -51,7 +51,9 @@ class Database:
 def make_engine(url: URL) -> Engine:
     """Create the engine; SQLite gets WAL and explicit transactions."""
     if url.get_backend_name() != "sqlite":
-        return create_engine(url, pool_size=10, max_overflow=20, pool_pre_ping=True)
+        return create_engine(
+            url, pool_size=10, max_overflow=20, pool_pre_ping=True, connect_args={"connect_timeout": 5}
+        )
     engine = create_engine(url, connect_args={"timeout": 30})
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)

@@ -1,6 +1,7 @@
 """What the service measures about itself, for Prometheus."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -69,8 +70,16 @@ class Metrics:
         self._failures.labels(problem_type.rpartition(":")[2]).inc()
 
     def gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
-        """Add a value that is read at every scrape."""
-        Gauge(name, description, registry=self.registry).set_function(read)
+        """Add a value that is read at every scrape; NaN while it cannot be read."""
+
+        def read_safely() -> float:
+            try:
+                return read()
+            except Exception:
+                # A scrape must work above all when something else does not.
+                return math.nan
+
+        Gauge(name, description, registry=self.registry).set_function(read_safely)
 
     async def watch_event_loop(self, every_s: float = 0.02) -> None:
         """Measure, for ever, how late the event loop gets to what is due."""

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from pace.api.answers import JSON, PROBLEM_JSON
-from pace.api.documents import Problem, ScheduleRequest
+from pace.api.documents import Problem, ReportRequest, ScheduleRequest
 from pace.profile import Profile
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -43,7 +43,7 @@ def describe(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schemas = generate().setdefault("components", {}).setdefault("schemas", {})
-            models: tuple[type[BaseModel], ...] = (ScheduleRequest, Profile, Problem)
+            models: tuple[type[BaseModel], ...] = (ScheduleRequest, ReportRequest, Profile, Problem)
             for model in models:
                 schema = model.model_json_schema(ref_template=_REFERENCE)
                 for name, definition in schema.pop("$defs", {}).items():

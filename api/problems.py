@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from http import HTTPStatus
 
+from pydantic import ValidationError
 from sqlalchemy.exc import InterfaceError, OperationalError
 
 from pace.api.documents import Problem
@@ -53,6 +54,14 @@ def not_found(detail: str) -> Problem:
 def too_large(detail: str) -> Problem:
     """Say that a body or document is beyond a limit."""
     return make_problem("too-large", 413, detail)
+
+
+def faults_of(error: ValidationError) -> str:
+    """Say what pydantic found: one line for each fault, with its place."""
+    return "\n".join(
+        ": ".join([*map(str, fault["loc"]), fault["msg"].removeprefix("Value error, ")])
+        for fault in error.errors(include_url=False, include_input=False)[:20]
+    )
 
 
 def queue_full(detail: str, retry_after_s: int) -> Refused:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pace.api.documents import ScheduleRequest, example_profile
-from pace.api.problems import Refused, invalid_request, too_large
+from pace.api.problems import Refused, faults_of, invalid_request, too_large
 from pace.api.received import ReceivedProfile, ReceivedRequest
 from pace.errors import InvalidOptions
 from pace.optimize import optimize
@@ -42,7 +42,7 @@ def read_request(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedRequ
         request = ScheduleRequest.model_validate_json(body, strict=True)
     except ValidationError as error:
         _explain(body, error)
-        raise Refused(invalid_request(_faults(error))) from None
+        raise Refused(invalid_request(faults_of(error))) from None
     profile = None if request.profile is None else _receive(request.profile, limits)
     options = json.dumps(request.options.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
     profile_sha256 = request.profile_id if profile is None else profile.sha256
@@ -115,11 +115,4 @@ def _explain(body: bytes, error: ValidationError) -> None:
         try:
             Options.model_validate_json(json.dumps(document["options"]), strict=True)
         except ValidationError as fault:
-            raise InvalidOptions(_faults(fault)) from None
-
-
-def _faults(error: ValidationError) -> str:
-    return "\n".join(
-        ": ".join([*map(str, fault["loc"]), fault["msg"].removeprefix("Value error, ")])
-        for fault in error.errors(include_url=False, include_input=False)[:20]
-    )
+            raise InvalidOptions(faults_of(fault)) from None

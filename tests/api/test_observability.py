@@ -1,0 +1,70 @@
+"""What the service tells about itself: metrics, logs, ids, headers."""
+
+import json
+import re
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.api.process import ServiceProcess
+from tests.api.profiles import layered_profile
+
+
+def _samples(service: ServiceProcess) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = service.http.get("/metrics").text
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_count_what_happened(service: ServiceProcess) -> None:
+    """Requests by route, not by path; solves by size; cache hits; the queue and the workers."""
+    created = service.post_schedule(layered_profile(12))
+    for _ in range(3):
+        service.http.get(created.headers["location"])
+    service.post_schedule(layered_profile(2), options={"oracle": "lp"})
+    service.http.get("/v1/nothing")
+    samples = _samples(service)
+    got = (("method", "GET"), ("route", "/v1/schedules/{schedule_id}"), ("status", "200"))
+    assert samples["pace_request_seconds_count", got] == 3
+    posted = (("method", "POST"), ("route", "/v1/schedules"), ("status", "201"))
+    assert samples["pace_request_seconds_count", posted] == 1
+    assert samples["pace_solve_seconds_count", (("gradients", "100"),)] == 1
+    assert samples["pace_solve_failures_total", (("problem", "invalid-options"),)] == 1
+    assert samples["pace_answer_cache_total", (("result", "hit"),)] == 3
+    assert samples["pace_tasks_queued", ()] == 0
+    assert samples["pace_solvers_alive", ()] == 1
+    assert samples["pace_event_loop_lag_max_seconds", ()] >= 0
+    assert not [name for name, labels in samples if dict(labels).get("route") == "/v1/nothing"]
+
+
+def test_request_ids_join_the_caller_and_the_log(service: ServiceProcess) -> None:
+    """The caller's id is kept if it is harmless, and is in the answer, the problem and the log."""
+    answer = service.http.get("/v1/schedules/0", headers={"X-Request-ID": "rank-0.step-17"})
+    assert answer.headers["x-request-id"] == answer.json()["request_id"] == "rank-0.step-17"
+    logged = [entry for entry in service.log() if entry.get("request_id") == "rank-0.step-17"]
+    assert [(entry["event"], entry["status"]) for entry in logged] == [("request", 422)]
+    forged = service.http.get("/healthz", headers={"X-Request-ID": '"}{"event": "forged'})
+    assert re.fullmatch("[0-9a-f]{32}", forged.headers["x-request-id"])
+
+
+def test_every_line_of_the_log_is_json(service: ServiceProcess) -> None:
+    """Those of the libraries as well."""
+    service.post_schedule(layered_profile(2))
+    service.stop()
+    lines = service.log_path.read_text().splitlines()
+    assert len(lines) > 5
+    for line in lines:
+        assert {"event", "level", "timestamp", "logger"} <= json.loads(line).keys()
+
+
+def test_answers_carry_safe_headers(service: ServiceProcess) -> None:
+    """Nothing of the service may be framed, sniffed or scripted; nothing tells of its insides."""
+    for path in ("/healthz", "/v1/schedules", "/v1/nothing", "/docs"):
+        headers = service.http.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert "server" not in headers
+    assert service.http.get("/v1/nothing").headers["cache-control"] == "no-store"

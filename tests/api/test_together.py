@@ -1,0 +1,105 @@
+"""Several service processes on one database, and databases that go away."""
+
+import os
+import signal
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.api.postgresql import PostgresqlServer, find_postgresql
+from tests.api.process import ServiceProcess
+from tests.api.profiles import layered_profile
+
+ASYNC = {"Prefer": "respond-async"}
+
+
+def test_a_dead_services_tasks_are_done_by_another(tmp_path: Path, database_url: str) -> None:
+    """Kill -9 one of two services at work: the other finishes all that was accepted, each once."""
+    with (
+        ServiceProcess(tmp_path, database_url, lease_s=1) as one,
+        ServiceProcess(tmp_path, database_url, lease_s=1) as other,
+    ):
+        accepted = [
+            one.http.post(
+                "/v1/schedules",
+                json={"profile": layered_profile(600, duration_s=number), "options": {"fusion": "pace"}},
+                headers=ASYNC,
+            )
+            for number in range(1, 7)
+        ]
+        assert {answer.status_code for answer in accepted} <= {201, 202}
+        one.kill()
+        for answer in accepted:
+            path = answer.headers["location"]
+            while path.startswith("/v1/tasks/"):
+                task = other.http.get(path).raise_for_status().json()
+                assert task["state"] != "failed", task
+                path = task["location"] or path
+                time.sleep(0.05)
+            assert other.http.get(path).status_code == 200
+        solved = [
+            entry["task"] for log in (one, other) for entry in log.log() if entry.get("event") == "solved"
+        ]
+        assert len(solved) == len(set(solved))
+
+
+def test_two_services_solve_a_profile_once(tmp_path: Path, database_url: str) -> None:
+    """Asked for the same at the same time, one solves and both answer with the same bytes."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with (
+        ServiceProcess(tmp_path, database_url) as one,
+        ServiceProcess(tmp_path, database_url) as other,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        asked = [
+            pool.submit((one, other)[number % 2].post_schedule, layered_profile(50)) for number in range(8)
+        ]
+        answers = [each.result() for each in asked]
+        assert {answer.status_code for answer in answers} == {201}
+        assert len({answer.content for answer in answers}) == 1
+        events = [entry.get("event") for service in (one, other) for entry in service.log()]
+        assert events.count("solved") == 1
+
+
+def test_a_database_that_goes_away_and_comes_back(tmp_path: Path) -> None:
+    """While PostgreSQL is down: 503 problems and not ready, but alive; afterwards all is as before."""
+    programs = find_postgresql()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    with (
+        PostgresqlServer(programs) as server,
+        ServiceProcess(tmp_path, server.create_database(uuid.uuid4().hex)) as service,
+    ):
+        created = service.post_schedule(layered_profile(5), job="train")
+        assert service.http.get("/readyz").status_code == 200
+        server.stop()
+        refused = service.post_schedule(layered_profile(6))
+        assert refused.status_code == 503
+        assert refused.json()["type"] == "urn:pace:problem:storage-unavailable"
+        assert "postgresql" not in refused.text.lower()
+        unready = service.http.get("/readyz")
+        assert (unready.status_code, unready.json()["ready"]) == (503, False)
+        assert service.http.get("/healthz").status_code == 200
+        assert service.http.get("/metrics").status_code == 200
+        server.start()
+        assert service.http.get(created.headers["location"]).content == created.content
+        assert service.post_schedule(layered_profile(6)).status_code == 201
+        assert service.http.get("/readyz").status_code == 200
+
+
+def test_a_service_without_workers_is_not_ready(service: ServiceProcess) -> None:
+    """Readiness tells of the part that is missing, and recovers with the first request."""
+    assert service.post_schedule(layered_profile(3)).status_code == 201
+    for child in psutil.Process(service.pid).children():
+        if "spawn_main" in " ".join(child.cmdline()):
+            os.kill(child.pid, signal.SIGKILL)
+    while (answer := service.http.get("/readyz")).status_code == 200:
+        pass  # kill -9 takes a moment
+    assert answer.status_code == 503
+    assert "process" in answer.json()["workers"]
+    assert service.post_schedule(layered_profile(4)).status_code == 201
+    assert service.http.get("/readyz").json() == {"ready": True, "database": "ok", "workers": "ok"}
