@@ -65,8 +65,9 @@ def main() -> int:
     print_groups(console, schedule)
     print_times(console, profile, schedule, arguments.backend, out)
     print_weights(console, out)
-    console.print(f"Timeline (open in https://ui.perfetto.dev): {out / 'predicted.trace.json'}")
-    console.print(f"Profile, schedule, logs:                    {out}")
+    console.print(f"Timelines (open in https://ui.perfetto.dev): {out / 'predicted.trace.json'}")
+    console.print(f"                                             {out / 'pace.trace.json'} (measured)")
+    console.print(f"Profile, schedule, logs:                     {out}")
     return 0
 
 
@@ -215,8 +216,11 @@ def print_times(console: Console, profile: Profile, schedule: Schedule, backend:
     speedups = [values["plain"] / values["pace"] for values in (predicted, measured)]
     table.add_row("speed-up", *(f"x {speedup:.2f}" for speedup in speedups), end_section=True)
     compute_s = schedule.predicted.compute_s
-    table.add_row("compute alone (one worker, no network)", f"{compute_s * 1e3:.1f}", "", "")
+    table.add_row("compute alone (captured, nothing sent)", f"{compute_s * 1e3:.1f}", "", "")
     console.print(table)
+    trial = json.loads((out / "pace.trial.json").read_text())
+    tried = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in trial["trial_s"].items())
+    console.print(f"Before it settled, the runtime tried: {tried}. It runs in {trial['mode']} mode.")
 
 
 def print_weights(console: Console, out: Path) -> None:
