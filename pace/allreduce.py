@@ -8,7 +8,7 @@ link in bytes per second, gamma seconds to reduce one byte.
 """
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,8 +23,14 @@ AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 FREE = CostCurve.affine(0.0, 0.0)
 
 
+def _kind_is_required(schema: dict[str, Any]) -> None:
+    # In Python the class says which kind it is; a document has only the field.
+    if "kind" in schema["properties"]:
+        schema["required"] = ["kind", *schema.get("required", [])]
+
+
 class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_kind_is_required)
 
 
 class AffineAllReduce(_Document):

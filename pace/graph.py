@@ -13,7 +13,8 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# eq=False: comparing arrays gives arrays, and profiles, which cache their graph, must be comparable.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Graph:
     """Compute ops and the order they keep: dependencies plus the order of each stream.
 

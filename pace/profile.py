@@ -88,7 +88,7 @@ class Gradient(_Document):
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timing:
     """What the network may use: when each gradient is ready and how much compute follows it.
 
