@@ -1,6 +1,6 @@
-"""The paper's point in six operators: preemption shortens the window by a quarter against first in, first out.
+"""The paper's point in six operators: preemption takes a quarter off the window of first in, first out.
 
-One device runs bwd/3, bwd/2, bwd/1 of 1 s each and then fwd/1, fwd/2, fwd/3 of 1, 2 and 1 s. Gradients g3, g2,
+One device runs bwd/3, bwd/2, bwd/1 of 1 s each, then fwd/1, fwd/2, fwd/3 of 1, 2 and 1 s. Gradients g3, g2,
 g1 have 4, 2 and 1 bytes; the network carries 1 byte/s and has no latency.
 
 ====  =======  =========  ==========================
@@ -70,7 +70,7 @@ def test_ready_times_and_tails_are_those_of_the_table() -> None:
 
 @pytest.mark.parametrize("options", ORACLES.values(), ids=ORACLES)
 def test_preemption_takes_three_quarters_of_that(options: Options) -> None:
-    """Every oracle sends the same five segments, proves 9 s by all three gradients, and the checker agrees."""
+    """Every oracle sends the same five segments, proves 9 s by all three gradients, and is accepted."""
     schedule = optimize(PROFILE, options)
     assert sent(schedule) == [("g3", 1, 2), ("g2", 2, 3), ("g1", 3, 4), ("g2", 4, 5), ("g3", 5, 8)]
     assert [(segment.offset_bytes, segment.size_bytes) for segment in schedule.segments] == [
