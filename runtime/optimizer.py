@@ -250,6 +250,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             if gradient is None:
                 view.zero_()
+                if slot.passes:  # computed, then taken away: the update is to leave the parameter alone
+                    slot.filled = True
+                    return
             elif gradient is slot.shared:
                 if self._divisor != 1:
                     view.div_(self._divisor)

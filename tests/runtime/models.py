@@ -19,9 +19,9 @@ class ConvNet(nn.Module):
         self.features = nn.Sequential(
             nn.Conv2d(3, 8, 3, padding=1),
             nn.GroupNorm(2, 8),
-            nn.ReLU(),
+            nn.Tanh(),
             nn.Conv2d(8, 16, 3, stride=2, padding=1),
-            nn.ReLU(),
+            nn.Tanh(),
         )
         self.head = nn.Linear(16 * 16, 10)
 
@@ -87,7 +87,8 @@ class Branches(nn.Module):
         if bool(branch):
             hidden = hidden + self.odd(hidden)
         hidden = self.frozen(hidden)
-        loss: torch.Tensor = ((hidden * self.scales[0] * self.scales[1] + self.named["shift"] - 1.0) ** 2).mean()
+        output = hidden * self.scales[0] * self.scales[1] + self.named["shift"]
+        loss: torch.Tensor = ((output - 1.0) ** 2).mean()
         return loss
 
 

@@ -1,0 +1,113 @@
+"""Law 6: a dead, stopped, failing or different rank ends in an error on every other rank, never a hang."""
+
+import os
+import signal
+import threading
+import time
+from typing import Any, cast
+
+import pytest
+
+from tests.runtime.launch import Backend, Outcome, try_ranks
+from tests.runtime.models import Batch, batches, build
+from tests.runtime.schedules import shuffled_schedule
+from tests.runtime.training import OPTIMIZERS, backward, trainable, wrap
+
+SIZE = 3
+TIMEOUT_S = 4.0
+
+
+def _hooks_of(model: Any) -> int:
+    return sum(
+        len(module._forward_pre_hooks) + (type(module._parameters) is not dict) for module in model.modules()
+    ) + sum(len(parameter._post_accumulate_grad_hooks or ()) for parameter in model.parameters())
+
+
+def _fail_at_third_step(rank: int, _size: int, transport: str, how: str, victim: int) -> Any:
+    model = build("conv")
+    # With the first batch made, whatever torch starts once is started.
+    shares: list[Batch] = batches("conv", 6, rank)
+    threads = {thread.ident for thread in threading.enumerate()}
+    optimizer = wrap(transport, OPTIMIZERS["sgd"](trainable(model)), model, timeout_s=TIMEOUT_S)
+    try:
+        for step, batch in enumerate(shares):
+            if step == 2 and rank == victim:
+                if how == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if how == "stop":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                raise ValueError("this rank fails")
+            optimizer.zero_grad()
+            backward(model(*batch))
+            optimizer.step()
+        optimizer.synchronize()
+    except Exception as error:
+        optimizer.close()
+        deadline = time.monotonic() + 10
+        left = None
+        while left is None or (left and time.monotonic() < deadline):
+            left = [t.name for t in threading.enumerate() if t.ident not in threads]
+            time.sleep(0.05)
+        return type(error).__name__, str(error), left, _hooks_of(model)
+    return None
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("how", ["kill", "stop", "raise"])
+def test_every_survivor_is_told_group_and_rank(transport: str, how: str, victim: int) -> None:
+    """Killed, stopped or raising: the others raise, name the rank, and leave no thread or hook behind."""
+    lost = [victim] if how != "raise" else []
+    outcomes: list[Outcome] = try_ranks(
+        _fail_at_third_step,
+        SIZE,
+        transport,
+        how,
+        victim,
+        backend=cast("Backend", transport),
+        expect_lost=lost,
+        # Horovod's own exit waits for the stopped rank: results are written before it.
+        timeout_s=40 if (transport, how) == ("horovod", "stop") else 100,
+    )
+    for outcome in outcomes:
+        if outcome.rank == victim:
+            continue
+        assert outcome.result is not None, outcome.output
+        kind, message, threads, hooks = outcome.result
+        assert kind == "CommunicationFailed"
+        assert "group" in message
+        assert f"rank {victim} " in message.split(":", 1)[1]
+        assert hooks == 0
+        # What cannot be interrupted: a call to a stopped rank's store, or to Horovod.
+        if not (how == "stop" and (victim == 0 or transport == "horovod")):
+            assert threads == []
+
+
+def _wrap_different(rank: int, size: int, transport: str, what: str) -> Any:
+    model = build("recurrent" if what == "model" and rank == 1 else "conv")
+    workers = size + 1 if what == "world" else size
+    schedule = shuffled_schedule(model, workers, seed=rank if what == "schedule" else 0)
+    if what == "model":
+        schedule = None
+    try:
+        wrap(transport, OPTIMIZERS["sgd"](trainable(model)), model, schedule=schedule)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("model", "rank 1 has another model than rank 0"),
+        ("schedule", "rank 1 was given another schedule than rank 0"),
+        ("world", "another number of workers than 2"),
+    ],
+)
+def test_ranks_that_differ_are_refused_before_the_first_step(transport: str, what: str, said: str) -> None:
+    """Every rank gets an error that says which rank differs, or what does not fit."""
+    outcomes = try_ranks(_wrap_different, 2, transport, what, backend=cast("Backend", transport))
+    for outcome in outcomes:
+        assert outcome.result is not None, outcome.output
+        kind, message = outcome.result
+        assert kind == "ScheduleMismatch"
+        assert said in message
