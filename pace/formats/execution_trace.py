@@ -157,8 +157,13 @@ def _values(node: dict[str, Any], side: str, what: str) -> list[Any]:
 
 
 def _tensors(node: dict[str, Any], side: str) -> list[TracedTensor]:
+    return tensors_of(_values(node, side, "shapes"), _values(node, side, "types"))
+
+
+def tensors_of(shapes: Sequence[Any], types: Sequence[Any]) -> list[TracedTensor]:
+    """Return the tensors among recorded values; lists of tensors and plain values are left out."""
     tensors = []
-    for shape, kind in zip(_values(node, side, "shapes"), _values(node, side, "types"), strict=False):
+    for shape, kind in zip(shapes, types, strict=False):
         dtype = _dtype(kind)
         elements = elements_of(shape)
         if dtype is not None and elements is not None:

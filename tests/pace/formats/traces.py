@@ -212,6 +212,64 @@ def horovod_events(*, iterations: int = 4) -> list[Event]:
     return events
 
 
+def chakra_trace(*, device: bool = True) -> bytes:
+    """Return the model of ``shaped_execution_trace`` as Chakra writes it.
+
+    With `device`, addmm, relu, the backward ops and the update launch kernels of 100, 20, 200 (relu 30)
+    and 50 us, and a collective of 840 bytes takes 70 us; without, these are the ops' own durations.
+    """
+    durations = {6: 100, 7: 20, 10: 30, 13: 200, 22: 50}
+    nodes = [_message((1, b"0.0.4"))]
+    for node in shaped_execution_trace()["nodes"]:
+        identity = node["id"]
+        own = 0 if device else durations.get(identity, 0)
+        attributes = {a["name"]: a["value"] for a in node["attrs"]} | {"is_cpu_op": True}
+        nodes.append(
+            _chakra_node(identity, node["name"], 4, node["ctrl_deps"], own, attributes, node["inputs"])
+        )
+        if device and identity in durations:
+            kernel = {"is_cpu_op": False, "stream": 7, "seq_id": -1}
+            nodes.append(_chakra_node(100 + identity, "kernel", 4, identity, durations[identity], kernel, {}))
+    reduced = {"is_cpu_op": False, "comm_type": 0, "comm_size": 840}
+    for identity, duration in ((200, 70), (201, 75)):
+        nodes.append(_chakra_node(identity, "ncclDevKernel_AllReduce", 7, 21, duration, reduced, {}))
+    return b"".join(_varint(len(node)) + node for node in nodes)
+
+
+def _chakra_node(
+    identity: int, name: str, kind: int, parent: int, duration: int, attributes: Event, inputs: Event
+) -> bytes:
+    described = _message(
+        (2, str(inputs.get("shapes", [])).encode()), (3, str(inputs.get("types", [])).encode())
+    )
+    written = []
+    for key, value in attributes.items():
+        number = 27 if isinstance(value, bool) else 9
+        written.append((10, _message((1, key.encode()), (number, int(value)))))
+    return _message(
+        (1, identity), (2, name.encode()), (3, kind), (4, parent), (7, duration), (8, described), *written
+    )
+
+
+def _message(*fields: tuple[int, int | bytes]) -> bytes:
+    written = b""
+    for number, value in fields:
+        if isinstance(value, int):
+            written += _varint(number << 3) + _varint(value)
+        else:
+            written += _varint(number << 3 | 2) + _varint(len(value)) + value
+    return written
+
+
+def _varint(value: int) -> bytes:
+    value &= 2**64 - 1
+    written = b""
+    while value > 0x7F:
+        written += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return written + bytes([value])
+
+
 def write_json(path: Path, document: object) -> Path:
     """Write a document and return its path."""
     path.write_text(json.dumps(document), encoding="utf-8")

@@ -1,0 +1,152 @@
+"""Training steps from traces that record which operator called which, in order, but not when.
+
+Execution traces and Chakra traces are of this kind; what an operator's duration is, each says itself.
+"""
+
+import bisect
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from pathlib import Path
+
+from pace.errors import FormatError
+from pace.formats.execution_trace import TracedOp
+from pace.formats.kineto_steps import ACCUMULATE, BACKWARD, COMMUNICATION
+from pace.formats.reading import warn
+from pace.formats.training_step import StepGradient, StepOp, TrainingStep
+
+MAX_DEPTH = 500
+_ANNOTATION_SCOPE = 7
+_ROOT = re.compile(r"\[pytorch\|profiler\|execution_trace\|")
+
+
+class OpTree:
+    """The nodes by parent, in the order in which they ran."""
+
+    def __init__(self, path: str | Path, ops: Iterable[TracedOp]) -> None:
+        self.path = path
+        self.ops = sorted(ops, key=lambda op: op.id)
+        self.by_id = {op.id: op for op in self.ops}
+        if len(self.by_id) < len(self.ops):
+            raise FormatError(path, "two nodes have the same id")
+        self.children: defaultdict[int, list[TracedOp]] = defaultdict(list)
+        for op in self.ops:
+            if op.parent != op.id:
+                self.children[op.parent].append(op)
+
+    def is_annotation(self, op: TracedOp | None) -> bool:
+        """Whether a node is a user's annotation or a thread's root; None is above every root."""
+        return op is None or op.scope == _ANNOTATION_SCOPE or _ROOT.match(op.name) is not None
+
+    def outermost(self) -> list[TracedOp]:
+        """Return the ops that no other op called; a backward op never counts as called."""
+        return [
+            op
+            for op in self.ops
+            if not self.is_annotation(op)
+            and (op.name.startswith(BACKWARD) or self.is_annotation(self.by_id.get(op.parent)))
+        ]
+
+    def below(self, op: TracedOp) -> list[TracedOp]:
+        """Return what an op called, but for backward ops that a trace nested by mistake."""
+        return [child for child in self.children[op.id] if not child.name.startswith(BACKWARD)]
+
+    def find(self, op: TracedOp, name: str, depth: int = 0) -> TracedOp | None:
+        """Return the first node of a name in a subtree."""
+        if op.name == name or depth > MAX_DEPTH:
+            return op if op.name == name else None
+        found = (self.find(child, name, depth + 1) for child in self.below(op))
+        return next((node for node in found if node is not None), None)
+
+    def sequences(self, op: TracedOp, depth: int = 0) -> list[int]:
+        """Return the sequence numbers of an op and of what it called."""
+        own = [] if op.sequence is None else [op.sequence]
+        if depth > MAX_DEPTH:
+            return own
+        return own + [number for child in self.below(op) for number in self.sequences(child, depth + 1)]
+
+
+def last_step(tree: OpTree, duration: Callable[[TracedOp], float]) -> TrainingStep:
+    """Return the last step that has both passes; `duration` is asked for outermost ops.
+
+    Raises
+    ------
+    FormatError
+        If there is none, or a gradient has no shape.
+    """
+    outermost = tree.outermost()
+    ids = [op.id for op in outermost]
+    starts = [op.id for op in tree.ops if op.name.startswith("ProfilerStep#")] or [0]
+    edges = [*starts, ids[-1] + 1 if ids else 0]
+    for start, end in reversed(list(pairwise(edges))):
+        inside = outermost[bisect.bisect_left(ids, start) : bisect.bisect_left(ids, end)]
+        first = next((place for place, op in enumerate(inside) if op.name.startswith(BACKWARD)), None)
+        if first:
+            return _step(tree, inside, first, duration)
+    raise FormatError(tree.path, "no step with a forward and a backward pass was found")
+
+
+def _step(
+    tree: OpTree, ops: list[TracedOp], first: int, duration: Callable[[TracedOp], float]
+) -> TrainingStep:
+    forward: list[StepOp] = []
+    consumer: dict[int, int] = {}
+    for op in _compute(ops[:first]):
+        for number in tree.sequences(op):
+            consumer[number] = len(forward)
+        forward.append(StepOp(name=f"{len(forward):03d}.{_short(op)}", duration_s=duration(op)))
+    backward: list[StepOp] = []
+    producers: list[TracedOp] = []
+    gradients: list[tuple[TracedOp, int]] = []
+    update_s = 0.0
+    for op in ops[first:]:
+        if op.name == BACKWARD + ACCUMULATE:
+            node = tree.find(op, ACCUMULATE)
+            if node is None or not node.inputs or not backward:
+                raise FormatError(
+                    tree.path, f"the gradient accumulated at id {op.id} has no shape or no producer"
+                )
+            gradients.append((node, len(backward) - 1))
+        elif op.name.startswith(BACKWARD):
+            backward.append(StepOp(name=f"{len(backward):03d}.{_short(op)}", duration_s=duration(op)))
+            producers.append(op)
+        elif not COMMUNICATION.match(op.name):
+            update_s += duration(op)
+    unjoined = 0
+    joined = []
+    for node, producer in gradients:
+        places = [consumer[n] for n in tree.sequences(producers[producer]) if n in consumer]
+        unjoined += not places
+        joined.append(
+            StepGradient(
+                size_bytes=node.inputs[0].size_bytes,
+                dtype=node.inputs[0].dtype,
+                producer=producer,
+                consumer=places[0] if places else 0,
+            )
+        )
+    if unjoined:
+        warn(
+            tree.path,
+            f"{unjoined} gradients have no forward op: they are taken to be needed by the first one",
+        )
+    return TrainingStep(
+        forward=tuple(forward), backward=tuple(backward), gradients=tuple(joined), update_s=update_s
+    )
+
+
+def _compute(ops: list[TracedOp]) -> list[TracedOp]:
+    """Leave out collectives and the copies that follow the broadcast of buffers."""
+    kept = []
+    after_unflatten = False
+    for op in ops:
+        copies_buffers = after_unflatten and op.name == "aten::copy_"
+        after_unflatten = op.name == "aten::unflatten_dense_tensors" or copies_buffers
+        if not COMMUNICATION.match(op.name) and not copies_buffers:
+            kept.append(op)
+    return kept
+
+
+def _short(op: TracedOp) -> str:
+    return op.name.removeprefix(BACKWARD).removeprefix("aten::")
