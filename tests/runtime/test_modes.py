@@ -1,0 +1,79 @@
+"""Law 7 and compression: auto measures, agrees and keeps one mode; half precision stays in step."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from tests.runtime.launch import Backend, run_ranks
+from tests.runtime.models import batches, build
+from tests.runtime.training import (
+    OPTIMIZERS,
+    Case,
+    backward,
+    difference,
+    equal_bits,
+    train_cases,
+    train_plainly,
+    trainable,
+    weights,
+    wrap,
+)
+
+
+def _train_auto(rank: int, _size: int, transport: str, folder: str, case: Case) -> Any:
+    model = build(case.model)
+    optimizer = wrap(transport, OPTIMIZERS[case.optimizer](trainable(model)), model, mode="auto")
+    for batch in batches(case.model, case.steps, rank):
+        optimizer.zero_grad()
+        backward(model(*batch))
+        optimizer.step()
+    report = optimizer.report()
+    optimizer.write_timeline(Path(folder, f"{rank}.json"))
+    trained = weights(model)
+    optimizer.close()
+    return trained, report
+
+
+def test_auto_tries_all_modes_and_all_ranks_keep_the_same(transport: str, tmp_path: Path) -> None:
+    """The report holds what was measured; the weights do not notice; the timeline is well formed."""
+    case = Case(steps=26)
+    ranks = run_ranks(_train_auto, 2, transport, str(tmp_path), case, backend=cast("Backend", transport))
+    (first, report), (second, other) = ranks
+    assert report.trial_s == other.trial_s
+    assert set(report.trial_s) == {"plain", "barrier", "overlap"}
+    assert (report.mode, report.source) == (other.mode, other.source)
+    winner = min(report.trial_s, key=lambda name: report.trial_s[name])
+    assert report.mode == ("overlap" if winner == "overlap" else "barrier")
+    assert equal_bits(first, second)
+    assert difference(first, train_plainly(case, 2)) <= 1e-5
+    assert report.rounds == 26
+    sizes = sum(group.size_bytes for group in report.groups)
+    assert sum(segment.size_bytes for segment in report.segments) == sizes
+    for group in report.groups:
+        assert 0 <= group.submitted_s <= group.sent_s <= group.done_s
+    _check_timeline(json.loads((tmp_path / "0.json").read_text()), len(report.segments))
+
+
+def _check_timeline(trace: dict[str, Any], num_segments: int) -> None:
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len(slices) == num_segments
+    for lane in {event["tid"] for event in slices}:
+        own = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if e["tid"] == lane)
+        assert all(end <= start + 1e-3 for (_, end), (start, _) in itertools.pairwise(own))
+    waiting = [event["args"]["bytes"] for event in trace["traceEvents"] if event["ph"] == "C"]
+    assert waiting[-1] == 0
+    assert min(waiting) >= 0
+
+
+def test_half_precision_rounds_alike_on_all_ranks(transport: str) -> None:
+    """Compressed training stays near plain training, bit-identical between ranks, and does round."""
+    cases = [Case(steps=8, options={"compression": wire}) for wire in ("fp16", "bf16")]
+    ranks = run_ranks(train_cases, 2, transport, cases, backend=cast("Backend", transport))
+    plain = train_plainly(cases[0], 2)
+    for case, first, second in zip(cases, *ranks, strict=True):
+        assert equal_bits(first, second), case
+        near = max(float(np.abs(first[name] - plain[name]).max()) for name in plain)
+        assert 1e-7 < near < 2e-3, case
