@@ -201,6 +201,8 @@ def _check_segments(profile: Profile, schedule: Schedule, facts: _Facts) -> Iter
             yield f"segment {number}: takes {stated!r} s, derived {duration!r}"
         if segment.size_bytes > schedule.execution.max_segment_bytes:
             yield f"segment {number}: {segment.size_bytes} bytes exceed execution.max_segment_bytes"
+    if schedule.segments and not schedule.execution.credit_bytes:
+        yield "execution.credit_bytes is 0: no segment may be sent"
     for number, ranges in enumerate(covered):
         at = 0
         for start, stop in sorted(ranges):
@@ -382,9 +384,11 @@ def _check_chain_bound(profile: Profile, schedule: Schedule, facts: _Facts) -> I
     fewest = np.full(len(size) + 1, np.inf)
     fewest[-1] = 0.0
     for first in range(len(size) - 1, -1, -1):
-        groups = 1 + fewest[first + 1 :]
-        windows = ready[first:] + tail[first:] + groups * bound.latency_s + behind[first]
-        fewest[first] = np.min(groups[windows <= limit], initial=np.inf)
+        possible = np.flatnonzero(np.isfinite(fewest[first + 1 :]))
+        groups = 1 + fewest[first + 1 + possible]
+        windows = ready[first + possible] + tail[first + possible] + groups * bound.latency_s + behind[first]
+        # Strictly: a window of 0 s, in which no two times may differ, is no faster than 0 s.
+        fewest[first] = np.min(groups[windows < limit], initial=np.inf)
     if np.isfinite(fewest[0]):
         yield f"chain_bound.bound_s is {bound.bound_s!r}, {int(fewest[0])} contiguous groups are faster"
 
