@@ -17,27 +17,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from pace.profile import Profile, load_profile
 from pace.schedule import Schedule, load_schedule
+from pace.simulate import make_policy, simulate
 from pace.timeline import chrome_trace
 
 HERE = Path(__file__).parent
 JOB = "demo"
-STEPS = 50
 STAGE_TIMEOUT_S = 150
-MEBIBYTE = 1 << 20
 
 
 def main() -> int:
     """Run the demo."""
     arguments = parse_arguments()
     console = Console() if sys.stdout.isatty() else Console(width=110)
-    out: Path = arguments.out
+    out, steps = arguments.out, arguments.steps
     out.mkdir(parents=True, exist_ok=True)
     for log in out.glob("*.log"):
         log.unlink()
@@ -47,24 +45,22 @@ def main() -> int:
     with service(out) as url:
         console.print(f"[bold]1[/bold]  service          {url}")
         workers(arguments.backend, out, "capture.py", "--service", url, "--job", JOB, "--out", out)
-        console.print(f"[bold]2[/bold]  profile          {(out / 'capture.txt').read_text()}")
         profile, schedule = load_profile(out / "profile.json"), load_schedule(out / "schedule.json")
-        shown = ", ".join(
-            f"{size / MEBIBYTE:.3g} MiB {duration * 1e3:.3g} ms" for size, duration in samples(profile)
-        )
-        console.print(f"                    all-reduce: {shown}")
-        workers(arguments.backend, out, "train.py", "--steps", STEPS, "--out", out / "plain")
-        console.print(f"[bold]3[/bold]  plain training   {STEPS} steps, {PLAIN[arguments.backend]}")
+        compute, cost = (out / "capture.txt").read_text().split("; ", 1)
+        console.print(f"[bold]2[/bold]  profile          {compute}\n{cost:>{len(cost) + 20}}")
+        console.print(f"                    all-reduce: {samples(profile)}")
+        workers(arguments.backend, out, "train.py", "--steps", steps, "--out", out / "plain")
+        console.print(f"[bold]3[/bold]  plain training   {steps} steps, {PLAIN[arguments.backend]}")
         pace = ("--service", url, "--job", JOB, "--out", out / "pace")
-        workers(arguments.backend, out, "train.py", "--steps", STEPS, *pace)
+        workers(arguments.backend, out, "train.py", "--steps", steps, *pace)
         console.print(
-            f"[bold]4[/bold]  under PACE       {STEPS} steps, the schedule fetched from the service\n"
+            f"[bold]4[/bold]  under PACE       {steps} steps, the schedule fetched from the service\n"
         )
 
     (out / "predicted.trace.json").write_text(json.dumps(chrome_trace(profile, schedule)))
     print_groups(console, schedule)
     print_times(console, profile, schedule, arguments.backend, out)
-    print_weights(console, out)
+    print_weights(console, out, steps)
     console.print(f"Timelines (open in https://ui.perfetto.dev): {out / 'predicted.trace.json'}")
     console.print(f"                                             {out / 'pace.trace.json'} (measured)")
     console.print(f"Profile, schedule, logs:                     {out}")
@@ -148,35 +144,12 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def samples(profile: Profile) -> list[tuple[float, float]]:
-    """Return some of the measured all-reduces: (bytes, seconds)."""
+def samples(profile: Profile) -> str:
+    """Say what some of the measured all-reduces took."""
     measured: Any = profile.allreduce
-    return list(measured.samples)[::2]
-
-
-def predict_plain(profile: Profile, backend: str) -> float:
-    """Predict the iteration without PACE: buckets in the order of readiness, then a barrier.
-
-    DDP closes a bucket at 1 MiB, later ones at 25 MiB. Horovod sends, once a millisecond, what is ready.
-    """
-    order = sorted(range(len(profile.gradients)), key=lambda i: (profile.timing.ready_s[i], i))
-    ready = profile.timing.ready_s
-    sizes = np.array([gradient.size_bytes for gradient in profile.gradients])
-    network_free_s = 0.0
-    while order:
-        if backend == "horovod":
-            cycle_s = 1e-3 * np.ceil(max(network_free_s, ready[order[0]]) / 1e-3)
-            bucket = [i for i in order if ready[i] <= cycle_s]
-        else:
-            limit = (1 if len(order) == len(sizes) else 25) * MEBIBYTE
-            closed = int(np.searchsorted(np.cumsum(sizes[order]), limit)) + 1
-            bucket = order[:closed]
-            cycle_s = ready[bucket[-1]]
-        order = order[len(bucket) :]
-        network_free_s = max(network_free_s, cycle_s) + float(profile.cost(sizes[bucket].sum()))
-    ends = profile.graph.end_times()
-    backward_s = max(end for op, end in zip(profile.ops, ends, strict=True) if op.name.startswith("bwd/"))
-    return float(max(network_free_s, backward_s) + profile.timing.compute_s - backward_s)
+    return ", ".join(
+        f"{size / 1024:,.0f} KiB {seconds * 1e3:.2g} ms" for size, seconds in sorted(measured.samples)[::3]
+    )
 
 
 def print_groups(console: Console, schedule: Schedule) -> None:
@@ -206,7 +179,8 @@ def print_times(console: Console, profile: Profile, schedule: Schedule, backend:
     measured = {
         name: json.loads((out / f"{name}.json").read_text())["iteration_s"] for name in ("plain", "pace")
     }
-    predicted = {"plain": predict_plain(profile, backend), "pace": schedule.predicted.iteration_s}
+    policy = make_policy("horovod" if backend == "horovod" else "ddp")
+    predicted = {"plain": simulate(profile, policy).iteration_s, "pace": schedule.predicted.iteration_s}
     table = Table("", "predicted ms", "measured ms", "error", title="Iteration time")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -223,13 +197,13 @@ def print_times(console: Console, profile: Profile, schedule: Schedule, backend:
     console.print(f"Before it settled, the runtime tried: {tried}. It runs in {trial['mode']} mode.")
 
 
-def print_weights(console: Console, out: Path) -> None:
+def print_weights(console: Console, out: Path, steps: int) -> None:
     """Print how far the weights of the two trainings lie apart."""
     plain, pace = (torch.load(out / f"{name}.pt") for name in ("plain", "pace"))
     largest = max(float((plain[name] - pace[name]).abs().max()) for name in plain)
     scale = max(float(weight.abs().max()) for weight in plain.values())
     console.print(
-        f"Largest weight difference after {STEPS} steps: {largest:.3g} (largest weight {scale:.3g})\n"
+        f"Largest weight difference after {steps} steps: {largest:.3g} (largest weight {scale:.3g})\n"
     )
 
 
@@ -240,6 +214,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--backend", choices=("gloo", "horovod"), default="gloo")
     parser.add_argument("--network", default="this machine's loopback", help="what to say about the network")
+    parser.add_argument("--steps", type=int, default=50, help="steps of each training, more than 25")
     parser.add_argument("--out", type=Path, default=HERE.parent / "out" / "demo")
     return parser.parse_args()
 

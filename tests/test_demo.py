@@ -1,0 +1,36 @@
+"""The demo's program from end to end: a real service, two real workers, plain training and PACE."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pace.check import check
+from pace.profile import load_profile
+from pace.schedule import load_schedule
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_demo_trains_to_the_same_weights(tmp_path: Path) -> None:
+    """It ends by itself; the schedule passes the checker; 26 steps under PACE equal 26 plain ones."""
+    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--steps", "26", "--out", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for shown in ("predicted ms", "measured ms", "priority", "Largest weight difference after 26 steps"):
+        assert shown in ended.stdout
+    profile = load_profile(tmp_path / "profile.json")
+    assert check(profile, load_schedule(tmp_path / "schedule.json")) == []
+    plain, pace = (torch.load(tmp_path / f"{name}.pt") for name in ("plain", "pace"))
+    assert plain.keys() == pace.keys()
+    for name, weight in plain.items():
+        assert torch.allclose(weight, pace[name], rtol=1e-5, atol=1e-7), name
+    trial = json.loads((tmp_path / "pace.trial.json").read_text())
+    assert trial["trial_s"].keys() == {"plain", "barrier", "overlap"}
+    for timeline in ("predicted.trace.json", "pace.trace.json"):
+        assert json.loads((tmp_path / timeline).read_text())["traceEvents"]
