@@ -3,6 +3,8 @@
 Only groupings live here; systems that also reorder or partition are simulated elsewhere.
 """
 
+import numpy as np
+
 from pace.fusion import Partition, Problem
 from pace.solver.cost import CostCurve
 
@@ -19,20 +21,24 @@ def ddp_buckets(
     """Return PyTorch DDP's buckets: for each dtype, a bucket is closed once it has reached its limit.
 
     Gradients come in the order in which they became ready, as after DDP's first iteration; a bucket
-    overshoots and never splits a gradient (``_compute_bucket_assignment_by_size``).
+    overshoots and never splits a gradient. Buckets go out in the order in which they were closed, those that
+    never reached their limit last (``compute_bucket_assignment_by_size`` and ``rebuild_buckets``).
     """
-    buckets = []
-    for members in problem.classes():
-        limit, filled, bucket = first_bytes, 0, []
-        for gradient in members.tolist():
-            bucket.append(gradient)
-            filled += int(problem.sizes[gradient])
-            if filled >= limit:
-                buckets.append(tuple(bucket))
-                limit, filled, bucket = bucket_bytes, 0, []
-        if bucket:
-            buckets.append(tuple(bucket))
-    return tuple(buckets)
+    buckets: list[tuple[int, ...]] = []
+    limits: dict[int, int] = {}
+    filling: dict[int, list[int]] = {}
+    filled: dict[int, int] = {}
+    for gradient in np.argsort(problem.ready, kind="stable").tolist():
+        if not problem.sizes[gradient]:
+            continue
+        dtype = int(problem.dtypes[gradient])
+        filling.setdefault(dtype, []).append(gradient)
+        filled[dtype] = filled.get(dtype, 0) + int(problem.sizes[gradient])
+        if filled[dtype] >= limits.get(dtype, first_bytes):
+            buckets.append(tuple(filling.pop(dtype)))
+            limits[dtype] = bucket_bytes
+            filled[dtype] = 0
+    return (*buckets, *(tuple(bucket) for bucket in filling.values()))
 
 
 def mg_wfbp_groups(problem: Problem) -> Partition:

@@ -12,10 +12,11 @@ from pace.fusion import Problem
 from pace.graph import FloatArray
 from pace.profile import Profile
 from pace.simulate.grouped import carriers
+from pace.simulate.knobs import Bytes, Seconds, knobs
 from pace.simulate.traffic import Rules, Traffic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@knobs
 class Horovod:
     """Horovod's defaults: 128 MiB, 1 ms.
 
@@ -33,9 +34,9 @@ class Horovod:
         Whether the forward pass waits for everything, as ``step()`` does.
     """
 
-    fusion_bytes: int = 128 << 20
-    cycle_s: float = 1e-3
-    negotiation_s: float = 0.0
+    fusion_bytes: Bytes = 128 << 20
+    cycle_s: Seconds = 1e-3
+    negotiation_s: Seconds = 0.0
     blocking: bool = False
     barrier: bool = True
 
@@ -65,8 +66,9 @@ class HorovodSender:
         while at < len(order) or queue:
             if not queue:
                 # Cycles in which nothing is ready leave no trace.
-                missed = (ready_s[order[at]] - cycle) / policy.cycle_s if policy.cycle_s > 0 else 0.0
-                cycle = max(cycle + np.ceil(missed) * policy.cycle_s, float(ready_s[order[at]]))
+                idle = max(float(ready_s[order[at]]) - cycle, 0.0)
+                missed = np.ceil(idle / policy.cycle_s) if policy.cycle_s > 0 else 0.0
+                cycle = max(cycle + missed * policy.cycle_s, float(ready_s[order[at]]))
             while at < len(order) and ready_s[order[at]] <= cycle:
                 queue.append(order[at])
                 at += 1

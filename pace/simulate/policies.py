@@ -5,17 +5,17 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import ValidationError
 
 from pace.baselines import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES, ddp_buckets, mg_wfbp_groups
 from pace.errors import InvalidOptions
 from pace.fusion import Partition, Problem
 from pace.graph import FloatArray
-from pace.optimize import optimize
-from pace.options import Options
 from pace.profile import Profile
-from pace.schedule import Fusion, Schedule
 from pace.simulate.grouped import GroupedSender, carriers, cut_evenly
 from pace.simulate.horovod import Horovod
+from pace.simulate.knobs import Bytes, SomeBytes, knobs
+from pace.simulate.scheduled import Scheduled
 from pace.simulate.tictac import TransferDag, tao, tio
 from pace.simulate.traffic import Policy, Rules, Traffic
 
@@ -39,7 +39,7 @@ def _whole(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@knobs
 class Fifo:
     """Wait-free backpropagation: one all-reduce a gradient, first ready first sent (Zhang et al. 2017)."""
 
@@ -51,7 +51,7 @@ class Fifo:
         return _whole(problem, _singles(problem), Rules(barrier=self.barrier))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@knobs
 class Ddp:
     """PyTorch DDP 2.13: buckets of 1 MiB, then 25 MiB, strictly in order, a barrier before the optimizer.
 
@@ -61,8 +61,8 @@ class Ddp:
         Limits of the first bucket and of the others; an explicit ``bucket_cap_mb`` sets both.
     """
 
-    first_bytes: int = DDP_FIRST_BUCKET_BYTES
-    bucket_bytes: int = DDP_BUCKET_BYTES
+    first_bytes: Bytes = DDP_FIRST_BUCKET_BYTES
+    bucket_bytes: Bytes = DDP_BUCKET_BYTES
     barrier: bool = True
 
     def prepare(self, profile: Profile) -> GroupedSender:
@@ -73,7 +73,7 @@ class Ddp:
         return _whole(problem, buckets, Rules(barrier=self.barrier, in_order=True), order)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@knobs
 class MgWfbp:
     """Merged-gradient WFBP (Shi, Chu, Li, INFOCOM 2019)."""
 
@@ -85,7 +85,7 @@ class MgWfbp:
         return _whole(problem, mg_wfbp_groups(problem), Rules(barrier=self.barrier))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@knobs
 class TicTac:
     """TicTac's order on whole gradients (MLSys 2019): no fusion, no partition, no preemption."""
 
@@ -102,7 +102,7 @@ class TicTac:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@knobs
 class Partitioned:
     """Gradients cut evenly, layers nearest the input first, so many bytes in flight.
 
@@ -116,8 +116,8 @@ class Partitioned:
         "code": while any credit is left; "paper": Algorithm 1, when the credit covers the whole segment.
     """
 
-    partition_bytes: int = 4_000_000
-    credit_bytes: int = 16_000_000
+    partition_bytes: SomeBytes = 4_000_000
+    credit_bytes: Bytes = 16_000_000
     admission: Literal["code", "paper"] = "code"
     barrier: bool = False
 
@@ -145,7 +145,7 @@ class Partitioned:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@knobs
 class Dear:
     """DeAR (Zhang et al., ICDCS 2023): reduce-scatter in backward, all-gather before the forward use.
 
@@ -155,7 +155,7 @@ class Dear:
         Groups are filled in forward order up to this size.
     """
 
-    group_bytes: int = 25_000_000
+    group_bytes: Bytes = 25_000_000
 
     def prepare(self, profile: Profile) -> "DearSender":
         """Fuse in forward order."""
@@ -202,37 +202,6 @@ class DearSender:
             after=np.concatenate([np.full(count, -1), np.full(count, last)]).astype(np.int64),
             carriers=tuple(transfers + count for transfers in everything),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduled:
-    """Our own schedules: segments in the planned order, no barrier.
-
-    Attributes
-    ----------
-    fusion
-        The fusion search.
-    """
-
-    fusion: Fusion = "optimal"
-
-    def prepare(self, profile: Profile) -> GroupedSender:
-        """Optimise for the profile."""
-        return sender_of(profile, optimize(profile, Options(fusion=self.fusion)))
-
-
-def sender_of(profile: Profile, schedule: Schedule) -> GroupedSender:
-    """Return what sends a schedule of this profile, its segments strictly in order of priority."""
-    index = {gradient.name: number for number, gradient in enumerate(profile.gradients)}
-    return GroupedSender(
-        groups=tuple(tuple(index[name] for name in group.gradients) for group in schedule.groups),
-        segment_groups=np.array([segment.group for segment in schedule.segments], dtype=np.int64),
-        segment_bytes=np.array([segment.size_bytes for segment in schedule.segments], dtype=np.int64),
-        cost=profile.cost,
-        rules=Rules(in_order=True, barrier=schedule.target != "pace"),
-        num_gradients=len(profile.gradients),
-        priority=np.array([segment.priority for segment in schedule.segments], dtype=np.float64),
-    )
 
 
 def _p3(**knobs: Any) -> Partitioned:
@@ -284,10 +253,15 @@ def make_policy(name: str, **knobs: Any) -> Policy:
     Raises
     ------
     InvalidOptions
-        If the policy or a knob is unknown; the message lists the known ones.
+        If the policy or a knob is unknown (the message lists the known ones) or a knob's value is wrong.
     """
     known = knobs_of(name)
     for knob in knobs:
         if knob not in known:
             raise InvalidOptions(f'policy "{name}" has no knob "{knob}": it has {", ".join(known) or "none"}')
-    return _MAKERS[name][0](**knobs)
+    try:
+        return _MAKERS[name][0](**knobs)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        knob, wrong = ".".join(map(str, fault["loc"])), fault["input"]
+        raise InvalidOptions(f'policy "{name}": {knob} is {wrong!r}: {fault["msg"]}') from None

@@ -29,6 +29,7 @@ def carry(
     for place in range(n):
         rank[by_priority[place]] = place
     blocked = np.zeros(n, dtype=np.bool_)
+    released = np.zeros(n, dtype=np.bool_)
     followers = np.full(n, -1, dtype=np.int64)
     next_follower = np.full(n, -1, dtype=np.int64)
     for transfer in range(n):
@@ -54,13 +55,14 @@ def carry(
             follower = followers[ended]
             while follower >= 0:
                 blocked[follower] = False
-                if release[follower] <= now:
+                if released[follower]:
                     push(waiting, num_waiting, rank[follower])
                     num_waiting += 1
                 follower = next_follower[follower]
         while upcoming < n and release[by_release[upcoming]] <= now:
             transfer = by_release[upcoming]
             upcoming += 1
+            released[transfer] = True
             if not blocked[transfer]:
                 push(waiting, num_waiting, rank[transfer])
                 num_waiting += 1
