@@ -20,17 +20,35 @@ JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
 
 
+class _Prepared(Response):
+    # Starlette would encode the same headers again for every answer.
+    def __init__(self, body: bytes, status: int, raw_headers: list[tuple[bytes, bytes]]) -> None:
+        self.status_code = status
+        self.body = body
+        self.background = None
+        self.raw_headers = raw_headers
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A JSON body with the digest by which the client knows that all of it arrived (RFC 9530)."""
 
     body: bytes
     digest: str
+    raw_headers: tuple[tuple[bytes, bytes], ...]
 
     @classmethod
     def of(cls, body: bytes) -> "Answer":
         """Compute the digest of a body."""
-        return cls(body, base64.b64encode(hashlib.sha256(body).digest()).decode())
+        digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
+        headers = (
+            (b"content-type", JSON.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"content-digest", f"sha-256=:{digest}:".encode()),
+            (b"etag", f'"{digest[:32]}"'.encode()),
+            (b"cache-control", b"private, no-cache"),
+        )
+        return cls(body, digest, headers)
 
     @property
     def etag(self) -> str:
@@ -39,12 +57,8 @@ class Answer:
 
     def response(self, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
         """Answer with this body."""
-        named = {
-            "Content-Digest": f"sha-256=:{self.digest}:",
-            "ETag": self.etag,
-            "Cache-Control": "private, no-cache",
-        }
-        return Response(self.body, status, media_type=JSON, headers=named | dict(headers or {}))
+        named = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        return _Prepared(self.body, status, [*self.raw_headers, *named])
 
     def response_to(self, request: Request) -> Response:
         """Answer a GET: 304 without a body if the caller has this body already."""

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pace.api import health, profiles, reports, schedules
+from pace.api.lane import Lane
 from pace.api.metrics import Metrics
 from pace.api.middleware import Envelope, error_response
 from pace.api.openapi import describe
@@ -46,6 +47,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(routes.router)
     for kind in (Refused, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
+    app.add_middleware(Lane)
     app.add_middleware(Envelope, metrics=metrics)
     describe(app)
     return app

@@ -47,7 +47,7 @@ async def readyz(service: RunningService) -> Response:
             workers = f"no {name} process is alive"
     ready = database == workers == "ok"
     answer = document_answer(Readiness(ready=ready, database=database, workers=workers))
-    return answer.response(200 if ready else 503, {"Cache-Control": "no-store"})
+    return answer.response(200 if ready else 503)
 
 
 @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)

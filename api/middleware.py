@@ -10,8 +10,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pace.api.answers import problem_response
+from pace.api.lane import ROUTE_KEY
 from pace.api.metrics import Metrics
-from pace.api.problems import problem_of
+from pace.api.problems import Refused, problem_of
 
 log = structlog.get_logger(__name__)
 
@@ -66,13 +67,15 @@ class Envelope:
 
         try:
             await self.app(scope, receive, send_wrapped)
+        except Refused as error:
+            await error_response(error, scope)(scope, receive, send_wrapped)
         except Exception as error:
             log.exception("request-failed", method=scope["method"], path=scope["path"])
             if status:
                 raise
             await error_response(error, scope)(scope, receive, send_wrapped)
         finally:
-            route = getattr(scope.get("route"), "path", "none")
+            route = str(scope.get(ROUTE_KEY) or getattr(scope.get("route"), "path", "none"))
             seconds = time.perf_counter() - started_s
             self.metrics.observe_request(scope["method"], route, status, seconds)
             # Reads that go well are counted above; a line for each would cost more than the read.

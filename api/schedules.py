@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from pace.api.answers import document_answer
 from pace.api.audit import audit
-from pace.api.auth import Admin, Reader, Submitter
+from pace.api.auth import Admin, Principal, Reader, Submitter
 from pace.api.body import receive_body
 from pace.api.documents import (
     ResourceId,
@@ -22,6 +22,7 @@ from pace.api.documents import (
 from pace.api.openapi import json_body, problems
 from pace.api.parameters import Cursor, Limit, OfFingerprint, OfJob, RunningService
 from pace.api.problems import Refused, make_problem, not_found
+from pace.api.service import Service
 from pace.api.tasks import TaskStatus
 from pace.api.work import read_request
 
@@ -51,13 +52,12 @@ async def create_schedule(request: Request, service: RunningService, principal: 
     body, gzipped = await receive_body(request, service.settings.max_body_bytes)
     received = await service.intake.read(read_request, body, gzipped)
     del body
-    submitted = await asyncio.to_thread(service.tasks.submit, tenant, received)
+    submitted = await service.submit(tenant, received)
     audit("schedule-requested", principal, schedule=submitted.schedule_id, profile=received.profile_sha256)
     created = {"Location": f"/v1/schedules/{submitted.schedule_id}"}
     if submitted.schedule is not None:
         return service.remember(tenant, submitted.schedule).response(201, created)
     assert submitted.task_id is not None
-    service.dispatcher.notify()
     status = await service.dispatcher.wait(tenant, submitted.task_id, wait_s)
     if status is not None and status.state in ("queued", "running"):
         headers = {"Location": f"/v1/tasks/{status.id}", "Retry-After": "1"}
@@ -109,6 +109,13 @@ async def get_schedule(
     request: Request, service: RunningService, principal: Reader, schedule_id: Annotated[ResourceId, Path()]
 ) -> Response:
     """Return a stored schedule."""
+    return await answer_schedule(request, service, principal, schedule_id)
+
+
+async def answer_schedule(
+    request: Request, service: Service, principal: Principal, schedule_id: str
+) -> Response:
+    """Answer a GET of one schedule."""
     answer = await service.schedule(principal.tenant, schedule_id)
     if answer is None:
         raise Refused(not_found(f'there is no schedule "{schedule_id}"'))

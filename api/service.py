@@ -12,9 +12,10 @@ from pace.api.intake import Intake
 from pace.api.keys import KeyRing
 from pace.api.metrics import Metrics
 from pace.api.migrations import upgrade
+from pace.api.received import ReceivedRequest
 from pace.api.settings import Settings
 from pace.api.store import Store, StoredSchedule
-from pace.api.tasks import TaskQueue
+from pace.api.tasks import Submitted, TaskQueue
 from pace.api.work import ReadLimits, load_solver
 from pace.api.workers import WorkerPool
 
@@ -56,6 +57,7 @@ class Service:
             solve_timeout_s=settings.solve_timeout_s,
             lease_s=settings.lease_s,
         )
+        self._accepting: dict[tuple[str, str | None, str], asyncio.Task[Submitted]] = {}
         self._answers = AnswerCache(settings.answer_cache_bytes, ttl_s=2.0)
         metrics.gauge("pace_tasks_queued", "Tasks that wait, of all tenants", self.tasks.num_queued)
         metrics.gauge("pace_tasks_running", "Tasks in this process", lambda: self.dispatcher.num_running)
@@ -79,6 +81,19 @@ class Service:
         await asyncio.to_thread(self.solvers.close)
         await asyncio.to_thread(self.readers.close)
         self.database.close()
+
+    async def submit(self, tenant: str, received: ReceivedRequest) -> Submitted:
+        """Accept a request; equal requests that come while one is being accepted are accepted with it."""
+        key = (tenant, received.job, received.key)
+        accepting = self._accepting.get(key)
+        if accepting is None:
+            accepting = asyncio.create_task(asyncio.to_thread(self.tasks.submit, tenant, received))
+            self._accepting[key] = accepting
+            accepting.add_done_callback(lambda _: self._accepting.pop(key))
+        submitted = await asyncio.shield(accepting)
+        if submitted.task_id is not None:
+            self.dispatcher.notify()
+        return submitted
 
     async def schedule(self, tenant: str, schedule_id: str) -> Answer | None:
         """Return the answer that holds a schedule, or None when there is none."""
