@@ -374,7 +374,10 @@ def _check_chain_bound(profile: Profile, schedule: Schedule, facts: _Facts) -> I
         if bound.bound_s:
             yield f"chain_bound.bound_s is {bound.bound_s!r}, there is nothing to send"
         return
-    chain.sort(key=lambda gradient: gradient[0] if bound.order == "ready" else gradient[1])
+    # Of gradients ready together the one needed last comes first: that relaxes the chain least.
+    chain.sort(
+        key=lambda gradient: gradient if bound.order == "ready" else (gradient[1], gradient[0], gradient[2])
+    )
     ready, tail, size = (np.array(values, dtype=float) for values in zip(*chain, strict=True))
     relaxed = tail if bound.order == "ready" else ready
     relaxed[:] = np.minimum.accumulate(relaxed[::-1])[::-1]

@@ -75,7 +75,7 @@ class Problem:
         """Build from a profile; with `barrier` no forward op starts before the last all-reduce has ended."""
         timing = profile.timing
         names = [gradient.dtype for gradient in profile.gradients]
-        classes = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        classes = {name: number for number, name in enumerate(sorted(set(names)))}
         tail = timing.tail_s
         return cls(
             ready=timing.ready_s,
@@ -105,9 +105,22 @@ class Problem:
 
     def classes(self) -> list[IntArray]:
         """Return, for each class with bytes to send, its gradients in order of ready time."""
-        order = np.argsort(self.ready, kind="stable")
-        order = order[self.sizes[order] > 0]
+        order = self.sent_by_ready()
         return [order[self.dtypes[order] == number] for number in np.unique(self.dtypes[order])]
+
+    def sent_by_ready(self) -> IntArray:
+        """Return the gradients with bytes by ready time, then tail, then size.
+
+        The order in which a profile lists its gradients must not matter, and of gradients ready together
+        the one needed last has to come first for the chain to be layered.
+        """
+        order = np.lexsort((self.dtypes, self.sizes, self.tail, self.ready))
+        return order[self.sizes[order] > 0]
+
+    def sent_by_tail(self) -> IntArray:
+        """Return the gradients with bytes by tail, then ready time, then size."""
+        order = np.lexsort((self.dtypes, self.sizes, self.ready, self.tail))
+        return order[self.sizes[order] > 0]
 
     def unsent(self) -> Partition:
         """Return the gradients without bytes, each a group of its own."""
@@ -123,7 +136,7 @@ def fuse(problem: Problem, options: Options) -> Fusion:
     if not problem.sizes.any():
         return Fusion(partitions=(problem.unsent(),), method="nothing to send, exact")
     if options.fusion == "none":
-        every = tuple((int(i),) for i in np.argsort(problem.ready, kind="stable") if problem.sizes[i])
+        every = tuple((int(number),) for number in problem.sent_by_ready())
         return Fusion(partitions=(every + problem.unsent(),), method="one group per gradient")
     if options.target != "pace":
         return _fuse_for_barrier(problem, options)
@@ -214,16 +227,39 @@ def _fuse_optimally(problem: Problem, options: Options) -> Fusion:
     layered = len(classes) == 1 and problem.chain_of(classes[0]).is_layered
     seeds = list(_seeds(problem, classes, options.max_group_bytes, layered=layered))
     if layered:
-        method = "dynamic program over contiguous groups, exact"
-        if _is_contracted(problem, problem.chain_of(classes[0])):
-            method = f"dynamic program over groups of {CONTRACTED} contiguous runs, heuristic"
-        partitions = dict.fromkeys(seed + problem.unsent() for seed in seeds)
-        return Fusion(partitions=tuple(partitions), method=method)
+        return Fusion(
+            partitions=_with_unsent(problem, seeds, options), method=_method_of_layered(problem, options)
+        )
     seeds.sort(key=lambda seed: _window(problem, problem.buffers(seed).instance(problem.cost), None))
     best, calls = _improve(problem, seeds[0], options)
     method = f"local search from the dynamic program's groups, {calls} oracle calls, heuristic"
-    partitions = dict.fromkeys(partition + problem.unsent() for partition in (best, *seeds))
-    return Fusion(partitions=tuple(partitions), method=method)
+    return Fusion(partitions=_with_unsent(problem, [best, *seeds], options), method=method)
+
+
+def _with_unsent(problem: Problem, found: list[Partition], options: Options) -> tuple[Partition, ...]:
+    """Complete the partitions; in slots, put the one first that the slotted oracle finds best.
+
+    The searches minimise the window in continuous time, and rounding to slots can change which is best.
+    """
+    partitions = list(dict.fromkeys(partition + problem.unsent() for partition in found))
+    if options.slot_s is not None:
+        partitions.sort(
+            key=lambda partition: _window(
+                problem, problem.buffers(partition).instance(problem.cost), options.slot_s
+            )
+        )
+    return tuple(partitions)
+
+
+def _method_of_layered(problem: Problem, options: Options) -> str:
+    if _is_contracted(problem, problem.chain_of(problem.sent_by_ready())):
+        return f"dynamic program over groups of {CONTRACTED} contiguous runs, heuristic"
+    method = "dynamic program over contiguous groups, exact"
+    # A cap makes fusion a bin packing, and so does a cost with steps: groups with gaps can be better then.
+    cap = options.max_group_bytes
+    if problem.cost.line is None or (cap is not None and cap < problem.sizes.sum()):
+        method += " among those"
+    return method if options.slot_s is None else method + " in continuous time"
 
 
 def _seeds(
@@ -267,7 +303,8 @@ def _fuse_raised_tails(
 def _fuse_raised_releases(
     problem: Problem, members: IntArray, cost: CostCurve, max_group_bytes: int | None
 ) -> Partition:
-    by_tail = members[np.argsort(problem.tail[members], kind="stable")]
+    every = problem.sent_by_tail()
+    by_tail = every[np.isin(every, members)]
     real = problem.chain_of(by_tail)
     raised = replace(real, ready=np.maximum.accumulate(real.ready))
     return _cut(by_tail, _cuts_of(problem, raised, cost, max_group_bytes))
@@ -295,13 +332,14 @@ def _is_contracted(problem: Problem, layered: Chain) -> bool:
 def _improve(problem: Problem, seed: Partition, options: Options) -> tuple[Partition, int]:
     from pace.solver.kernels import search as kernel
 
-    members = np.array(sorted(chain.from_iterable(seed)), dtype=np.int64)
+    members = problem.sent_by_ready()
     place = {int(gradient): number for number, gradient in enumerate(members)}
     group_of = np.empty(len(members), dtype=np.int64)
     for number, group in enumerate(seed):
         group_of[[place[gradient] for gradient in group]] = number
     ready, tail = problem.ready[members], problem.tail[members]
-    orders = np.stack([np.argsort(ready, kind="stable"), np.argsort(tail, kind="stable")]).astype(np.int64)
+    by_tail = [place[int(gradient)] for gradient in problem.sent_by_tail()]
+    orders = np.stack([np.arange(len(members)), np.array(by_tail)]).astype(np.int64)
     places = np.argsort(orders, axis=1).astype(np.int64)
     bound = max(fusion_bound(problem).bound, layered_bound(problem).bound)
     cap = float(options.max_group_bytes or np.inf)
@@ -358,15 +396,14 @@ def layered_bound(problem: Problem) -> LayeredBound:
     windows. On a profile that is layered already and with an affine g, the bound is the optimum.
     """
     best = LayeredBound(order="ready", line=Line(latency_s=0.0, seconds_per_byte=0.0), bound=0.0)
-    sent = np.flatnonzero(problem.sizes)
-    if not len(sent):
+    if not problem.sizes.any():
         return best
-    by_ready = problem.chain_of(sent[np.argsort(problem.ready[sent], kind="stable")])
+    by_ready = problem.chain_of(problem.sent_by_ready())
     chains: list[tuple[Literal["ready", "tail"], Chain]] = [
         ("ready", replace(by_ready, tail=_least_from_here(by_ready.tail)))
     ]
     if not by_ready.is_layered:
-        by_tail = problem.chain_of(sent[np.argsort(problem.tail[sent], kind="stable")])
+        by_tail = problem.chain_of(problem.sent_by_tail())
         chains.append(("tail", replace(by_tail, ready=_least_from_here(by_tail.ready))))
     for line in problem.cost.minorants(float(problem.sizes.sum())):
         curve = CostCurve.affine(line.latency_s, line.seconds_per_byte)

@@ -124,10 +124,11 @@ def _window(problem: Problem, plan: _Plan) -> float:
 
 
 def _in_order(problem: Problem, partition: Partition) -> Partition:
-    """Number the groups by ready time, then tail, so that the document does not depend on the search."""
+    """Number the groups by ready time, tail and size, so that the document does not depend on the search."""
     buffers = problem.buffers(partition)
-    keys = zip(buffers.ready.tolist(), buffers.tail.tolist(), partition, strict=True)
-    return tuple(group for _, _, group in sorted(keys))
+    sizes = zip(buffers.sizes.tolist(), buffers.element_bytes.tolist(), strict=True)
+    keys = zip(buffers.ready.tolist(), buffers.tail.tolist(), sizes, partition, strict=True)
+    return tuple(group for *_, group in sorted(keys))
 
 
 def _sendings(buffers: Buffers, cost: CostCurve, options: Options) -> Iterator[Sending]:
