@@ -1,25 +1,31 @@
 """Chakra execution traces of PyTorch training (MLCommons, schema 0.0.4): operators, kernels, collectives.
 
-A Chakra trace is a PyTorch execution trace with durations from a Kineto trace and with the kernels as
-nodes below the operators that launched them. Traces that a generator made up have no operators of
-PyTorch in them and cannot be read as a training step.
+A Chakra trace is a PyTorch execution trace with exclusive durations from a Kineto trace and with the
+kernels as nodes that depend on the operators that launched them. Which operator called which is not
+kept; the order of the nodes and autograd's sequence numbers are, and they suffice. Traces that a
+generator made up have no operators of PyTorch in them and cannot be read as a training step.
 """
 
 import ast
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from pace.allreduce import AllReduce, SampledAllReduce
 from pace.errors import FormatError
-from pace.formats.execution_trace import TracedOp, tensors_of
-from pace.formats.kineto_steps import COMMUNICATION
-from pace.formats.op_tree import MAX_DEPTH, OpTree, last_step
-from pace.formats.training_step import profile_of_step
-from pace.formats.wire import Message, parse_message, signed, stream_messages
+from pace.formats.execution_trace import TracedTensor, tensors_of
+from pace.formats.kineto_steps import ACCUMULATE, BACKWARD, COMMUNICATION
+from pace.formats.reading import warn
+from pace.formats.training_step import StepGradient, StepOp, TrainingStep, profile_of_step
+from pace.formats.wire import Message, parse_message, signed, stream_messages, unpacked
 from pace.profile import Profile
 
 _COLLECTIVE, _SEND, _RECEIVE = 7, 5, 6
 _ALL_REDUCE = 0
+_ANNOTATION_SCOPE = 7
+_COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+_UPDATE = "Optimizer.step#"
 _LARGEST_TEXT = 100_000
 
 
@@ -41,8 +47,7 @@ def read_chakra(
         If the file is no Chakra trace, or has no training step of PyTorch in it.
     """
     reader = _Reader(path)
-    tree = OpTree(path, reader.ops)
-    step = last_step(tree, lambda op: reader.duration_s(tree, op))
+    step = _last_step(path, reader)
     if allreduce is None:
         if not reader.samples:
             raise FormatError(path, "no all-reduce was recorded: give the cost of an all-reduce")
@@ -57,15 +62,25 @@ def read_chakra(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """An operator or an annotation; `duration_s` without what it called."""
+
+    id: int
+    name: str
+    duration_s: float
+    annotation: bool
+    sequence: int | None
+    tensor: TracedTensor | None
+
+
 class _Reader:
-    """The nodes of a file as operators, and what is known of each beside."""
+    """The nodes of a file in the order in which they ran, and its all-reduces."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = path
-        self.ops: list[TracedOp] = []
         self.samples: dict[float, float] = {}
-        self.device: dict[int, float] = {}
-        self.host: dict[int, float] = {}
+        self._nodes: dict[int, _Node] = {}
+        self._device: dict[int, float] = {}
         messages = stream_messages(path)
         next(messages, None)  # the first message describes the file
         for position, content in messages:
@@ -73,8 +88,17 @@ class _Reader:
                 self._take(parse_message(content))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise FormatError(path, f"not a Chakra node: {error}", f"byte {position}") from None
-        if not self.ops:
+        if not self._nodes:
             raise FormatError(path, "no nodes: expected a Chakra trace")
+        self.device = bool(self._device)
+
+    @property
+    def nodes(self) -> list[_Node]:
+        """The nodes by id, with their kernels' durations if the trace has any kernels."""
+        nodes = [self._nodes[identity] for identity in sorted(self._nodes)]
+        if not self.device:
+            return nodes
+        return [replace(node, duration_s=self._device.get(node.id, 0.0)) for node in nodes]
 
     def _take(self, node: Message) -> None:
         identity, kind = _int(node, 1), _int(node, 3)
@@ -84,31 +108,105 @@ class _Reader:
             size = attributes.get("comm_size")
             if kind == _COLLECTIVE and attributes.get("comm_type") == _ALL_REDUCE and size and duration:
                 self.samples[float(size)] = min(self.samples.get(float(size), duration), duration)
-            return
-        (self.host if attributes.get("is_cpu_op", True) else self.device)[identity] = duration
-        sequence = attributes.get("seq_id", -1)
-        self.ops.append(
-            TracedOp(
+        elif attributes.get("is_cpu_op", True):
+            if identity in self._nodes:
+                raise ValueError(f"two nodes have the id {identity}")
+            sequence = attributes.get("seq_id")
+            tensors = tensors_of(*_recorded(node, 8))
+            self._nodes[identity] = _Node(
                 id=identity,
-                parent=_int(node, 4) if node.get(4) else 0,
                 name=_text(node, 2),
-                record=None,
-                sequence=sequence if isinstance(sequence, int) and sequence >= 0 else None,
-                scope=attributes.get("scope"),
-                inputs=tensors_of(*_recorded(node, 8)),
-                outputs=[],
-                shapes=[],
+                duration_s=duration,
+                annotation=attributes.get("scope") == _ANNOTATION_SCOPE,
+                sequence=sequence if sequence is not None and sequence >= 0 else None,
+                tensor=tensors[0] if tensors else None,
             )
-        )
+        else:
+            # A kernel depends on its operator and perhaps on earlier kernels: the operator came last.
+            launched_by = max(
+                (dep for dep in unpacked(node.get(5, []) + node.get(4, [])) if dep in self._nodes),
+                default=None,
+            )
+            if launched_by is None:
+                raise ValueError(f"the kernel with id {identity} depends on no operator")
+            self._device[launched_by] = self._device.get(launched_by, 0.0) + duration
 
-    def duration_s(self, tree: OpTree, op: TracedOp, depth: int = 0) -> float:
-        """Time of an op and what it called: of its kernels if the trace has any, else of the host."""
-        if depth > MAX_DEPTH:
-            raise FormatError(self.path, f"nodes call one another in a cycle or too deep at id {op.id}")
-        if COMMUNICATION.match(op.name):
-            return 0.0
-        own = (self.device or self.host).get(op.id, 0.0)
-        return own + sum(self.duration_s(tree, child, depth + 1) for child in tree.below(op))
+
+def _last_step(path: str | Path, reader: _Reader) -> TrainingStep:
+    nodes = reader.nodes
+    starts = [place for place, node in enumerate(nodes) if node.name.startswith("ProfilerStep#")]
+    edges = [*(starts or [0]), len(nodes)]
+    for start, end in reversed(list(pairwise(edges))):
+        inside = nodes[start:end]
+        first = next((place for place, node in enumerate(inside) if node.name.startswith(BACKWARD)), 0)
+        if first:
+            return _step(path, inside[:first], inside[first:])
+    raise FormatError(path, "no step with a forward and a backward pass was found")
+
+
+def _step(path: str | Path, before: list[_Node], after: list[_Node]) -> TrainingStep:
+    forward: list[StepOp] = []
+    consumer: dict[int, int] = {}
+    after_unflatten = False
+    for node in before:
+        copies_buffers = after_unflatten and node.name == "aten::copy_"
+        after_unflatten = node.name == "aten::unflatten_dense_tensors" or copies_buffers
+        if node.annotation or copies_buffers or COMMUNICATION.match(node.name):
+            continue
+        if node.sequence is not None:
+            consumer[node.sequence] = len(forward)
+        forward.append(StepOp(name=f"{len(forward):03d}.{_short(node)}", duration_s=node.duration_s))
+    backward: list[tuple[str, float, int | None]] = []
+    gradients: list[tuple[TracedTensor, int]] = []
+    update_s = 0.0
+    finished = False
+    for node in after:
+        communicates = COMMUNICATION.match(node.name) is not None
+        finished = finished or node.name.startswith((_COPY_BACK, _UPDATE))
+        if node.name.startswith(BACKWARD) and node.name != BACKWARD + ACCUMULATE:
+            backward.append((_short(node), node.duration_s, node.sequence))
+        elif node.annotation or communicates:
+            continue
+        elif finished:
+            update_s += node.duration_s
+        else:
+            if not backward:
+                raise FormatError(path, f"a gradient is accumulated at id {node.id} before any backward op")
+            name, duration, sequence = backward[-1]
+            known = node.sequence if sequence is None else sequence
+            backward[-1] = (name, duration + node.duration_s, known)
+            if node.name == ACCUMULATE:
+                if node.tensor is None:
+                    raise FormatError(path, f"the gradient accumulated at id {node.id} has no shape")
+                gradients.append((node.tensor, len(backward) - 1))
+    unjoined = sum(backward[place][2] not in consumer for _, place in gradients)
+    if unjoined:
+        warn(path, f"{unjoined} gradients have no forward op: they are taken to be needed by the first one")
+    return TrainingStep(
+        forward=tuple(forward),
+        backward=tuple(
+            StepOp(name=f"{place:03d}.{name}", duration_s=duration)
+            for place, (name, duration, _) in enumerate(backward)
+        ),
+        gradients=tuple(
+            StepGradient(
+                size_bytes=tensor.size_bytes,
+                dtype=tensor.dtype,
+                producer=place,
+                consumer=consumer.get(_number(backward[place][2]), 0),
+            )
+            for tensor, place in gradients
+        ),
+        update_s=update_s,
+    )
+
+
+def _number(sequence: int | None) -> int:
+    return -1 if sequence is None else sequence
+
+
+def _short(node: _Node) -> str:
+    return node.name.removeprefix(BACKWARD).removeprefix("aten::")
 
 
 def _attribute(fields: Message) -> tuple[str, Any]:

@@ -104,6 +104,22 @@ def _varint(content: bytes, position: int) -> tuple[int, int]:
     raise ValueError("a number does not end")
 
 
+def unpacked(values: list[Value]) -> list[int]:
+    """Return the integers of a repeated field, written one by one or packed into one value."""
+    numbers = []
+    for value in values:
+        if isinstance(value, int):
+            numbers.append(value)
+        elif isinstance(value, bytes):
+            position = 0
+            while position < len(value):
+                number, position = _varint(value, position)
+                numbers.append(number)
+        else:
+            raise ValueError("not a list of integers")
+    return numbers
+
+
 def signed(value: int) -> int:
     """Return what a negative int64 was before it was written as an unsigned varint."""
     return value - 2**64 if value >= 2**63 else value

@@ -8,13 +8,16 @@ import pytest
 from pace.allreduce import AffineAllReduce
 from pace.errors import FormatError
 from pace.formats.chakra import read_chakra
-from pace.formats.wire import parse_message, signed
+from pace.formats.wire import parse_message, signed, unpacked
 from tests.pace.formats.traces import chakra_trace
 
 
 @pytest.mark.parametrize("device", [False, True])
 def test_durations_of_kernels_or_of_ops_by_hand(tmp_path: Path, device: bool) -> None:
-    """The kernels below an op are its duration; without kernels, the host's own times are."""
+    """The kernels that an op launched are its duration; without kernels, the host's own times are.
+
+    The update's 50 us go to the ops that made the parameters' nodes, by bytes: 800 and 40 of 840.
+    """
     path = tmp_path / "trace.et"
     path.write_bytes(chakra_trace(device=device))
     profile = read_chakra(path, workers=2)
@@ -22,12 +25,13 @@ def test_durations_of_kernels_or_of_ops_by_hand(tmp_path: Path, device: bool) ->
         "bwd/000.ReluBackward0": 30,
         "bwd/001.AddmmBackward0": 200,
         "bwd/002.TBackward0": 0,
-        "fwd/000.linear": 150,
-        "fwd/001.relu": 20,
+        "fwd/001.t": round(50 * 800 / 840, 6),
+        "fwd/002.addmm": round(100 + 50 * 40 / 840, 6),
+        "fwd/003.relu": 20,
     }
     assert [(g.name, g.size_bytes, g.producer) for g in profile.gradients] == [
-        ("000.linear/0", 40, "bwd/001.AddmmBackward0"),
-        ("000.linear/1", 800, "bwd/002.TBackward0"),
+        ("002.addmm/0", 40, "bwd/001.AddmmBackward0"),
+        ("001.t/0", 800, "bwd/002.TBackward0"),
     ]
     assert profile.metadata["clock"] == ("device" if device else "host")
 
@@ -77,3 +81,4 @@ def test_every_wire_type_is_read() -> None:
     fields = parse_message(message)
     assert fields == {1: [2**33, 2**64 - 1], 2: [1.5], 3: [2.5], 4: [b"ok"]}
     assert signed(2**64 - 1) == -1
+    assert unpacked([7, b"\x01\x80\x01"]) == [7, 1, 128]

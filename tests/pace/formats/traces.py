@@ -213,31 +213,39 @@ def horovod_events(*, iterations: int = 4) -> list[Event]:
 
 
 def chakra_trace(*, device: bool = True) -> bytes:
-    """Return the model of ``shaped_execution_trace`` as Chakra writes it.
+    """Return the model of ``shaped_execution_trace`` as Chakra writes it, with an annotated update.
 
-    With `device`, addmm, relu, the backward ops and the update launch kernels of 100, 20, 200 (relu 30)
-    and 50 us, and a collective of 840 bytes takes 70 us; without, these are the ops' own durations.
+    With `device`, addmm, relu, the two backward ops and the update launch kernels of 100, 20, 30, 200
+    and 50 us, and two collectives of 840 bytes take 75 and 70 us; without, these are the ops' own
+    durations. Dependencies chain the nodes, a kernel's also names the kernel before it.
     """
-    durations = {6: 100, 7: 20, 10: 30, 13: 200, 22: 50}
+    durations = {6: 100, 7: 20, 10: 30, 13: 200, 23: 50}
+    rows = shaped_execution_trace()["nodes"]
+    rows[-1]["id"] = 23
+    rows.insert(
+        -1,
+        {"id": 22, "name": "Optimizer.step#SGD.step", "inputs": {}, "attrs": [{"name": "scope", "value": 7}]},
+    )
     nodes = [_message((1, b"0.0.4"))]
-    for node in shaped_execution_trace()["nodes"]:
+    kernel_before: list[int] = []
+    for node in rows:
         identity = node["id"]
         own = 0 if device else durations.get(identity, 0)
         attributes = {a["name"]: a["value"] for a in node["attrs"]} | {"is_cpu_op": True}
-        nodes.append(
-            _chakra_node(identity, node["name"], 4, node["ctrl_deps"], own, attributes, node["inputs"])
-        )
+        nodes.append(_chakra_node(identity, node["name"], 4, [identity - 1], own, attributes, node["inputs"]))
         if device and identity in durations:
             kernel = {"is_cpu_op": False, "stream": 7, "seq_id": -1}
-            nodes.append(_chakra_node(100 + identity, "kernel", 4, identity, durations[identity], kernel, {}))
+            deps = [identity, *kernel_before]
+            nodes.append(_chakra_node(100 + identity, "kernel", 4, deps, durations[identity], kernel, {}))
+            kernel_before = [100 + identity]
     reduced = {"is_cpu_op": False, "comm_type": 0, "comm_size": 840}
-    for identity, duration in ((200, 70), (201, 75)):
-        nodes.append(_chakra_node(identity, "ncclDevKernel_AllReduce", 7, 21, duration, reduced, {}))
+    for identity, duration in ((200, 75), (201, 70)):
+        nodes.append(_chakra_node(identity, "ncclDevKernel_AllReduce", 7, [21], duration, reduced, {}))
     return b"".join(_varint(len(node)) + node for node in nodes)
 
 
 def _chakra_node(
-    identity: int, name: str, kind: int, parent: int, duration: int, attributes: Event, inputs: Event
+    identity: int, name: str, kind: int, deps: list[int], duration: int, attributes: Event, inputs: Event
 ) -> bytes:
     described = _message(
         (2, str(inputs.get("shapes", [])).encode()), (3, str(inputs.get("types", [])).encode())
@@ -246,8 +254,9 @@ def _chakra_node(
     for key, value in attributes.items():
         number = 27 if isinstance(value, bool) else 9
         written.append((10, _message((1, key.encode()), (number, int(value)))))
+    packed = b"".join(_varint(dep) for dep in deps)
     return _message(
-        (1, identity), (2, name.encode()), (3, kind), (4, parent), (7, duration), (8, described), *written
+        (1, identity), (2, name.encode()), (3, kind), (5, packed), (7, duration), (8, described), *written
     )
 
 
