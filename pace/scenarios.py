@@ -61,8 +61,11 @@ def price(
     options: Options,
 ) -> float:
     """Return the mean or 95th percentile of the window; the segments keep their order in every scenario."""
-    ready = np.stack([scenarios.ready[:, list(group)].max(axis=1) for group in partition], axis=1)
-    tail = np.stack([scenarios.tail[:, list(group)].max(axis=1) for group in partition], axis=1)
+    ready = np.empty((len(scenarios.compute_s), len(partition)))
+    tail = np.empty_like(ready)
+    for number, group in enumerate(partition):
+        ready[:, number] = scenarios.ready[:, list(group)].max(axis=1)
+        tail[:, number] = scenarios.tail[:, list(group)].max(axis=1)
     completion = ready.copy()
     now = np.zeros(len(ready))
     durations = cost(sending.elements * buffers.element_bytes[sending.groups])
