@@ -47,7 +47,7 @@ def brute_force(problem: Problem, max_group_bytes: int | None = None) -> float:
 
 
 def assert_is_partition(problem: Problem, partition: Partition, max_group_bytes: int | None) -> None:
-    """Every gradient once, dtypes apart, nothing without bytes in a group that is sent, groups below the cap."""
+    """Every gradient once, dtypes apart, groups below the cap, and without bytes each by itself."""
     assert sorted(chain.from_iterable(partition)) == list(range(len(problem.sizes)))
     for group in partition:
         members = list(group)
