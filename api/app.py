@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pace.api import health, profiles, reports, schedules
+from pace.api import health, profiles, reports, schedules, simulations
 from pace.api.lane import Lane
 from pace.api.metrics import Metrics
 from pace.api.middleware import Envelope, error_response
@@ -43,7 +43,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         redoc_url=None,
     )
-    for routes in (health, profiles, schedules, reports):
+    for routes in (health, profiles, schedules, simulations, reports):
         app.include_router(routes.router)
     for kind in (Refused, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)

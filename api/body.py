@@ -1,8 +1,26 @@
 """Receives request bodies within their limit."""
 
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from pace.api.problems import Refused, make_problem, too_large
+from pace.api.problems import Refused, faults_of, invalid_request, make_problem, too_large
+
+MAX_SMALL_BYTES = 20_000
+
+D = TypeVar("D", bound=BaseModel)
+
+
+async def receive_small(request: Request, document: type[D]) -> D:
+    """Return a document that is never large enough to need a reader process; raises Refused."""
+    body, gzipped = await receive_body(request, MAX_SMALL_BYTES)
+    if gzipped:
+        raise Refused(make_problem("unsupported-media-type", 415, "too small a body to be compressed"))
+    try:
+        return document.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise Refused(invalid_request(faults_of(error))) from None
 
 
 async def receive_body(request: Request, max_bytes: int) -> tuple[bytes, bool]:

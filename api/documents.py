@@ -13,6 +13,7 @@ from pace.schedule import Schedule, Sha256
 JobName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 ResourceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PolicyName = Annotated[str, Field(min_length=1, max_length=50)]
 TaskState = Literal["queued", "running", "done", "failed"]
 
 
@@ -192,6 +193,39 @@ class TaskResource(Document):
     finished_at: datetime | None = None
     location: str | None = None
     problem: Problem | None = None
+
+
+class SimulationRequest(Document):
+    """Body of ``POST /v1/simulations``: policies to compare on a profile.
+
+    Attributes
+    ----------
+    profile_id
+        A stored profile.
+    iterations, jitter, seed
+        As for ``pace.simulate.simulate``.
+    """
+
+    profile_id: Sha256
+    policies: Annotated[tuple[PolicyName, ...], Field(min_length=1, max_length=20)]
+    iterations: Annotated[int, Field(ge=1, le=1000)] = 1
+    jitter: Annotated[float, Field(ge=0, le=10)] = 0.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class PolicyResult(Document):
+    """Iteration times under one policy: the mean, and each."""
+
+    policy: str
+    iteration_s: float
+    iterations_s: tuple[float, ...]
+
+
+class SimulationResult(Document):
+    """Answer of ``POST /v1/simulations``, in the order of the request's policies."""
+
+    profile_id: Sha256
+    results: tuple[PolicyResult, ...]
 
 
 class Readiness(Document):

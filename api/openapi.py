@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from pace.api.answers import JSON, PROBLEM_JSON
-from pace.api.documents import Problem, ReportRequest, ScheduleRequest
+from pace.api.documents import Problem, ReportRequest, ScheduleRequest, SimulationRequest
 from pace.profile import Profile
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -20,6 +20,7 @@ _DESCRIPTIONS = {
     422: "Invalid; the detail says what and where",
     429: "Too much at once; Retry-After says when to ask again",
     500: "Failed; not the caller's fault",
+    501: "Not installed with this service",
     503: "Not available now",
 }
 
@@ -43,7 +44,13 @@ def describe(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schemas = generate().setdefault("components", {}).setdefault("schemas", {})
-            models: tuple[type[BaseModel], ...] = (ScheduleRequest, ReportRequest, Profile, Problem)
+            models: tuple[type[BaseModel], ...] = (
+                ScheduleRequest,
+                ReportRequest,
+                SimulationRequest,
+                Profile,
+                Problem,
+            )
             for model in models:
                 schema = model.model_json_schema(ref_template=_REFERENCE)
                 for name, definition in schema.pop("$defs", {}).items():

@@ -3,22 +3,19 @@
 import asyncio
 
 from fastapi import APIRouter, Request
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from pace.api.answers import document_answer
 from pace.api.audit import audit
 from pace.api.auth import Reader, Submitter
-from pace.api.body import receive_body
+from pace.api.body import receive_small
 from pace.api.documents import ReportPage, ReportRequest, ReportResource
 from pace.api.openapi import json_body, problems
 from pace.api.parameters import Cursor, Limit, OfFingerprint, OfJob, RunningService
-from pace.api.problems import Refused, faults_of, invalid_request, make_problem
 
 router = APIRouter(prefix="/v1/reports")
 
 
-MAX_REPORT_BYTES = 10_000
 _EXAMPLE = {
     "job": "two-layers",
     "fingerprint": "0" * 64,
@@ -42,13 +39,7 @@ _EXAMPLE = {
 )
 async def create_report(request: Request, service: RunningService, principal: Submitter) -> Response:
     """Keep the iteration times that a job measured."""
-    body, gzipped = await receive_body(request, MAX_REPORT_BYTES)
-    if gzipped:
-        raise Refused(make_problem("unsupported-media-type", 415, "reports are too small to be compressed"))
-    try:
-        report = ReportRequest.model_validate_json(body, strict=True)
-    except ValidationError as error:
-        raise Refused(invalid_request(faults_of(error))) from None
+    report = await receive_small(request, ReportRequest)
     stored = await asyncio.to_thread(service.store.add_report, principal.tenant, report)
     audit("report-stored", principal, report=stored.id)
     return document_answer(stored).response(201)

@@ -2,12 +2,13 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from pace.api.answers import document_answer
+from pace.api.answers import JSON, Answer, document_answer
 from pace.api.audit import audit
 from pace.api.auth import Admin, Principal, Reader, Submitter
 from pace.api.body import receive_body
@@ -24,10 +25,11 @@ from pace.api.parameters import Cursor, Limit, OfFingerprint, OfJob, RunningServ
 from pace.api.problems import Refused, make_problem, not_found
 from pace.api.service import Service
 from pace.api.tasks import TaskStatus
-from pace.api.work import read_request
+from pace.api.work import chart, read_request, timeline
 
 router = APIRouter(prefix="/v1")
 
+SVG = "image/svg+xml"
 _EXAMPLE = {"profile": example_profile(), "options": {"fusion": "pace"}, "job": "two-layers"}
 
 
@@ -120,6 +122,47 @@ async def answer_schedule(
     if answer is None:
         raise Refused(not_found(f'there is no schedule "{schedule_id}"'))
     return answer.response_to(request)
+
+
+@router.get(
+    "/schedules/{schedule_id}/timeline",
+    summary="Get a schedule's timeline",
+    response_class=Response,
+    responses={
+        200: {"content": {JSON: {"schema": {"type": "object"}}}, "description": "A Chrome trace"},
+        **problems(401, 403, 404, 422, 429, 500, 503),
+    },
+)
+async def get_timeline(
+    service: RunningService, principal: Reader, schedule_id: Annotated[ResourceId, Path()]
+) -> Response:
+    """Return the predicted window as a Chrome trace, for chrome://tracing or Perfetto."""
+    return Answer.of(await _drawn(service, principal, schedule_id, timeline)).response()
+
+
+@router.get(
+    "/schedules/{schedule_id}/chart",
+    summary="Get a schedule's chart",
+    response_class=Response,
+    responses={
+        200: {"content": {SVG: {"schema": {"type": "string"}}}, "description": "A picture"},
+        **problems(401, 403, 404, 422, 429, 500, 501, 503),
+    },
+)
+async def get_chart(
+    service: RunningService, principal: Reader, schedule_id: Annotated[ResourceId, Path()]
+) -> Response:
+    """Return a picture of the predicted window."""
+    return Response(await _drawn(service, principal, schedule_id, chart), media_type=SVG)
+
+
+async def _drawn(
+    service: Service, principal: Principal, schedule_id: str, draw: Callable[[bytes, bytes], bytes]
+) -> bytes:
+    found = await asyncio.to_thread(service.store.get_documents, principal.tenant, schedule_id)
+    if found is None:
+        raise Refused(not_found(f'there is no schedule "{schedule_id}"'))
+    return await service.compute(draw, *found)
 
 
 @router.delete(

@@ -1,6 +1,8 @@
 """The parts of one running service, put together and taken apart in order."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import structlog
 
@@ -12,6 +14,7 @@ from pace.api.intake import Intake
 from pace.api.keys import KeyRing
 from pace.api.metrics import Metrics
 from pace.api.migrations import upgrade
+from pace.api.problems import queue_full
 from pace.api.received import ReceivedRequest
 from pace.api.settings import Settings
 from pace.api.store import Store, StoredSchedule
@@ -42,6 +45,8 @@ class Service:
         self.solvers = WorkerPool(
             "the solve", settings.solver_processes, settings.solve_memory_bytes, prepare=load_solver
         )
+        # Started by its first request: many services never draw or simulate.
+        self.computers = WorkerPool("the computation", 1, settings.solve_memory_bytes)
         limits = ReadLimits(
             max_bytes=settings.max_decoded_bytes,
             max_ops=settings.max_ops,
@@ -80,6 +85,7 @@ class Service:
         await self.dispatcher.stop(self.settings.drain_s)
         await asyncio.to_thread(self.solvers.close)
         await asyncio.to_thread(self.readers.close)
+        await asyncio.to_thread(self.computers.close)
         self.database.close()
 
     async def submit(self, tenant: str, received: ReceivedRequest) -> Submitted:
@@ -112,6 +118,15 @@ class Service:
             answer = schedule_answer(stored)
             self._answers.put(tenant, stored.id, answer)
         return answer
+
+    async def compute(self, function: Callable[..., bytes], *arguments: Any) -> bytes:
+        """Run a function of ``pace.api.work`` that is no solve; raises Refused."""
+        if self.computers.waiting >= self.settings.max_computing:
+            raise queue_full(f"{self.computers.waiting} computations wait already", retry_after_s=5)
+        result: bytes = await self.computers.run(
+            function, *arguments, timeout_s=self.settings.solve_timeout_s
+        )
+        return result
 
     def forget(self, tenant: str, schedule_id: str) -> None:
         """Drop a deleted schedule's answer."""

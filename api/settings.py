@@ -46,6 +46,8 @@ class Settings(BaseSettings):
         Tasks that may wait for a solver; more are answered 429.
     max_reading
         Bodies that may wait to be parsed; more are answered 429.
+    max_computing
+        Timelines, charts and simulations that may wait; more are answered 429.
     answer_cache_bytes
         Memory for answers that were read from storage not long ago.
     wait_s
@@ -79,6 +81,7 @@ class Settings(BaseSettings):
     max_queued: Count = 1000
     max_queued_per_tenant: Count = 200
     max_reading: Count = 200
+    max_computing: Count = 50
     wait_s: Duration = 300.0
     lease_s: Duration = 10.0
     max_attempts: Count = 3

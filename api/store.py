@@ -80,6 +80,32 @@ class Store:
         with self.database.read() as connection:
             return find_schedule(connection, tenant, ScheduleRecord.id == schedule_id)
 
+    def get_documents(self, tenant: str, schedule_id: str) -> tuple[bytes, bytes] | None:
+        """Return the compressed profile and the document of a schedule, or None when there is none."""
+        question = (
+            select(ProfileRecord.document, SolutionRecord.document.label("schedule"))
+            .select_from(ScheduleRecord)
+            .join(SolutionRecord, _SOLVED)
+            .join(
+                ProfileRecord,
+                (ProfileRecord.tenant == ScheduleRecord.tenant)
+                & (ProfileRecord.sha256 == ScheduleRecord.profile_sha256),
+            )
+            .where(ScheduleRecord.tenant == tenant, ScheduleRecord.id == schedule_id)
+        )
+        with self.database.read() as connection:
+            row = connection.execute(question).first()
+        return None if row is None else (row.document, row.schedule)
+
+    def get_profile_document(self, tenant: str, sha256: str) -> bytes | None:
+        """Return a profile's compressed document, or None when there is none."""
+        with self.database.read() as connection:
+            return connection.scalar(
+                select(ProfileRecord.document).where(
+                    ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256
+                )
+            )
+
     def newest_schedule(self, tenant: str, job: str, fingerprint: str) -> StoredSchedule | None:
         """Return the schedule that the job asked for last, of those that are solved."""
         with self.database.read() as connection:

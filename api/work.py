@@ -5,19 +5,31 @@ the process that answers requests.
 """
 
 import json
+import tempfile
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from pace.api.documents import ScheduleRequest, example_profile
-from pace.api.problems import Refused, faults_of, invalid_request, too_large
+from pace.api.documents import (
+    PolicyResult,
+    ScheduleRequest,
+    SimulationRequest,
+    SimulationResult,
+    example_profile,
+)
+from pace.api.problems import Refused, faults_of, invalid_request, make_problem, too_large
 from pace.api.received import ReceivedProfile, ReceivedRequest
 from pace.errors import InvalidOptions
 from pace.optimize import optimize
 from pace.options import Options
+from pace.plot import plot
 from pace.profile import Profile, parse_profile
+from pace.schedule import parse_schedule
+from pace.simulate import make_policy, simulate
+from pace.timeline import chrome_trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +76,43 @@ def solve(profile_document: bytes, options: str) -> bytes:
     """Return the schedule document for a stored profile."""
     profile = parse_profile(zlib.decompress(profile_document))
     return optimize(profile, Options.model_validate_json(options)).to_json()
+
+
+def timeline(profile_document: bytes, schedule_document: bytes) -> bytes:
+    """Return the predicted window as a Chrome trace."""
+    trace = chrome_trace(parse_profile(zlib.decompress(profile_document)), parse_schedule(schedule_document))
+    return json.dumps(trace, separators=(",", ":")).encode()
+
+
+def chart(profile_document: bytes, schedule_document: bytes) -> bytes:
+    """Return the predicted window as an SVG picture."""
+    try:
+        import matplotlib  # noqa: F401  (is there? plot imports it)
+    except ImportError:
+        detail = "charts need matplotlib, which is not installed with this service (pace[plot])"
+        raise Refused(make_problem("not-installed", 501, detail)) from None
+    profile = parse_profile(zlib.decompress(profile_document))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "chart.svg"
+        plot(profile, parse_schedule(schedule_document), path)
+        return path.read_bytes()
+
+
+def simulation(profile_document: bytes, request: SimulationRequest) -> bytes:
+    """Return the JSON of a SimulationResult."""
+    profile = parse_profile(zlib.decompress(profile_document))
+    results = []
+    for name in request.policies:
+        run = simulate(
+            profile,
+            make_policy(name),
+            iterations=request.iterations,
+            jitter=request.jitter,
+            seed=request.seed,
+        )
+        times = tuple(float(iteration_s) for iteration_s in run.iterations_s)
+        results.append(PolicyResult(policy=name, iteration_s=run.iteration_s, iterations_s=times))
+    return SimulationResult(profile_id=profile.sha256, results=tuple(results)).model_dump_json().encode()
 
 
 def _decompressed(body: bytes, max_bytes: int) -> bytes:

@@ -111,7 +111,12 @@ def test_tenants_see_nothing_of_each_other(guarded: ServiceProcess, database_url
     """Every route that reads, lists or deletes is tried from both sides of the wall."""
     scopes = ("read", "submit", "admin")
     one, other = (
-        httpx.Client(base_url=guarded.url, headers=_as(_token(database_url, name, *scopes)), trust_env=False)
+        httpx.Client(
+            base_url=guarded.url,
+            headers=_as(_token(database_url, name, *scopes)),
+            trust_env=False,
+            timeout=60,
+        )
         for name in ("one", "other")
     )
     profile = layered_profile(250)
@@ -129,23 +134,35 @@ def test_tenants_see_nothing_of_each_other(guarded: ServiceProcess, database_url
     one.post("/v1/reports", json=report).raise_for_status()
     profile_path = f"/v1/profiles/{mine.json()['profile_sha256']}"
     newest = f"/v1/schedules?job=train&fingerprint={mine.json()['fingerprint']}"
-    walled = [mine.headers["location"], profile_path, newest, task]
+    path = mine.headers["location"]
+    walled = [path, f"{path}/timeline", f"{path}/chart", profile_path, newest, task]
     lists = ["/v1/schedules", "/v1/profiles", "/v1/reports"]
 
     document = one.get("/openapi.json").json()
-    tried = {"/v1/schedules/{schedule_id}", "/v1/profiles/{profile_id}", "/v1/tasks/{task_id}", *lists}
+    tried = {
+        "/v1/schedules/{schedule_id}",
+        "/v1/schedules/{schedule_id}/timeline",
+        "/v1/schedules/{schedule_id}/chart",
+        "/v1/profiles/{profile_id}",
+        "/v1/tasks/{task_id}",
+        "/v1/simulations",
+        *lists,
+    }
     assert {path for path in document["paths"] if path.startswith("/v1/")} == tried, "a route without a test"
 
     for path in walled:
         assert one.get(path).status_code == 200, path
         assert other.get(path).status_code == 404, path
-        if path not in (newest, task):
+        if path in (mine.headers["location"], profile_path):
             assert other.delete(path).status_code == 404, path
     for path in lists:
         assert one.get(path).json()["items"], path
         assert other.get(path).json()["items"] == [], path
     by_id = {"profile_id": mine.json()["profile_sha256"]}
     assert other.post("/v1/schedules", json=by_id).status_code == 422
+    simulated = by_id | {"policies": ["fifo"]}
+    assert one.post("/v1/simulations", json=simulated, timeout=60).status_code == 200
+    assert other.post("/v1/simulations", json=simulated).status_code == 422
     # Its own copy: solved for the other tenant as well, under another id.
     theirs = other.post("/v1/schedules", json={"profile": profile, "job": "train"}, timeout=60)
     assert theirs.status_code == 201

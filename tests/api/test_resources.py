@@ -5,11 +5,14 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from xml.etree import ElementTree
 
 import httpx
 import pytest
 
-from pace import parse_profile
+from pace import optimize, parse_profile
+from pace.simulate import make_policy, simulate
+from pace.timeline import chrome_trace
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
 
@@ -169,3 +172,30 @@ def test_names_of_jobs_are_only_names(service: ServiceProcess, name: str) -> Non
         assert created.status_code == found.status_code == 422
     else:
         assert (found.status_code, found.content) == (200, created.content)
+
+
+def test_a_schedule_can_be_looked_at(service: ServiceProcess) -> None:
+    """As the library's own timeline, and as a picture."""
+    document = layered_profile(5)
+    path = service.post_schedule(document).headers["location"]
+    profile = parse_profile(json.dumps(document))
+    assert service.http.get(f"{path}/timeline").json() == chrome_trace(profile, optimize(profile))
+    picture = service.http.get(f"{path}/chart")
+    assert picture.headers["content-type"] == "image/svg+xml"
+    assert ElementTree.fromstring(picture.text).tag.endswith("svg")
+
+
+def test_policies_can_be_simulated(service: ServiceProcess) -> None:
+    """The answer is the library's; unknown policies are refused by name."""
+    document = layered_profile(5)
+    profile_id = service.http.post("/v1/profiles", json=document).json()["id"]
+    request = {"profile_id": profile_id, "policies": ["fifo", "pace"], "iterations": 3, "jitter": 0.1}
+    answer = service.http.post("/v1/simulations", json=request)
+    assert answer.status_code == 200
+    profile = parse_profile(json.dumps(document))
+    for result in answer.json()["results"]:
+        expected = simulate(profile, make_policy(result["policy"]), iterations=3, jitter=0.1)
+        assert result["iterations_s"] == list(expected.iterations_s)
+    unknown = service.http.post("/v1/simulations", json=request | {"policies": ["magic"]})
+    assert (unknown.status_code, unknown.json()["type"]) == (422, "urn:pace:problem:invalid-options")
+    assert "magic" in unknown.json()["detail"]
