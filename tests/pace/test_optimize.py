@@ -1,0 +1,434 @@
+"""What must hold of every answer: monotone, scale-free, the same whatever the order of the input."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from pace import Gradient, InvalidOptions, Op, Options, Profile, Schedule, load_profile, optimize
+from pace.allreduce import (
+    AffineAllReduce,
+    HalvingDoublingAllReduce,
+    RingAllReduce,
+    SampledAllReduce,
+    TreeAllReduce,
+)
+from pace.check import check
+from pace.profile import ELEMENT_BYTES
+from pace.solver.instance import Instance
+from pace.solver.lp import MAX_VARIABLES, num_variables
+from tests.strategies import affine, eighths, layered, layered_profiles, options, profiles, properties
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "profiles").glob("*.json"))
+
+AFFINE = st.builds(affine, eighths(1), st.sampled_from([0.0, 0.0625, 0.25]))
+
+
+def scaled(profile: Profile, factor: float) -> Profile:
+    """Return the profile with all times multiplied by `factor`; its all-reduce must be affine."""
+    cost = profile.allreduce
+    assert isinstance(cost, AffineAllReduce)
+    return profile.replace(
+        ops=tuple(op.model_copy(update={"duration_s": op.duration_s * factor}) for op in profile.ops),
+        allreduce=affine(cost.latency_s * factor, cost.seconds_per_byte * factor),
+    )
+
+
+def predicted(schedule: Schedule) -> tuple[float, ...]:
+    """Return the predicted times, without the gap."""
+    p = schedule.predicted
+    return (p.iteration_s, p.ideal_iteration_s, p.compute_s, p.lower_bound_s)
+
+
+@given(profiles(cost=AFFINE), st.sampled_from([0.25, 1024.0]), st.sampled_from(["optimal", "pace", "none"]))
+@properties(80)
+def test_scaling_all_times_by_a_power_of_two_scales_every_time_exactly(
+    profile: Profile, factor: float, fusion: str
+) -> None:
+    """No constant of the solver is in seconds: groups, segments and priorities stay, times scale."""
+    chosen = Options.model_validate({"fusion": fusion, "search_calls": 200})
+    one, other = optimize(profile, chosen), optimize(scaled(profile, factor), chosen)
+    assert [t * factor for t in predicted(one)] == list(predicted(other))
+    assert [g.gradients for g in one.groups] == [g.gradients for g in other.groups]
+    assert [
+        (s.group, s.offset_bytes, s.size_bytes, s.priority, s.start_s * factor) for s in one.segments
+    ] == [(s.group, s.offset_bytes, s.size_bytes, s.priority, s.start_s) for s in other.segments]
+
+
+@given(profiles(cost=AFFINE), st.sampled_from([0.25, 1024.0]))
+@properties(40)
+def test_scaling_slots_too_scales_the_slotted_answer(profile: Profile, factor: float) -> None:
+    """The same slots of another length."""
+    one = optimize(profile, Options(slot_s=0.5, search_calls=100))
+    other = optimize(scaled(profile, factor), Options(slot_s=0.5 * factor, search_calls=100))
+    assert [t * factor for t in predicted(one)] == list(predicted(other))
+    assert [s.start_slot for s in one.segments] == [s.start_slot for s in other.segments]
+
+
+@given(layered_profiles(cost=AFFINE), st.sampled_from([1e-6, 0.3, 7.0, 1e5]))
+@properties(60)
+def test_scaling_by_any_factor_scales_ideal_and_bound_of_layered_models(
+    profile: Profile, factor: float
+) -> None:
+    """Up to rounding; which of two equally good plans is taken may depend on it."""
+    one, other = optimize(profile).predicted, optimize(scaled(profile, factor)).predicted
+    assert other.ideal_iteration_s == pytest.approx(one.ideal_iteration_s * factor, rel=1e-9)
+    assert other.lower_bound_s == pytest.approx(one.lower_bound_s * factor, rel=1e-9)
+
+
+def with_gradient(profile: Profile, size: int, producer: int, consumer: int | None) -> Profile:
+    """Return the profile with one more gradient of `size` bytes, and perhaps an op that waits for it."""
+    ops = list(profile.ops)
+    if consumer is not None:
+        op = ops[consumer]
+        ops[consumer] = op.model_copy(update={"waits_for": (*op.waits_for, "one more")})
+    extra = Gradient(name="one more", size_bytes=size, dtype="int8", producer=ops[producer].name)
+    return profile.replace(ops=tuple(ops), gradients=(*profile.gradients, extra))
+
+
+@given(profiles(cost=AFFINE), st.sampled_from([0, 1, 24, 200]), st.data())
+@properties(100)
+def test_one_more_gradient_never_lowers_the_bound(profile: Profile, size: int, data: st.DataObject) -> None:
+    """Any profile, affine cost: lower_bound_s is a maximum over sets and chains that only grow."""
+    backward = [at for at, op in enumerate(profile.ops) if op.name.startswith("bwd/")]
+    forward = [at for at, op in enumerate(profile.ops) if op.name.startswith("fwd/")]
+    consumer = data.draw(st.sampled_from([None, *forward]))
+    larger = with_gradient(profile, size, data.draw(st.sampled_from(backward)), consumer)
+    before = optimize(profile, Options(search_calls=1)).predicted.lower_bound_s
+    assert optimize(larger, Options(search_calls=1)).predicted.lower_bound_s >= before * (1 - 1e-12)
+
+
+@given(layered_profiles(max_layers=5, cost=AFFINE), st.sampled_from([0, 1, 24, 200]), st.data())
+@properties(100)
+def test_one_more_gradient_of_a_layer_never_lowers_the_ideal(
+    profile: Profile, size: int, data: st.DataObject
+) -> None:
+    """Layered and affine, where the ideal is the optimum over all fusions: a plan without it is no slower."""
+    n = len(profile.gradients)
+    if n == 0:
+        return
+    layer = data.draw(st.integers(0, n - 1))
+    larger = with_gradient(profile, size, layer, 2 * n - 1 - layer)
+    before = optimize(profile).predicted.ideal_iteration_s
+    assert optimize(larger).predicted.ideal_iteration_s >= before * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("kind", [RingAllReduce, HalvingDoublingAllReduce, TreeAllReduce])
+@given(profile=layered_profiles(max_layers=6), latency=eighths(1), factor=st.sampled_from([1.01, 2.0, 100.0]))
+@properties(40)
+def test_more_bandwidth_never_raises_the_ideal_of_layered_models(
+    kind: type[RingAllReduce], profile: Profile, latency: float, factor: float
+) -> None:
+    """Every plan is as fast or faster on a faster network, so the best is."""
+    slow = kind(bandwidth_bytes_per_s=16.0, latency_s=latency)
+    fast = kind(bandwidth_bytes_per_s=16.0 * factor, latency_s=latency)
+    before, after = (optimize(profile.replace(allreduce=cost)).predicted for cost in (slow, fast))
+    assert after.ideal_iteration_s <= before.ideal_iteration_s * (1 + 1e-12)
+    assert after.lower_bound_s <= before.lower_bound_s * (1 + 1e-12)
+
+
+@given(profiles(), options(), st.randoms(use_true_random=False))
+@properties(120)
+def test_the_order_of_gradients_changes_nothing_but_their_order(
+    profile: Profile, chosen: Options, random: Random
+) -> None:
+    """All predicted times are equal to the last bit."""
+    gradients = list(profile.gradients)
+    random.shuffle(gradients)
+    turned = profile.replace(gradients=tuple(gradients))
+    one, other = optimize(profile, chosen), optimize(turned, chosen)
+    assert one.predicted == other.predicted
+    assert one.fingerprint == other.fingerprint
+    assert one.solver == other.solver
+    assert [s.size_bytes for s in one.segments] == [s.size_bytes for s in other.segments]
+
+
+@given(profiles(), st.randoms(use_true_random=False))
+@properties(60)
+def test_the_order_of_ops_without_a_stream_changes_nothing(profile: Profile, random: Random) -> None:
+    """Nor do the names of anything."""
+    loose = [op.model_copy(update={"stream": None}) for op in profile.ops]
+    plain = profile.replace(ops=tuple(loose))
+    random.shuffle(loose)
+    assert optimize(plain).predicted == optimize(plain.replace(ops=tuple(loose))).predicted
+    renamed = json.loads(plain.model_dump_json().replace('"bwd/', '"zzz/').replace('"g', '"h'))
+    renamed["gradients"] = renamed.pop("hradients")
+    assert optimize(Profile.model_validate(renamed)).predicted == optimize(plain).predicted
+
+
+@given(profiles(), options())
+@properties(60)
+def test_the_same_input_gives_the_same_bytes(profile: Profile, chosen: Options) -> None:
+    """Nothing is left over from the solution before."""
+    assert optimize(profile, chosen).to_json() == optimize(profile, chosen).to_json()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", ["0", "1", "77"])
+def test_another_process_gives_the_same_bytes(seed: str) -> None:
+    """Whatever seeds the hashes of strings."""
+    program = (
+        "import sys; from pace import *; "
+        "sys.stdout.buffer.write(optimize(load_profile(sys.argv[1]), Options(fusion='optimal')).to_json())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(EXAMPLES[0])],
+        env=os.environ | {"PYTHONHASHSEED": seed},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == optimize(load_profile(EXAMPLES[0])).to_json()
+
+
+@given(profiles(), options())
+@properties(100)
+def test_times_are_in_order(profile: Profile, chosen: Options) -> None:
+    """Compute <= bound <= iteration; bound <= ideal, and ideal <= iteration where g has one slope."""
+    p = optimize(profile, chosen).predicted
+    slack = 1e-9 * p.iteration_s
+    assert p.compute_s <= p.lower_bound_s <= p.iteration_s + slack
+    if chosen.target == "pace":
+        assert p.lower_bound_s <= p.ideal_iteration_s + slack
+    if chosen.slot_s is None and profile.cost.line is not None:
+        assert p.ideal_iteration_s <= p.iteration_s + slack
+
+
+@given(profiles(), st.sampled_from([0.25, 0.7, 1.0]))
+@properties(80)
+def test_both_oracles_give_the_same_document(profile: Profile, slot_s: float) -> None:
+    """But for their names: times, segments, slots and proofs are equal."""
+    one, other = (
+        optimize(profile, Options.model_validate({"oracle": oracle, "slot_s": slot_s, "search_calls": 50}))
+        for oracle in ("jackson", "lp")
+    )
+    solver = one.solver.model_copy(update={"oracle": "lp"})
+    assert one.model_copy(update={"solver": solver}) == other
+
+
+@given(profiles(), st.sampled_from([1, 2, 8, 1000]))
+@properties(60)
+def test_segments_are_no_larger_than_asked_for(profile: Profile, most: int) -> None:
+    """But one element always goes."""
+    schedule = optimize(profile, Options(max_segment_bytes=most, search_calls=50))
+    for segment in schedule.segments:
+        assert segment.size_bytes <= max(most, ELEMENT_BYTES[schedule.groups[segment.group].dtype])
+
+
+@given(profiles())
+@properties(60)
+def test_a_barrier_is_never_faster_than_its_bound_or_than_sending_nothing(profile: Profile) -> None:
+    """DDP and Horovod: whole groups in order of ready time, one segment each, no earlier than any bound."""
+    for target in ("ddp", "horovod"):
+        schedule = optimize(profile, Options.model_validate({"target": target}))
+        sent = [group for group in schedule.groups if group.size_bytes]
+        assert len(schedule.segments) == len(sent)
+        ready = [schedule.groups[segment.group].ready_s for segment in schedule.segments]
+        assert ready == sorted(ready)
+
+
+# Degenerate input, issue 3's list.
+
+
+def assert_right(profile: Profile, chosen: Options | None = None) -> Schedule:
+    """Return the schedule, accepted by the checker."""
+    schedule = optimize(profile, chosen)
+    assert check(profile, schedule) == []
+    return schedule
+
+
+EVERY_KIND = [
+    Options(),
+    Options(fusion="pace"),
+    Options(fusion="none"),
+    Options(slot_s=0.5),
+    Options(slot_s=0.5, oracle="lp"),
+    Options(target="ddp"),
+    Options(target="horovod"),
+    Options(scenarios=3, jitter=0.1),
+]
+
+
+@pytest.mark.parametrize("chosen", EVERY_KIND, ids=str)
+@pytest.mark.parametrize(
+    ("profile", "iteration_s"),
+    [
+        (layered([], allreduce=affine(1, 1)), 0.0),
+        (Profile(name="empty", workers=1, ops=(), gradients=(), allreduce=affine(1, 1)), 0.0),
+        (layered([4], allreduce=affine(1, 1)), 1 + 5 + 1),
+        (layered([0], allreduce=affine(1, 1)), 2),
+        (layered([0, 0, 4], allreduce=affine(1, 1)), 3 + 5 + 3),
+        (layered([4, 4], allreduce=affine(1, 1), workers=1), 4),
+        (layered([4, 4], allreduce=affine(0, 0)), 4),
+        (layered([4, 4], allreduce=affine(1, 0.5), backward_s=[0, 0], forward_s=[0, 0]), 1 + 4),
+        (layered([0, 0], allreduce=affine(1, 1), backward_s=[0, 0], forward_s=[0, 0]), 0),
+    ],
+)
+def test_degenerate_profiles(profile: Profile, iteration_s: float, chosen: Options) -> None:
+    """No gradients, one, none with bytes, one worker, a free network, no compute."""
+    schedule = assert_right(profile, chosen)
+    if chosen.fusion != "none" and not chosen.scenarios:
+        assert schedule.predicted.iteration_s == pytest.approx(iteration_s)
+
+
+def test_a_gradient_without_bytes_can_make_the_window() -> None:
+    """Produced beside the stream after 5 s, and 3 s of forward pass wait for it."""
+    profile = Profile(
+        name="late",
+        workers=2,
+        ops=(Op(name="bwd", duration_s=5), Op(name="fwd", duration_s=3, waits_for=("empty",))),
+        gradients=(Gradient(name="empty", size_bytes=0, producer="bwd"),),
+        allreduce=affine(1, 1),
+    )
+    schedule = assert_right(profile)
+    assert schedule.predicted.iteration_s == 8
+    assert schedule.segments == ()
+
+
+@pytest.mark.parametrize("chosen", EVERY_KIND, ids=str)
+def test_equal_ready_times_and_tails(chosen: Options) -> None:
+    """Ten gradients that nothing tells apart."""
+    profile = layered(
+        [3] * 10, allreduce=affine(0.5, 0.25), backward_s=[1] + [0] * 9, forward_s=[0] * 9 + [1]
+    )
+    schedule = assert_right(profile, chosen)
+    if chosen.fusion == "optimal" and chosen.slot_s is None:
+        assert len([group for group in schedule.groups if group.size_bytes]) == 1
+        assert schedule.predicted.iteration_s == 1 + 0.5 + 7.5 + 1
+
+
+def test_one_gradient_larger_than_all_others() -> None:
+    """A terabyte between gradients of a few bytes."""
+    sizes = [4, 10**12, 4, 4]
+    schedule = assert_right(layered(sizes, allreduce=affine(1e-4, 1e-9)))
+    assert schedule.predicted.gap < 1e-3
+
+
+@pytest.mark.parametrize("chosen", EVERY_KIND, ids=str)
+def test_nanoseconds_beside_kiloseconds(chosen: Options) -> None:
+    """1e-9 s and 1e3 s in one profile."""
+    profile = layered(
+        [1, 10**6, 2, 3],
+        allreduce=affine(1e-9, 1e-9),
+        backward_s=[1e3, 1e-9, 1e-9, 1e3],
+        forward_s=[1e-9, 1e3, 1e-9, 1e3],
+    )
+    assert_right(profile, chosen)
+
+
+def test_a_million_slots() -> None:
+    """Longest tail first does not walk slots; the linear program says which length would fit."""
+    profile = layered([3, 5, 2], allreduce=affine(0.5, 0.25), backward_s=[1, 1, 1], forward_s=[1, 1, 1])
+    schedule = assert_right(profile, Options(slot_s=1e-5))
+    assert schedule.segments[-1].start_slot is not None
+    assert schedule.segments[-1].start_slot > 100_000
+    with pytest.raises(InvalidOptions, match=r"slot_s of .* would fit"):
+        optimize(profile, Options(oracle="lp", slot_s=1e-7))
+
+
+def test_the_slot_length_that_is_said_to_fit_fits() -> None:
+    """The message is of use."""
+    profile = layered([3] * 40, allreduce=affine(0.5, 0.25))
+    with pytest.raises(InvalidOptions) as refused:
+        optimize(profile, Options(oracle="lp", slot_s=1e-4, fusion="none"))
+    fitting = float(str(refused.value).split("slot_s of ")[1].split()[0])
+    schedule = optimize(profile, Options(slot_s=fitting, fusion="none"))
+    ready, processing, tail = (
+        np.array([getattr(group, name) for group in schedule.groups])
+        for name in ("ready_s", "allreduce_s", "tail_s")
+    )
+    assert (
+        num_variables(Instance(ready=ready, processing=processing, tail=tail).in_slots(fitting))
+        <= MAX_VARIABLES
+    )
+
+
+MISFITS: list[tuple[dict[str, object], Sequence[str]]] = [
+    ({"oracle": "lp"}, ["slot_s", "jackson"]),
+    ({"target": "ddp", "slot_s": 1.0}, ["slot_s", "ddp"]),
+    ({"target": "horovod", "fusion": "pace"}, ["pace", "horovod", "optimal"]),
+    ({"target": "ddp", "max_segment_bytes": 8}, ["max_segment_bytes"]),
+    ({"slot_s": 1.0, "max_segment_bytes": 8}, ["max_segment_bytes", "slot_s"]),
+    ({"slot_s": 1.0, "scenarios": 3}, ["scenarios", "slot_s"]),
+    ({"jitter": 0.5}, ["scenarios"]),
+    ({"slot_s": 1e-18}, ["slot_s", "would fit"]),
+]
+
+
+@pytest.mark.parametrize(("chosen", "named"), MISFITS)
+def test_options_that_do_not_fit_are_refused_in_one_sentence(
+    chosen: dict[str, object], named: Sequence[str]
+) -> None:
+    """Which says what would work."""
+    profile = layered([3, 5], allreduce=affine(0.5, 0.25))
+    with pytest.raises(InvalidOptions) as refused:
+        optimize(profile, Options.model_validate(chosen))
+    assert "\n" not in str(refused.value)
+    for part in named:
+        assert part in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"oracle": "guess"},
+        {"fusion": "all"},
+        {"target": "mpi"},
+        {"slot_s": 0},
+        {"slot_s": -1},
+        {"slot_s": float("nan")},
+        {"slot_s": float("inf")},
+        {"slot_s": 1e300},
+        {"max_group_bytes": 0},
+        {"max_segment_bytes": 0},
+        {"scenarios": -1},
+        {"jitter": -0.1},
+        {"risk": "worst"},
+        {"search_calls": 0},
+        {"orcale": "lp"},
+    ],
+)
+def test_options_that_do_not_exist_are_refused(chosen: dict[str, object]) -> None:
+    """Unknown values and names, and numbers that mean nothing."""
+    with pytest.raises(ValidationError):
+        Options.model_validate(chosen)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("fusion", ["optimal", "pace", "none"])
+def test_bundled_profiles(path: Path, fusion: str) -> None:
+    """Accepted by the checker; where the search is exact the ideal plan is at its bound."""
+    profile = load_profile(path)
+    schedule = assert_right(profile, Options.model_validate({"fusion": fusion}))
+    if schedule.solver.method.endswith("exact"):
+        p = schedule.predicted
+        assert p.ideal_iteration_s == pytest.approx(p.lower_bound_s, rel=1e-9)
+
+
+def test_samples_whose_halves_are_cheaper_than_the_whole() -> None:
+    """A cost that jumps: cutting a group may be faster than sending it whole, and is told truly."""
+    jump = SampledAllReduce(samples=((10, 1), (11, 50)))
+    assert_right(layered([20, 20, 20], allreduce=jump))
+    assert_right(layered([20, 20, 20], allreduce=jump), Options(max_segment_bytes=10))
+
+
+def test_jitter_changes_what_is_compared_and_not_what_is_predicted() -> None:
+    """The mean and the 95th percentile over the sampled windows are reported, the plan's own time stays."""
+    profile = layered([3, 50, 7, 2], allreduce=affine(0.5, 0.25))
+    certain, mean, tail = (
+        assert_right(profile, Options.model_validate({"scenarios": 40, "jitter": jitter, "risk": risk}))
+        for jitter, risk in [(0.0, "mean"), (0.3, "mean"), (0.3, "p95")]
+    )
+    assert optimize(profile).predicted.scenarios_s is None
+    assert certain.predicted.scenarios_s == pytest.approx(certain.predicted.iteration_s)
+    assert mean.predicted.scenarios_s is not None
+    assert tail.predicted.scenarios_s is not None
+    assert tail.predicted.scenarios_s > mean.predicted.scenarios_s
