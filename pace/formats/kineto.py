@@ -182,11 +182,18 @@ def _median_step(rank: _Rank) -> TrainingStep:
 def _update_s(clock: Clock, step: RecordedStep) -> float:
     if clock == "device":
         return sum(sum(op.device_s.values()) for op in step.update)
-    return sum(op.op.end_s - op.op.start_s - op.communication_s for op in step.update)
+    if not step.update:
+        return 0.0
+    span = max(op.op.end_s for op in step.update) - min(op.op.start_s for op in step.update)
+    return max(span - sum(op.communication_s for op in step.update), 0.0)
 
 
 def _step_ops(rank: _Rank, passes: list[list[RecordedOp]]) -> tuple[StepOp, ...]:
     durations = [_durations(rank.clock, ops) for ops in passes]
+    medians = [statistics.median(each) for each in zip(*durations, strict=True)]
+    # Disturbances hit other ops in every step: the sum of medians forgets them, the median of sums does not.
+    total = sum(medians)
+    scale = statistics.median(sum(step) for step in durations) / total if total else 1.0
     reference = passes[-1]
     modules = _modules(rank.trace, reference)
     streams = [max(op.device_s, key=lambda stream: op.device_s[stream], default=None) for op in reference]
@@ -195,7 +202,7 @@ def _step_ops(rank: _Rank, passes: list[list[RecordedOp]]) -> tuple[StepOp, ...]
     return tuple(
         StepOp(
             name=f"{place:03d}.{modules[place]}{op.name}",
-            duration_s=statistics.median(each),
+            duration_s=medians[place] * scale,
             duration_std_s=statistics.pstdev(each),
             stream=names[place],
             waits_for_ops=_seen_before(reference, names, place),
