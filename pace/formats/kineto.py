@@ -3,6 +3,7 @@
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -92,7 +93,7 @@ class _Rank:
             clock = "device" if any(op.device_s for op in self.steps[0].backward) else "host"
         self.clock: Clock = clock
         self.gradients = _with_shapes(trace, self.steps, shapes)
-        self.calls = _with_sizes(self.steps, recorded_calls(trace), shapes)
+        self.calls = _with_sizes(self.steps, recorded_calls(trace), self.gradients, shapes)
         self.step = _median_step(self)
         self.compute_s = sum(op.duration_s for op in (*self.step.forward, *self.step.backward))
 
@@ -131,26 +132,33 @@ def _recorded_tensor(gradient: RecordedGradient) -> TracedTensor | None:
 
 
 def _with_sizes(
-    steps: list[RecordedStep], calls: list[RecordedCall], shapes: ExecutionTrace | None
+    steps: list[RecordedStep],
+    calls: list[RecordedCall],
+    gradients: list[TracedTensor],
+    shapes: ExecutionTrace | None,
 ) -> list[RecordedCall]:
-    """Return the calls during the steps; sizes that are missing are taken from the execution trace."""
-    start, end = steps[0].start_s, steps[-1].end_s
-    calls = [call for call in calls if start <= call.start_s < end]
-    if shapes is None:
-        return calls
-    sizes = {record: tensor.size_bytes for record, tensor in shapes.allreduces.items()}
-    return [
-        call
-        if call.size_bytes is not None or call.record is None
-        else RecordedCall(
-            start_s=call.start_s,
-            duration_s=call.duration_s,
-            size_bytes=sizes.get(call.record),
-            workers=call.workers,
-            record=call.record,
-        )
-        for call in calls
-    ]
+    """Return the calls during the steps; a size that was not recorded is looked up or inferred.
+
+    In the execution trace, if both were recorded together; else, if a step has as many calls as it
+    issued all-reduces, each call carried the gradients that were ready since the one before.
+    """
+    found: list[RecordedCall] = []
+    by_record = {} if shapes is None else shapes.allreduces
+    for step in steps:
+        inside = [call for call in calls if step.start_s <= call.start_s < step.end_s]
+        groups = [
+            sum(tensor.size_bytes for tensor in gradients[before:after])
+            for before, after in pairwise([0, *step.reduced_after])
+        ]
+        for place, call in enumerate(inside):
+            size = call.size_bytes
+            if size is None and call.record is not None and call.record in by_record:
+                size = by_record[call.record].size_bytes
+            recorded = size is not None
+            if not recorded and len(groups) == len(inside):
+                size = groups[place]
+            found.append(replace(call, size_bytes=size, size_is_recorded=recorded))
+    return found
 
 
 def _median_step(rank: _Rank) -> TrainingStep:
@@ -287,7 +295,8 @@ def _replay(rank: _Rank) -> tuple[list[dict[str, Any]], bool | None]:
     """
     step = rank.steps[-1]
     names = gradient_names(rank.step)
-    sizes = [c.size_bytes for c in rank.calls if step.start_s <= c.start_s < step.end_s]
+    calls = [call for call in rank.calls if step.start_s <= call.start_s < step.end_s]
+    sizes = [call.size_bytes if call.size_is_recorded else None for call in calls]
     edges = list(pairwise([0, *step.reduced_after]))
     ready = [sum(tensor.size_bytes for tensor in rank.gradients[a:b]) for a, b in edges]
     groups = [

@@ -27,7 +27,7 @@ COMMUNICATION = re.compile(
     r"nccl:|gloo:|c10d::|record_param_comms|aten::(un)?flatten_dense_tensors|"
     r"torch\.distributed\.ddp\.reducer::copy_bucket_to_grad"
 )
-_REDUCE = "c10d::allreduce_"
+_REDUCE, _REDUCE_NOTE = "c10d::allreduce_", "nccl:all_reduce"
 
 
 @dataclass(slots=True)
@@ -113,7 +113,8 @@ def recorded_steps(trace: KinetoTrace) -> list[RecordedStep]:
     FormatError
         If there is none, or less than 90 % of the device's time can be given to operators.
     """
-    trace.ops.sort(key=lambda op: (op.start_s, -op.end_s))
+    for ops in (trace.ops, trace.annotations):
+        ops.sort(key=lambda op: (op.start_s, -op.end_s))
     outermost = _outermost(trace.ops)
     taken: dict[int, RecordedOp] = {}
     steps = [_step(trace, start, end, outermost, taken) for start, end in _boundaries(trace)]
@@ -224,9 +225,11 @@ def _add_shapes(trace: KinetoTrace, step: RecordedStep, backward: list[HostOp]) 
             gradient.size_bytes, gradient.dtype = op.size_bytes, op.dtype
             if op.record is not None:
                 gradient.record = op.record
-    step.reduced_after = [
-        bisect.bisect_right(starts, op.start_s) for op in during if op.name.startswith(_REDUCE)
-    ]
+    issued = [op.start_s for op in during if op.name.startswith(_REDUCE)]
+    if not issued:  # older traces have only the annotation inside
+        notes = _between(trace.annotations, step.start_s, step.end_s)
+        issued = [note.start_s for note in notes if note.name == _REDUCE_NOTE and note.thread in threads]
+    step.reduced_after = [bisect.bisect_right(starts, start) for start in issued]
 
 
 def _between(ops: list[HostOp], start: float, end: float) -> list[HostOp]:

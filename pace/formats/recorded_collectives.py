@@ -20,6 +20,7 @@ class RecordedCall:
     size_bytes: int | None
     workers: int | None
     record: int | None = None
+    size_is_recorded: bool = True
 
 
 def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:

@@ -174,16 +174,33 @@ def test_gloo_calls_are_taken_from_their_threads(tmp_path: Path) -> None:
     assert dict(profile.allreduce.model_dump()["samples"]) == pytest.approx({840: 70e-6, 1200: 90e-6})
 
 
-def test_calls_of_unknown_size_need_a_cost(tmp_path: Path) -> None:
-    """Older traces do not say what NCCL sent; a cost of the caller's replaces it."""
-    with pytest.raises(FormatError, match="no all-reduce of known size was recorded"):
-        _read(tmp_path, kineto_events(sized=False))
-    cost = AffineAllReduce(latency_s=1e-4, seconds_per_byte=1e-9)
-    profile = _read(tmp_path, kineto_events(sized=False), allreduce=cost)
-    assert profile.allreduce == cost
+@pytest.mark.parametrize("annotated", [False, True])
+def test_sizes_that_were_not_recorded_are_inferred(tmp_path: Path, annotated: bool) -> None:
+    """Older traces do not say what NCCL sent: each call carried what was ready since the one before.
+
+    NCCL's kernels are told by their names, so they are still no compute. Where an all-reduce is issued is
+    told by the operator, or in still older traces by the annotation inside it.
+    """
+    events = kineto_events(sized=False)
+    if annotated:
+        for event in events:
+            if event["name"] == "c10d::allreduce_":
+                event.update(cat="user_annotation", name="nccl:all_reduce")
+    profile = _read(tmp_path, events)
+    assert dict(profile.allreduce.model_dump()["samples"]) == pytest.approx({840: 70e-6, 1200: 90e-6})
     assert profile.metadata["recorded_allreduces_match"] is None
-    # NCCL's kernels are told by their names, so they are still no compute.
     assert profile.timing.compute_s == pytest.approx(2394e-6)
+
+
+def test_calls_of_unknown_size_need_a_cost(tmp_path: Path) -> None:
+    """A call that nothing in the trace accounts for has no size; a cost of the caller's replaces it."""
+    events = [event for event in kineto_events(sized=False) if event["name"] != "c10d::allreduce_"]
+    with pytest.raises(FormatError, match="no all-reduce of known size was recorded"):
+        _read(tmp_path, events)
+    cost = AffineAllReduce(latency_s=1e-4, seconds_per_byte=1e-9)
+    profile = _read(tmp_path, events, allreduce=cost)
+    assert profile.allreduce == cost
+    assert profile.metadata["recorded_allreduces"] == []
 
 
 def test_steps_that_ran_other_ops_are_left_out_with_a_warning(tmp_path: Path) -> None:
