@@ -168,7 +168,8 @@ def _backlog(schedule: Schedule) -> list[dict[str, Any]]:
     changes += [(segment.end_s, -segment.size_bytes) for segment in schedule.segments]
     waiting = 0
     events = []
-    for at, change in sorted(changes):
+    # At one moment bytes become ready before they are reduced, as where an all-reduce costs nothing.
+    for at, change in sorted(changes, key=lambda item: (item[0], -item[1])):
         waiting += change
         counter = {"ph": "C", "pid": 0, "name": "bytes waiting", "ts": at * MICROSECONDS}
         events.append({**counter, "args": {"bytes": waiting}})
