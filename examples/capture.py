@@ -47,6 +47,10 @@ def main() -> None:
         with Client(arguments.service, timeout_s=60) as client:
             schedule = client.create_schedule(profile, job=arguments.job)
         print(capture.report)
+        if not measured.one_at_a_time:
+            print(
+                "Two all-reduces at once were faster than one after the other: the schedule is pessimistic."
+            )
         if arguments.out is not None:
             (arguments.out / "profile.json").write_text(profile.model_dump_json(indent=2))
             (arguments.out / "schedule.json").write_bytes(schedule.to_json())

@@ -148,7 +148,7 @@ def samples(profile: Profile) -> str:
     """Say what some of the measured all-reduces took."""
     measured: Any = profile.allreduce
     return ", ".join(
-        f"{size / 1024:,.0f} KiB {seconds * 1e3:.2g} ms" for size, seconds in sorted(measured.samples)[::3]
+        f"{size / 1024:,.0f} KiB {seconds * 1e3:.1f} ms" for size, seconds in sorted(measured.samples)[::3]
     )
 
 

@@ -38,10 +38,14 @@ class CudaClock:
     read once all work is queued; nothing here waits for the device before that.
     """
 
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
     def now(self) -> torch.cuda.Event:
         """Return a stamp of this moment in the current stream."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        event.record()
+        # Not simply the current stream: the model's device need not be the current one.
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def seconds(self, stamps: Sequence[torch.cuda.Event]) -> list[float]:
@@ -64,7 +68,7 @@ def clock_for(model: torch.nn.Module) -> Clock:
         raise InvalidOptions(f"the model's parameters lie on several devices ({shown}); capture needs one")
     device = next(iter(devices), torch.device("cpu"))
     if device.type == "cuda":
-        return CudaClock()
+        return CudaClock(device)
     if device.type == "cpu":
         return HostClock()
     raise InvalidOptions(f'no clock for device "{device}": capture works on cpu and cuda')

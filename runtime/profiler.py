@@ -25,6 +25,7 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,6 +36,10 @@ from pace.runtime.clock import clock_for
 from pace.runtime.trace import Trace, Tracer
 from pace.runtime.window import Granularity, Window, lay_out, middle_half
 from pace.version import __version__
+
+INEXACT = 0.1
+
+log = structlog.get_logger("pace.runtime")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +110,7 @@ class Capture:
     Raises
     ------
     InvalidOptions
-        If the model lies on several devices or the optimizer sends gradients itself.
+        If the model is compiled, sharded or on several devices, or the optimizer sends gradients itself.
     """
 
     def __init__(
@@ -124,6 +129,12 @@ class Capture:
                 f"{type(optimizer).__name__} sends gradients: capture before wrapping the optimizer"
             )
         self._wrapper = model if isinstance(model, DistributedDataParallel) else None
+        if hasattr(model, "_orig_mod"):
+            raise InvalidOptions(
+                "the model is compiled: capture it before torch.compile, which hooks take apart"
+            )
+        if any(hasattr(parameter, "placements") for parameter in model.parameters()):
+            raise InvalidOptions("the model's parameters are sharded: capture is for whole models")
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         assert isinstance(inner, torch.nn.Module)
         self._model = inner
@@ -226,11 +237,17 @@ class Capture:
         Raises
         ------
         InvalidProfile
-            If the loop ended before all iterations were captured, or no two were alike.
+            If the loop ended before all iterations were captured, or most were not alike.
+
+        Notes
+        -----
+        Logs a warning when the profile's compute time is more than 10 % off the plain iterations.
         """
         window, intervals_s = self._measurement()
         ops = window.measured(intervals_s)
         report = self.report
+        if abs(report.error) > INEXACT:
+            log.warning("pace.capture_inexact", profile=name, report=str(report))
         parameters = dict(self._model.named_parameters())
         last_backward = [op.name for op in ops if op.name.startswith("bwd/")]
         # All-reduce carries a parameter that got no gradient as well: that it gets none is known last.

@@ -3,11 +3,12 @@
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.nn import functional as F  # noqa: N812 - torch's own convention
 from torch.utils.checkpoint import checkpoint
 
@@ -16,6 +17,7 @@ from pace.errors import InvalidOptions, InvalidProfile
 from pace.fingerprint import fingerprint
 from pace.profile import Profile, parse_profile
 from pace.runtime.profiler import Capture
+from pace.runtime.torch import DistributedOptimizer
 from pace.runtime.window import Granularity, WindowOp
 from tests.runtime.launch import run_ranks
 
@@ -396,10 +398,35 @@ def test_a_model_that_never_does_the_same_is_refused() -> None:
         capture.profile("changing", workers=2, allreduce=ALLREDUCE)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script_method.*:DeprecationWarning"
+)  # torch.compile's own imports
 def test_refusals() -> None:
     """Options that cannot work are named."""
+    model = _layered()
     with pytest.raises(InvalidOptions, match="warmup=0"):
-        Capture(_layered(), warmup=0)
+        Capture(model, warmup=0)
+    with pytest.raises(InvalidOptions, match=r"before torch\.compile"):
+        Capture(cast("nn.Module", torch.compile(model)))
+    model[4].to("meta")
+    with pytest.raises(InvalidOptions, match=r"several devices \(cpu, meta\)"):
+        Capture(model)
+
+
+def test_a_wrapped_optimizer_is_refused() -> None:
+    """PACE's own wrapper, on one rank: capture comes before it."""
+    model = _layered()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    store = HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        with (
+            DistributedOptimizer(optimizer, model) as wrapped,
+            pytest.raises(InvalidOptions, match="capture before wrapping"),
+        ):
+            Capture(model, wrapped)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def _capture_under_ddp(rank: int, size: int) -> tuple[list[str], bool]:
