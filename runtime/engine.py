@@ -10,6 +10,7 @@ collectives equal on all ranks without asking which gradients a rank happened to
   name, the others submit at once and rank 0's submission decides.
 """
 
+import heapq
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ class _Job:
         "key",
         "number",
         "remaining",
+        "rounds",
         "segments",
         "sent_s",
         "submitted",
@@ -53,6 +55,7 @@ class _Job:
         self.submitted_s = 0.0
         self.sent_s = 0.0
         self.done_s = 0.0
+        self.rounds = 0
         self.waited_s = 0.0
 
 
@@ -128,6 +131,9 @@ class Engine:
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._position = 0
+        # By round first: a peer may be waiting for this round's last segment before it can compute any of
+        # the next round's gradients. The group's number is in the key, so jobs are never compared.
+        self._queue: list[tuple[int, tuple[float, float, int], _Job]] = []
         self._unsent = 0
         self._in_flight_bytes = 0
         self._in_flight = 0
@@ -168,6 +174,9 @@ class Engine:
             job.waited_s = 0.0
             job.submitted = True
             self._unsent += job.unsent
+            job.rounds += 1
+            if self.role in ("leader", "submitter"):
+                heapq.heappush(self._queue, (job.rounds, job.key, job))
             if self.role != "planned" or self._order[self._position].job is job:
                 self._wake.notify()
 
@@ -214,6 +223,10 @@ class Engine:
             if found:
                 self._failure = CommunicationFailed(f"{self._failure}; {found}")
         raise self._failure
+
+    def abandon(self) -> None:
+        """Give up what is in flight: nothing more is sent, and every wait raises."""
+        self._fail("was abandoned", None, None)
 
     def last_round(self) -> tuple[tuple[GroupTimes, ...], tuple[SegmentTimes, ...]]:
         """When each group and segment was last handed over, sent and done; nothing may be in flight."""
@@ -298,8 +311,7 @@ class Engine:
         if self.role == "planned":
             segment = self._order[self._position]
             return segment if segment.job.submitted else None
-        submitted = [job for job in self._jobs if job.submitted]
-        job = min(submitted, key=lambda job: job.key)
+        job = self._queue[0][-1]
         return job.segments[len(job.segments) - job.unsent]
 
     def _admits(self, segment: _Segment) -> bool:
@@ -313,6 +325,8 @@ class Engine:
             job.sent_s = time.perf_counter()
         job.unsent -= 1
         job.submitted = job.unsent > 0
+        if not job.submitted and self.role in ("leader", "submitter"):
+            heapq.heappop(self._queue)
         self._unsent -= 1
         self._position = (self._position + 1) % len(self._order)
         self._in_flight += 1

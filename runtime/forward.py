@@ -22,12 +22,17 @@ class GatedParameters(dict[str, nn.Parameter | None]):
     """A module's parameters; reading one first makes it current."""
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter | None], slots: Mapping[str, Slot], use: Use
+        self,
+        parameters: Mapping[str, nn.Parameter | None],
+        slots: Mapping[str, Slot],
+        use: Use,
+        look: Use,
     ) -> None:
         super().__init__(parameters)
         self._slots = {name: (slot,) for name, slot in slots.items()}
         self._all = tuple(slots.values())
         self._use = use
+        self._look = look
 
     def __getitem__(self, name: str) -> nn.Parameter | None:
         slot = self._slots.get(name)
@@ -41,12 +46,12 @@ class GatedParameters(dict[str, nn.Parameter | None]):
 
     def items(self) -> ItemsView[str, nn.Parameter | None]:  # type: ignore[override]  # a view all the same
         """Read all parameters."""
-        self._use(self._all)
+        self._look(self._all)
         return super().items()
 
     def values(self) -> ValuesView[nn.Parameter | None]:  # type: ignore[override]
         """Read all parameters."""
-        self._use(self._all)
+        self._look(self._all)
         return super().values()
 
     def copy(self) -> dict[str, nn.Parameter | None]:
@@ -87,12 +92,20 @@ class ForwardWatch:
     ----------
     use
         Called with the slots of parameters that are about to be used.
+    look
+        Called with the slots of parameters that somebody lists, for whatever purpose.
     enter
         Called before the outermost module's forward.
     """
 
     def __init__(
-        self, model: nn.Module, slots: Mapping[nn.Parameter, Slot], *, use: Use, enter: Callable[[], None]
+        self,
+        model: nn.Module,
+        slots: Mapping[nn.Parameter, Slot],
+        *,
+        use: Use,
+        look: Use,
+        enter: Callable[[], None],
     ) -> None:
         self._gated: list[tuple[nn.Module, GatedParameters]] = []
         self._handles: list[Any] = []
@@ -113,7 +126,7 @@ class ForwardWatch:
             if type(module._parameters) is not dict or isinstance(module, torch.jit.ScriptModule):
                 self.ungated += own.values()
                 continue
-            gated = GatedParameters(module._parameters, own, use)
+            gated = GatedParameters(module._parameters, own, use, look)
             module._parameters = gated
             self._gated.append((module, gated))
             if next(module.children(), None) is None:

@@ -3,10 +3,12 @@
 Process groups of the runtime's own, so that the user's collectives never come between its own.
 """
 
+import atexit
 import datetime
 import itertools
 import os
 import threading
+import time
 from typing import Any
 
 import torch
@@ -26,6 +28,17 @@ from pace.runtime.transport import Done, Sequencing
 
 # Ranks must build their transports in the same order, as with torch.distributed.new_group.
 _instances = itertools.count()
+
+_closing: list[threading.Thread] = []
+
+
+@atexit.register
+def _finish_closing() -> None:
+    # Gloo's threads must not call into an interpreter that is gone; but no exit takes for ever either.
+    deadline = time.monotonic() + 10.0
+    for thread in _closing:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+
 
 # Gloo's default of two lets two large segments hold up every small one behind them.
 _THREADS = 4
@@ -128,7 +141,9 @@ class GlooTransport:
         self._segments = self._control = self._decisions = None
         if failed:
             # Their destructors wait for calls that only end when the time-out does.
-            threading.Thread(target=groups.clear, name="pace.close", daemon=True).start()
+            thread = threading.Thread(target=groups.clear, name="pace.close", daemon=True)
+            thread.start()
+            _closing.append(thread)
         else:
             groups.clear()
 

@@ -6,6 +6,7 @@ rank did not compute: that is what keeps ranks in step. In overlap mode ``step()
 hyper-parameters; each group's update is applied when its parameters are about to be used.
 """
 
+import atexit
 import collections
 import contextlib
 import json
@@ -148,6 +149,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
             self.model,
             {slot.parameter: slot for slot in self._slots},
             use=self._use,
+            look=self._look,
             enter=self._enter,
         )
         self._learning = True
@@ -318,11 +320,15 @@ class WrappedOptimizer(torch.optim.Optimizer):
                 group.zero_after = False
                 group.buffer.zero_()
 
-    def _use(self, slots: Iterable[Slot]) -> None:
+    def _look(self, slots: Iterable[Slot]) -> None:
         if self._num_pending:
             for slot in slots:
                 if slot.fused.pending:
                     self._finish(slot.fused)
+
+    def _use(self, slots: Iterable[Slot]) -> None:
+        if self._num_pending:
+            self._look(slots)
         if self._learning:
             for slot in slots:
                 slot.claimed = True
@@ -611,3 +617,12 @@ def _weakly(wrapper: WrappedOptimizer, slot: Slot) -> Callable[[], None]:
 
 
 _live: "weakref.WeakSet[WrappedOptimizer]" = weakref.WeakSet()
+
+
+@atexit.register
+def _abandon_all() -> None:
+    # A process that ends without close(), by an exception say, must not take its threads into the
+    # interpreter's own end.
+    for wrapper in list(_live):
+        wrapper._engine.abandon()
+        wrapper.close()

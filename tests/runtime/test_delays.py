@@ -1,0 +1,90 @@
+"""Law 2 under stress: random delays in ranks, hooks and the transport never deadlock or change weights."""
+
+import random
+import threading
+import time
+from typing import Any, cast
+
+import pytest
+
+from tests.runtime.launch import Backend, run_ranks
+from tests.runtime.models import batches, build
+from tests.runtime.schedules import shuffled_schedule
+from tests.runtime.training import (
+    OPTIMIZERS,
+    Case,
+    backward,
+    difference,
+    equal_bits,
+    train_plainly,
+    trainable,
+    weights,
+    wrap,
+)
+
+SIZE = 3
+RUNS = 200
+MODEL_NAMES = ("conv", "transformer", "branches", "functional", "mixed")
+STEPS = 3
+
+
+def _delay(chance: random.Random) -> None:
+    if chance.random() < 0.1:
+        time.sleep(chance.random() * 0.004)
+
+
+def _run(rank: int, size: int, transport: str, seed: int) -> Any:
+    shared = random.Random(seed)
+    own = random.Random(seed * 1000 + rank)
+    model = build(MODEL_NAMES[seed % len(MODEL_NAMES)])
+    cut = shared.choice([64, 400, 4000])
+    schedule = shuffled_schedule(model, size, seed, max_segment_bytes=cut)
+    optimizer = wrap(
+        transport,
+        OPTIMIZERS["sgd"](trainable(model)),
+        model,
+        schedule=schedule,
+        order=shared.choice(["static", "adaptive"]),
+        credit_bytes=shared.choice([1, 2000, 1 << 30]),
+        mode=shared.choice(["overlap", "overlap", "barrier"]),
+        timeout_s=30.0,
+    )
+    for module in model.modules():
+        module.register_forward_pre_hook(lambda *_: _delay(own))
+    for parameter in trainable(model):
+        parameter.register_hook(lambda gradient: _delay(own) or gradient)
+    send = optimizer._transport.allreduce
+
+    def slowly(*arguments: Any) -> None:
+        _delay(own)
+        send(*arguments)
+
+    optimizer._transport.allreduce = slowly
+    for batch in batches(MODEL_NAMES[seed % len(MODEL_NAMES)], STEPS, rank):
+        _delay(own)
+        optimizer.zero_grad()
+        backward(model(*batch))
+        optimizer.step()
+    trained = weights(model)
+    optimizer.close()
+    return trained
+
+
+def _run_all(rank: int, size: int, transport: str, runs: int) -> Any:
+    _run(rank, size, transport, 0)
+    before = threading.active_count()
+    trained = [_run(rank, size, transport, seed) for seed in range(runs)]
+    return trained, threading.active_count() - before
+
+
+@pytest.mark.slow
+def test_delays_neither_deadlock_nor_change_weights(transport: str) -> None:
+    """Two hundred runs, each with its own schedule, order, credit and delays; no thread is left over."""
+    runs = RUNS if transport == "gloo" else RUNS // 4
+    ranks = run_ranks(_run_all, SIZE, transport, runs, backend=cast("Backend", transport), timeout_s=280)
+    plain = {name: train_plainly(Case(model=name, steps=STEPS), SIZE) for name in MODEL_NAMES}
+    for seed in range(runs):
+        first, *others = (trained[seed] for trained, _ in ranks)
+        assert difference(first, plain[MODEL_NAMES[seed % len(MODEL_NAMES)]]) <= 1e-5, seed
+        assert all(equal_bits(first, other) for other in others), seed
+    assert [left for _, left in ranks] == [0] * SIZE
