@@ -11,7 +11,7 @@ import httpx
 import tenacity
 from pydantic import BaseModel, ValidationError
 
-from pace.api.documents import Problem, ScheduleResource, TaskResource
+from pace.api.documents import Problem, ReportRequest, ReportResource, ScheduleResource, TaskResource
 from pace.errors import InvalidOptions, InvalidProfile, ServiceUnavailable
 from pace.options import Options
 from pace.profile import Profile
@@ -129,6 +129,35 @@ class Client:
         if schedule.profile_sha256 != profile.sha256:
             self._nonsense("a schedule for another profile")
         return schedule
+
+    def send_report(
+        self,
+        schedule: Schedule,
+        job: str,
+        measured_iteration_s: float,
+        num_iterations: int,
+        plain_iteration_s: float | None = None,
+    ) -> None:
+        """Tell the service what a job measured under a schedule; see ``ReportRequest``.
+
+        Sent once: a report that gets lost is no reason to hold up training, and one that is sent
+        twice would count twice.
+        """
+        report = ReportRequest(
+            job=job,
+            fingerprint=schedule.fingerprint,
+            profile_sha256=schedule.profile_sha256,
+            predicted_iteration_s=schedule.predicted.iteration_s,
+            measured_iteration_s=measured_iteration_s,
+            plain_iteration_s=plain_iteration_s,
+            num_iterations=num_iterations,
+        )
+        body = {"json": report.model_dump(mode="json")}
+        try:
+            answer = self._send(time.monotonic() + self.timeout_s, "POST", "/v1/reports", **body)
+        except httpx.HTTPError as error:
+            raise ServiceUnavailable(f"{self.url} cannot be reached: {error}") from error
+        self._parse(answer, ReportResource)
 
     def _follow(self, task: TaskResource, deadline: float) -> _Answer:
         while task.state in ("queued", "running"):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import structlog
@@ -16,6 +17,7 @@ from pace.api.metrics import Metrics
 from pace.api.migrations import upgrade
 from pace.api.problems import queue_full
 from pace.api.received import ReceivedRequest
+from pace.api.retention import prune
 from pace.api.settings import Settings
 from pace.api.store import Store, StoredSchedule
 from pace.api.tasks import Submitted, TaskQueue
@@ -77,16 +79,28 @@ class Service:
         self.readers.start()
         self.solvers.start()
         self.dispatcher.start()
-        self._loop_watch = asyncio.create_task(self.metrics.watch_event_loop())
+        self._chores = [asyncio.create_task(self.metrics.watch_event_loop())]
+        if self.settings.retention_days:
+            self._chores.append(asyncio.create_task(self._prune_hourly()))
 
     async def stop(self) -> None:
         """Drain, then end the worker processes and close the database."""
-        self._loop_watch.cancel()
+        for chore in self._chores:
+            chore.cancel()
         await self.dispatcher.stop(self.settings.drain_s)
         await asyncio.to_thread(self.solvers.close)
         await asyncio.to_thread(self.readers.close)
         await asyncio.to_thread(self.computers.close)
         self.database.close()
+
+    async def _prune_hourly(self) -> None:
+        while True:
+            try:
+                before = datetime.now(UTC) - timedelta(days=self.settings.retention_days)
+                log.info("pruned", schedules=await asyncio.to_thread(prune, self.database, before))
+            except Exception:
+                log.exception("prune-failed")
+            await asyncio.sleep(3600)
 
     async def submit(self, tenant: str, received: ReceivedRequest) -> Submitted:
         """Accept a request; equal requests that come while one is being accepted are accepted with it."""

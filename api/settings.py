@@ -58,6 +58,9 @@ class Settings(BaseSettings):
         A task whose processes died this often is given up.
     drain_s
         How long a stopping service lets running solves and open requests end.
+    retention_days
+        Schedules that no POST asked for in this time are deleted, and reports and tasks that old; 0
+        keeps everything.
     """
 
     model_config = SettingsConfigDict(env_prefix="PACE_", extra="ignore", frozen=True)
@@ -86,6 +89,7 @@ class Settings(BaseSettings):
     lease_s: Duration = 10.0
     max_attempts: Count = 3
     drain_s: Duration = 20.0
+    retention_days: Annotated[float, Field(ge=0, le=100_000)] = 0.0
 
     @property
     def needs_keys(self) -> bool:

@@ -29,6 +29,10 @@ def test_the_client_speaks_with_the_service(service: ServiceProcess) -> None:
         assert client.newest_schedule("train", PROFILE.fingerprint) == schedule
         with pytest.raises(InvalidOptions, match="slot"):
             client.create_schedule(PROFILE, Options(oracle="lp"))
+        client.send_report(schedule, "train", 0.012, 50, plain_iteration_s=0.015)
+        (report,) = service.http.get("/v1/reports", params={"job": "train"}).json()["items"]
+        assert report["predicted_iteration_s"] == schedule.predicted.iteration_s
+        assert (report["measured_iteration_s"], report["plain_iteration_s"]) == (0.012, 0.015)
         with pytest.raises(ServiceUnavailable, match="404"):
             client.get_schedule("0" * 32)
 
