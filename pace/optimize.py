@@ -44,7 +44,9 @@ MAX_SLOTS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class Plan:
+    """What goes out: groups, their buffers, and the segments in order; slots only where there are any."""
+
     partition: Partition
     buffers: Buffers
     sending: Sending
@@ -67,11 +69,26 @@ def optimize(profile: Profile, options: Options | None = None) -> Schedule:
         If the oracle gives no answer.
     """
     options = options or Options()
+    problem, fusion, plan = _search(profile, options)
+    return _document(profile, options, problem, fusion, plan)
+
+
+def plan_for(profile: Profile, options: Options | None = None) -> Plan:
+    """Return the plan that ``optimize`` documents, without its proofs: for callers that price thousands.
+
+    Raises
+    ------
+    InvalidOptions, SolverFailed
+        As ``optimize`` does.
+    """
+    return _search(profile, options or Options())[2]
+
+
+def _search(profile: Profile, options: Options) -> tuple[Problem, Fusion, Plan]:
     _refuse_misfits(options)
     problem = Problem.of(profile, barrier=options.target != "pace")
     fusion = fuse(problem, options)
-    plan = _fastest_plan(profile, problem, fusion, options)
-    return _document(profile, options, problem, fusion, plan)
+    return problem, fusion, _fastest_plan(profile, problem, fusion, options)
 
 
 def _refuse_misfits(options: Options) -> None:
@@ -96,11 +113,11 @@ def _refuse_misfits(options: Options) -> None:
         raise InvalidOptions("jitter is used with scenarios: give how many, 50 for example")
 
 
-def _fastest_plan(profile: Profile, problem: Problem, fusion: Fusion, options: Options) -> _Plan:
+def _fastest_plan(profile: Profile, problem: Problem, fusion: Fusion, options: Options) -> Plan:
     if options.slot_s is not None:
         return _slotted_plan(problem, fusion.partitions[0], options)
     plans = [
-        _Plan(partition=partition, buffers=buffers, sending=sending)
+        Plan(partition=partition, buffers=buffers, sending=sending)
         for partition in (_in_order(problem, partition) for partition in fusion.partitions)
         for buffers in (problem.buffers(partition),)
         for sending in _sendings(buffers, problem.cost, options)
@@ -119,7 +136,7 @@ def _fastest_plan(profile: Profile, problem: Problem, fusion: Fusion, options: O
     return min(priced, key=lambda plan: (plan.risk_s, _window(problem, plan), len(plan.sending.groups)))
 
 
-def _window(problem: Problem, plan: _Plan) -> float:
+def _window(problem: Problem, plan: Plan) -> float:
     return max(plan.sending.objective, problem.compute_s)
 
 
@@ -141,7 +158,7 @@ def _sendings(buffers: Buffers, cost: CostCurve, options: Options) -> Iterator[S
             yield sending
 
 
-def _slotted_plan(problem: Problem, partition: Partition, options: Options) -> _Plan:
+def _slotted_plan(problem: Problem, partition: Partition, options: Options) -> Plan:
     partition = _in_order(problem, partition)
     buffers = problem.buffers(partition)
     instance = oracle_instance(buffers, problem.cost, options.slot_s)
@@ -155,7 +172,7 @@ def _slotted_plan(problem: Problem, partition: Partition, options: Options) -> _
     starts = np.concatenate([instance.ready[free], solution.starts[kept]])
     lengths = np.concatenate([np.zeros(len(free)), (solution.ends - solution.starts)[kept]])
     order = np.argsort(starts, kind="stable")
-    return _Plan(
+    return Plan(
         partition=partition,
         buffers=buffers,
         sending=send_in_order(buffers, groups[order], elements[order], problem.cost),
@@ -226,7 +243,7 @@ def _explained(slot_s: float) -> Iterator[None]:
         raise SolverFailed(f"HiGHS: {error}") from None
 
 
-def _document(profile: Profile, options: Options, problem: Problem, fusion: Fusion, plan: _Plan) -> Schedule:
+def _document(profile: Profile, options: Options, problem: Problem, fusion: Fusion, plan: Plan) -> Schedule:
     instance = oracle_instance(plan.buffers, problem.cost, options.slot_s)
     unit = options.slot_s or 1.0
     solution = jackson.solve(instance)
@@ -284,7 +301,7 @@ def _document(profile: Profile, options: Options, problem: Problem, fusion: Fusi
     )
 
 
-def _credit(problem: Problem, plan: _Plan, iteration_s: float) -> int:
+def _credit(problem: Problem, plan: Plan, iteration_s: float) -> int:
     """Return the most bytes in flight with which sending by longest tail is as fast as the plan.
 
     More credit keeps the network busy while a host is late; but what is in flight goes first, so a runtime
@@ -305,7 +322,7 @@ def _credit(problem: Problem, plan: _Plan, iteration_s: float) -> int:
     )
 
 
-def _groups(profile: Profile, cost: CostCurve, plan: _Plan) -> tuple[Group, ...]:
+def _groups(profile: Profile, cost: CostCurve, plan: Plan) -> tuple[Group, ...]:
     durations: FloatArray = cost(plan.buffers.sizes)
     return tuple(
         Group(
@@ -320,7 +337,7 @@ def _groups(profile: Profile, cost: CostCurve, plan: _Plan) -> tuple[Group, ...]
     )
 
 
-def _segments(plan: _Plan) -> tuple[Segment, ...]:
+def _segments(plan: Plan) -> tuple[Segment, ...]:
     sending = plan.sending
     offsets = [0] * len(plan.partition)
     segments = []

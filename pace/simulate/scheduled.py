@@ -7,7 +7,7 @@ import numpy as np
 
 from pace.fusion import Problem, fuse
 from pace.graph import FloatArray
-from pace.optimize import optimize
+from pace.optimize import Plan, plan_for
 from pace.options import Options
 from pace.profile import Profile
 from pace.schedule import Fusion, Schedule
@@ -38,7 +38,7 @@ class Scheduled:
     def prepare(self, profile: Profile) -> "GroupedSender | FreelyPreempting":
         """Optimise for the profile."""
         if self.preemption == "real":
-            return sender_of(profile, optimize(profile, Options(fusion=self.fusion)))
+            return _sender_of_plan(profile, plan_for(profile, Options(fusion=self.fusion)))
         problem = Problem.of(profile)
         partition = fuse(problem, Options(fusion=self.fusion)).partitions[0]
         return FreelyPreempting(
@@ -48,6 +48,19 @@ class Scheduled:
             cost=problem.cost,
             rules=Rules(in_order=True),
         )
+
+
+def _sender_of_plan(profile: Profile, plan: Plan) -> GroupedSender:
+    sending = plan.sending
+    return GroupedSender(
+        groups=plan.partition,
+        segment_groups=sending.groups,
+        segment_bytes=sending.elements * plan.buffers.element_bytes[sending.groups],
+        cost=profile.cost,
+        rules=Rules(in_order=True),
+        num_gradients=len(profile.gradients),
+        priority=np.arange(len(sending.groups), dtype=np.float64),
+    )
 
 
 def sender_of(profile: Profile, schedule: Schedule) -> GroupedSender:

@@ -96,25 +96,20 @@ def tao(dag: TransferDag) -> FloatArray:
 
     A precedes B if min(P_B, M_A) < min(P_A, M_B) (eq. 6); on equality, if its M+ is smaller; then by index.
     """
-    outstanding = np.ones(len(dag.transfer_s), dtype=bool)
-    priority = np.empty(len(dag.transfer_s))
-    for place in range(len(priority)):
-        found = properties(dag, outstanding)
-        best = -1
-        for transfer in np.flatnonzero(outstanding):
-            if best < 0 or _precedes(int(transfer), best, dag.transfer_s, found):
-                best = int(transfer)
-        outstanding[best] = False
-        priority[best] = place
-    return priority
+    from pace.simulate.kernels import worker as kernel
 
-
-def _precedes(a: int, b: int, transfer_s: FloatArray, found: Properties) -> bool:
-    first = min(found.unlocked_s[b], transfer_s[a])
-    second = min(found.unlocked_s[a], transfer_s[b])
-    if first != second:
-        return bool(first < second)
-    return bool(found.impending_s[a] < found.impending_s[b])
+    # Ops that wait for the same transfers are one op here, as long as all of them.
+    waits, same = np.unique(dag.waits, axis=0, return_inverse=True)
+    rows, columns = np.nonzero(waits)
+    place = np.empty(len(dag.transfer_s), dtype=np.int64)
+    kernel.precede(
+        dag.transfer_s,
+        np.bincount(same.reshape(-1), weights=dag.op_s, minlength=len(waits)).astype(np.float64),
+        columns.astype(np.int64),
+        np.searchsorted(rows, np.arange(len(waits) + 1)).astype(np.int64),
+        place,
+    )
+    return place.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace import Gradient, InvalidOptions, Op, Profile, optimize
+from pace import Gradient, InvalidOptions, Op, Options, Profile, optimize, parse_schedule
 from pace.allreduce import AffineAllReduce, AllReduce
 from pace.fusion import Problem
 from pace.models import build
 from pace.simulate import POLICIES, knobs_of, make_policy, simulate
 from pace.simulate.grouped import GroupedSender
 from pace.simulate.horovod import fuse_responses
+from pace.simulate.scheduled import sender_of
 from pace.solver import jackson
 from pace.solver.instance import Instance
 from tests.strategies import eighths, profiles, properties
@@ -93,6 +94,19 @@ def test_no_policy_beats_the_bound(name: str, profile: Profile) -> None:
     assert simulate(profile, make_policy(name)).iteration_s >= bound * (1 - 1e-9)
 
 
+@properties(60)
+@given(profile=profiles(), name=st.sampled_from(["optimal", "pace"]))
+def test_a_schedules_document_is_sent_as_the_policy_sends(profile: Profile, name: Any) -> None:
+    """The policy skips the document; a schedule read back from one sends the same segments."""
+    schedule = optimize(profile, Options(fusion=name))
+    sender = sender_of(profile, parse_schedule(schedule.to_json()))
+    ours = simulate(profile, make_policy(name)).windows[0].traffic
+    theirs = sender.traffic(profile.timing.ready_s)
+    assert ours.release_s.tolist() == theirs.release_s.tolist()
+    assert ours.size_bytes.tolist() == theirs.size_bytes.tolist()
+    assert [c.tolist() for c in ours.carriers] == [c.tolist() for c in theirs.carriers]
+
+
 @properties(80)
 @given(profile=profiles())
 def test_optimal_takes_what_was_predicted(profile: Profile) -> None:
@@ -107,7 +121,7 @@ def test_optimal_takes_what_was_predicted(profile: Profile) -> None:
 
 @st.composite
 def cut_anywhere(draw: st.DrawFn) -> Profile:
-    """Draw a profile in which preemption is free: no latency, a byte takes the eighth that times are made of."""
+    """Draw a profile in which preemption is free: no latency, and a byte takes an eighth as times do."""
     drawn = draw(profiles(cost=st.just(AffineAllReduce(latency_s=0.0, seconds_per_byte=0.125))))
     gradients = tuple(gradient.model_copy(update={"dtype": "int8"}) for gradient in drawn.gradients)
     return drawn.replace(workers=2, gradients=gradients)
@@ -334,7 +348,7 @@ def test_both_admission_rules() -> None:
 
 
 def test_dear_gathers_behind_its_last_reduce_scatter() -> None:
-    """Two groups of 8 bytes: halves of 0.75 s; reduce-scatters at 1 and 2 s, then gathers, first layer first."""
+    """Two groups of 8 bytes: halves of 0.75 s; reduce-scatters at 1 and 2 s, then the gathers."""
     window = simulate(chain_of([8, 8]), make_policy("dear", group_bytes=8)).windows[0]
     arrival = dict(zip("01", window.arrival_s.tolist(), strict=True))
     assert sorted(window.starts_s.tolist()) == [1.0, 2.0, 2.75, 3.5]
