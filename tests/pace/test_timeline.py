@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def test_the_trace_is_well_formed(profile: Profile, chosen: Options) -> None:
     slack = 1e-9 * schedule.predicted.iteration_s * MICROSECONDS
     for lane in lanes.values():
         lane.sort(key=lambda event: (event["ts"], event["ts"] + event["dur"]))
-        for first, second in zip(lane, lane[1:], strict=False):
+        for first, second in pairwise(lane):
             assert second["ts"] >= first["ts"] + first["dur"] - slack
     named = {event["tid"] for event in events if event["name"] == "thread_name"}
     assert set(lanes) <= named
@@ -74,7 +75,7 @@ def test_the_trace_is_well_formed(profile: Profile, chosen: Options) -> None:
         kinds = "".join(event["ph"] for event in flow)
         assert kinds in ("sf", "stf")
         times = [event["ts"] for event in flow]
-        assert times == sorted(times) or max(a - b for a, b in zip(times, times[1:], strict=False)) <= slack
+        assert times == sorted(times) or max(a - b for a, b in pairwise(times)) <= slack
     waiting = [event["args"]["bytes"] for event in events if event["ph"] == "C"]
     assert all(number >= 0 for number in waiting)
     assert not waiting or waiting[-1] == 0
