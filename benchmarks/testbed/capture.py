@@ -1,0 +1,55 @@
+"""What an all-reduce costs on the testbed itself, over each backend, measured by the runtime's own tool."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.testbed.contenders import Backend
+from benchmarks.testbed.hosts import Host
+from benchmarks.testbed.joining import join_horovod, join_torch, serve_horovod
+from benchmarks.testbed.processes import Answer, ranks
+from pace.allreduce import SampledAllReduce
+from pace.runtime.allreduce_cost import AllReduceMeasurement, measure_allreduce
+
+_PORT = 19000
+
+
+def capture_cost(
+    on: Sequence[Host], backend: Backend, *, largest_bytes: int = 4 << 20, seconds_per_size: float = 1.5
+) -> SampledAllReduce:
+    """Time all-reduces between these hosts and return what they cost.
+
+    Beyond `largest_bytes` the cost goes on with its last slope, which is the network's rate.
+    """
+    with ranks(f"cost over {backend}", on, _main, on, backend) as group:
+        port = next(port for port in group.ask("serve") if port)
+        measured: list[AllReduceMeasurement] = group.ask(
+            "measure", port, largest_bytes, seconds_per_size, timeout_s=600
+        )
+    return measured[0].document
+
+
+def _main(rank: int, on: Sequence[Host], backend: Backend) -> Answer:
+    def answer(request: str, arguments: tuple[Any, ...]) -> Any:
+        if request == "serve":
+            if backend == "torch":
+                return _PORT
+            return serve_horovod(on) if rank == 0 else 0
+        port, largest_bytes, seconds = arguments
+        if backend == "torch":
+            from pace.runtime.allreduce_cost import torch_network
+
+            join_torch(rank, on, port)
+            network = torch_network()
+        else:
+            import horovod.torch as hvd
+
+            from pace.runtime.allreduce_cost import horovod_network
+
+            # One size at a time is in flight, so fusion and cycles change nothing but the wait for a cycle.
+            join_horovod(rank, on, port, hvd.init)
+            network = horovod_network()
+        return measure_allreduce(
+            network, largest_bytes=largest_bytes, max_calls=60, max_seconds_per_size=seconds
+        )
+
+    return answer

@@ -1,0 +1,139 @@
+"""Who competes: DDP, Horovod and PACE, each set up as its own documentation says.
+
+Gradients are scaled to fit the testbed (``scaling``). Peers' sizes in bytes (DDP's 1 and 25 MiB buckets,
+Horovod's 128 MiB) are scaled by the same factor, so that the same gradients share a bucket as in the model
+that the user has: left alone, one bucket would hold a whole scaled model and nothing would overlap.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pace.options import Options
+from pace.runtime.transport import Order
+
+MEBIBYTE = 1 << 20
+DDP_FIRST_MIB, DDP_MIB = 1.0, 25.0
+HOROVOD_THRESHOLD_BYTES = 128 * MEBIBYTE
+
+# Candidates for DDP's best bucket size, as sizes that an unscaled model would have.
+DDP_SWEEP_MIB = (1.0, 2.5, 6.0, 12.0, 25.0, 60.0)
+
+Backend = Literal["torch", "horovod"]
+Kind = Literal["ddp", "ddp-sweep", "horovod", "pace", "bytescheduler"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One way to train.
+
+    Attributes
+    ----------
+    peer
+        Whether it counts as what users run today, and PACE is compared with it.
+    environment
+        Set before Horovod starts; `HOROVOD_FUSION_THRESHOLD` is set beside it where it is not named.
+    options, order
+        For PACE: how its schedule is made, and who decides what is sent next.
+    tuning_iterations
+        Iterations before anything is measured, for contenders that tune themselves.
+    """
+
+    name: str
+    label: str
+    backend: Backend
+    kind: Kind
+    peer: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    options: Options | None = None
+    order: Order = "auto"
+    tuning_iterations: int = 0
+
+
+# Horovod's defaults for autotuning need some 1,300 iterations; these let it finish in one setting's time.
+_AUTOTUNE = {
+    "HOROVOD_AUTOTUNE": "1",
+    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1",
+    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "1",
+    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "8",
+}
+
+_OPTIMAL = Options()
+_PAPER = Options(fusion="pace")
+
+CONTENDERS = (
+    Contender(name="ddp", label="DDP", backend="torch", kind="ddp", peer=True),
+    Contender(name="ddp-best", label="DDP, best bucket size", backend="torch", kind="ddp-sweep", peer=True),
+    Contender(name="horovod", label="Horovod", backend="horovod", kind="horovod", peer=True),
+    Contender(
+        name="horovod-unfused",
+        label="Horovod, tensor by tensor",
+        backend="horovod",
+        kind="horovod",
+        peer=True,
+        environment={"HOROVOD_FUSION_THRESHOLD": "0"},
+    ),
+    Contender(
+        name="horovod-autotuned",
+        label="Horovod, autotuned",
+        backend="horovod",
+        kind="horovod",
+        peer=True,
+        environment=_AUTOTUNE,
+        tuning_iterations=60,
+    ),
+    Contender(
+        name="bytescheduler",
+        label="ByteScheduler's policy",
+        backend="torch",
+        kind="bytescheduler",
+        order="adaptive",
+    ),
+    Contender(
+        name="pace-static",
+        label="PACE on torch, static",
+        backend="torch",
+        kind="pace",
+        options=_OPTIMAL,
+        order="static",
+    ),
+    Contender(
+        name="pace-adaptive",
+        label="PACE on torch, adaptive",
+        backend="torch",
+        kind="pace",
+        options=_OPTIMAL,
+        order="adaptive",
+    ),
+    Contender(
+        name="pace-paper",
+        label="PACE on torch, paper's fusion",
+        backend="torch",
+        kind="pace",
+        options=_PAPER,
+        order="static",
+    ),
+    Contender(
+        name="pace-horovod",
+        label="PACE on Horovod",
+        backend="horovod",
+        kind="pace",
+        options=_OPTIMAL,
+        order="adaptive",
+    ),
+    Contender(
+        name="pace-horovod-static",
+        label="PACE on Horovod, static",
+        backend="horovod",
+        kind="pace",
+        options=_OPTIMAL,
+        order="static",
+    ),
+)
+
+BY_NAME = {contender.name: contender for contender in CONTENDERS}
+
+# What every setting measures; the rest only where the targets are.
+CORE = ("ddp", "ddp-best", "horovod", "pace-static", "pace-adaptive", "pace-horovod")
+
+# The peers that PACE's first target names: what users get without trying anything.
+UNTUNED = ("ddp", "horovod", "horovod-autotuned")

@@ -1,0 +1,225 @@
+"""Hosts on one machine: network namespaces joined by a bridge, every link shaped in both directions.
+
+The bridge lives in a namespace of its own too, so that nothing of a testbed can be seen from the
+machine's network, and nothing of that network from the testbed.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from benchmarks.testbed.errors import TestbedUnavailable
+from benchmarks.testbed.names import NAMESPACES, SETTINGS, left_behind, new_prefix
+
+INTERFACE = "eth0"
+MAX_HOSTS = 250
+
+# A sender that was silent may be ahead of the rate by so much: with less, a kernel whose timer comes
+# late on a busy machine loses rate for good; with more, short messages pass as if nothing were shaped.
+BURST_MS = 5
+QUEUE_MS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """How a host is joined to the others, the same in both directions.
+
+    Attributes
+    ----------
+    rate_mbit_s
+        10^6 bits in a second, headers included.
+    delay_ms, jitter_ms, loss
+        Added to every packet that the host sends; need the kernel's netem. `loss` is a fraction.
+    """
+
+    rate_mbit_s: float
+    delay_ms: float = 0.0
+    jitter_ms: float = 0.0
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.rate_mbit_s > 0 or min(self.delay_ms, self.jitter_ms) < 0 or not 0 <= self.loss < 1:
+            raise ValueError(f"{self}: expected a positive rate, no negative times, a loss in [0, 1)")
+
+    @property
+    def emulated(self) -> bool:
+        """Whether more than the rate is asked for."""
+        return bool(self.delay_ms or self.jitter_ms or self.loss)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One host: its namespace, the name under which the others find it, its address and link."""
+
+    namespace: str
+    name: str
+    address: str
+    link: Link
+
+    @property
+    def hosts_file(self) -> Path:
+        """What /etc/hosts is for processes on this host."""
+        return SETTINGS / self.namespace / "hosts"
+
+
+def why_unavailable() -> str | None:
+    """Say in one line why no testbed can be made here and what would help; None when one can."""
+    if os.geteuid() != 0:
+        return "the testbed makes network namespaces, which needs root: run it with sudo"
+    for program in ("ip", "tc"):
+        if shutil.which(program) is None:
+            return f"the testbed needs `{program}`: apt-get install iproute2"
+    tried = subprocess.run(
+        ["unshare", "--net", "sh", "-c", "ip link add type bridge && ip link add type veth"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if tried.returncode != 0:
+        return (
+            f"this machine allows no network namespaces ({tried.stderr.strip()}):"
+            " a container needs --privileged, or run on the machine itself"
+        )
+    return None
+
+
+@contextlib.contextmanager
+def hosts(links: Sequence[Link]) -> Iterator[list[Host]]:
+    """Make one host for each link, all joined by one switch, and take them away again.
+
+    Also after an exception, SIGINT or SIGTERM; what a killed process left behind goes when the
+    next testbed is made. Names that no testbed made are never touched.
+
+    Raises
+    ------
+    TestbedUnavailable
+        When this machine cannot make them; the message says what would help.
+    """
+    reason = why_unavailable()
+    if reason is not None:
+        raise TestbedUnavailable(reason)
+    if not 1 <= len(links) <= MAX_HOSTS:
+        raise ValueError(f"{len(links)} hosts: expected 1 to {MAX_HOSTS}")
+    for name in left_behind():
+        _remove(name)
+    prefix = new_prefix()
+    made = [
+        Host(namespace=f"{prefix}-host{n}", name=f"host{n}", address=f"10.77.0.{n + 1}", link=link)
+        for n, link in enumerate(links)
+    ]
+    switch = f"{prefix}-switch"
+    with _terminated_as_exception():
+        try:
+            _make(made, switch)
+            yield made
+        finally:
+            with _uninterrupted():
+                for name in [*(host.namespace for host in made), switch]:
+                    _remove(name)
+
+
+def _make(made: Sequence[Host], switch: str) -> None:
+    addresses = "".join(f"{host.address} {host.name}\n" for host in made)
+    for host in made:
+        host.hosts_file.parent.mkdir(parents=True)
+        host.hosts_file.write_text(f"127.0.0.1 localhost\n{addresses}")
+    for name in [switch, *(host.namespace for host in made)]:
+        _run("ip", "netns", "add", name)
+    _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+    _run("ip", "-n", switch, "link", "set", "bridge", "up")
+    for number, host in enumerate(made):
+        port = f"port{number}"
+        _run(
+            *("ip", "link", "add", INTERFACE, "netns", host.namespace),
+            *("type", "veth", "peer", "name", port, "netns", switch),
+        )
+        _run("ip", "-n", host.namespace, "address", "add", f"{host.address}/24", "dev", INTERFACE)
+        for device in ("lo", INTERFACE):
+            _run("ip", "-n", host.namespace, "link", "set", device, "up")
+        _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
+        _shape(host.namespace, INTERFACE, host.link)
+        _shape(switch, port, Link(rate_mbit_s=host.link.rate_mbit_s))
+        _choose_congestion_control(host.namespace)
+
+
+def _shape(namespace: str, device: str, link: Link) -> None:
+    rate = f"{round(link.rate_mbit_s * 1e6)}bit"
+    burst = str(max(round(link.rate_mbit_s * 1e3 / 8 * BURST_MS), 4096))
+    _run(
+        *("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "handle", "1:", "tbf"),
+        *("rate", rate, "burst", burst, "latency", f"{QUEUE_MS}ms"),
+    )
+    if not link.emulated:
+        return
+    netem = ["netem", "delay", f"{link.delay_ms}ms", f"{link.jitter_ms}ms", "loss", f"{link.loss:%}"]
+    try:
+        _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "parent", "1:1", *netem)
+    except TestbedUnavailable as error:
+        raise TestbedUnavailable(
+            f"delay, jitter and loss need netem, which this kernel refuses ({error}): load the module"
+            " sch_netem, or leave them out"
+        ) from None
+
+
+def _choose_congestion_control(namespace: str) -> None:
+    # The same everywhere, whatever this machine was set to: cubic is what distributions ship. A namespace
+    # may be refused it (its own list of allowed ones decides), never reno, which differs only after losses.
+    setting = "/proc/sys/net/ipv4/tcp_congestion_control"
+    command = f"for each in cubic reno; do echo $each > {setting} && exit; done 2>/dev/null"
+    _run("ip", "netns", "exec", namespace, "sh", "-c", command)
+
+
+def congestion_control(host: Host) -> str:
+    """Return the TCP congestion control that connections from this host use."""
+    command = ["ip", "netns", "exec", host.namespace, "cat", "/proc/sys/net/ipv4/tcp_congestion_control"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise TestbedUnavailable(f"`{' '.join(command)}`: {done.stderr.strip()}")
+
+
+def _remove(name: str) -> None:
+    if (NAMESPACES / name).exists():
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+    shutil.rmtree(SETTINGS / name, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _terminated_as_exception() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the stack as SIGINT does; only a main thread can ask for that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is signal.SIG_DFL:
+            signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    blocked = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,235 @@
+"""One setting: all contenders alive side by side, timed in turns, so that drift hits all alike."""
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from benchmarks.testbed import trainer
+from benchmarks.testbed.contenders import Backend, Contender
+from benchmarks.testbed.errors import RankFailed
+from benchmarks.testbed.hosts import Host
+from benchmarks.testbed.prediction import predict, schedule_for
+from benchmarks.testbed.processes import Ranks, ranks
+from benchmarks.testbed.reference import TOLERANCE, FloatArray, expected_weights
+from benchmarks.testbed.replay import renamed
+from benchmarks.testbed.results import ContenderResult, SettingResult
+from benchmarks.testbed.scaling import Fitted
+from pace.allreduce import AllReduce
+from pace.profile import Profile
+from pace.schedule import Schedule
+
+_FIRST_PORT = 20000
+_ROUND_TIMEOUT_S = 300.0
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is measured.
+
+    Attributes
+    ----------
+    rounds, windows
+        Each contender has its turn `rounds` times and is timed over so many windows each time.
+    warmup
+        Iterations before anything counts: DDP arranges its buckets, Horovod its cache, PACE its gates.
+    bucket_sizes_mib
+        What DDP's sweep tries.
+    """
+
+    rounds: int = 4
+    windows: int = 3
+    warmup: int = 3
+    bucket_sizes_mib: tuple[float, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    """A contender on its way through a setting."""
+
+    contender: Contender
+    profile: Profile
+    schedule: Schedule | None
+    running: Ranks | None = None
+    rounds_s: list[list[float]] = field(default_factory=list)
+    failed: str | None = None
+    largest_error: float | None = None
+    bucket_mib: float | None = None
+    sweep_s: dict[str, float] | None = None
+    trace: Any = None
+
+
+def windows_of(starts: Sequence[Sequence[float]]) -> list[float]:
+    """Turn every rank's starts of windows into the windows' lengths: from the last rank to the last rank."""
+    latest = [max(at) for at in zip(*starts, strict=True)]
+    return [later - earlier for earlier, later in pairwise(latest)]
+
+
+def measure(
+    on: Sequence[Host],
+    model: str,
+    ratio: float,
+    fitted: Fitted,
+    costs: dict[Backend, AllReduce],
+    contenders: Sequence[Contender],
+    effort: Effort,
+    tell: Tell,
+    traces: dict[str, Any] | None = None,
+) -> SettingResult:
+    """Measure all contenders on one workload.
+
+    Parameters
+    ----------
+    costs
+        Of each backend on these hosts; schedules, predictions and bounds are made from them.
+    traces
+        Filled with a (profile, schedule, trace) for each contender, if given.
+    """
+    workload = trainer.Workload(profile=fitted.profile, size_factor=fitted.size_factor)
+    entries = []
+    for contender in contenders:
+        profile = renamed(fitted.profile.replace(allreduce=costs[contender.backend]))
+        schedule = schedule_for(contender, profile, fitted.size_factor)
+        entries.append(_Entry(contender=contender, profile=profile, schedule=schedule))
+    load = os.getloadavg()[0]
+    plain_s = _plain(on, workload, effort)
+    iterations = effort.rounds * (effort.windows + 1)
+    expected = expected_weights(fitted.profile, workers=len(on), iterations=iterations)
+    with ExitStack() as stack:
+        for number, entry in enumerate(entries):
+            _attempt(entry, lambda e=entry, n=number: _start(stack, e, n, on, workload, effort))  # type: ignore[misc]
+        for turn in range(effort.rounds):
+            # Nobody is always first, nobody always follows the same other.
+            for entry in entries[turn % len(entries) :] + entries[: turn % len(entries)]:
+                _attempt(entry, lambda e=entry: _take_turn(e, effort))  # type: ignore[misc]
+        for entry in entries:
+            _attempt(entry, lambda e=entry: _check(e, expected))  # type: ignore[misc]
+            if traces is not None:
+                _attempt(entry, lambda e=entry: _trace(e))  # type: ignore[misc]
+                traces[entry.contender.name] = (entry.profile, entry.schedule, entry.trace)
+    for entry in entries:
+        if entry.failed:
+            tell(f"{entry.contender.name}: {entry.failed}")
+    bounds = {backend: _bound(fitted.profile, cost) for backend, cost in costs.items()}
+    return SettingResult(
+        model=model,
+        workers=len(on),
+        ratio=ratio,
+        compute_s=fitted.profile.timing.compute_s,
+        plain_s=plain_s,
+        gradients=len(fitted.profile.gradients),
+        total_bytes=sum(gradient.size_bytes for gradient in fitted.profile.gradients),
+        time_factor=fitted.time_factor,
+        size_factor=fitted.size_factor,
+        load=load,
+        contenders=[_result(entry, fitted, bounds) for entry in entries],
+    )
+
+
+def _attempt(entry: _Entry, act: Callable[[], None]) -> None:
+    """Do something with a contender that has not failed yet; a failure is its own, not the setting's."""
+    if entry.failed is not None:
+        return
+    try:
+        act()
+    except RankFailed as error:
+        entry.failed = str(error).strip().splitlines()[-1]
+        if entry.running is not None:
+            entry.running.kill()
+
+
+def _plain(on: Sequence[Host], workload: trainer.Workload, effort: Effort) -> float:
+    """Time all ranks side by side without communication: what emulated compute takes on this machine."""
+    plain = Contender(name="plain", label="no communication", backend="torch", kind="ddp")
+    with ranks("plain", on, trainer.main, on, plain, workload, None, 0) as running:
+        running.ask("train", 2)
+        starts = running.ask("train", max(2 * effort.windows, 4) + 1)
+    return float(statistics.median(later - earlier for own in starts for earlier, later in pairwise(own)))
+
+
+def _start(
+    stack: ExitStack,
+    entry: _Entry,
+    number: int,
+    on: Sequence[Host],
+    workload: trainer.Workload,
+    effort: Effort,
+) -> None:
+    contender = entry.contender
+    entry.running = stack.enter_context(
+        ranks(
+            contender.name,
+            on,
+            trainer.main,
+            *(on, contender, workload, entry.schedule, _FIRST_PORT + number),
+            environment=contender.environment,
+        )
+    )
+    port = entry.running.ask("serve")[0]
+    entry.running.ask("join", port)
+    if contender.kind == "ddp-sweep":
+        _sweep(entry, entry.running, effort)
+    if contender.tuning_iterations:
+        entry.running.ask("train", contender.tuning_iterations, timeout_s=_ROUND_TIMEOUT_S)
+    entry.running.ask("train", effort.warmup, timeout_s=_ROUND_TIMEOUT_S)
+    entry.running.ask("restart")
+
+
+def _sweep(entry: _Entry, running: Ranks, effort: Effort) -> None:
+    """Time DDP with every bucket size, and use the best."""
+    took = {}
+    for mib in effort.bucket_sizes_mib:
+        running.ask("use_bucket_size", mib)
+        running.ask("train", 2)
+        took[mib] = statistics.median(windows_of(running.ask("train", effort.windows + 1)))
+    entry.bucket_mib = min(took, key=took.__getitem__)
+    entry.sweep_s = {f"{mib:g}": seconds for mib, seconds in took.items()}
+    running.ask("use_bucket_size", entry.bucket_mib)
+
+
+def _take_turn(entry: _Entry, effort: Effort) -> None:
+    assert entry.running is not None
+    starts = entry.running.ask("train", effort.windows + 1, timeout_s=_ROUND_TIMEOUT_S)
+    entry.rounds_s.append(windows_of(starts))
+
+
+def _check(entry: _Entry, expected: FloatArray) -> None:
+    assert entry.running is not None
+    checks = entry.running.ask("check_weights", expected)
+    entry.largest_error = max(check.largest_error for check in checks)
+    if len({check.sha256 for check in checks}) > 1:
+        raise RankFailed("weights differ between ranks")
+    if not entry.largest_error <= TOLERANCE:
+        raise RankFailed(f"weights are off by {entry.largest_error:.2g}")
+
+
+def _trace(entry: _Entry) -> None:
+    assert entry.running is not None
+    entry.trace = entry.running.ask("trace", 4)[0]
+
+
+def _bound(profile: Profile, cost: AllReduce) -> float:
+    from pace.optimize import optimize
+
+    return optimize(profile.replace(allreduce=cost)).predicted.lower_bound_s
+
+
+def _result(entry: _Entry, fitted: Fitted, bounds: dict[Backend, float]) -> ContenderResult:
+    contender = entry.contender
+    return ContenderResult(
+        name=contender.name,
+        label=contender.label,
+        peer=contender.peer,
+        rounds_s=entry.rounds_s,
+        predicted_s=predict(contender, entry.profile, fitted.size_factor, entry.schedule, entry.bucket_mib),
+        bound_s=bounds[contender.backend],
+        largest_weight_error=entry.largest_error,
+        disqualified=entry.failed,
+        bucket_mib=entry.bucket_mib,
+        sweep_s=entry.sweep_s,
+    )

@@ -1,0 +1,195 @@
+"""The whole record: every setting of a grid, measured one after another on hosts made for it."""
+
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.testbed.capture import capture_cost
+from benchmarks.testbed.contenders import BY_NAME, CORE, DDP_SWEEP_MIB, Backend
+from benchmarks.testbed.hosts import BURST_MS, Host, Link, congestion_control, hosts
+from benchmarks.testbed.measure import Effort, measure
+from benchmarks.testbed.rates import verify_rates
+from benchmarks.testbed.results import SettingResult, as_document
+from benchmarks.testbed.scaling import fit
+from pace.allreduce import SampledAllReduce
+from pace.models import build
+from pace.version import __version__
+
+# Images or tokens of one device in an iteration; times are scaled, so only the balance of layers follows.
+MODELS = {"vgg16": 64, "resnet50": 32, "transformer": 2048, "inception-v3": 32}
+DEVICE_TFLOPS = 5.6
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What a record covers.
+
+    Attributes
+    ----------
+    rate_mbit_s
+        Of every host's link, both ways.
+    compute_s
+        Length of the emulated window without communication.
+    every_contender_at
+        (workers, ratio) where all contenders compete; elsewhere the core ones do.
+    only
+        Names of contenders, in place of both.
+    """
+
+    models: tuple[str, ...] = tuple(MODELS)
+    workers: tuple[int, ...] = (4, 2, 8)
+    ratios: tuple[float, ...] = (1.0, 0.5, 2.0)
+    rate_mbit_s: float = 300.0
+    compute_s: float = 0.5
+    every_contender_at: tuple[int, float] = (4, 1.0)
+    only: tuple[str, ...] = ()
+    rounds: int = 4
+    windows: int = 3
+
+
+def run(
+    grid: Grid,
+    tell: Tell,
+    *,
+    traces: dict[tuple[str, int, float], Any] | None = None,
+    keep: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Measure a grid and return the record, JSON-ready.
+
+    Parameters
+    ----------
+    keep
+        Called with the record so far after every setting, so that an interrupted run is not lost.
+
+    Raises
+    ------
+    TestbedUnavailable, WrongRate
+        Before anything is measured.
+    """
+    started = time.monotonic()
+    record: dict[str, Any] = {"conditions": _conditions(grid), "networks": [], "settings": []}
+    for workers in grid.workers:
+        with hosts([Link(rate_mbit_s=grid.rate_mbit_s)] * workers) as on:
+            network, costs = _network(on)
+            tell(f"{workers} hosts, {network['rate_mbit_s'][0]:.0f} Mbit/s of payload each way")
+            record["networks"].append(network)
+            for ratio in grid.ratios:
+                for model in grid.models:
+                    setting_traces: dict[str, Any] | None = None if traces is None else {}
+                    result = _setting(on, grid, model, ratio, costs, tell, setting_traces)
+                    record["settings"].append(as_document(result))
+                    if traces is not None and setting_traces is not None:
+                        traces[model, workers, ratio] = setting_traces
+                    record["conditions"]["took_s"] = time.monotonic() - started
+                    tell(_line(result))
+                    if keep is not None:
+                        keep(record)
+    return record
+
+
+def _network(on: Sequence[Host]) -> tuple[dict[str, Any], dict[Backend, SampledAllReduce]]:
+    rates = verify_rates(on)
+    backends: tuple[Backend, ...] = ("torch", "horovod")
+    costs = {backend: capture_cost(on, backend) for backend in backends}
+    network = {
+        "workers": len(on),
+        "rate_mbit_s": rates,
+        "congestion_control": congestion_control(on[0]),
+        "allreduce": {backend: cost.model_dump(mode="json") for backend, cost in costs.items()},
+    }
+    return network, costs
+
+
+def _setting(
+    on: Sequence[Host],
+    grid: Grid,
+    model: str,
+    ratio: float,
+    costs: dict[Backend, SampledAllReduce],
+    tell: Tell,
+    traces: dict[str, Any] | None,
+) -> SettingResult:
+    everyone = (len(on), ratio) == grid.every_contender_at
+    names = grid.only or (tuple(BY_NAME) if everyone else CORE)
+    sweep = DDP_SWEEP_MIB if everyone else DDP_SWEEP_MIB[1::2]
+    fitted = fit(
+        build(model, device_tflops=DEVICE_TFLOPS, batch=MODELS[model], workers=len(on)),
+        workers=len(on),
+        allreduce=costs["torch"],
+        compute_s=grid.compute_s,
+        ratio=ratio,
+    )
+    effort = Effort(rounds=grid.rounds, windows=grid.windows, bucket_sizes_mib=sweep)
+    return measure(
+        on,
+        model,
+        ratio,
+        fitted,
+        dict(costs),
+        [BY_NAME[name] for name in names],
+        effort,
+        lambda text: tell(f"  {model}, W={len(on)}, ratio {ratio:g}: {text}"),
+        traces,
+    )
+
+
+def _line(result: SettingResult) -> str:
+    times = ", ".join(
+        f"{c.name} {c.iteration_s * 1e3:.0f}" if c.counts else f"{c.name} out" for c in result.contenders
+    )
+    bound = min(contender.bound_s for contender in result.contenders) * 1e3
+    return (
+        f"{result.model}, W={result.workers}, ratio {result.ratio:g} (plain {result.plain_error:+.1%},"
+        f" load {result.load:.1f}): bound {bound:.0f}, {times} ms"
+    )
+
+
+def _conditions(grid: Grid) -> dict[str, Any]:
+    import horovod
+    import torch
+
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "pace": __version__,
+        "commit": _commit(),
+        "torch": torch.__version__,
+        "horovod": horovod.__version__,
+        "python": platform.python_version(),
+        "kernel": platform.release().split("-")[0],
+        "cores": _cores(),
+        "rate_mbit_s": grid.rate_mbit_s,
+        "burst_ms": BURST_MS,
+        "compute_s": grid.compute_s,
+        "rounds": grid.rounds,
+        "windows": grid.windows,
+    }
+
+
+def _cores() -> str:
+    import os
+
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return f"{os.cpu_count()} x {model}"
+
+
+def _commit() -> str | None:
+    done = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or None

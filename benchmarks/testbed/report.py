@@ -1,0 +1,157 @@
+"""The record for people: a page in Markdown."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.testbed.contenders import BY_NAME, UNTUNED
+from benchmarks.testbed.results import SettingResult, from_document
+
+DDP = ("ddp", "ddp-best")
+
+
+def settings_of(record: dict[str, Any]) -> list[SettingResult]:
+    """Return a record's settings."""
+    return [from_document(document) for document in record["settings"]]
+
+
+def markdown(record: dict[str, Any], *, command: str, chart: str | None = None) -> str:
+    """Return the page: conditions, the targets, every setting, the simulator's errors."""
+    settings = settings_of(record)
+    conditions = record["conditions"]
+    parts = [
+        f"# Testbed, {conditions['date']}",
+        "Iterations of real trainings over a real network, side by side: emulated compute, real gradients,"
+        " real autograd, hooks and optimizers, unmodified peers (docs/testbed.md says how).",
+        f"    {command}",
+        _conditions(record),
+    ]
+    if chart:
+        parts.append(f"![Iteration time over the bound]({chart})")
+    parts += ["## Against the targets", _targets(settings)]
+    parts += ["## Every setting", _legend(), *(_setting(setting) for setting in settings)]
+    parts += ["## Predicted against measured", _fidelity(settings)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _conditions(record: dict[str, Any]) -> str:
+    conditions = record["conditions"]
+    networks = "; ".join(
+        f"{network['workers']} hosts carried {min(network['rate_mbit_s']):.0f}"
+        f"-{max(network['rate_mbit_s']):.0f} Mbit/s of payload ({network['congestion_control']})"
+        for network in record["networks"]
+    )
+    return (
+        f"{conditions['cores']}, Linux {conditions['kernel']}, Python {conditions['python']},"
+        f" torch {conditions['torch']}, Horovod {conditions['horovod']}, PACE {conditions['pace']} at"
+        f" {conditions['commit']}. Links of {conditions['rate_mbit_s']:g} Mbit/s, both ways, with bursts of"
+        f" {conditions['burst_ms']:g} ms: {networks}. Compute of a window: {conditions['compute_s']:g} s."
+        f" {conditions['rounds']} rounds of {conditions['windows']} windows each, contenders in turn."
+        f" It took {conditions['took_s'] / 60:.0f} minutes."
+    )
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _targets(settings: Sequence[SettingResult]) -> str:
+    rows = []
+    for setting in settings:
+        best = setting.best_pace
+        if best is None:
+            continue
+        bound = best.bound_s
+        peer = setting.best()
+        cells = [
+            setting.model,
+            str(setting.workers),
+            f"{setting.ratio:g}",
+            best.label,
+            f"{best.iteration_s * 1e3:.0f}",
+            _times(setting.speedup(best, UNTUNED)),
+            _times(setting.speedup(best, DDP)),
+            _times(setting.speedup(best)),
+            peer.label if peer else "-",
+            f"{(best.iteration_s / bound - 1) * 100:+.1f} %",
+        ]
+        rows.append(cells)
+    header = (
+        *("model", "W", "ratio", "PACE's best", "ms", "over untuned peers", "over DDP's best size"),
+        *("over the best peer", "which is", "above the bound"),
+    )
+    return _table(header, rows)
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"x {value:.2f}"
+
+
+def _legend() -> str:
+    return (
+        "Median of all windows in ms; spread is half the distance between quartiles. Predicted: by the"
+        " simulator, from the profile and from the all-reduce cost captured on these hosts. Bound: no"
+        " schedule of any fusion is faster at its backend's cost. Weights: the largest error of any, against"
+        " a reference computed in float64."
+    )
+
+
+def _setting(setting: SettingResult) -> str:
+    rows = []
+    for contender in sorted(setting.contenders, key=lambda c: c.iteration_s if c.counts else float("inf")):
+        label = contender.label
+        if contender.bucket_mib is not None:
+            label += f" ({contender.bucket_mib:g} MiB x {setting.size_factor:.3g})"
+        if not contender.counts:
+            rows.append([label, "disqualified", contender.disqualified or "not timed", "", "", "", ""])
+            continue
+        rows.append(
+            [
+                label,
+                f"{contender.iteration_s * 1e3:.1f}",
+                f"{contender.spread:.1%}",
+                _times(setting.speedup(contender)),
+                f"{contender.gap * 100:+.1f} %",
+                f"{contender.predicted_s * 1e3:.1f} ({contender.error * 100:+.1f} %)",
+                f"{contender.largest_weight_error:.1e}",
+            ]
+        )
+    header = ("contender", "ms", "spread", "over the best peer", "above the bound", "predicted", "weights")
+    title = (
+        f"### {setting.model}, {setting.workers} workers, ratio {setting.ratio:g}\n\n"
+        f"{setting.gradients} gradients, {setting.total_bytes / 1e6:.1f} MB"
+        f" (sizes x {setting.size_factor:.3g}, times x {setting.time_factor:.3g})."
+        f" Without communication {setting.plain_s * 1e3:.1f} ms, the profile says"
+        f" {setting.compute_s * 1e3:.1f} ({setting.plain_error * 100:+.1f} %)."
+        f" Machine's load before: {setting.load:.1f}."
+    )
+    return f"{title}\n\n{_table(header, rows)}"
+
+
+def _fidelity(settings: Sequence[SettingResult]) -> str:
+    rows = []
+    everything: list[float] = []
+    for name, contender in BY_NAME.items():
+        errors = [
+            measured.error
+            for setting in settings
+            for measured in setting.contenders
+            if measured.name == name and measured.counts
+        ]
+        if errors:
+            everything += errors
+            rows.append([contender.label, *_error_cells(errors)])
+    if everything:
+        rows.append(["all", *_error_cells(everything)])
+    header = ("contender", "settings", "median error", "median of absolute errors", "worst")
+    return _table(header, rows)
+
+
+def _error_cells(errors: Sequence[float]) -> list[str]:
+    return [
+        str(len(errors)),
+        f"{statistics.median(errors) * 100:+.1f} %",
+        f"{statistics.median(map(abs, errors)) * 100:.1f} %",
+        f"{max(errors, key=abs) * 100:+.1f} %",
+    ]

@@ -1,0 +1,170 @@
+"""Hosts are made, joined, shaped, and always taken away again; nothing else is touched."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.testbed.errors import TestbedUnavailable, WrongRate
+from benchmarks.testbed.hosts import Host, Link, hosts
+from benchmarks.testbed.names import NAMESPACES, SETTINGS, Owner, owner_of
+from benchmarks.testbed.rates import measure_rates, verify_rates
+
+pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
+
+ROOT = Path(__file__).parents[2]
+
+
+def on_host(host: Host, *command: str) -> str:
+    """Run a command as `ip netns exec` does and return what it prints."""
+    done = subprocess.run(["ip", "netns", "exec", host.namespace, *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def names_of(owner: Owner) -> set[str]:
+    """Return what is there of a process's testbeds."""
+    found = {entry.name for folder in (NAMESPACES, SETTINGS) if folder.is_dir() for entry in folder.iterdir()}
+    return {name for name in found if owner_of(name) == owner}
+
+
+def test_hosts_find_each_other_by_name(two_hosts: list[Host]) -> None:
+    """Every host's hosts file names all of them with the addresses they have."""
+    for host in two_hosts:
+        assert host.address in on_host(host, "ip", "-4", "address", "show", "eth0")
+        for other in two_hosts:
+            assert f"{other.address} {other.name}" in on_host(host, "cat", "/etc/hosts")
+
+
+def test_nothing_of_it_shows_on_the_machine(two_hosts: list[Host]) -> None:
+    """No interface and no address of the testbed is in the machine's own network."""
+    shown = subprocess.run(["ip", "address"], capture_output=True, text=True, check=True).stdout
+    assert "bridge" not in shown
+    assert not any(f"{host.address}/" in shown for host in two_hosts)
+
+
+def test_links_are_shaped_in_both_directions(two_hosts: list[Host]) -> None:
+    """The kernel holds each host's rate at the host and at its port of the switch."""
+    switch = two_hosts[0].namespace.removesuffix("host0") + "switch"
+    for number, (host, rate) in enumerate(zip(two_hosts, ("200Mbit", "100Mbit"), strict=True)):
+        at_host = on_host(host, "tc", "qdisc", "show", "dev", "eth0")
+        assert re.search(rf"tbf .*rate {rate}", at_host)
+        port = subprocess.run(
+            ["tc", "-n", switch, "qdisc", "show", "dev", f"port{number}"], capture_output=True, text=True
+        )
+        assert re.search(rf"tbf .*rate {rate}", port.stdout)
+
+
+def test_no_transfer_exceeds_the_slower_of_its_links(two_hosts: list[Host]) -> None:
+    """Real transfers stay under the rate, which unshaped links exceed a hundredfold."""
+    assert all(0 < rate < 1.05 * 100 for rate in measure_rates(two_hosts, seconds=1.0))
+
+
+def test_a_link_that_is_not_shaped_as_told_is_refused() -> None:
+    """Verification compares what links carry with what they should, not with what was typed into tc."""
+    with hosts([Link(rate_mbit_s=50)] * 2) as on:
+        for host in on:
+            change = "tc qdisc change dev eth0 root handle 1: tbf rate 20mbit burst 32kb latency 100ms"
+            on_host(host, *shlex.split(change))
+        with pytest.raises(WrongRate, match="host0 sent"):
+            verify_rates(on)
+
+
+def test_delay_works_or_is_refused_by_name() -> None:
+    """A kernel without netem is told from one with it, and nothing stays in either case."""
+    before = names_of(Owner.this())
+    shown = refused = ""
+    try:
+        with hosts([Link(rate_mbit_s=100, delay_ms=5), Link(rate_mbit_s=100)]) as on:
+            shown = on_host(on[0], "tc", "qdisc", "show", "dev", "eth0")
+    except TestbedUnavailable as error:
+        refused = str(error)
+    assert "delay 5ms" in shown or "netem" in refused
+    assert names_of(Owner.this()) == before
+
+
+def test_an_exception_takes_the_hosts_away() -> None:
+    """Whatever happens inside, nothing stays."""
+    before = names_of(Owner.this())
+    during: set[str] = set()
+
+    def break_down() -> None:
+        with hosts([Link(rate_mbit_s=100)] * 3):
+            during.update(names_of(Owner.this()) - before)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        break_down()
+    assert len(during) == 4
+    assert names_of(Owner.this()) == before
+
+
+@pytest.fixture
+def another() -> Iterator["subprocess.Popen[str]"]:
+    """A process that holds a testbed of two hosts."""
+    program = (
+        "import time\n"
+        "from benchmarks.testbed.hosts import Link, hosts\n"
+        "with hosts([Link(rate_mbit_s=100)] * 2):\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def _owner(process: "subprocess.Popen[str]") -> Owner:
+    names = [owner_of(entry.name) for entry in NAMESPACES.iterdir()]
+    return next(owner for owner in names if owner is not None and owner.pid == process.pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_take_the_hosts_away(another: "subprocess.Popen[str]", number: signal.Signals) -> None:
+    """Ctrl-C, a polite kill and a closed terminal all unwind."""
+    owner = _owner(another)
+    assert len(names_of(owner)) == 3
+    another.send_signal(number)
+    another.wait(timeout=30)
+    assert names_of(owner) == set()
+
+
+def test_what_a_killed_process_left_goes_next_time(another: "subprocess.Popen[str]") -> None:
+    """SIGKILL leaves namespaces behind; the next testbed removes them, and nobody else's."""
+    foreign = f"pace-testbed-foreign-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", foreign], check=True)
+    try:
+        owner = _owner(another)
+        with hosts([Link(rate_mbit_s=100)]):
+            assert len(names_of(owner)) == 3, "its owner lives"
+        os.killpg(another.pid, signal.SIGKILL)
+        another.wait()
+        time.sleep(0.1)
+        assert len(names_of(owner)) == 3
+        with hosts([Link(rate_mbit_s=100)]):
+            assert names_of(owner) == set()
+        assert (NAMESPACES / foreign).exists()
+    finally:
+        subprocess.run(["ip", "netns", "delete", foreign], check=True)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rate_mbit_s": 0}, {"rate_mbit_s": 1, "loss": 1}, {"rate_mbit_s": 1, "delay_ms": -1}]
+)
+def test_impossible_links_are_refused(wrong: dict[str, float]) -> None:
+    """A link needs a rate, and no negative time."""
+    with pytest.raises(ValueError, match="expected a positive rate"):
+        Link(**wrong)

@@ -1,0 +1,55 @@
+"""Predictions follow each contender's own rules."""
+
+import pytest
+
+from benchmarks.testbed.contenders import BY_NAME, CONTENDERS
+from benchmarks.testbed.prediction import predict, schedule_for
+from benchmarks.testbed.replay import renamed
+from pace.allreduce import AffineAllReduce
+from pace.check import check
+from pace.profile import Profile
+
+
+def test_ddp_s_buckets_and_barrier_by_hand(layered: Profile) -> None:
+    """One bucket of 484 bytes, ready after 12 ms, takes 4.484 ms; then forward from the first use, 6 ms."""
+    slow = AffineAllReduce(latency_s=4e-3, seconds_per_byte=1e-6)
+    profile = renamed(layered.replace(allreduce=slow))
+    assert predict(BY_NAME["ddp"], profile, 1.0, None) == pytest.approx(0.012 + 0.004484 + 0.006)
+
+
+def test_the_planned_order_is_what_the_schedule_promises(layered: Profile) -> None:
+    """For the static order the simulator agrees with the schedule's own prediction."""
+    profile = renamed(layered)
+    contender = BY_NAME["pace-static"]
+    schedule = schedule_for(contender, profile, 1.0)
+    assert schedule is not None
+    assert predict(contender, profile, 1.0, schedule) == pytest.approx(schedule.predicted.iteration_s)
+
+
+def test_bytescheduler_partitions_evenly(layered: Profile) -> None:
+    """Each gradient is its own group, cut into 4e6 bytes times the factor, nearest the input first."""
+    profile = renamed(layered)
+    schedule = schedule_for(BY_NAME["bytescheduler"], profile, 1e-5)
+    assert schedule is not None
+    assert [len(group.gradients) for group in schedule.groups] == [1, 1, 1, 1]
+    sizes = [(schedule.groups[s.group].size_bytes, s.size_bytes) for s in schedule.segments]
+    assert sizes[:10] == [(400, 40)] * 10
+    assert sorted(sizes[10:12]) == [(16, 16), (20, 20)]
+    assert sizes[12:] == [(48, 40), (48, 8)]
+    assert schedule.execution.credit_bytes == 160
+
+
+@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
+def test_nobody_is_predicted_below_the_bound(layered: Profile, contender: object) -> None:
+    """Every contender has a prediction, and none beats the bound that holds for all."""
+    from benchmarks.testbed.contenders import Contender
+    from pace.optimize import optimize
+
+    assert isinstance(contender, Contender)
+    profile = renamed(layered)
+    schedule = schedule_for(contender, profile, 1.0)
+    bound = optimize(profile).predicted.lower_bound_s
+    assert predict(contender, profile, 1.0, schedule) >= bound * (1 - 1e-9)
+    if contender.kind == "pace":
+        assert schedule is not None
+        assert not check(profile, schedule)

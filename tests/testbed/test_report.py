@@ -1,0 +1,93 @@
+"""Numbers that follow from a record, and the page and chart that show them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.testbed.chart import draw
+from benchmarks.testbed.contenders import UNTUNED
+from benchmarks.testbed.report import markdown
+from benchmarks.testbed.results import ContenderResult, SettingResult, as_document, from_document
+
+
+def contender(name: str, windows_ms: list[float], *, peer: bool = False, **more: Any) -> ContenderResult:
+    """Return a contender that was predicted 550 ms, with a bound of 500 ms."""
+    return ContenderResult(
+        name=name,
+        label=name.upper(),
+        peer=peer,
+        rounds_s=[[window / 1e3 for window in windows_ms]],
+        predicted_s=0.55,
+        bound_s=0.5,
+        largest_weight_error=1e-7,
+        **more,
+    )
+
+
+@pytest.fixture
+def setting() -> SettingResult:
+    """DDP 800, its best size 700, Horovod 600 but wrong, PACE 625."""
+    return SettingResult(
+        model="vgg16",
+        workers=4,
+        ratio=1.0,
+        compute_s=0.5,
+        plain_s=0.505,
+        gradients=32,
+        total_bytes=12_000_000,
+        time_factor=0.4,
+        size_factor=0.02,
+        load=0.1,
+        contenders=[
+            contender("ddp", [790, 800, 810], peer=True),
+            contender("ddp-best", [690, 700, 710], peer=True, bucket_mib=6.0, sweep_s={"6": 0.7}),
+            contender("horovod", [600, 600, 600], peer=True, disqualified="weights are off by 1"),
+            contender("pace-static", [600, 625, 650]),
+        ],
+    )
+
+
+def test_what_follows_from_the_numbers(setting: SettingResult) -> None:
+    """Speed-ups are over the fastest peer that counts, by median; errors and gaps as defined."""
+    ours = setting.best_pace
+    assert ours is not None
+    assert ours.iteration_s == 0.625
+    assert setting.speedup(ours) == pytest.approx(700 / 625)
+    assert setting.speedup(ours, UNTUNED) == pytest.approx(800 / 625)
+    assert ours.error == pytest.approx(550 / 625 - 1)
+    assert ours.gap == pytest.approx(0.25)
+    assert ours.spread == pytest.approx(0.04)
+    assert setting.plain_error == pytest.approx(0.01)
+
+
+def test_json_keeps_a_setting(setting: SettingResult) -> None:
+    """What is written is read back equal, and holds the derived numbers too."""
+    document = json.loads(json.dumps(as_document(setting)))
+    assert from_document(document) == setting
+    assert document["contenders"][3]["speedup_over_best_peer"] == pytest.approx(1.12)
+    assert "iteration_s" not in document["contenders"][2]
+
+
+def test_page_and_chart_show_everyone(setting: SettingResult, tmp_path: Path) -> None:
+    """The page tells speed-ups, errors and who is out and why; the chart is an image."""
+    record = {
+        "conditions": {
+            **dict.fromkeys(("date", "pace", "commit", "torch", "horovod", "python", "kernel", "cores"), "x"),
+            "rate_mbit_s": 300.0,
+            "burst_ms": 5,
+            "compute_s": 0.5,
+            "rounds": 1,
+            "windows": 3,
+            "took_s": 120,
+        },
+        "networks": [{"workers": 4, "rate_mbit_s": [286.0, 287.0], "congestion_control": "cubic"}],
+        "settings": [as_document(setting)],
+    }
+    page = markdown(record, command="python -m benchmarks.testbed")
+    assert "| vgg16 | 4 | 1 | PACE-STATIC | 625 | x 1.28 | x 1.12 | x 1.12 | DDP-BEST | +25.0 % |" in page
+    assert "| HOROVOD | disqualified | weights are off by 1 |" in page
+    assert "| PACE-STATIC | 625.0 | 4.0% | x 1.12 | +25.0 % | 550.0 (-12.0 %) | 1.0e-07 |" in page
+    draw(record, tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")

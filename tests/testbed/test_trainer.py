@@ -1,0 +1,132 @@
+"""Every contender trains on real hosts and arrives at the same weights; a wrong one is disqualified."""
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.testbed import trainer
+from benchmarks.testbed.contenders import BY_NAME, CONTENDERS, Contender
+from benchmarks.testbed.errors import RankFailed
+from benchmarks.testbed.hosts import Host
+from benchmarks.testbed.measure import Effort, measure, windows_of
+from benchmarks.testbed.prediction import schedule_for
+from benchmarks.testbed.processes import ranks
+from benchmarks.testbed.reference import TOLERANCE, expected_weights
+from benchmarks.testbed.replay import renamed
+from benchmarks.testbed.results import as_document, from_document
+from benchmarks.testbed.scaling import Fitted
+from pace.profile import Profile
+from pace.schedule import Schedule
+
+pytestmark = [pytest.mark.netns, pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    "contender",
+    [
+        pytest.param(each, id=each.name, marks=[pytest.mark.horovod] if each.backend == "horovod" else [])
+        for each in CONTENDERS
+    ],
+)
+def test_contenders_train_alike(
+    two_hosts: list[Host], ports: Iterator[int], layered: Profile, contender: Contender
+) -> None:
+    """After a warm-up and a restart, weights are the reference's, to the bit the same on both ranks."""
+    if contender.backend == "horovod" and importlib.util.find_spec("horovod") is None:
+        pytest.skip("Horovod is not installed")
+    schedule = schedule_for(contender, renamed(layered), 1.0)
+    workload = trainer.Workload(profile=layered, size_factor=1.0)
+    arguments = (two_hosts, contender, workload, schedule, next(ports))
+    expected = expected_weights(layered, workers=2, iterations=6)
+    with ranks(
+        contender.name, two_hosts, trainer.main, *arguments, environment=contender.environment
+    ) as group:
+        group.ask("join", group.ask("serve")[0])
+        if contender.kind == "ddp-sweep":
+            group.ask("use_bucket_size", 1.0)
+        group.ask("train", 3)
+        group.ask("restart")
+        starts = [group.ask("train", 4), group.ask("train", 2)]
+        checks = group.ask("check_weights", expected)
+    assert [len(own) for own in starts[0] + starts[1]] == [4, 4, 2, 2]
+    assert len({check.sha256 for check in checks}) == 1
+    assert max(check.largest_error for check in checks) < TOLERANCE
+
+
+def test_one_setting_end_to_end(
+    two_hosts: list[Host], layered: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A setting gives times, predictions and weights for each contender; one that trains wrong is out."""
+    real = trainer.Trainer.restart
+
+    def forgetful(self: Any) -> None:
+        real(self)
+        if self._contender.name == "pace-static":
+            self._iteration = 1  # its first input is not what the others' was
+
+    monkeypatch.setattr(trainer.Trainer, "restart", forgetful)
+    traces: dict[str, Any] = {}
+    said: list[str] = []
+    result = measure(
+        two_hosts,
+        "layered",
+        1.0,
+        Fitted(profile=layered, time_factor=1.0, size_factor=1.0),
+        {"torch": layered.allreduce, "horovod": layered.allreduce},
+        [BY_NAME[name] for name in ("ddp", "ddp-best", "pace-adaptive", "pace-static")],
+        Effort(rounds=2, windows=2, bucket_sizes_mib=(0.0001, 1.0)),
+        said.append,
+        traces,
+    )
+    ddp, best, adaptive, wrong = result.contenders
+    assert [len(windows) for each in (ddp, best, adaptive) for windows in each.rounds_s] == [2] * 6
+    assert all(each.counts for each in (ddp, best, adaptive))
+    assert best.sweep_s is not None
+    assert f"{best.bucket_mib:g}" == min(best.sweep_s, key=best.sweep_s.__getitem__)
+    assert not wrong.counts
+    assert wrong.disqualified is not None
+    assert "weights are off" in wrong.disqualified
+    assert said == [f"pace-static: {wrong.disqualified}"]
+    assert result.best_pace is adaptive
+    assert from_document(as_document(result)) == result
+    _, _, (starts, ops, report) = traces["pace-adaptive"]
+    assert len(starts) == 4
+    assert {op for op, _, _ in ops} >= {"fwd/a", "bwd/c"}
+    assert sum(segment.size_bytes for segment in report.segments) == result.total_bytes
+
+
+def _reversed(schedule: Schedule | None) -> Schedule | None:
+    return schedule and schedule.model_copy(update={"fingerprint": schedule.fingerprint[::-1]})
+
+
+def test_a_contender_that_dies_leaves_the_others(two_hosts: list[Host], layered: Profile) -> None:
+    """A schedule that does not fit fails its contender alone, with the reason."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "benchmarks.testbed.measure.schedule_for",
+            lambda contender, profile, factor: _reversed(schedule_for(contender, profile, factor)),
+        )
+        result = measure(
+            two_hosts,
+            "layered",
+            1.0,
+            Fitted(profile=layered, time_factor=1.0, size_factor=1.0),
+            {"torch": layered.allreduce},
+            [BY_NAME["pace-static"], BY_NAME["ddp"]],
+            Effort(rounds=1, windows=2),
+            lambda _: None,
+        )
+    assert [each.counts for each in result.contenders] == [False, True]
+    assert "ScheduleMismatch" in str(result.contenders[0].disqualified)
+
+
+def test_windows_reach_from_the_last_rank_to_the_last_rank() -> None:
+    """A window begins when the slowest rank begins it."""
+    assert windows_of([[0.0, 1.0, 3.0], [0.5, 1.25, 2.0]]) == [0.75, 1.75]
+
+
+def test_failures_keep_their_reason() -> None:
+    """What a rank raised is the last line of the failure."""
+    assert str(RankFailed("a\nb")).splitlines()[-1] == "b"
