@@ -30,6 +30,7 @@ class _Job:
     """One group's progress through a round."""
 
     __slots__ = (
+        "computed",
         "done",
         "done_s",
         "key",
@@ -56,6 +57,7 @@ class _Job:
         self.sent_s = 0.0
         self.done_s = 0.0
         self.rounds = 0
+        self.computed: torch.cuda.Event | None = None
         self.waited_s = 0.0
 
 
@@ -165,6 +167,10 @@ class Engine:
                 raise self._failure
             assert not job.submitted, f"group {group} submitted twice"
             job.submitted_s = time.perf_counter()
+            if job.segments and job.segments[0].tensor.is_cuda:
+                # The host runs ahead of the device: a gradient is ready when the device has computed it.
+                job.computed = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+                job.computed.record()
             job.remaining = job.unsent = len(job.segments)
             if not job.segments:
                 job.done_s = job.sent_s = job.submitted_s
@@ -273,6 +279,8 @@ class Engine:
         segment: _Segment | None = None
         try:
             while (segment := self._next()) is not None:
+                if segment.job.computed is not None:
+                    segment.job.computed.synchronize()
                 segment.sent_s = time.perf_counter()
                 self._transport.allreduce(segment.tensor, segment.name, _completion(self, segment))
         except BaseException as error:

@@ -93,6 +93,12 @@ class DistributedOptimizer(WrappedOptimizer):
         if not hvd.is_initialized():
             raise InvalidUse("call pace.runtime.horovod.init() before DistributedOptimizer(...)")
         _refuse_wrong_settings()
+        compression = _compression(compression)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.dtype is torch.bfloat16:
+                raise InvalidOptions(f"{name} is bfloat16, which Horovod cannot sum")
+            if parameter.requires_grad and parameter.is_cuda and not hvd.nccl_built():
+                raise InvalidOptions(f"{name} is on a GPU and this Horovod was built without NCCL")
         transport = HorovodTransport()
         super().__init__(
             optimizer,
@@ -109,7 +115,7 @@ class DistributedOptimizer(WrappedOptimizer):
             mode=mode,
             order=order,
             op=_op(op),
-            compression=_compression(compression),
+            compression=compression,
             backward_passes_per_step=backward_passes_per_step,
             timeout_s=timeout_s,
         )
@@ -128,5 +134,7 @@ def _compression(compression: Any) -> Compression:
         return "none"
     if compression is hvd.Compression.fp16:
         return "fp16"
+    if compression == "bf16":
+        raise InvalidOptions("compression is 'bf16': Horovod cannot sum bfloat16; use fp16")
     chosen: Compression = compression  # any other value is refused where it is used
     return chosen

@@ -75,7 +75,13 @@ class DistributedOptimizer(WrappedOptimizer):
         timeout_s: float = 300.0,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        transport = GlooTransport(timeout_s=timeout_s, process_group=process_group)
+        device = next((p.device for p in model.parameters() if p.requires_grad), torch.device("cpu"))
+        if device.type == "cuda":
+            from pace.runtime.cuda import CudaTransport
+
+            transport: GlooTransport = CudaTransport(device, timeout_s=timeout_s, process_group=process_group)
+        else:
+            transport = GlooTransport(timeout_s=timeout_s, process_group=process_group)
         super().__init__(
             optimizer,
             model,

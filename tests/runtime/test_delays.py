@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tests.runtime.launch import Backend, run_ranks
-from tests.runtime.models import batches, build
+from tests.runtime.models import batches, build, weights
 from tests.runtime.schedules import shuffled_schedule
 from tests.runtime.training import (
     OPTIMIZERS,
@@ -18,7 +18,6 @@ from tests.runtime.training import (
     equal_bits,
     train_plainly,
     trainable,
-    weights,
     wrap,
 )
 
@@ -52,7 +51,8 @@ def _run(rank: int, size: int, transport: str, seed: int) -> Any:
     for module in model.modules():
         module.register_forward_pre_hook(lambda *_: _delay(own))
     for parameter in trainable(model):
-        parameter.register_hook(lambda gradient: _delay(own) or gradient)
+        register: Any = parameter.register_hook  # untyped in torch
+        register(lambda _gradient: _delay(own))
     send = optimizer._transport.allreduce
 
     def slowly(*arguments: Any) -> None:

@@ -85,9 +85,8 @@ def test_every_survivor_is_told_group_and_rank(transport: str, how: str, victim:
 def _wrap_different(rank: int, size: int, transport: str, what: str) -> Any:
     model = build("recurrent" if what == "model" and rank == 1 else "conv")
     workers = size + 1 if what == "world" else size
-    schedule = shuffled_schedule(model, workers, seed=rank if what == "schedule" else 0)
-    if what == "model":
-        schedule = None
+    seed = rank if what == "schedule" else 0
+    schedule = None if what == "model" else shuffled_schedule(model, workers, seed)
     try:
         wrap(transport, OPTIMIZERS["sgd"](trainable(model)), model, schedule=schedule)
     except Exception as error:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from tests.runtime.launch import Backend, run_ranks
-from tests.runtime.models import batches, build
+from tests.runtime.models import batches, build, weights
 from tests.runtime.training import (
     OPTIMIZERS,
     Case,
@@ -18,7 +18,6 @@ from tests.runtime.training import (
     train_cases,
     train_plainly,
     trainable,
-    weights,
     wrap,
 )
 
@@ -70,7 +69,8 @@ def _check_timeline(trace: dict[str, Any], num_segments: int) -> None:
 
 def test_half_precision_rounds_alike_on_all_ranks(transport: str) -> None:
     """Compressed training stays near plain training, bit-identical between ranks, and does round."""
-    cases = [Case(steps=8, options={"compression": wire}) for wire in ("fp16", "bf16")]
+    wires = ["fp16"] if transport == "horovod" else ["fp16", "bf16"]  # Horovod sums no bfloat16
+    cases = [Case(steps=8, options={"compression": wire}) for wire in wires]
     ranks = run_ranks(train_cases, 2, transport, cases, backend=cast("Backend", transport))
     plain = train_plainly(cases[0], 2)
     for case, first, second in zip(cases, *ranks, strict=True):
