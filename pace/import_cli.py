@@ -1,7 +1,7 @@
 """``pace import`` and ``pace fit``: profiles and costs from what other tools wrote."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -12,6 +12,8 @@ from pace.profile import Profile
 from pace.reporting import reported
 
 app = typer.Typer(no_args_is_help=True, help="Make a profile from what another tool recorded.")
+
+Clock = Literal["auto", "device", "host"]
 
 Source = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True)]
 Sources = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, readable=True)]
@@ -32,6 +34,7 @@ def kineto(
     cost: Cost = None,
     bandwidth_gbps: Bandwidth = None,
     latency_s: Latency = 0.0,
+    clock: Annotated[Clock, typer.Option(help="Whose durations count.")] = "auto",
     name: Name = None,
 ) -> None:
     """Kineto (PyTorch profiler) Chrome traces, one for each rank; gzip is fine."""
@@ -43,9 +46,55 @@ def kineto(
             execution_trace=execution_trace,
             workers=workers,
             allreduce=_cost(cost, bandwidth_gbps, latency_s),
+            clock=clock,
             name=name,
         )
         _write(profile, output)
+
+
+@app.command("execution-trace")
+def execution_trace(
+    trace: Source,
+    output: Output,
+    device_tflops: Annotated[float, typer.Option(help="Rate of the device in TFLOP/s.")],
+    workers: Annotated[int, typer.Option(help="How many workers will train.")],
+    memory_gbytes_per_s: Annotated[float | None, typer.Option(help="Rate of the device's memory.")] = None,
+    cost: Cost = None,
+    bandwidth_gbps: Bandwidth = None,
+    latency_s: Latency = 0.0,
+    name: Name = None,
+) -> None:
+    """A PyTorch execution trace: shapes are read, durations are computed."""
+    from pace.formats.shaped_steps import read_execution_trace_profile
+
+    with reported():
+        profile = read_execution_trace_profile(
+            trace,
+            device_tflops=device_tflops,
+            workers=workers,
+            allreduce=_needed(_cost(cost, bandwidth_gbps, latency_s)),
+            memory_gbytes_per_s=memory_gbytes_per_s,
+            name=name,
+        )
+        _write(profile, output)
+
+
+@app.command()
+def chakra(
+    trace: Source,
+    output: Output,
+    workers: Annotated[int, typer.Option(help="How many workers took part.")],
+    cost: Cost = None,
+    bandwidth_gbps: Bandwidth = None,
+    latency_s: Latency = 0.0,
+    name: Name = None,
+) -> None:
+    """A Chakra execution trace, as its converter writes it."""
+    from pace.formats.chakra import read_chakra
+
+    with reported():
+        allreduce = _cost(cost, bandwidth_gbps, latency_s)
+        _write(read_chakra(trace, workers=workers, allreduce=allreduce, name=name), output)
 
 
 @app.command()
@@ -63,9 +112,7 @@ def layers(
     from pace.formats.pipedream import read_pipedream
 
     with reported():
-        allreduce = _cost(cost, bandwidth_gbps, latency_s)
-        if allreduce is None:
-            raise InvalidOptions("a table of layers has no all-reduce cost: give --cost or --bandwidth-gbps")
+        allreduce = _needed(_cost(cost, bandwidth_gbps, latency_s))
         is_csv = ".csv" in table.suffixes
         read = read_layer_csv if is_csv else read_pipedream
         _write(read(table, workers=workers, allreduce=allreduce, name=name), output)
@@ -104,6 +151,12 @@ def fit(
         f"by up to {fitted.affine_error * 100:.0f} %",
         err=True,
     )
+
+
+def _needed(allreduce: AllReduce | None) -> AllReduce:
+    if allreduce is None:
+        raise InvalidOptions("the file holds no all-reduce cost: give --cost or --bandwidth-gbps")
+    return allreduce
 
 
 def _cost(path: Path | None, bandwidth_gbps: float | None, latency_s: float) -> AllReduce | None:

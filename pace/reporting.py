@@ -1,7 +1,9 @@
 """How commands report errors: one message on stderr, and an exit code that scripts can rely on."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 
@@ -24,7 +26,9 @@ def reported() -> Iterator[None]:
     1: the thing asked about is wrong; 2: wrong usage; 3: a service or the environment failed.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]  # the rest is for files
+            yield
     except (InvalidProfile, InvalidSchedule, ScheduleMismatch, FormatError) as error:
         _fail(error, WRONG)
     except InvalidOptions as error:
@@ -35,6 +39,10 @@ def reported() -> Iterator[None]:
         if error.name and error.name.partition(".")[0] == "pace":
             raise
         _fail(f"this command needs {error.name}, which is not installed; see the extras in README", FAILED)
+
+
+def _show_warning(message: Warning | str, *_place: Any) -> None:
+    typer.echo(f"pace: warning: {message}", err=True)
 
 
 def _fail(message: object, code: int) -> None:
