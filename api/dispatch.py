@@ -7,7 +7,7 @@ import time
 import structlog
 
 from pace.api.metrics import Metrics
-from pace.api.problems import Refused
+from pace.api.problems import Refused, WorkerDied
 from pace.api.tasks import ClaimedTask, TaskQueue, TaskStatus
 from pace.api.work import solve
 from pace.api.workers import WorkerPool
@@ -131,6 +131,10 @@ class Dispatcher:
             await asyncio.to_thread(self._tasks.finish, task, document)
             self._metrics.observe_solve(task.num_gradients, solve_s)
             log.info("solved", task=task.id, tenant=task.tenant, solve_s=solve_s)
+        except WorkerDied as error:
+            # The profile need not be at fault: whoever killed the process may have wanted another.
+            again = await asyncio.to_thread(self._tasks.retry_or_fail, task, error.problem)
+            log.warning("worker-died", task=task.id, again=again, problem=error.problem.model_dump())
         except Refused as error:
             self._metrics.count_failure(error.problem.type)
             log.warning("not-solved", task=task.id, tenant=task.tenant, problem=error.problem.model_dump())

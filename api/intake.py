@@ -63,7 +63,9 @@ class Intake:
             if self._readers.waiting >= self._max_waiting:
                 raise queue_full(f"{self._readers.waiting} bodies wait to be read already", retry_after_s=1)
             reading = asyncio.create_task(
-                self._readers.run(function, body, gzipped, self._limits, timeout_s=self._timeout_s)
+                self._readers.run(
+                    function, body, gzipped, self._limits, timeout_s=self._timeout_s, attempts=3
+                )
             )
             self._reading[digest] = reading
             reading.add_done_callback(lambda done: self._finish(digest, done))

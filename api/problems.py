@@ -27,8 +27,8 @@ class Refused(PaceError):
         self.headers = dict(headers or {})
 
 
-class WorkerFailed(Refused):
-    """A worker process ended, or was ended, before it answered; ``problem`` says why."""
+class WorkerDied(Refused):
+    """A worker process ended before it answered, not by its limits; ``problem`` says how."""
 
 
 def make_problem(kind: str, status: int, detail: str, title: str | None = None) -> Problem:

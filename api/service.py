@@ -138,7 +138,7 @@ class Service:
         if self.computers.waiting >= self.settings.max_computing:
             raise queue_full(f"{self.computers.waiting} computations wait already", retry_after_s=5)
         result: bytes = await self.computers.run(
-            function, *arguments, timeout_s=self.settings.solve_timeout_s
+            function, *arguments, timeout_s=self.settings.solve_timeout_s, attempts=3
         )
         return result
 

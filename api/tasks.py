@@ -38,6 +38,7 @@ class ClaimedTask:
     id: str
     tenant: str
     key: str
+    attempts: int
     num_gradients: int
     profile_document: bytes
     options: str
@@ -219,6 +220,7 @@ class TaskQueue:
                 TaskRecord.tenant,
                 TaskRecord.key,
                 TaskRecord.options,
+                TaskRecord.attempts,
                 ProfileRecord.num_gradients,
                 ProfileRecord.document.label("profile_document"),
             )
@@ -283,6 +285,23 @@ class TaskQueue:
         with self.database.read() as connection:
             queued = select(func.count()).select_from(TaskRecord).where(TaskRecord.state == "queued")
             return connection.scalar(queued) or 0
+
+    def retry_or_fail(self, task: ClaimedTask, problem: Problem) -> bool:
+        """Queue a task again whose worker died, unless it was tried often enough; say whether."""
+        if task.attempts >= self._max_attempts:
+            self.fail(task, problem)
+            return False
+        with self.database.write() as connection:
+            connection.execute(
+                update(TaskRecord)
+                .where(
+                    TaskRecord.id == task.id,
+                    TaskRecord.state == "running",
+                    TaskRecord.lease_owner == self.owner,
+                )
+                .values(state="queued", lease_owner=None)
+            )
+        return True
 
     def status(self, tenant: str, task_id: str) -> TaskStatus | None:
         """Return how far a task is."""

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from pace.api.problems import Refused, WorkerFailed, limit_exceeded, make_problem, problem_of
+from pace.api.problems import Refused, WorkerDied, limit_exceeded, make_problem, problem_of
 
 _SPAWN = multiprocessing.get_context("spawn")
 _START_TIMEOUT_S = 120.0
@@ -58,29 +58,42 @@ class WorkerPool:
         """How many processes are there to work."""
         return sum(worker.alive for worker in self._workers)
 
-    async def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+    async def run(
+        self, function: Callable[..., Any], *arguments: Any, timeout_s: float, attempts: int = 1
+    ) -> Any:
         """Call a function in a worker process and return what it returns.
+
+        If the process dies, another one is tried, up to so many `attempts`.
 
         Raises
         ------
-        WorkerFailed
-            If the process exceeded a limit or died.
+        WorkerDied
+            If the process ended for a reason of its own, in the last attempt too.
         Refused
-            If the function raised; every error arrives as its problem document.
+            If the process exceeded a limit, or the function raised: every error arrives as its problem
+            document.
         """
         self.waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._call, function, arguments, timeout_s
+                self._threads, self._call, function, arguments, timeout_s, attempts
             )
         finally:
             self.waiting -= 1
 
-    def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout_s: float) -> Any:
+    def _call(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout_s: float, attempts: int
+    ) -> Any:
         # There are as many threads as workers, so one is always idle here.
         worker = self._idle.pop()
         try:
-            return worker.call(function, arguments, timeout_s)
+            while True:
+                attempts -= 1
+                try:
+                    return worker.call(function, arguments, timeout_s)
+                except WorkerDied:
+                    if attempts <= 0:
+                        raise
         finally:
             self._idle.append(worker)
 
@@ -129,7 +142,7 @@ class _Worker:
             self._replace()
         process, connection = self._process, self._connection
         if process is None or connection is None:
-            raise WorkerFailed(make_problem("stopping", 503, "the service is stopping"))
+            raise Refused(make_problem("stopping", 503, "the service is stopping"))
         try:
             if not self._ready:
                 # Starting is not charged to the request's time; a start that hangs is found here.
@@ -140,7 +153,7 @@ class _Worker:
             connection.send((function, arguments))
             if not wait([connection, process.sentinel], timeout_s):
                 self._replace()
-                raise WorkerFailed(
+                raise Refused(
                     limit_exceeded(f"{self._purpose} took longer than {timeout_s:g} s and was stopped")
                 )
             succeeded, value = connection.recv()
@@ -148,7 +161,7 @@ class _Worker:
             process.join()
             code = process.exitcode
             self._replace()
-            raise WorkerFailed(_death(self._purpose, code)) from None
+            raise WorkerDied(_death(self._purpose, code)) from None
         if succeeded:
             return value
         if value.type.endswith(":limit-exceeded"):

@@ -4,9 +4,10 @@ import gzip
 import json
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -51,20 +52,33 @@ def test_killed_workers_are_replaced(service: ServiceProcess) -> None:
     assert not before & _worker_pids(service)
 
 
-def test_a_worker_killed_at_work_is_reported(service: ServiceProcess) -> None:
-    """The caller hears of it at once; asking again works."""
+def _kill_workers_at_work(service: ServiceProcess, answer: Future[httpx.Response]) -> None:
+    while service.http.get("/metrics").text.find("pace_tasks_running 1.0") < 0:
+        assert not answer.done()
+    for pid in _worker_pids(service):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_solve_whose_worker_was_killed_is_done_by_another(service: ServiceProcess) -> None:
+    """The caller notices nothing but the time it took."""
     assert service.post_schedule(layered_profile(3)).status_code == 201
-    pids = _worker_pids(service)
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(service.post_schedule, layered_profile(4000), options={"fusion": "pace"})
-        while service.http.get("/metrics").text.find("pace_tasks_running 1.0") < 0:
-            assert not answer.done()
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        answer = pool.submit(service.post_schedule, layered_profile(3000), options={"fusion": "pace"})
+        _kill_workers_at_work(service, answer)
+        assert answer.result().status_code == 201
+    assert any(entry.get("event") == "worker-died" for entry in service.log())
+
+
+def test_a_solve_that_keeps_killing_its_worker_is_reported(tmp_path: Path, database_url: str) -> None:
+    """After so many attempts the caller hears how it ended; other solves work."""
+    with ServiceProcess(tmp_path, database_url, max_attempts=1) as service, ThreadPoolExecutor(1) as pool:
+        assert service.post_schedule(layered_profile(3)).status_code == 201
+        answer = pool.submit(service.post_schedule, layered_profile(3000), options={"fusion": "pace"})
+        _kill_workers_at_work(service, answer)
         assert answer.result().status_code == 500
         assert answer.result().json()["type"] == "urn:pace:problem:worker-died"
         assert "SIGKILL" in answer.result().json()["detail"]
-    assert service.post_schedule(layered_profile(4)).status_code == 201
+        assert service.post_schedule(layered_profile(4)).status_code == 201
 
 
 def test_workers_do_not_outlive_their_service(service: ServiceProcess) -> None:
