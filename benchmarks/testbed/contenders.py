@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pace.options import Options
+from pace.runtime.optimizer import Mode
 from pace.runtime.transport import Order
 
 MEBIBYTE = 1 << 20
@@ -32,8 +33,8 @@ class Contender:
         Whether it counts as what users run today, and PACE is compared with it.
     environment
         Set before Horovod starts; `HOROVOD_FUSION_THRESHOLD` is set beside it where it is not named.
-    options, order
-        For PACE: how its schedule is made, and who decides what is sent next.
+    options, order, mode
+        For PACE: how its schedule is made, who decides what is sent next, and with or without a barrier.
     tuning_iterations
         Iterations before anything is measured, for contenders that tune themselves.
     """
@@ -46,6 +47,7 @@ class Contender:
     environment: dict[str, str] = field(default_factory=dict)
     options: Options | None = None
     order: Order = "auto"
+    mode: Mode = "overlap"
     tuning_iterations: int = 0
 
 
@@ -79,7 +81,7 @@ CONTENDERS = (
         kind="horovod",
         peer=True,
         environment=_AUTOTUNE,
-        tuning_iterations=60,
+        tuning_iterations=48,
     ),
     Contender(
         name="bytescheduler",
@@ -87,6 +89,15 @@ CONTENDERS = (
         backend="torch",
         kind="bytescheduler",
         order="adaptive",
+    ),
+    Contender(
+        name="pace",
+        label="PACE on torch, defaults",
+        backend="torch",
+        kind="pace",
+        options=_OPTIMAL,
+        mode="auto",
+        tuning_iterations=24,
     ),
     Contender(
         name="pace-static",

@@ -109,7 +109,7 @@ def measure(
                 _attempt(entry, lambda e=entry: _take_turn(e, effort))  # type: ignore[misc]
         for entry in entries:
             _attempt(entry, lambda e=entry: _check(e, expected))  # type: ignore[misc]
-            if traces is not None:
+            if traces is not None and entry.schedule is not None:
                 _attempt(entry, lambda e=entry: _trace(e))  # type: ignore[misc]
                 traces[entry.contender.name] = (entry.profile, entry.schedule, entry.trace)
     for entry in entries:

@@ -114,7 +114,7 @@ class Trainer:
         follow: dict[str, Any] = {
             "schedule": self._schedule,
             "order": self._contender.order,
-            "mode": "overlap",
+            "mode": self._contender.mode,
             "timeout_s": PATIENCE_S,
         }
         if self._contender.backend == "torch":
