@@ -42,8 +42,8 @@ def cut_while_sending(
     """Send groups by longest tail, cutting one only where a longer tail would wait over `patience` seconds.
 
     Because releases are known, a cut is placed so that the segment ends when the longer tail is released.
-    Where the time until then is too short for a segment of any use, the network idles instead if that costs
-    the group less than `patience`.
+    Where the time until then is too short for a segment of any use, the network idles instead, if it is
+    too short for a single element or costs the group no more than `patience`.
 
     Writes each segment's group, number of elements and times; returns the number of segments, -1 if there is
     no room for them, and max(end + tail).
@@ -93,7 +93,7 @@ def cut_while_sending(
             if fitting >= 1.0 and release - now > 2.0 * knot_durations[0]:
                 count = min(count, int(fitting))
                 end = now + price(count * element_bytes[job], knot_sizes, knot_durations, slope)
-            elif release - now <= patience:
+            elif fitting < 1.0 or release - now <= patience:
                 now = release
                 continue
         jobs[segments] = job

@@ -60,6 +60,15 @@ def test_without_latency_a_cut_costs_nothing() -> None:
     assert sending.objective == 9
 
 
+def test_a_release_inside_an_element_is_waited_for() -> None:
+    """One element of 4 s fits before the release at 6, another does not: idle to 6, 6-10, then 36 s more."""
+    buffers = buffers_of([(0, 0, 10, 4), (6, 20, 1, 4)])
+    sending = cut_while_sending(buffers, CostCurve.affine(0, 1), patience_s=0)
+    assert sending is not None
+    assert sending.starts.tolist() == [0, 6, 10]
+    assert sending.objective == 46
+
+
 def test_infinite_patience_never_cuts() -> None:
     """g3 from 1 to 5, then g1 to 6 and g2 to 8: max(5 + 1, 6 + 4, 8 + 3) = 11."""
     buffers = buffers_of([(1, 1, 4, 1), (2, 3, 2, 1), (3, 4, 1, 1)])
