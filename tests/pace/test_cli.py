@@ -116,8 +116,11 @@ def test_a_broken_profile_ends_with_exit_code_1(solved: Path, tmp_path: Path) ->
     document["ops"][3]["duration_s"] = -1
     broken = tmp_path / "broken.json"
     broken.write_text(json.dumps(document))
-    for arguments in (["optimize", broken], ["optimize", broken, "--json"], ["check", broken, solved]):
-        message = failed(1, *arguments)
+    for message in (
+        failed(1, "optimize", broken),
+        failed(1, "optimize", broken, "--json"),
+        failed(1, "check", broken, solved),
+    ):
         assert "broken.json" in message
         assert document["ops"][3]["name"] in message
 
@@ -178,7 +181,7 @@ def test_frameworks_are_told_what_to_pass(target: str) -> None:
 def test_model_computes_a_profile(tmp_path: Path) -> None:
     """From layer shapes; the file is a valid profile of that many workers."""
     path = tmp_path / "resnet.json"
-    arguments = ["--device-tflops", "8", "--batch", "32", "--workers", "16", "-o", path]
+    arguments: list[str | Path] = ["--device-tflops", "8", "--batch", "32", "--workers", "16", "-o", path]
     assert succeeded("model", "resnet50", *arguments) == ""
     profile = load_profile(path)
     assert profile.workers == 16
