@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pace.runtime.fetch import PlanSource
 from pace.runtime.optimizer import WrappedOptimizer
 from pace.runtime.plan import GradientSize, Plan, plan_locally, plan_plainly
 from pace.runtime.transport import Done, Sequencing
@@ -57,6 +58,18 @@ class NoTransport:
         """Nothing to close."""
 
 
+class FixedPlan(PlanSource):
+    """Makes the plan that is to be measured."""
+
+    def __init__(self, make_plan: Callable[[list[GradientSize]], Plan]) -> None:
+        super().__init__(NoTransport(), schedule=None, service=None, job=None, credit_bytes=None)
+        self._make_plan = make_plan
+
+    def make(self, gradients: list[GradientSize]) -> Plan:
+        """Return the plan."""
+        return self._make_plan(gradients)
+
+
 def wrap_alone(
     model: nn.Module, make_plan: Callable[[list[GradientSize]], Plan], order: Any
 ) -> WrappedOptimizer:
@@ -65,7 +78,7 @@ def wrap_alone(
         torch.optim.SGD(model.parameters(), lr=1e-6),
         model,
         transport=NoTransport(),
-        make_plan=make_plan,
+        source=FixedPlan(make_plan),
         mode="overlap",
         order=order,
         op="average",

@@ -1,6 +1,6 @@
 """Where a wrapper's plan comes from: a schedule given, one fetched by rank 0, or none."""
 
-from collections.abc import Callable
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,74 +15,95 @@ from pace.schedule import Schedule, load_schedule, parse_schedule
 log = structlog.get_logger("pace.runtime")
 
 
-def planner(
-    transport: Transport,
-    *,
-    schedule: Schedule | str | Path | None,
-    service: str | None,
-    job: str | None,
-    credit_bytes: int | None,
-    api_key: str | None = None,
-    fetch_timeout_s: float = 10.0,
-) -> Callable[[list[GradientSize]], Plan]:
-    """Return what makes the plan of a model's gradients.
+class PlanSource:
+    """Makes the plan of a model's gradients, and asks for a better one later.
 
     A schedule that was given and does not fit is an error. One that was to be fetched and cannot be, or
     does not fit, is not: training starts with a plan computed here, and says so once.
+
+    Parameters
+    ----------
+    schedule
+        A schedule or its path.
+    service, job, api_key
+        Where rank 0 asks for the newest schedule; without a schedule and without `service`, the
+        environment's PACE_URL, PACE_JOB and PACE_API_KEY.
+    credit_bytes
+        Replaces the schedule's credit.
     """
-    if schedule is not None and service is not None:
-        raise InvalidOptions("give a schedule or a service, not both")
-    if (service is None) != (job is None):
-        raise InvalidOptions("service and job go together: one says where, the other under which name")
 
-    def make(gradients: list[GradientSize]) -> Plan:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        schedule: Schedule | str | Path | None,
+        service: str | None,
+        job: str | None,
+        credit_bytes: int | None,
+        api_key: str | None = None,
+        fetch_timeout_s: float = 10.0,
+    ) -> None:
+        if schedule is not None and service is not None:
+            raise InvalidOptions("give a schedule or a service, not both")
+        if schedule is None and service is None and job is None:
+            service, job = os.environ.get("PACE_URL"), os.environ.get("PACE_JOB")
+        if (service is None) != (job is None):
+            raise InvalidOptions("service and job go together: one says where, the other under which name")
+        self._transport = transport
+        self._schedule = schedule
+        self._service = service
+        self._job = job
+        self._credit_bytes = credit_bytes
+        self._api_key = api_key or os.environ.get("PACE_API_KEY")
+        self._timeout_s = fetch_timeout_s
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is a service to ask."""
+        return self._service is not None
+
+    def make(self, gradients: list[GradientSize]) -> Plan:
+        """Return the plan to start with; every rank must call this alike."""
         plan = None
-        if schedule is not None:
-            given = schedule if isinstance(schedule, Schedule) else load_schedule(schedule)
-            plan = plan_from_schedule(given, gradients, transport.size)
-        elif service is not None and job is not None:
-            plan = _fetch(transport, service, job, api_key, fetch_timeout_s, gradients)
-        if plan is None:
-            plan = plan_locally(gradients)
-        return plan if credit_bytes is None else replace(plan, credit_bytes=credit_bytes)
+        if self._schedule is not None:
+            given = self._schedule
+            schedule = given if isinstance(given, Schedule) else load_schedule(given)
+            plan = plan_from_schedule(schedule, gradients, self._transport.size)
+        elif self.asks:
+            payload = self.ask(gradients, quietly=False) if self._transport.rank == 0 else None
+            plan = self.read(self._transport.broadcast(payload), gradients)
+        return self._with_credit(plan or plan_locally(gradients))
 
-    return make
+    def read(self, payload: bytes, gradients: list[GradientSize]) -> Plan | None:
+        """Turn what ``ask`` returned into a plan; None when it is empty or unfit."""
+        if not payload:
+            return None
+        try:
+            plan = plan_from_schedule(parse_schedule(payload), gradients, self._transport.size)
+        except (InvalidSchedule, ScheduleMismatch) as error:
+            log.warning("pace.schedule_refused", service=self._service, job=self._job, reason=str(error))
+            return None
+        return self._with_credit(plan)
 
+    def ask(self, gradients: list[GradientSize], *, quietly: bool = True) -> bytes:
+        """Ask the service; empty when it has no schedule or gives no usable answer."""
+        from pace.api.client import Client
 
-def _fetch(
-    transport: Transport,
-    service: str,
-    job: str,
-    api_key: str | None,
-    timeout_s: float,
-    gradients: list[GradientSize],
-) -> Plan | None:
-    payload = None
-    if transport.rank == 0:
-        payload = _newest(service, job, api_key, timeout_s, gradients, transport.size)
-    received = transport.broadcast(payload)
-    if not received:
-        return None
-    try:
-        return plan_from_schedule(parse_schedule(received), gradients, transport.size)
-    except (InvalidSchedule, ScheduleMismatch) as error:
-        log.warning("pace.schedule_refused", service=service, job=job, reason=str(error))
-        return None
+        assert self._service is not None
+        assert self._job is not None
+        key = fingerprint(((g.name, g.size_bytes, g.dtype) for g in gradients), self._transport.size)
+        try:
+            with Client(self._service, api_key=self._api_key, timeout_s=self._timeout_s) as client:
+                found = client.newest_schedule(self._job, key)
+        except PaceError as error:
+            if not quietly:
+                log.warning("pace.service_unavailable", service=self._service, reason=str(error))
+            return b""
+        if found is None:
+            if not quietly:
+                log.info("pace.no_schedule_yet", service=self._service, job=self._job, fingerprint=key)
+            return b""
+        return found.to_json()
 
-
-def _newest(
-    service: str, job: str, api_key: str | None, timeout_s: float, gradients: list[GradientSize], workers: int
-) -> bytes:
-    """Ask the service; empty when it has no schedule or gives no usable answer."""
-    from pace.api.client import Client
-
-    key = fingerprint(((g.name, g.size_bytes, g.dtype) for g in gradients), workers)
-    try:
-        found = Client(service, api_key=api_key, timeout_s=timeout_s).newest_schedule(job, key)
-    except PaceError as error:
-        log.warning("pace.service_unavailable", service=service, job=job, reason=str(error))
-        return b""
-    if found is None:
-        log.info("pace.no_schedule_yet", service=service, job=job, fingerprint=key)
-        return b""
-    return found.to_json()
+    def _with_credit(self, plan: Plan) -> Plan:
+        return plan if self._credit_bytes is None else replace(plan, credit_bytes=self._credit_bytes)

@@ -10,7 +10,7 @@ from torch import nn
 
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.compression import Compression
-from pace.runtime.fetch import planner
+from pace.runtime.fetch import PlanSource
 from pace.runtime.hvd import HorovodTransport
 from pace.runtime.optimizer import Mode, Op, WrappedOptimizer
 from pace.runtime.transport import Order
@@ -104,7 +104,7 @@ class DistributedOptimizer(WrappedOptimizer):
             optimizer,
             model,
             transport=transport,
-            make_plan=planner(
+            source=PlanSource(
                 transport,
                 schedule=schedule,
                 service=service,

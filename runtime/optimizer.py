@@ -28,10 +28,12 @@ from pace.runtime.agreement import agree_on_plan
 from pace.runtime.buffers import FusedGroup, Slot, build_groups, segment_tensors
 from pace.runtime.compression import Compression, compressed
 from pace.runtime.engine import Engine
+from pace.runtime.fetch import PlanSource
 from pace.runtime.forward import ForwardWatch
+from pace.runtime.late import STEPS_BETWEEN, LateSchedule
 from pace.runtime.parameters import gradient_sizes, trained_parameters
 from pace.runtime.peers import Peers
-from pace.runtime.plan import GradientSize, Plan, plan_plainly
+from pace.runtime.plan import Plan, plan_plainly
 from pace.runtime.report import Report, chrome_trace
 from pace.runtime.transport import Order, Transport
 from pace.runtime.trial import Candidate, Trial
@@ -52,8 +54,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
         The user's optimizer; its parameter groups and state stay its own.
     model
         The module whose parameters it updates.
-    make_plan
-        Given the gradients, rank 0's plan, or the plan all ranks derive alike.
+    source
+        Where the plan comes from, now and later.
     """
 
     # Optimizer.__init__ is not called: everything it would hold is the wrapped optimizer's.
@@ -63,7 +65,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         model: nn.Module,
         *,
         transport: Transport,
-        make_plan: Callable[[list[GradientSize]], Plan],
+        source: PlanSource,
         mode: Mode,
         order: Order,
         op: Op,
@@ -100,22 +102,24 @@ class WrappedOptimizer(torch.optim.Optimizer):
         planned = set(self._parameters.values())
         self._frozen = [p for g in optimizer.param_groups for p in g["params"] if p not in planned]
         sizes = gradient_sizes(self._parameters)
-        self._plan = agree_on_plan(transport, make_plan, sizes)
+        self._plan = agree_on_plan(transport, source.make, sizes)
         reason = why_not_per_group(optimizer)
         if reason is not None and mode != "barrier":
             log.warning("pace.barrier_mode", reason=reason)
         self._barrier = mode == "barrier" or reason is not None
         self._trial: Trial | None = None
         self._measured_s: dict[str, float] = {}
-        if mode == "auto":
-            candidates = [
-                Candidate(name="plain", plan=plan_plainly(sizes), barrier=True),
-                Candidate(name="barrier", plan=self._plan, barrier=True),
-            ]
-            if reason is None:
-                candidates.append(Candidate(name="overlap", plan=self._plan, barrier=False))
-            self._trial = Trial(candidates, transport)
-            self._plan, self._barrier = candidates[0].plan, candidates[0].barrier
+        self._auto = mode == "auto"
+        self._per_group = reason is None
+        self._source = source
+        self._sizes = sizes
+        self._late: LateSchedule | None = None
+        # All ranks hold the same plan, so they agree on whether to look out for a better one.
+        self._expects_schedule = source.asks and self._plan.source != "schedule"
+        if self._expects_schedule and transport.rank == 0:
+            self._late = LateSchedule(lambda: source.ask(sizes))
+        if self._auto:
+            self._plan, self._barrier = self._begin_trial(self._plan)
         self._adaptive = order == "adaptive" or (order == "auto" and transport.sequencing == "submission")
         self._installed = 0
         self._last_step_s: float | None = None
@@ -173,6 +177,31 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._plan, self._barrier = plan, barrier
         self._install()
 
+    def _begin_trial(self, plan: Plan) -> tuple[Plan, bool]:
+        """Start to time plain operation against a plan; returns what to run first."""
+        candidates = [
+            Candidate(name="plain", plan=plan_plainly(self._sizes), barrier=True),
+            Candidate(name="barrier", plan=plan, barrier=True),
+        ]
+        if self._per_group:
+            candidates.append(Candidate(name="overlap", plan=plan, barrier=False))
+        self._trial = Trial(candidates, self._transport)
+        return candidates[0].plan, candidates[0].barrier
+
+    def _look_for_schedule(self) -> None:
+        """Adopt a schedule that came late, on all ranks after the same step."""
+        if self._trial is not None or self._round % STEPS_BETWEEN:
+            return
+        payload = self._transport.broadcast(self._late.poll() if self._late is not None else b"")
+        if not payload:
+            return
+        self._expects_schedule = False
+        plan = self._source.read(payload, self._sizes)
+        if plan is not None:
+            log.info("pace.schedule_adopted", round=self._round, groups=len(plan.groups))
+            first, barrier = self._begin_trial(plan) if self._auto else (plan, self._barrier)
+            self._switch(first, barrier=barrier)
+
     def _count_step(self) -> None:
         now = time.perf_counter()
         if self._last_step_s is not None:
@@ -186,6 +215,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
                     log.info("pace.mode_chosen", mode=chosen.name, measured_s=self._measured_s)
                 now = time.perf_counter()
                 self._intervals.clear()
+        if self._expects_schedule:
+            self._look_for_schedule()
+            now = time.perf_counter()
         self._last_step_s = now
 
     def _progress(self) -> dict[str, Any]:
@@ -578,6 +610,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
         finally:
             self._closed = True
             failed = self._engine.failure is not None
+            if self._late is not None:
+                self._late.close()
             if self._peers is not None:
                 self._peers.close()
             self._uninstall()

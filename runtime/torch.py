@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pace.runtime.compression import Compression
-from pace.runtime.fetch import planner
+from pace.runtime.fetch import PlanSource
 from pace.runtime.gloo import GlooTransport
 from pace.runtime.optimizer import Mode, Op, WrappedOptimizer
 from pace.runtime.transport import Order
@@ -86,7 +86,7 @@ class DistributedOptimizer(WrappedOptimizer):
             optimizer,
             model,
             transport=transport,
-            make_plan=planner(
+            source=PlanSource(
                 transport,
                 schedule=schedule,
                 service=service,

@@ -75,7 +75,7 @@ def make_schedule(
         for place, piece in enumerate(pieces)
     )
     # What proves optimality does not concern the runtime: it stays that of the schedule it came from.
-    made = optimize(_profile(sizes, workers))
+    made = optimize(profile_of(sizes, workers))
     return made.model_copy(
         update={
             "fingerprint": fingerprint(((s.name, s.size_bytes, s.dtype) for s in sizes), workers),
@@ -86,7 +86,8 @@ def make_schedule(
     )
 
 
-def _profile(sizes: list[GradientSize], workers: int) -> Profile:
+def profile_of(sizes: list[GradientSize], workers: int) -> Profile:
+    """A profile with these gradients; its times are made up."""
     forward = Op(name="fwd", duration_s=0.01, deps=("bwd",), waits_for=tuple(size.name for size in sizes))
     return Profile(
         name="by hand",

@@ -90,20 +90,18 @@ def train_plainly(
     case: Case,
     size: int,
     *,
-    adjust: Callable[[torch.optim.Optimizer, nn.Module, int], None] | None = None,
+    repeat: bool = False,
 ) -> Weights:
     """Train in one process on every rank's batches: what data-parallel training must equal.
 
-    `adjust` runs between the backward pass and the step.
+    With `repeat`, every step uses the first batch.
     """
     model = build(case.model)
     optimizer = OPTIMIZERS[case.optimizer](trainable(model))
     shares = [batches(case.model, case.steps, rank) for rank in range(size)]
     for step in range(case.steps):
         optimizer.zero_grad()
-        average_gradients(model, [share[step] for share in shares])
-        if adjust is not None:
-            adjust(optimizer, model, step)
+        average_gradients(model, [share[0 if repeat else step] for share in shares])
         optimizer.step()
     return weights(model)
 
