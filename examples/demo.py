@@ -40,7 +40,13 @@ def main() -> int:
     for log in out.glob("*.log"):
         log.unlink()
     console.rule(f"PACE demo: two workers over {arguments.backend}")
-    console.print(f"Network: {arguments.network}\n")
+    console.print(f"Network: {arguments.network}")
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores / 2:
+        console.print(
+            f"Other work keeps this machine busy (load {load:.1f}, {cores} cores): times will be disturbed."
+        )
+    console.print()
 
     with service(out) as url:
         console.print(f"[bold]1[/bold]  service          {url}")
@@ -194,7 +200,8 @@ def print_times(console: Console, profile: Profile, schedule: Schedule, backend:
     console.print(table)
     trial = json.loads((out / "pace.trial.json").read_text())
     tried = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in trial["trial_s"].items())
-    console.print(f"Before it settled, the runtime tried: {tried}. It runs in {trial['mode']} mode.")
+    settled = "plain" if trial["source"] == "plain" else trial["mode"]
+    console.print(f"Before it settled, the runtime tried: {tried}. It chose: {settled}.")
 
 
 def print_weights(console: Console, out: Path, steps: int) -> None:
