@@ -25,8 +25,9 @@ from rich.table import Table
 from pace import Gradient, Op, Options, Profile, optimize
 from pace.allreduce import AffineAllReduce
 from pace.baselines import ddp_buckets, mg_wfbp_groups, window_behind_barrier
-from pace.fusion import Problem, fuse
+from pace.fusion import fuse
 from pace.models import build, with_ratio
+from pace.problem import Problem
 from pace.solver import jackson, lp
 from pace.solver.instance import Instance
 

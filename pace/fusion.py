@@ -1,27 +1,19 @@
-"""Fusion search: which gradients share a buffer (DESIGN 5). The mathematics is in ``pace.solver.partition``.
-
-A partition is a tuple of groups, a group a tuple of gradient numbers in order of ready time. Gradients of
-different dtype never share a group; one without bytes is a group of its own that is never sent.
-"""
+"""Fusion search: which gradients share a buffer (DESIGN 5); its mathematics is in ``pace.solver.partition``."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Literal
 
 import numpy as np
 
-from pace.graph import FloatArray
+from pace.bound import fusion_bound, layered_bound
 from pace.options import Options
-from pace.profile import ELEMENT_BYTES, Profile
+from pace.problem import Partition, Problem
 from pace.solver import jackson
-from pace.solver.cost import CostCurve, Line
+from pace.solver.cost import CostCurve
 from pace.solver.fifo import best_fifo
 from pace.solver.instance import Instance, IntArray
 from pace.solver.partition import EXACT, Chain, best_layered, max_min_partitions, runs
-from pace.solver.sending import Buffers
-
-Partition = tuple[tuple[int, ...], ...]
 
 # The exact search is repeated with the latency scaled: in a realisable plan a preempted group pays it twice.
 LATENCY_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -48,89 +40,6 @@ class Fusion:
     method: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """The gradients as the search sees them.
-
-    Attributes
-    ----------
-    ready, tail : arrays of shape (num_gradients,)
-        Seconds.
-    sizes, dtypes : integer arrays of shape (num_gradients,)
-        Bytes, and the number of the class that may share a buffer.
-    compute_s
-        The window without any all-reduce.
-    """
-
-    ready: FloatArray
-    tail: FloatArray
-    sizes: IntArray
-    element_bytes: IntArray
-    dtypes: IntArray
-    compute_s: float
-    cost: CostCurve
-
-    @classmethod
-    def of(cls, profile: Profile, *, barrier: bool = False) -> "Problem":
-        """Build from a profile; with `barrier` no forward op starts before the last all-reduce has ended."""
-        timing = profile.timing
-        names = [gradient.dtype for gradient in profile.gradients]
-        classes = {name: number for number, name in enumerate(sorted(set(names)))}
-        tail = timing.tail_s
-        return cls(
-            ready=timing.ready_s,
-            tail=np.full_like(tail, tail.max(initial=0.0)) if barrier else tail,
-            sizes=np.array([gradient.size_bytes for gradient in profile.gradients], dtype=np.int64),
-            element_bytes=np.array([ELEMENT_BYTES[name] for name in names], dtype=np.int64),
-            dtypes=np.array([classes[name] for name in names], dtype=np.int64),
-            compute_s=timing.compute_s,
-            cost=profile.cost,
-        )
-
-    def buffers(self, partition: Partition) -> Buffers:
-        """Return the groups of `partition` as buffers."""
-        members = np.fromiter(chain.from_iterable(partition), dtype=np.int64)
-        if not len(members):
-            empty = np.zeros(0)
-            none = np.zeros(0, dtype=np.int64)
-            return Buffers(ready=empty, tail=empty, elements=none, element_bytes=none)
-        starts = np.concatenate(([0], np.cumsum([len(group) for group in partition])[:-1]))
-        element_bytes = self.element_bytes[members[starts]]
-        return Buffers(
-            ready=np.maximum.reduceat(self.ready[members], starts),
-            tail=np.maximum.reduceat(self.tail[members], starts),
-            elements=np.add.reduceat(self.sizes[members], starts) // element_bytes,
-            element_bytes=element_bytes,
-        )
-
-    def classes(self) -> list[IntArray]:
-        """Return, for each class with bytes to send, its gradients in order of ready time."""
-        order = self.sent_by_ready()
-        return [order[self.dtypes[order] == number] for number in np.unique(self.dtypes[order])]
-
-    def sent_by_ready(self) -> IntArray:
-        """Return the gradients with bytes by ready time, then tail, then size.
-
-        The order in which a profile lists its gradients must not matter, and of gradients ready together
-        the one needed last has to come first for the chain to be layered.
-        """
-        order = np.lexsort((self.dtypes, self.sizes, self.tail, self.ready))
-        return order[self.sizes[order] > 0]
-
-    def sent_by_tail(self) -> IntArray:
-        """Return the gradients with bytes by tail, then ready time, then size."""
-        order = np.lexsort((self.dtypes, self.sizes, self.ready, self.tail))
-        return order[self.sizes[order] > 0]
-
-    def unsent(self) -> Partition:
-        """Return the gradients without bytes, each a group of its own."""
-        return tuple((int(number),) for number in np.flatnonzero(self.sizes == 0))
-
-    def chain_of(self, members: IntArray) -> Chain:
-        """Return the gradients `members`, in that order, as a chain."""
-        return Chain(ready=self.ready[members], tail=self.tail[members], sizes=self.sizes[members])
-
-
 def fuse(problem: Problem, options: Options) -> Fusion:
     """Search for groups as `options` asks."""
     if not problem.sizes.any():
@@ -143,12 +52,6 @@ def fuse(problem: Problem, options: Options) -> Fusion:
     if options.fusion == "pace":
         return _fuse_as_paper(problem, options)
     return _fuse_optimally(problem, options)
-
-
-def oracle_instance(buffers: Buffers, cost: CostCurve, slot_s: float | None) -> Instance:
-    """Return the buffers as one-machine jobs, in slots where `slot_s` is given."""
-    instance = buffers.instance(cost)
-    return instance if slot_s is None else instance.in_slots(slot_s)
 
 
 def _cut(members: IntArray, cuts: list[int]) -> Partition:
@@ -361,99 +264,3 @@ def _improve(problem: Problem, seed: Partition, options: Options) -> tuple[Parti
     for at in orders[0]:
         by_group.setdefault(int(group_of[at]), []).append(int(members[at]))
     return tuple(tuple(group) for group in by_group.values()), calls
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
-    """No fusion and no order beats `bound`; see ``pace.schedule.FusionBound`` for what it rests on."""
-
-    members: tuple[int, ...]
-    line: Line
-    min_ready: float
-    total_bytes: int
-    min_tail: float
-    bound: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayeredBound:
-    """No fusion beats `bound`; see ``pace.schedule.ChainBound`` for what it rests on."""
-
-    order: Literal["ready", "tail"]
-    line: Line
-    bound: float
-
-
-def layered_bound(problem: Problem) -> LayeredBound:
-    """Bound the window of every fusion from below by the exact optimum of a relaxed, layered chain.
-
-    Proof. Take any calls, each carrying bytes of some gradients, and name each by its last gradient on the
-    chain, whose ready time and tail it has. Every byte after the k-th of these names is in a later call, so
-    the calls from the (k+1)-th on carry at least what they would in the contiguous partition with the same
-    last gradients, and they are as many: every suffix's bound is at least that partition's. The critical
-    sets of a contiguous partition are suffixes, and ``best_layered`` minimises over those partitions.
-    Lowering tails or ready times until the chain is layered, and g to a line below it, only shortens
-    windows. On a profile that is layered already and with an affine g, the bound is the optimum.
-    """
-    best = LayeredBound(order="ready", line=Line(latency_s=0.0, seconds_per_byte=0.0), bound=0.0)
-    if not problem.sizes.any():
-        return best
-    by_ready = problem.chain_of(problem.sent_by_ready())
-    chains: list[tuple[Literal["ready", "tail"], Chain]] = [
-        ("ready", replace(by_ready, tail=_least_from_here(by_ready.tail)))
-    ]
-    if not by_ready.is_layered:
-        by_tail = problem.chain_of(problem.sent_by_tail())
-        chains.append(("tail", replace(by_tail, ready=_least_from_here(by_tail.ready))))
-    for line in problem.cost.minorants(float(problem.sizes.sum())):
-        curve = CostCurve.affine(line.latency_s, line.seconds_per_byte)
-        for order, chain_of_order in chains:
-            _, value = best_layered(chain_of_order, curve, enough=0.0)
-            if value > best.bound:
-                best = LayeredBound(order=order, line=line, bound=value)
-    return best
-
-
-def _least_from_here(values: FloatArray) -> FloatArray:
-    return np.minimum.accumulate(values[::-1])[::-1]
-
-
-def fusion_bound(problem: Problem) -> Bound:
-    """Bound the window of every fusion from below (DESIGN 4.3), in O(n log n) for each line under g.
-
-    Bytes priced at a line below g, plus one latency: whatever is sent after the first gradient of a set is
-    ready needs at least one call. Preemption and fusion can only add to that.
-    """
-    from pace.solver.certificate import certify
-
-    sent = problem.sizes > 0
-    lines = problem.cost.minorants(float(problem.sizes.sum())) if sent.any() else ()
-    best = Bound(
-        members=(),
-        line=Line(latency_s=0.0, seconds_per_byte=0.0),
-        min_ready=0.0,
-        total_bytes=0,
-        min_tail=0.0,
-        bound=0.0,
-    )
-    for line in lines:
-        instance = Instance(
-            ready=problem.ready[sent],
-            processing=problem.sizes[sent].astype(np.float64) * line.seconds_per_byte,
-            tail=problem.tail[sent],
-        )
-        critical = certify(instance, jackson.solve(instance))
-        # Sets of the form {ready >= rho, tail >= theta} suffice (DESIGN 4.3) and are easy to state.
-        inside = sent & (problem.ready >= critical.min_ready) & (problem.tail >= critical.min_tail)
-        total = int(problem.sizes[inside].sum())
-        value = critical.min_ready + line.latency_s + total * line.seconds_per_byte + critical.min_tail
-        if value > best.bound:
-            best = Bound(
-                members=tuple(np.flatnonzero(inside).tolist()),
-                line=line,
-                min_ready=critical.min_ready,
-                total_bytes=total,
-                min_tail=critical.min_tail,
-                bound=value,
-            )
-    return best

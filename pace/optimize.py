@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from pace.allreduce import AffineAllReduce, SampledAllReduce
+from pace.bound import fusion_bound, layered_bound
 from pace.errors import InvalidOptions, SolverFailed
-from pace.fusion import Fusion, Partition, Problem, fuse, fusion_bound, layered_bound, oracle_instance
+from pace.fusion import Fusion, fuse
 from pace.options import Options
+from pace.problem import Partition, Problem, oracle_instance
 from pace.profile import Gradient, Op, Profile
 from pace.schedule import (
     Certificate,

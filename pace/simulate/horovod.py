@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pace.fusion import Problem
 from pace.graph import FloatArray
+from pace.problem import Problem
 from pace.profile import Profile
 from pace.simulate.grouped import carriers
 from pace.simulate.knobs import Bytes, Seconds, knobs

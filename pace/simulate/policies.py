@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from pace.baselines import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES, ddp_buckets, mg_wfbp_groups
 from pace.errors import InvalidOptions
-from pace.fusion import Partition, Problem
 from pace.graph import FloatArray
+from pace.problem import Partition, Problem
 from pace.profile import Profile
 from pace.simulate.grouped import GroupedSender, carriers, cut_evenly
 from pace.simulate.horovod import Horovod

@@ -5,10 +5,11 @@ from typing import Literal
 
 import numpy as np
 
-from pace.fusion import Problem, fuse
+from pace.fusion import fuse
 from pace.graph import FloatArray
 from pace.optimize import Plan, plan_for
 from pace.options import Options
+from pace.problem import Problem
 from pace.profile import Profile
 from pace.schedule import Fusion, Schedule
 from pace.simulate.grouped import GroupedSender

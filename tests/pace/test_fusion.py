@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from pace import Options, Profile
 from pace.allreduce import SampledAllReduce
-from pace.fusion import Partition, Problem, fuse, fusion_bound, layered_bound
+from pace.bound import fusion_bound, layered_bound
+from pace.fusion import fuse
+from pace.problem import Partition, Problem
 from tests.strategies import (
     affine,
     allreduces,
@@ -124,7 +126,7 @@ def test_with_branches_the_search_finds_the_optimum_of_small_profiles(profile: P
 @properties(60)
 def test_in_slots_the_first_partition_is_the_best_of_those_found(profile: Profile, slot_s: float) -> None:
     """What is best in continuous time may not be once all-reduces are rounded up."""
-    from pace.fusion import oracle_instance
+    from pace.problem import oracle_instance
     from pace.solver import jackson
 
     problem = Problem.of(profile)

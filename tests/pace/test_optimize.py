@@ -23,7 +23,8 @@ from pace.allreduce import (
     TreeAllReduce,
 )
 from pace.check import check
-from pace.fusion import Problem, fuse
+from pace.fusion import fuse
+from pace.problem import Problem
 from pace.profile import ELEMENT_BYTES
 from pace.solver import jackson
 from pace.solver.instance import Instance

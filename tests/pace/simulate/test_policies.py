@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pace import Gradient, InvalidOptions, Op, Options, Profile, optimize, parse_schedule
 from pace.allreduce import AffineAllReduce, AllReduce
-from pace.fusion import Problem
 from pace.models import build
+from pace.problem import Problem
 from pace.simulate import POLICIES, knobs_of, make_policy, simulate
 from pace.simulate.grouped import GroupedSender
 from pace.simulate.horovod import fuse_responses
