@@ -22,6 +22,7 @@ from pace.options import Options, Risk
 from pace.profile import Profile, load_profile
 from pace.reporting import WRONG, reported
 from pace.schedule import Fusion, Oracle, Schedule, Target, load_schedule
+from pace.whatif_cli import what_if
 
 app = typer.Typer(
     name="pace",
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.add_typer(import_app, name="import")
 app.add_typer(keys_app, name="keys")
 app.command()(fit)
+app.command()(what_if)
 
 ProfileArgument = Annotated[
     Path, typer.Argument(help="A profile document.", exists=True, dir_okay=False, readable=True)
@@ -151,7 +153,7 @@ def describe(profile: Profile, schedule: Schedule, console: Console) -> None:
         f"compute alone {predicted.compute_s * 1e3:.3f} ms"
     )
     print_line(
-        f"optimality  within {_percent(predicted.gap)} of what any schedule can do "
+        f"optimality  within {_percent(predicted.gap)} of what any schedule{_semantics(schedule)} can do "
         f"({predicted.lower_bound_s * 1e3:.3f} ms)"
     )
     print_line(f"plan        {len(schedule.groups)} groups in {len(schedule.segments)} segments")
@@ -173,6 +175,10 @@ def describe(profile: Profile, schedule: Schedule, console: Console) -> None:
             first + (f" +{len(rest)}" if rest else ""),
         )
     console.print(table)
+
+
+def _semantics(schedule: Schedule) -> str:
+    return "" if schedule.target == "pace" else " that stops at a barrier"
 
 
 def _percent(gap: float) -> str:

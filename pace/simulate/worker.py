@@ -1,6 +1,6 @@
 """A worker's DAG with several channels, as TicTac schedules it: compute ops, recv and send ops, resources.
 
-Profiles describe data-parallel windows with one network; this is for what else TicTac's orders and metrics are
+Profiles describe windows with one network; this is for what else TicTac's orders and metrics are
 defined on: a parameter server's worker, whose recv ops wait for nothing and whose send ops nothing waits for,
 and the toy models of the paper.
 """
@@ -55,7 +55,7 @@ class WorkerDag:
         waits: BoolArray = np.zeros((len(self.names), len(column)), dtype=bool)
         for op, before in enumerate(self.predecessors):
             for previous in before:
-                waits[op] |= waits[previous]
+                np.logical_or(waits[op], waits[previous], out=waits[op])
                 if previous in column:
                     waits[op, column[previous]] = True
         waiting = waits.any(axis=1)

@@ -1,0 +1,198 @@
+"""One point of a grid, and the profile that it stands for: what is assumed to scale how."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pace.allreduce import (
+    AffineAllReduce,
+    AllReduce,
+    HalvingDoublingAllReduce,
+    NetworkLevel,
+    RingAllReduce,
+    SampledAllReduce,
+    TreeAllReduce,
+    TwoLevelAllReduce,
+)
+from pace.errors import InvalidOptions
+from pace.profile import ELEMENT_BYTES, Profile
+
+Algorithm = Literal["ring", "tree", "halving-doubling", "two-level"]
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+
+GBPS = 1e9 / 8  # bytes a second in one Gb/s
+
+ASSUMPTIONS = (
+    "Bandwidth is that of one link, latency that of one message. A cost given as one line or as samples is "
+    "read as a ring's (the PACE paper's eq. 1); formulas are evaluated.",
+    "Samples scale in two parts: the smallest as latency, the rest as volume, against the bandwidth that "
+    "the largest reached.",
+    "More workers mean the same batch on each of them (weak scaling) and the same ops.",
+    "Every op's duration is divided by the compute speed-up and multiplied by the batch over the profile's.",
+    "Compression divides every gradient's bytes, rounded up to whole elements; compressing takes no time.",
+    "Scaling efficiency is throughput over that of so many single workers, which all-reduce nothing.",
+    "One window at a time with the durations of the profile: no stragglers, no other traffic.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoLevel:
+    """What the two-level algorithm needs to know of the inside of a node."""
+
+    workers_per_node: int
+    intra_gbps: float
+    intra_latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One point; None keeps what was profiled.
+
+    Attributes
+    ----------
+    bandwidth_gbps, latency_s
+        Of one link (between nodes), and of one message, in Gb/s and seconds.
+    workers
+        How many train together.
+    algorithm
+        Of the all-reduce.
+    compute_speedup
+        How many times as fast ops run.
+    batch
+        Samples on each worker.
+    compression
+        How many times smaller gradients are on the network.
+    """
+
+    bandwidth_gbps: float | None = None
+    latency_s: float | None = None
+    workers: int | None = None
+    algorithm: Algorithm | None = None
+    compute_speedup: float = 1.0
+    batch: float | None = None
+    compression: float = 1.0
+
+
+def measured_batch(profile: Profile) -> float | None:
+    """Return the batch that a profile says it was measured or computed with, if it does."""
+    batch = profile.metadata.get("batch")
+    if isinstance(batch, bool) or not isinstance(batch, int | float) or not 0 < batch < math.inf:
+        return None
+    return float(batch)
+
+
+def computed_at(profile: Profile, scenario: Scenario) -> Profile:
+    """Return the profile with the scenario's compute and gradients; its network stays."""
+    factor = 1.0 / scenario.compute_speedup
+    if scenario.batch is not None:
+        measured = measured_batch(profile)
+        if measured is None:
+            raise InvalidOptions(
+                f'profile "{profile.name}" does not say in its metadata with which batch it was measured'
+            )
+        factor *= scenario.batch / measured
+    changes: dict[str, object] = {}
+    if factor != 1.0:
+        changes["ops"] = tuple(
+            op.model_copy(
+                update={
+                    "duration_s": op.duration_s * factor,
+                    "duration_std_s": op.duration_std_s * factor,
+                }
+            )
+            for op in profile.ops
+        )
+    if scenario.compression != 1.0:
+        changes["gradients"] = tuple(
+            gradient.model_copy(
+                update={
+                    "size_bytes": _compressed(
+                        gradient.size_bytes, ELEMENT_BYTES[gradient.dtype], scenario.compression
+                    )
+                }
+            )
+            for gradient in profile.gradients
+        )
+    return profile.replace(**changes) if changes else profile
+
+
+def _compressed(size_bytes: int, element_bytes: int, compression: float) -> int:
+    return math.ceil(size_bytes / compression / element_bytes) * element_bytes
+
+
+def networked_at(profile: Profile, scenario: Scenario, two_level: TwoLevel | None = None) -> Profile:
+    """Return the profile with the scenario's network and workers; its ops and gradients stay.
+
+    Raises
+    ------
+    InvalidOptions
+        If the profile's cost does not say what would have to be kept.
+    """
+    workers = profile.workers if scenario.workers is None else scenario.workers
+    try:
+        allreduce = _allreduce_at(profile, scenario, workers, two_level)
+        cost = allreduce.cost(workers)
+    except ValueError as error:
+        raise InvalidOptions(f'profile "{profile.name}": {error}') from None
+    # Ops and gradients are the profile's, and so is their timing: validating them for every point of a grid
+    # and walking the graph anew would take longer than the simulation.
+    changed = profile.model_copy(update={"allreduce": allreduce, "workers": workers})
+    for stale in ("sha256", "fingerprint"):
+        changed.__dict__.pop(stale, None)
+    changed.__dict__["cost"] = cost
+    return changed
+
+
+def _allreduce_at(
+    profile: Profile, scenario: Scenario, workers: int, two_level: TwoLevel | None
+) -> AllReduce:
+    bandwidth = None if scenario.bandwidth_gbps is None else scenario.bandwidth_gbps * GBPS
+    kept = scenario.algorithm is None and bandwidth is None and scenario.latency_s is None
+    if kept and workers == profile.workers:
+        return profile.allreduce
+    if scenario.algorithm is None or scenario.algorithm == profile.allreduce.kind:
+        return profile.allreduce.with_changes(
+            measured_workers=profile.workers,
+            workers=workers,
+            bandwidth_bytes_per_s=bandwidth,
+            latency_s=scenario.latency_s,
+        )
+    level = _level_of(profile.allreduce, profile.workers, bandwidth, scenario.latency_s)
+    if scenario.algorithm == "two-level":
+        if two_level is None:
+            raise ValueError("two-level all-reduce needs the workers and the bandwidth inside a node")
+        intra = NetworkLevel(
+            bandwidth_bytes_per_s=two_level.intra_gbps * GBPS, latency_s=two_level.intra_latency_s
+        )
+        return TwoLevelAllReduce(intra=intra, inter=level, workers_per_node=two_level.workers_per_node)
+    if scenario.algorithm == "tree":
+        return TreeAllReduce(**level.model_dump())
+    if scenario.algorithm == "halving-doubling":
+        return HalvingDoublingAllReduce(**level.model_dump())
+    return RingAllReduce(**level.model_dump())
+
+
+def _level_of(
+    allreduce: AllReduce, workers: int, bandwidth: float | None, latency_s: float | None
+) -> NetworkLevel:
+    """Return link bandwidth and message latency of a cost in any form."""
+    if isinstance(allreduce, SampledAllReduce):
+        ordered = sorted(allreduce.samples)
+        (size, longest), floor = ordered[-1], min(seconds for _, seconds in ordered)
+        slope = (longest - floor) / size
+        allreduce = AffineAllReduce(latency_s=floor, seconds_per_byte=slope)
+    if isinstance(allreduce, AffineAllReduce):
+        allreduce = allreduce.with_changes(
+            measured_workers=workers, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s
+        )
+    network = allreduce.inter if isinstance(allreduce, TwoLevelAllReduce) else allreduce
+    return NetworkLevel(
+        bandwidth_bytes_per_s=network.bandwidth_bytes_per_s if bandwidth is None else bandwidth,
+        latency_s=network.latency_s if latency_s is None else latency_s,
+        reduce_bytes_per_s=network.reduce_bytes_per_s,
+    )
+
+
+def profile_at(profile: Profile, scenario: Scenario, two_level: TwoLevel | None = None) -> Profile:
+    """Return the profile that a scenario stands for, under ``ASSUMPTIONS``; raises InvalidOptions."""
+    return networked_at(computed_at(profile, scenario), scenario, two_level)
