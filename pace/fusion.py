@@ -1,4 +1,4 @@
-"""Fusion search: which gradients share a buffer (DESIGN 5); its mathematics is in ``pace.solver.partition``."""
+"""Fusion search: which gradients share a buffer (DESIGN 5), by the mathematics of ``pace.solver``."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
