@@ -223,6 +223,10 @@ def simulate(
     iterations: Annotated[int, typer.Option(help="Number of windows.")] = 1,
     jitter: Annotated[float, typer.Option(help="Relative spread of op durations.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Same seed, same windows.")] = 0,
+    tune: Annotated[
+        str | None, typer.Option(help="Search for the best knobs: bayesian, grid, random or momentum.")
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Settings that each search tries.")] = 40,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a profile under the policies of the field."""
@@ -233,6 +237,11 @@ def simulate(
     with reported():
         loaded = load_profile(profile)
         knobs = _knobs(knob or [], policy or list(POLICIES))
+        if tune is not None:
+            from pace.tune_cli import report
+
+            report(loaded, policy, knobs, search=tune, num_trials=trials, seed=seed, as_json=as_json)
+            return
         bound = solve(loaded).predicted.lower_bound_s
         results: list[dict[str, Any]] = []
         for name in policy or POLICIES:

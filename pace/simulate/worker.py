@@ -58,7 +58,7 @@ class WorkerDag:
                 np.logical_or(waits[op], waits[previous], out=waits[op])
                 if previous in column:
                     waits[op, column[previous]] = True
-        waiting = waits.any(axis=1)
+        waiting: BoolArray = np.asarray(waits.any(axis=1))
         waiting[list(self.recvs)] = False
         return TransferDag(
             transfer_s=self.duration_s[list(self.recvs)], op_s=self.duration_s[waiting], waits=waits[waiting]
