@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from benchmarks.testbed.enter import die_with_parent, enter, sleep_precisely
+from benchmarks.testbed.enter import die_with_parent, enter, run_undisturbed, sleep_precisely
 from benchmarks.testbed.errors import RankFailed
 from benchmarks.testbed.hosts import Host
 
@@ -172,6 +172,7 @@ def _run(
     try:
         enter(host)
         sleep_precisely()
+        run_undisturbed()
         os.environ.update(environment)
         answer = main(rank, *arguments)
         pipe.send((False, None))

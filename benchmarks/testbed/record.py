@@ -45,11 +45,11 @@ class Grid:
     models: tuple[str, ...] = tuple(MODELS)
     workers: tuple[int, ...] = (4, 2, 8)
     ratios: tuple[float, ...] = (1.0, 0.5, 2.0)
-    rate_mbit_s: float = 300.0
+    rate_mbit_s: float = 200.0
     compute_s: float = 0.5
     every_contender_at: tuple[int, float] = (4, 1.0)
     only: tuple[str, ...] = ()
-    rounds: int = 4
+    rounds: int = 3
     windows: int = 3
 
 
