@@ -19,9 +19,9 @@ class ConvNet(nn.Module):
         self.features = nn.Sequential(
             nn.Conv2d(3, 8, 3, padding=1),
             nn.GroupNorm(2, 8),
-            nn.Tanh(),
+            nn.ReLU(),
             nn.Conv2d(8, 16, 3, stride=2, padding=1),
-            nn.Tanh(),
+            nn.ReLU(),
         )
         self.head = nn.Linear(16 * 16, 10)
 
@@ -166,16 +166,20 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator, int]
 }
 
 
-def build(name: str) -> nn.Module:
-    """A model with the same weights in every process."""
+def build(name: str, *, double: bool = False) -> nn.Module:
+    """A model with the same weights in every process; `double` widens them to float64."""
     torch.manual_seed(11)
-    return MODELS[name][0]()
+    model = MODELS[name][0]()
+    return model.double() if double else model
 
 
-def batches(name: str, steps: int, rank: int) -> list[Batch]:
+def batches(name: str, steps: int, rank: int, *, double: bool = False) -> list[Batch]:
     """One rank's batches, the same in every process that asks."""
     generator = torch.Generator().manual_seed(100 + rank)
-    return [MODELS[name][1](generator, rank) for _ in range(steps)]
+    found = [MODELS[name][1](generator, rank) for _ in range(steps)]
+    if not double:
+        return found
+    return [tuple(t.double() if t.is_floating_point() else t for t in batch) for batch in found]
 
 
 def weights(model: nn.Module) -> dict[str, Any]:

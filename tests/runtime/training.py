@@ -38,10 +38,12 @@ class Case:
     optimizer: str = "sgd"
     steps: int = 20
     options: dict[str, Any] = field(default_factory=dict)
+    double: bool = False
 
     def __str__(self) -> str:
         shown = "-".join(f"{name}={value}" for name, value in self.options.items())
-        return "-".join(part for part in (self.model, self.optimizer, shown) if part)
+        width = "float64" if self.double else ""
+        return "-".join(part for part in (self.model, self.optimizer, width, shown) if part)
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -70,15 +72,27 @@ def backward(loss: torch.Tensor) -> None:
 
 def train_case(rank: int, transport: str, case: Case) -> Weights:
     """Train on this rank's batches under the runtime."""
-    model = build(case.model)
+    model = build(case.model, double=case.double)
     optimizer = wrap(transport, OPTIMIZERS[case.optimizer](trainable(model)), model, **case.options)
-    for batch in batches(case.model, case.steps, rank):
+    for batch in batches(case.model, case.steps, rank, double=case.double):
         optimizer.zero_grad()
         backward(model(*batch))
         optimizer.step()
     trained = weights(model)
     optimizer.close()
     return trained
+
+
+def train_with_ddp(rank: int, case: Case) -> Weights:
+    """Train on this rank's batches under torch's own data parallelism."""
+    model = build(case.model, double=case.double)
+    parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=case.model == "branches")
+    optimizer = OPTIMIZERS[case.optimizer](trainable(model))
+    for batch in batches(case.model, case.steps, rank, double=case.double):
+        optimizer.zero_grad()
+        backward(parallel(*batch))
+        optimizer.step()
+    return weights(model)
 
 
 def train_cases(rank: int, _size: int, transport: str, cases: list[Case]) -> list[Weights]:
@@ -96,9 +110,9 @@ def train_plainly(
 
     With `repeat`, every step uses the first batch.
     """
-    model = build(case.model)
+    model = build(case.model, double=case.double)
     optimizer = OPTIMIZERS[case.optimizer](trainable(model))
-    shares = [batches(case.model, case.steps, rank) for rank in range(size)]
+    shares = [batches(case.model, case.steps, rank, double=case.double) for rank in range(size)]
     for step in range(case.steps):
         optimizer.zero_grad()
         average_gradients(model, [share[0 if repeat else step] for share in shares])
