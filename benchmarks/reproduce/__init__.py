@@ -1,0 +1,1 @@
+"""The results of the papers that PACE builds on, enacted again in the simulator."""
