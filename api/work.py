@@ -18,12 +18,11 @@ from pace.api.documents import (
     ScheduleRequest,
     SimulationRequest,
     SimulationResult,
-    example_profile,
 )
 from pace.api.problems import Refused, faults_of, invalid_request, make_problem, too_large
 from pace.api.received import ReceivedProfile, ReceivedRequest
 from pace.errors import InvalidOptions
-from pace.optimize import optimize
+from pace.optimize import optimize, warm_up
 from pace.options import Options
 from pace.plot import plot
 from pace.profile import Profile, parse_profile
@@ -68,8 +67,8 @@ def read_profile(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedProf
 
 
 def load_solver() -> None:
-    """Solve a tiny profile, so that everything a solve needs is loaded and compiled."""
-    optimize(Profile.model_validate(example_profile()))
+    """Compile and load everything that a solve needs."""
+    warm_up()
 
 
 def solve(profile_document: bytes, options: str) -> bytes:

@@ -317,6 +317,10 @@ def submit(
     profile: ProfileArgument,
     url: Annotated[str, typer.Option(help="Address of the service.")],
     job: Annotated[str | None, typer.Option(help="Name of the job; the profile's name if left out.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="PACE_API_KEY", help="If the service wants one.")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option(help="How long to wait for the answer.")] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Send a profile to a service and print the schedule that it answers."""
@@ -324,7 +328,7 @@ def submit(
         from pace.api.client import Client
 
         loaded = load_profile(profile)
-        with Client(url) as client:
+        with Client(url, api_key=api_key, timeout_s=timeout_s) as client:
             schedule = client.create_schedule(loaded, job=job or loaded.name)
         if as_json:
             sys.stdout.buffer.write(schedule.to_json())
