@@ -26,6 +26,7 @@ from torch import nn
 
 from pace.runtime.fetch import PlanSource
 from pace.runtime.optimizer import WrappedOptimizer
+from pace.runtime.peers import Store
 from pace.runtime.plan import GradientSize, Plan, plan_locally, plan_plainly
 from pace.runtime.transport import Done, Sequencing
 
@@ -36,7 +37,7 @@ class NoTransport:
     rank = 0
     size = 1
     sequencing: Sequencing = "decision"
-    peer_store = None
+    peer_store: Store | None = None
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done) -> None:  # noqa: ARG002
         """Do nothing."""
@@ -95,7 +96,7 @@ def measure_alone(rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for order in ("static", "adaptive"):
         optimizer = wrap_alone(model, lambda sizes: plan_locally(sizes, max_group_bytes=1), order)
-        engine = optimizer._engine
+        engine = optimizer._rounds.engine
         _one_step(model, optimizer)
         optimizer.synchronize()
         per_segment = []
@@ -112,15 +113,15 @@ def measure_alone(rounds: int) -> dict[str, Any]:
     optimizer = wrap_alone(model, plan_locally, "static")
     _one_step(model, optimizer)
     optimizer.synchronize()
-    gradients = [torch.zeros_like(slot.view) for slot in optimizer._slots]
+    gradients = [torch.zeros_like(slot.view) for slot in optimizer._rounds.slots]
     hand_over = []
     for _ in range(20 * rounds):
         optimizer.zero_grad()
-        for slot, gradient in zip(optimizer._slots, gradients, strict=True):
+        for slot, gradient in zip(optimizer._rounds.slots, gradients, strict=True):
             slot.parameter.grad = gradient
         start = time.perf_counter()
-        for slot in optimizer._slots:
-            for hook in slot.parameter._post_accumulate_grad_hooks.values():  # type: ignore[union-attr]
+        for slot in optimizer._rounds.slots:
+            for hook in slot.parameter._post_accumulate_grad_hooks.values():
                 hook(slot.parameter)
         hand_over.append((time.perf_counter() - start) / num_gradients)
         optimizer.step()
@@ -136,11 +137,11 @@ def measure_alone(rounds: int) -> dict[str, Any]:
         calls.append((time.perf_counter() - start) / 1000)
     found["idle_pre_hook_us"] = statistics.median(calls) * 1e6
     found["gradient_bytes"] = sum(g.numel() * g.element_size() for g in gradients)
-    found["buffer_bytes"] = sum(group.buffer.nbytes for group in optimizer._groups)
+    found["buffer_bytes"] = sum(group.buffer.nbytes for group in optimizer._rounds.groups)
     _one_step(model, optimizer)
     optimizer.synchronize()
-    inside = {group.buffer.untyped_storage().data_ptr() for group in optimizer._groups}
-    outside = [s for s in optimizer._slots if s.shared.untyped_storage().data_ptr() not in inside]
+    inside = {group.buffer.untyped_storage().data_ptr() for group in optimizer._rounds.groups}
+    outside = [s for s in optimizer._rounds.slots if s.shared.untyped_storage().data_ptr() not in inside]
     found["gradients_outside_buffers"] = len(outside)
     optimizer.close()
     return found
