@@ -18,9 +18,10 @@ BEHIND = 2e-4
 WHY = """
 optimal cuts and orders the groups that are exact if preemption is free, and the exact groups at several
 larger latencies; the best realisable plan may need groups between them. Others fit better by at most 0.02 %,
-seen with the paper's fusion (pace) and MG-WFBP's merging around the bandwidth at which communication begins to
-hide completely, where a few messages' latency is all that is left over. DeAR pays half of each all-reduce's
-cost twice, half the latency each time, and lets the halves go apart, which no schedule of whole all-reduces can.
+seen with the paper's fusion (pace) and MG-WFBP's merging around the bandwidth at which communication begins
+to hide completely, where a few messages' latency is all that is left over. DeAR pays half of each
+all-reduce's cost twice, half the latency each time, and lets the halves go apart, which no schedule of whole
+all-reduces can.
 """
 
 
