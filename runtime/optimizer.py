@@ -72,14 +72,18 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.model = model
         self.backward_passes_per_step = backward_passes_per_step
-        self._transport: Transport = compressed(transport, compression)
         self._timeout_s = timeout_s
         self._divisor = transport.size if op == "average" else 1
-        self._parameters = trained_parameters(model, optimizer)
+        try:
+            self._transport: Transport = compressed(transport, compression)
+            self._parameters = trained_parameters(model, optimizer)
+            sizes = gradient_sizes(self._parameters)
+            plan = agree_on_plan(transport, source.make, sizes)
+        except BaseException:
+            transport.close(failed=True)  # who catches the error and wraps again is to leak no threads
+            raise
         planned = set(self._parameters.values())
         self._frozen = [p for g in optimizer.param_groups for p in g["params"] if p not in planned]
-        sizes = gradient_sizes(self._parameters)
-        plan = agree_on_plan(transport, source.make, sizes)
         reason = why_not_per_group(optimizer)
         if reason is not None and mode != "barrier":
             log.warning("pace.barrier_mode", reason=reason)
