@@ -7,6 +7,8 @@ import os
 import queue
 import socket
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import horovod.torch as hvd
@@ -19,6 +21,9 @@ from pace.runtime.transport import Done, Sequencing
 
 _STORE_TIMEOUT = datetime.timedelta(seconds=30)
 
+# Half of what hvd.synchronize() itself sleeps between two looks.
+_LOOK_S = 5e-4
+
 log = structlog.get_logger("pace.runtime")
 
 # Ranks must build their transports in the same order: names tell the instances apart.
@@ -28,7 +33,8 @@ _instances = itertools.count()
 class HorovodTransport:
     """Sums tensors with whatever Horovod was built for.
 
-    Horovod has no completion callback: one thread waits for the handles in the order of submission.
+    Horovod has no completion callback: one thread looks at all handles under way, because they end in
+    rank 0's order and not in that of their submission here.
     """
 
     sequencing: Sequencing = "submission"
@@ -49,14 +55,32 @@ class HorovodTransport:
         self._waiting.put((handle, done))
 
     def _watch(self) -> None:
-        while (entry := self._waiting.get()) is not None:
-            handle, done = entry
-            error: BaseException | None = None
-            try:
-                hvd.synchronize(handle)
-            except BaseException as raised:
-                error = raised
-            done(error)
+        under_way: list[tuple[int, Done]] = []
+        while True:
+            for entry in self._submitted(wait=not under_way):
+                if entry is None:
+                    return
+                under_way.append(entry)
+            ended = [entry for entry in under_way if hvd.poll(entry[0])]
+            if not ended:
+                time.sleep(_LOOK_S)
+                continue
+            under_way = [entry for entry in under_way if entry not in ended]
+            for handle, done in ended:
+                error: BaseException | None = None
+                try:
+                    hvd.synchronize(handle)
+                except BaseException as raised:
+                    error = raised
+                done(error)
+
+    def _submitted(self, *, wait: bool) -> Iterator[tuple[int, Done] | None]:
+        """Yield what was submitted since the last call; with `wait`, at least one entry."""
+        if wait:
+            yield self._waiting.get()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._waiting.get_nowait()
 
     def decide(self, segment: int | None) -> int:  # noqa: ARG002
         """Not needed: see ``Transport``."""
