@@ -17,20 +17,15 @@ from tests.runtime.schedules import shuffled_schedule, sizes_of
 from tests.runtime.training import OPTIMIZERS, trainable, wrap
 
 
-def _source_of_plan(_rank: int, _size: int, options: dict[str, Any]) -> tuple[str, int]:
-    model = build("conv")
-    optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, **options)
-    report = optimizer.report()
-    optimizer.close()
-    return report.source, len(report.groups)
-
-
-def test_a_schedule_may_come_from_a_file(tmp_path: Path) -> None:
-    """The path of a schedule does what the schedule does."""
-    schedule = shuffled_schedule(build("conv"), 2, seed=1)
-    path = tmp_path / "schedule.json"
-    path.write_bytes(schedule.to_json())
-    assert run_ranks(_source_of_plan, 2, {"schedule": str(path)}) == [("schedule", len(schedule.groups))] * 2
+def _sources_of_plans(_rank: int, _size: int, choices: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    found = {}
+    for name, options in choices.items():
+        model = build("conv")
+        optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, **options)
+        report = optimizer.report()
+        optimizer.close()
+        found[name] = report.source, len(report.groups)
+    return found
 
 
 @pytest.fixture
@@ -64,13 +59,18 @@ def wrong_service() -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize("service", ["silent_service", "wrong_service", "closed"])
-def test_training_starts_without_a_usable_service(service: str, request: pytest.FixtureRequest) -> None:
-    """Law 6: silent, wrong or absent, the service does not keep a job from starting."""
-    url = "http://127.0.0.1:9" if service == "closed" else request.getfixturevalue(service)
-    options = {"service": url, "job": "conv"}
-    for source, _ in run_ranks(_source_of_plan, 2, options, timeout_s=150):
-        assert source == "local"
+def test_plans_come_from_files_and_training_starts_without_a_usable_service(
+    tmp_path: Path, silent_service: str, wrong_service: str
+) -> None:
+    """The path of a schedule does what the schedule does; silent, wrong or absent services keep nobody."""
+    schedule = shuffled_schedule(build("conv"), 2, seed=1)
+    path = tmp_path / "schedule.json"
+    path.write_bytes(schedule.to_json())
+    services = {"silent": silent_service, "wrong": wrong_service, "closed": "http://127.0.0.1:9"}
+    choices: dict[str, Any] = {name: {"service": url, "job": "conv"} for name, url in services.items()}
+    for found in run_ranks(_sources_of_plans, 2, choices | {"file": {"schedule": str(path)}}, timeout_s=200):
+        assert found.pop("file") == ("schedule", len(schedule.groups))
+        assert {name: source for name, (source, _) in found.items()} == dict.fromkeys(services, "local")
 
 
 def test_a_mismatch_says_what_differs() -> None:
@@ -99,24 +99,26 @@ def test_local_plans_send_every_byte_once() -> None:
     assert cut(0, 0, "float32", 8) == []
 
 
-def _refused(_rank: int, _size: int, options: dict[str, Any]) -> str:
+_SENSELESS: list[tuple[dict[str, Any], str]] = [
+    ({"service": "http://127.0.0.1:9"}, "service and job go together"),
+    ({"backward_passes_per_step": 0}, "at least 1 is needed"),
+    ({"compression": "zip"}, "none, fp16, bf16 are supported"),
+]
+
+
+def _refusals(_rank: int, _size: int) -> list[str]:
     model = build("conv")
-    try:
-        wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, **options)
-    except InvalidOptions as error:
-        return str(error)
-    return ""
+    messages = []
+    for options, _ in _SENSELESS:
+        try:
+            wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, **options)
+        except InvalidOptions as error:
+            messages.append(str(error))
+    return messages
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"service": "http://127.0.0.1:9"}, "service and job go together"),
-        ({"backward_passes_per_step": 0}, "at least 1 is needed"),
-        ({"compression": "zip"}, "none, fp16, bf16 are supported"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
+def test_options_that_make_no_sense_are_refused() -> None:
     """The message says what would do."""
-    (message,) = run_ranks(_refused, 1, options)
-    assert said in message
+    (messages,) = run_ranks(_refusals, 1)
+    for message, (_, said) in zip(messages, _SENSELESS, strict=True):
+        assert said in message
