@@ -9,7 +9,7 @@ from benchmarks.testbed.report import settings_of
 from benchmarks.testbed.results import SettingResult
 
 _PEERS = ("#9e9e9e", "#616161", "#bcaaa4", "#8d6e63", "#d7ccc8", "#b0bec5")
-_OURS = ("#0d47a1", "#1565c0", "#42a5f5", "#90caf9", "#00695c", "#4db6ac")
+_OURS = ("#0d47a1", "#1565c0", "#42a5f5", "#90caf9", "#5e35b1", "#9575cd", "#00695c", "#4db6ac")
 
 
 def draw(record: dict[str, Any], path: Path) -> None:

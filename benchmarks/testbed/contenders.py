@@ -35,6 +35,8 @@ class Contender:
         Set before Horovod starts; `HOROVOD_FUSION_THRESHOLD` is set beside it where it is not named.
     options, order, mode
         For PACE: how its schedule is made, who decides what is sent next, and with or without a barrier.
+    max_segment_share
+        For PACE: no segment takes longer than so much of a window's compute.
     tuning_iterations
         Iterations before anything is measured, for contenders that tune themselves.
     """
@@ -48,6 +50,7 @@ class Contender:
     options: Options | None = None
     order: Order = "auto"
     mode: Mode = "overlap"
+    max_segment_share: float | None = None
     tuning_iterations: int = 0
 
 
@@ -122,6 +125,24 @@ CONTENDERS = (
         kind="pace",
         options=_PAPER,
         order="static",
+    ),
+    Contender(
+        name="pace-capped",
+        label="PACE on torch, adaptive, short segments",
+        backend="torch",
+        kind="pace",
+        options=_OPTIMAL,
+        order="adaptive",
+        max_segment_share=0.02,
+    ),
+    Contender(
+        name="pace-horovod-capped",
+        label="PACE on Horovod, short segments",
+        backend="horovod",
+        kind="pace",
+        options=_OPTIMAL,
+        order="adaptive",
+        max_segment_share=0.02,
     ),
     Contender(
         name="pace-horovod",

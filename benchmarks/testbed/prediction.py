@@ -20,10 +20,25 @@ PARTITION_BYTES, CREDIT_BYTES = 4_000_000, 16_000_000
 def schedule_for(contender: Contender, profile: Profile, size_factor: float) -> Schedule | None:
     """Return the schedule that a contender follows; None for those that follow none."""
     if contender.kind == "pace":
-        return optimize(profile, contender.options)
+        return optimize(profile, _options(contender, profile))
     if contender.kind == "bytescheduler":
         return _evenly_cut(optimize(profile, Options(fusion="none")), size_factor)
     return None
+
+
+def _options(contender: Contender, profile: Profile) -> Options:
+    options = contender.options or Options()
+    if contender.max_segment_share is None:
+        return options
+    longest_s = contender.max_segment_share * profile.timing.compute_s
+    smallest, largest = 4, sum(gradient.size_bytes for gradient in profile.gradients)
+    while largest - smallest > 4:
+        middle = (smallest + largest) // 8 * 4
+        if float(profile.cost(middle)) > longest_s:
+            largest = middle
+        else:
+            smallest = middle
+    return options.model_copy(update={"max_segment_bytes": smallest})
 
 
 def _evenly_cut(schedule: Schedule, size_factor: float) -> Schedule:
