@@ -22,6 +22,10 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 def main() -> int:
     """Run the command line."""
     arguments = _arguments()
+    if arguments.read:
+        record = json.loads(arguments.read.read_text())
+        publish(record, record["command"], arguments.markdown, arguments.chart)
+        return 0
     from benchmarks.testbed.errors import TestbedUnavailable, WrongRate
     from benchmarks.testbed.hosts import why_unavailable
 
@@ -114,6 +118,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="OUT", help="kept up to date after every setting")
     parser.add_argument("--markdown", type=Path, metavar="OUT", help="write the page here, not to stdout")
     parser.add_argument("--chart", type=Path, metavar="OUT", help="PNG, SVG or PDF")
+    parser.add_argument(
+        "--read", type=Path, metavar="JSON", help="measure nothing: page and chart of this record"
+    )
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="predicted and measured windows")
     return parser.parse_args()
 

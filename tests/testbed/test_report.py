@@ -86,7 +86,10 @@ def test_page_and_chart_show_everyone(setting: SettingResult, tmp_path: Path) ->
         "settings": [as_document(setting)],
     }
     page = markdown(record, command="python -m benchmarks.testbed")
-    assert "| vgg16 | 4 | 1 | PACE-STATIC | 625 | x 1.28 | x 1.12 | x 1.12 | DDP-BEST | +25.0 % |" in page
+    assert (
+        "| vgg16 | 4 | 1 | PACE-STATIC (fastest) | 625 | x 1.28 | x 1.12 | x 1.12 | DDP-BEST | +25.0 % |"
+        in page
+    )
     assert "| HOROVOD | disqualified | weights are off by 1 |" in page
     assert "| PACE-STATIC | 625.0 | 4.0% | x 1.12 | +25.0 % | 550.0 (-12.0 %) | 1.0e-07 |" in page
     draw(record, tmp_path / "chart.png")
