@@ -327,8 +327,11 @@ class WrappedOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Finish what is in flight, then leave the model and the optimizer as they were found.
 
-        After a failure nothing is waited for. Idempotent.
+        After a failure nothing in flight is waited for. Idempotent.
         """
+        self._close(linger=True)
+
+    def _close(self, *, linger: bool) -> None:
         if self._closed:
             return
         failed = self._rounds.engine.failure is not None
@@ -344,6 +347,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
                 self._peers.close()
             self._rounds.close()
             self._transport.close(failed=failed)
+            if failed and linger and self._peers is not None:
+                self._peers.linger()
             _live.discard(self)
 
     def __enter__(self) -> "WrappedOptimizer":
@@ -362,4 +367,4 @@ def _abandon_all() -> None:
     # interpreter's own end.
     for wrapper in list(_live):
         wrapper._rounds.engine.abandon()
-        wrapper.close()
+        wrapper._close(linger=False)

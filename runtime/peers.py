@@ -15,6 +15,9 @@ PERIOD_S = 0.5
 # The store itself may be on the rank that is gone: no answer in this time means so.
 _ANSWER_S = 1.5
 
+# How long the store's keeper stays for ranks that notice a failure later than itself.
+_LINGER_S = 6.0
+
 
 class Store(Protocol):
     """The part of torch's key-value stores that is used here."""
@@ -71,6 +74,27 @@ class Peers:
         """Say goodbye and stop."""
         self._stop.set()
         self._thread.join(timeout=_ANSWER_S)
+
+    def linger(self) -> None:
+        """Keep the store until the others have left or fallen silent: they ask it who is at fault.
+
+        Otherwise a keeper that noticed first would be taken for the culprit.
+        """
+        if self._rank != self._keeper:
+            return
+        start = time.monotonic()
+        seen: dict[int, tuple[int, float]] = {}
+        while (now := time.monotonic()) - start < _LINGER_S and (said := self.look()) is not None:
+            present = []
+            for rank, each in enumerate(said):
+                beat, since = seen.get(rank, (-1, now))
+                if each["beat"] != beat:
+                    beat, since = seen[rank] = each["beat"], now
+                if rank != self._rank and not each.get("left") and now - since < 2.5 * PERIOD_S:
+                    present.append(rank)
+            if not present:
+                return
+            time.sleep(0.1)
 
     def look(self) -> list[dict[str, Any]] | None:
         """Read what every rank last said; None when the store does not answer."""
