@@ -79,8 +79,11 @@ def _run_all(rank: int, size: int, transport: str, runs: int) -> Any:
 
 @pytest.mark.slow
 def test_delays_neither_deadlock_nor_change_weights(transport: str) -> None:
-    """Two hundred runs, each with its own schedule, order, credit and delays; no thread is left over."""
-    runs = RUNS if transport == "gloo" else RUNS // 4
+    """Two hundred runs, each with its own schedule, order, credit and delays; no thread is left over.
+
+    Over Horovod an eighth of them: runs share the engine, and Horovod is slower to start and to sum.
+    """
+    runs = RUNS if transport == "gloo" else RUNS // 8
     ranks = run_ranks(_run_all, SIZE, transport, runs, backend=cast("Backend", transport), timeout_s=280)
     plain = {name: train_plainly(Case(model=name, steps=STEPS), SIZE) for name in MODEL_NAMES}
     for seed in range(runs):
