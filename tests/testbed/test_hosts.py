@@ -110,7 +110,10 @@ def test_an_exception_takes_the_hosts_away() -> None:
 def another() -> Iterator["subprocess.Popen[str]"]:
     """A process that holds a testbed of two hosts."""
     program = (
-        "import time\n"
+        "import signal, time\n"
+        # A shell's background jobs start with these ignored, and so would this one.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "from benchmarks.testbed.hosts import Link, hosts\n"
         "with hosts([Link(rate_mbit_s=100)] * 2):\n"
         "    print('ready', flush=True)\n"
