@@ -1,5 +1,7 @@
 """Joining and leaving the other workers, over torch.distributed (Gloo) or Horovod."""
 
+import gc
+
 import torch.distributed as dist
 
 
@@ -22,7 +24,9 @@ def join(backend: str, *, pace: bool) -> tuple[int, int]:
 def leave(backend: str) -> None:
     """Part from the other workers."""
     if backend == "gloo":
+        dist.barrier()  # whoever leaves first would take the connection from those still at work
         dist.destroy_process_group()
+        gc.collect()  # a group that lives on until the interpreter ends aborts it: its threads run still
     else:
         import horovod.torch as hvd
 
