@@ -63,8 +63,17 @@ def _relay_once(late: socket.socket, url: str) -> None:
     host, _, port = url.removeprefix("http://").partition(":")
     late.listen()
     with late.accept()[0] as near, socket.create_connection((host, int(port))) as far:
-        far.sendall(near.recv(65536))
-        near.sendall(far.recv(65536))
+        answers = threading.Thread(target=_pump, args=[far, near])
+        answers.start()
+        _pump(near, far)  # until the client hangs up
+        answers.join()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    """Copies until the end: an answer may come in as many pieces as it likes."""
+    while data := source.recv(65536):
+        sink.sendall(data)
+    sink.shutdown(socket.SHUT_WR)
 
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
