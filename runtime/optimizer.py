@@ -304,7 +304,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         engine = self._rounds.engine
         groups, segments = engine.last_round()
         return Report(
-            mode="barrier" if self._barrier else "overlap",
+            mode=self._choice.running.name,
             order="adaptive" if self._adaptive else "static",
             source=self._plan.source,
             rounds=self._rounds.number,

@@ -49,8 +49,11 @@ class Report:
 
     Attributes
     ----------
-    mode, order
-        How it runs now.
+    mode
+        How it runs now: "plain" (buckets in order of readiness, then a barrier; only where ``mode="auto"``
+        tries or chose it), "barrier" or "overlap".
+    order
+        Who chooses the next segment: "static" (the plan) or "adaptive" (rank 0 while it runs).
     source
         Where the plan came from.
     rounds
