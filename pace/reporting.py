@@ -18,6 +18,17 @@ from pace.errors import (
 
 WRONG, USAGE, FAILED = 1, 2, 3
 
+# The extra that brings a package in: of each extra, what is imported first.
+_EXTRAS = {
+    "bayes_opt": "tune",
+    "fastapi": "api",
+    "google": "chakra",
+    "httpx": "client",
+    "matplotlib": "plot",
+    "sqlalchemy": "api",
+    "uvicorn": "api",
+}
+
 
 @contextmanager
 def reported() -> Iterator[None]:
@@ -36,9 +47,11 @@ def reported() -> Iterator[None]:
     except (PaceError, OSError) as error:
         _fail(error, FAILED)
     except ModuleNotFoundError as error:
-        if error.name and error.name.partition(".")[0] == "pace":
+        package = (error.name or "pace").partition(".")[0]
+        if package == "pace":
             raise
-        _fail(f"this command needs {error.name}, which is not installed; see the extras in README", FAILED)
+        what = f'"pace[{_EXTRAS[package]}]"' if package in _EXTRAS else package
+        _fail(f"{error.name} is not installed, and this command needs it: pip install {what}", FAILED)
 
 
 def _show_warning(message: Warning | str, *_place: Any) -> None:

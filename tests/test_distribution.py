@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"pace": "pace", "solver": "pace/solver", "api": "pace/api", "runtime": "pace/runtime"}
 
 # What the core and the solver never import: each belongs to an extra, and most take seconds to load.
-FOREIGN = ["fastapi", "horovod", "httpx", "matplotlib", "sqlalchemy", "structlog", "torch", "uvicorn"]
+WEB = ["fastapi", "httpx", "sqlalchemy", "structlog", "uvicorn"]
+FOREIGN = ["google", "horovod", "matplotlib", "torch", *WEB]
 
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys

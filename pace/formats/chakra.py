@@ -14,11 +14,11 @@ from typing import Any
 
 from pace.allreduce import AllReduce, SampledAllReduce
 from pace.errors import FormatError
+from pace.formats.chakra_messages import stream_nodes
 from pace.formats.execution_trace import TracedTensor, tensors_of
 from pace.formats.kineto_steps import ACCUMULATE, BACKWARD, COMMUNICATION
 from pace.formats.reading import warn
 from pace.formats.training_step import StepGradient, StepOp, TrainingStep, profile_of_step
-from pace.formats.wire import Message, parse_message, signed, stream_messages, unpacked
 from pace.profile import Profile
 
 _COLLECTIVE, _SEND, _RECEIVE = 7, 5, 6
@@ -81,13 +81,13 @@ class _Reader:
         self.samples: dict[float, float] = {}
         self._nodes: dict[int, _Node] = {}
         self._device: dict[int, float] = {}
-        messages = stream_messages(path)
-        next(messages, None)  # the first message describes the file
-        for position, content in messages:
+        for position, node in stream_nodes(path):
             try:
-                self._take(parse_message(content))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise FormatError(path, f"not a Chakra node: {error}", f"byte {position}") from None
+                self._take(node)
+            except ValueError as error:
+                raise FormatError(
+                    path, f"this is not a node of a Chakra trace: {error}", f"byte {position}"
+                ) from None
         if not self._nodes:
             raise FormatError(path, "no nodes: expected a Chakra trace")
         self.device = bool(self._device)
@@ -100,36 +100,40 @@ class _Reader:
             return nodes
         return [replace(node, duration_s=self._device.get(node.id, 0.0)) for node in nodes]
 
-    def _take(self, node: Message) -> None:
-        identity, kind = _int(node, 1), _int(node, 3)
-        attributes = dict(_attribute(parse_message(_bytes(part))) for part in node.get(10, []))
-        duration = _int(node, 7) * 1e-6
-        if kind in (_COLLECTIVE, _SEND, _RECEIVE):
-            size = attributes.get("comm_size")
-            if kind == _COLLECTIVE and attributes.get("comm_type") == _ALL_REDUCE and size and duration:
-                self.samples[float(size)] = min(self.samples.get(float(size), duration), duration)
+    def _take(self, node: Any) -> None:
+        attributes = {attribute.name: _value(attribute) for attribute in node.attr}
+        duration_s = node.duration_micros * 1e-6
+        if node.type in (_COLLECTIVE, _SEND, _RECEIVE):
+            size = attributes.get("comm_size") or 0
+            if size < 0:
+                raise ValueError(f"a collective of {size} bytes")
+            if (
+                node.type == _COLLECTIVE
+                and attributes.get("comm_type") == _ALL_REDUCE
+                and size
+                and duration_s
+            ):
+                self.samples[float(size)] = min(self.samples.get(float(size), duration_s), duration_s)
         elif attributes.get("is_cpu_op", True):
-            if identity in self._nodes:
-                raise ValueError(f"two nodes have the id {identity}")
+            if node.id in self._nodes:
+                raise ValueError(f"two nodes have the id {node.id}")
             sequence = attributes.get("seq_id")
-            tensors = tensors_of(*_recorded(node, 8))
-            self._nodes[identity] = _Node(
-                id=identity,
-                name=_text(node, 2),
-                duration_s=duration,
+            tensors = tensors_of(_literal(node.inputs.shapes), _literal(node.inputs.types))
+            self._nodes[node.id] = _Node(
+                id=node.id,
+                name=node.name,
+                duration_s=duration_s,
                 annotation=attributes.get("scope") == _ANNOTATION_SCOPE,
                 sequence=sequence if sequence is not None and sequence >= 0 else None,
                 tensor=tensors[0] if tensors else None,
             )
         else:
             # A kernel depends on its operator and perhaps on earlier kernels: the operator came last.
-            launched_by = max(
-                (dep for dep in unpacked(node.get(5, []) + node.get(4, [])) if dep in self._nodes),
-                default=None,
-            )
+            deps = (*node.data_deps, *node.ctrl_deps)
+            launched_by = max((dep for dep in deps if dep in self._nodes), default=None)
             if launched_by is None:
-                raise ValueError(f"the kernel with id {identity} depends on no operator")
-            self._device[launched_by] = self._device.get(launched_by, 0.0) + duration
+                raise ValueError(f"the kernel with id {node.id} depends on no operator")
+            self._device[launched_by] = self._device.get(launched_by, 0.0) + duration_s
 
 
 def _last_step(path: str | Path, reader: _Reader) -> TrainingStep:
@@ -209,29 +213,15 @@ def _short(node: _Node) -> str:
     return node.name.removeprefix(BACKWARD).removeprefix("aten::")
 
 
-def _attribute(fields: Message) -> tuple[str, Any]:
-    name = _text(fields, 1)
-    for number in (9, 7):  # int64, int32
-        if number in fields:
-            return name, signed(_int(fields, number))
-    for number in (13, 11):  # uint64, uint32
-        if number in fields:
-            return name, _int(fields, number)
-    if 27 in fields:
-        return name, bool(_int(fields, 27))
-    return name, None
-
-
-def _recorded(node: Message, side: int) -> tuple[list[Any], list[Any]]:
-    """Return shapes and types, which are written as Python's lists are printed."""
-    if side not in node:
-        return [], []
-    described = parse_message(_bytes(node[side][0]))
-    shapes, types = (_literal(_text(described, number)) for number in (2, 3))
-    return shapes, types
+def _value(attribute: Any) -> int | bool | None:
+    """Return the value of an attribute; None if it is of a type that nothing here asks for."""
+    kind = attribute.WhichOneof("value")
+    value: int | bool | None = None if kind is None else getattr(attribute, kind)
+    return value
 
 
 def _literal(text: str) -> list[Any]:
+    """Return shapes or types, which are written as Python's lists are printed."""
     if not text or len(text) > _LARGEST_TEXT:
         return []
     try:
@@ -239,21 +229,3 @@ def _literal(text: str) -> list[Any]:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise ValueError(f"not a list: {text[:60]!r}") from None
     return value if isinstance(value, list) else []
-
-
-def _int(fields: Message, number: int) -> int:
-    value = fields.get(number, [0])[0]
-    if not isinstance(value, int):
-        raise ValueError(f"field {number} is no integer")
-    return value
-
-
-def _bytes(value: object) -> bytes:
-    if not isinstance(value, bytes):
-        raise ValueError("a message was expected")
-    return value
-
-
-def _text(fields: Message, number: int) -> str:
-    value = fields.get(number, [b""])[0]
-    return _bytes(value).decode("utf-8", errors="replace")

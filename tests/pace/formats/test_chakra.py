@@ -1,6 +1,8 @@
 """Chakra traces, byte by byte."""
 
 import gzip
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from pace.allreduce import AffineAllReduce
 from pace.errors import FormatError
 from pace.formats.chakra import read_chakra
-from pace.formats.wire import parse_message, signed, unpacked
+from pace.formats.reading import FormatWarning
 from tests.pace.formats.traces import chakra_trace
 
 
@@ -46,17 +48,25 @@ def test_the_shortest_call_of_each_size_is_the_cost(tmp_path: Path) -> None:
     assert read_chakra(path, workers=2, allreduce=given).allreduce == given
 
 
+BEGINNING = b"\x07\x0a\x050.0.4"
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"", "no nodes"),
+        (BEGINNING, "no nodes"),
+        (b"\x04text", "byte 0: this is not how a Chakra trace begins"),
         (chakra_trace()[:200], r"byte \d+: the file ends within a message"),
-        (b"\x01\x00" + b"\xff" * 12, "byte 2: not a length: more than ten bytes"),
-        (b"\x01\x00" + b"\xff\xff\xff\xff\x0f", "byte 2: a message of 4294967295 bytes"),
-        (b"\x01\x00\x02\x0b\x00", "byte 2: not a Chakra node: unknown wire type 3"),
-        (b"\x01\x00\x02\x12\x05", "byte 2: not a Chakra node: a field is longer than its message"),
-        (b"\x01\x00\x02\x08\xff", "byte 2: not a Chakra node: a number does not end"),
-        (b"\x01\x00\x02\x08\x05", "no step with a forward and a backward pass"),
+        (BEGINNING + b"\xff", "byte 8: the file ends within a message"),
+        (BEGINNING + b"\xff" * 12, "byte 8: this is not a node of a Chakra trace: Too many bytes"),
+        (BEGINNING + b"\xff\xff\xff\xff\x0f", "byte 8: a message of 4294967295 bytes"),
+        (BEGINNING + b"\x02\x12\x05", "byte 8: this is not a node of a Chakra trace"),
+        (BEGINNING + b"\x02\x08\x05\x02\x08\xff", "byte 11: this is not a node of a Chakra trace"),
+        (BEGINNING + b"\x03\x3a\x01\x05", "byte 8: .*: duration_micros is not of the schema's type"),
+        (BEGINNING + b"\x04\x52\x02\x4a\x00", "byte 8: .*: int64_val is not of the schema's type"),
+        (BEGINNING + b"\x02\x08\x05\x02\x08\x05", "byte 11: .*: two nodes have the id 5"),
+        (BEGINNING + b"\x02\x08\x05", "no step with a forward and a backward pass"),
     ],
 )
 def test_what_is_no_chakra_trace_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -67,18 +77,22 @@ def test_what_is_no_chakra_trace_is_refused(tmp_path: Path, content: bytes, reas
         read_chakra(path, workers=2)
 
 
-def test_every_wire_type_is_read() -> None:
-    """Field 1 a varint above 2^32 and one below 0, field 2 a double, field 3 a float, field 4 text."""
-    message = (
-        b"\x08\x80\x80\x80\x80\x20"
-        + b"\x08"
-        + b"\xff" * 9
-        + b"\x01"
-        + b"\x11\x00\x00\x00\x00\x00\x00\xf8\x3f"
-        + b"\x1d\x00\x00\x20\x40"
-        + b"\x22\x02ok"
-    )
-    fields = parse_message(message)
-    assert fields == {1: [2**33, 2**64 - 1], 2: [1.5], 3: [2.5], 4: [b"ok"]}
-    assert signed(2**64 - 1) == -1
-    assert unpacked([7, b"\x01\x80\x01"]) == [7, 1, 128]
+def test_another_schema_is_read_with_a_warning(tmp_path: Path) -> None:
+    """Fields keep their numbers between versions, but none promises that they mean the same."""
+    path = tmp_path / "trace.et"
+    path.write_bytes(chakra_trace().replace(b"0.0.4", b"0.0.5", 1))
+    with pytest.warns(FormatWarning, match=r"schema '0.0.5' is not the one that was tested \(0.0.4\)"):
+        assert len(read_chakra(path, workers=2).gradients) == 2
+
+
+def test_without_protobuf_the_extra_is_named(tmp_path: Path) -> None:
+    """The command ends with one line that says what to install; a process without the package shows it."""
+    trace = tmp_path / "trace.et"
+    trace.write_bytes(chakra_trace())
+    program = "import sys; sys.modules['google'] = None; from pace.cli import app; app()"
+    arguments = ["import", "chakra", str(trace), "--workers", "2", "-o", str(tmp_path / "profile.json")]
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert 'pip install "pace[chakra]"' in done.stderr
+    assert "Traceback" not in done.stderr
