@@ -153,7 +153,9 @@ def measure(name: str, build: Callable[[], tuple[nn.Module, Loss]], iterations: 
             while not capture.finished:
                 step()
                 capture.step()
-        reports.append((capture.report, len(capture._measurement()[0].ops)))
+        window = capture._recorder.window
+        assert window is not None
+        reports.append((capture.report, len(window.ops)))
     (report, ops), (operator_report, _) = reports
     profiler_s, in_operators_s, plain_s = under_torch_profiler(step, iterations)
     return Row(

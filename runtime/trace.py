@@ -9,6 +9,7 @@ iteration. What the intervals mean is for ``pace.runtime.profiler`` to say.
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from pace.runtime.clock import Clock
 
-Kind = Literal["input", "forward", "loss", "capture", "backward", "after-backward", "optimizer"]
+Kind = Literal["input", "forward", "loss", "capture", "aside", "backward", "after-backward", "optimizer"]
 
 
 class Place(NamedTuple):
@@ -29,7 +30,7 @@ class Place(NamedTuple):
     ----------
     kind
         "input" until the first module is entered, "loss" once the model has returned, "capture"
-        for time that capturing itself takes and that belongs to no op.
+        for time that capturing itself takes and "aside" for what is not compute: both belong to no op.
     module, operator
         In a forward pass: the innermost module and, at operator level, the function it called.
     call, node
@@ -151,6 +152,16 @@ class Tracer:
         trace, self._trace = self._trace, Trace()
         return trace
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave out what happens inside: it belongs to no op. What ran before goes on after it."""
+        before = self._trace.marks[-1].place
+        self._mark(Place("aside"))
+        try:
+            yield
+        finally:
+            self._mark(before)
+
     def _mark(self, place: Place) -> None:
         self._trace.marks.append(Mark(place, self._clock.now(), _get_sequence_nr()))
 
@@ -265,24 +276,37 @@ class _OperatorMarks(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+_Observer = Callable[[Callable[[], None], Sequence[Node | None]], None]
+
+# Several models of a process may be traced at once, and end in any order: one replacement serves all.
+_observers: list[_Observer] = []
+_backward = torch.autograd.backward
+
+
 @contextmanager
-def _replaced_backward(
-    wrapper: Callable[[Callable[[], None], Sequence[Node | None]], None],
-) -> Iterator[None]:
+def _replaced_backward(observer: _Observer) -> Iterator[None]:
     # Tensor.backward() comes through here as well. Nothing else shows where a backward pass begins
     # and hands over its graph, the loss's part included, before the pass runs.
-    original = torch.autograd.backward
-
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        several = isinstance(tensors, Sequence) and not isinstance(tensors, GradientEdge)
-        roots = [
-            root.node if isinstance(root, GradientEdge) else root.grad_fn
-            for root in (tensors if several else [tensors])
-        ]
-        wrapper(lambda: original(tensors, *args, **kwargs), roots)
-
-    torch.autograd.backward = backward
+    global _backward
+    if not _observers:
+        _backward = torch.autograd.backward
+        torch.autograd.backward = _observed_backward
+    _observers.append(observer)
     try:
         yield
     finally:
-        torch.autograd.backward = original
+        _observers.remove(observer)
+        if not _observers:
+            torch.autograd.backward = _backward
+
+
+def _observed_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    several = isinstance(tensors, Sequence) and not isinstance(tensors, GradientEdge)
+    roots = [
+        root.node if isinstance(root, GradientEdge) else root.grad_fn
+        for root in (tensors if several else [tensors])
+    ]
+    run: Callable[[], None] = partial(_backward, tensors, *args, **kwargs)
+    for observer in _observers:
+        run = partial(observer, run, roots)
+    run()

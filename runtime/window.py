@@ -240,7 +240,7 @@ class _Layout:
         op_of: dict[int, int] = {}
         for i in turned:
             place = self._places[i]
-            if place.kind == "capture":
+            if place.kind in ("capture", "aside"):
                 continue
             previous = self._places[members[-1][-1]].kind if members else None
             joins = place.kind in ("input", "loss", "optimizer", "after-backward") and place.kind == previous

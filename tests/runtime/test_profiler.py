@@ -98,7 +98,7 @@ def test_the_fingerprint_is_that_of_the_parameters() -> None:
 def test_every_interval_is_in_one_op(granularity: Granularity) -> None:
     """Durations add up to the iteration: nothing is counted twice, nothing is left out but capture itself."""
     _, capture = _captured(_layered(), IMAGES, granularity=granularity)
-    window = capture._window
+    window = capture._recorder.window
     assert window is not None
     used = Counter(interval for op in window.ops if op.share == 1 for interval in op.intervals)
     expected = Counter(
