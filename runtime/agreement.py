@@ -1,13 +1,20 @@
-"""Makes all ranks start from the same bytes: rank 0's plan, checked against every rank's model."""
+"""Makes all ranks start alike: from rank 0's plan and weights, checked against every rank's model."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from pace.errors import PaceError, ScheduleMismatch
+import structlog
+import torch
+from torch import nn
+
+from pace.errors import InvalidUse, PaceError, ScheduleMismatch
 from pace.runtime.plan import GradientSize, Plan, PlannedGroup, PlannedSegment
 from pace.runtime.transport import Transport
+
+log = structlog.get_logger("pace.runtime")
 
 
 def agree_on_plan(
@@ -54,6 +61,63 @@ def agree_on_plan(
     assert plan is not None
     # One and the same bytes: floats derived on two machines may differ where their hashes agree today.
     return decode_plan(transport.broadcast(encode_plan(plan) if transport.rank == 0 else None))
+
+
+def agree_on_weights(transport: Transport, model: nn.Module, *, broadcast: bool) -> None:
+    """Give every rank rank 0's parameters and buffers, as DistributedDataParallel does.
+
+    Ranks compare hashes first, so that what is equal already is not sent.
+
+    Parameters
+    ----------
+    broadcast
+        Whether to overwrite what differs; otherwise it is an error.
+
+    Raises
+    ------
+    ScheduleMismatch
+        On every rank, when a parameter or buffer is missing on a rank or has another shape.
+    InvalidUse
+        On every rank, when weights differ and are not to be overwritten.
+    """
+    if transport.size == 1:
+        return
+    named = (*model.named_parameters(), *model.named_buffers())
+    state = {name.replace("_orig_mod.", ""): t.detach() for name, t in named if t.layout is torch.strided}
+    mine = [[name, str(tensor.dtype), list(tensor.shape), _sha256(tensor)] for name, tensor in state.items()]
+    said: list[list[Any]] = [json.loads(each) for each in transport.gather(json.dumps(mine).encode())]
+    differing: dict[str, int] = {}
+    for rank, each in enumerate(said):
+        forms, theirs = [entry[:3] for entry in said[0]], [entry[:3] for entry in each]
+        if forms != theirs:
+            at = next((pair for pair in zip(theirs, forms, strict=False) if pair[0] != pair[1]), None)
+            told = f"{at[0]} instead of {at[1]}" if at else f"{len(theirs)} tensors instead of {len(forms)}"
+            raise ScheduleMismatch(f"rank {rank} has other parameters or buffers than rank 0: {told}")
+        for theirs_now, ours in zip(each, said[0], strict=True):
+            if theirs_now[3] != ours[3]:
+                differing.setdefault(ours[0], rank)
+    if differing and not broadcast:
+        name, rank = next(iter(differing.items()))
+        raise InvalidUse(
+            f"{len(differing)} parameters or buffers differ between ranks, {name} on rank {rank} for one:"
+            " make them equal before wrapping, or leave broadcast_parameters=True"
+        )
+    for name in differing:
+        tensor = state[name]
+        host = tensor.cpu().contiguous().clone()
+        transport.broadcast_tensor(_bytes_of(host))
+        tensor.copy_(host)
+    if differing:
+        log.info("pace.weights_broadcast", tensors=len(differing), of=len(state))
+
+
+def _sha256(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(memoryview(_bytes_of(tensor.cpu().contiguous()).numpy())).hexdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """View a contiguous tensor as the bytes that it is."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def encode_plan(plan: Plan) -> bytes:

@@ -5,9 +5,11 @@
     measured = measure_allreduce(torch_network(), largest_bytes=gradient_bytes(model))
     profile = capture.profile("my-model", workers=8, allreduce=measured.document)
 
-All ranks call it together. Ranks never leave a barrier at the same moment, and an all-reduce that
-waits for a late peer takes longer than it costs; the rank that came last waited for nobody. So each
-call counts as long as it took on the rank where it took least.
+All ranks call it together. What counts is what an all-reduce takes in a stream of them, one after the
+other: after a pause the first is faster, because buffers and rate limiters on the way have room. So calls
+are timed in runs without a pause. Ranks never leave a barrier at the same moment, and an all-reduce that
+waits for a late peer takes longer than it costs; so each run begins with a call that is not counted, and
+counts as long as it took on the rank where it took least.
 """
 
 import math
@@ -24,7 +26,8 @@ from pace.errors import InvalidOptions
 
 SMALLEST_BYTES = 1024
 MIN_SIZES = 6
-CALLS_AT_ONCE = 10
+CALLS_AT_ONCE = 3
+MIN_RUNS = 3
 FASTER_IN_PAIRS = 1.1
 
 
@@ -46,7 +49,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeMeasurement:
-    """One size: the median duration and how far from it the true median may lie.
+    """One size: the median of its runs' mean durations, and how far from it the true median may lie.
 
     Attributes
     ----------
@@ -120,6 +123,9 @@ def measure_allreduce(
     precision: float = 0.05,
     max_calls: int = 200,
     max_seconds_per_size: float = 3.0,
+    warmup_calls: int = 3,
+    calls_at_once: int = CALLS_AT_ONCE,
+    pairs: bool = True,
 ) -> AllReduceMeasurement:
     """Time all-reduces of six or more sizes; every rank of the group must call it.
 
@@ -129,8 +135,13 @@ def measure_allreduce(
         The largest group that may be sent; sizes go beyond it.
     confidence, precision
         A size is repeated until the median's confidence interval is narrower than +- `precision` of
-        the median, or until `max_calls` or `max_seconds_per_size` are used up. What was reached is
-        in the result.
+        the median, or until `max_calls` or `max_seconds_per_size` are used up, and three runs at the
+        least. What was reached is in the result.
+    warmup_calls, calls_at_once
+        Calls of each size before anything counts, and how many make a run: with large buffers on a slow
+        network, what the whole measurement takes.
+    pairs
+        Whether to measure two all-reduces at once as well.
     """
     if not 0.5 <= confidence < 1:
         raise InvalidOptions(f"confidence={confidence}: expected 0.5 or more and less than 1")
@@ -138,29 +149,35 @@ def measure_allreduce(
     sizes = []
     for size_bytes in measured_sizes(largest_bytes):
         tensor = buffer[: size_bytes // 4]
-        _time_calls(network, [tensor], calls=3)
-        durations = _time_calls(network, [tensor], calls=CALLS_AT_ONCE)
-        # Every rank holds the same minima, so all ranks stop after the same call.
+        _time_run(network, [tensor], calls=warmup_calls)
+        durations: list[float] = []
+        # Every rank holds the same minima, so all ranks stop after the same run.
         while True:
+            durations.append(_time_run(network, [tensor], calls=calls_at_once))
             low, high = median_interval(durations, confidence)
             median = float(np.median(durations))
-            narrow = high - low <= 2 * precision * median
-            if narrow or len(durations) >= max_calls or sum(durations) >= max_seconds_per_size:
+            sure = math.ldexp(1.0, 1 - len(durations)) <= 1 - confidence
+            narrow = sure and high - low <= 2 * precision * median
+            calls = len(durations) * calls_at_once
+            used_up = calls >= max_calls or sum(durations) * calls_at_once >= max_seconds_per_size
+            if narrow or (used_up and len(durations) >= MIN_RUNS):
                 break
-            durations += _time_calls(network, [tensor], calls=CALLS_AT_ONCE)
         sizes.append(
             SizeMeasurement(
                 size_bytes=size_bytes,
                 duration_s=median,
                 margin_s=(high - low) / 2,
-                num_calls=len(durations),
+                num_calls=calls,
             )
         )
     return AllReduceMeasurement(
         num_workers=network.num_workers,
         confidence=confidence,
         sizes=tuple(sizes),
-        pair_speedup={size.size_bytes: _pair_speedup(network, size.size_bytes) for size in sizes[-3:-1]},
+        pair_speedup={
+            size.size_bytes: _pair_speedup(network, size.size_bytes)
+            for size in (sizes[-3:-1] if pairs else [])
+        },
     )
 
 
@@ -183,34 +200,36 @@ def median_interval(durations: list[float], confidence: float) -> tuple[float, f
     return ordered[left_out], ordered[count - 1 - left_out]
 
 
-def _time_calls(network: Network, tensors: list[torch.Tensor], *, calls: int) -> list[float]:
-    """Time `calls` rounds, in each of which all tensors are sent at once."""
-    cuda = network.device.type == "cuda"
-    durations = []
+def _time_run(network: Network, tensors: list[torch.Tensor], *, calls: int) -> float:
+    """Return the mean duration of `calls` rounds without a pause, in each of which all tensors go at once."""
+    network.barrier()
+    _send(network, tensors)
+    _finish(network)
+    started = time.perf_counter()
     for _ in range(calls):
-        network.barrier()
-        if cuda:
-            torch.cuda.synchronize(network.device)
-        started = time.perf_counter()
-        waits = [
-            network.start(tensor, f"measure.{number}.{tensor.numel()}")
-            for number, tensor in enumerate(tensors)
-        ]
-        for wait in waits:
-            wait()
-        if cuda:
-            torch.cuda.synchronize(network.device)
-        durations.append(time.perf_counter() - started)
-    return [float(value) for value in network.minimum(torch.tensor(durations, dtype=torch.float64))]
+        _send(network, tensors)
+    _finish(network)
+    mean = (time.perf_counter() - started) / calls
+    return float(network.minimum(torch.tensor([mean], dtype=torch.float64)))
+
+
+def _send(network: Network, tensors: list[torch.Tensor]) -> None:
+    waits = [
+        network.start(tensor, f"measure.{number}.{tensor.numel()}") for number, tensor in enumerate(tensors)
+    ]
+    for wait in waits:
+        wait()
+
+
+def _finish(network: Network) -> None:
+    if network.device.type == "cuda":
+        torch.cuda.synchronize(network.device)
 
 
 def _pair_speedup(network: Network, size_bytes: int) -> float:
     pair = [torch.zeros(size_bytes // 4, dtype=torch.float32, device=network.device) for _ in range(2)]
-    _time_calls(network, pair, calls=2)
-    one, both = [], []
-    for _ in range(2):
-        one += _time_calls(network, pair[:1], calls=CALLS_AT_ONCE // 2)
-        both += _time_calls(network, pair, calls=CALLS_AT_ONCE // 2)
+    one = [_time_run(network, pair[:1], calls=CALLS_AT_ONCE) for _ in range(MIN_RUNS)]
+    both = [_time_run(network, pair, calls=CALLS_AT_ONCE) for _ in range(MIN_RUNS)]
     return 2 * float(np.median(one)) / float(np.median(both))
 
 

@@ -5,12 +5,19 @@ elsewhere. Every rank submits every group exactly once a round; that is what mak
 collectives equal on all ranks without asking which gradients a rank happened to compute:
 
 - planned: segments go out in the plan's order, each when its group is submitted.
-- leader and follower: rank 0 picks the submitted segment with the longest tail and publishes the
-  choice before it sends; the others send what it chose. Where the transport matches collectives by
-  name, the others submit at once and rank 0's submission decides.
+- leader and follower: rank 0 chooses, and publishes the choice before it sends; the others send what it
+  chose. Where the transport matches collectives by name, the others submit at once and rank 0's
+  submission decides. The choice is the longest tail among what is submitted ("priority"), or the plan's
+  order with overtaking of what is late ("adaptive").
+
+When to overtake is the ski-rental problem: an adaptive leader idles for a late segment as long as the one
+that would overtake it takes, and then sends that one. It so loses at most twice what a leader who knew
+the future would lose. Overtaking at once loses more in the ordinary case: plans cut segments so that the
+network is free the moment an urgent group becomes ready, and what is in flight is not recalled.
 """
 
 import heapq
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,64 +26,12 @@ from typing import Literal
 import torch
 
 from pace.errors import CommunicationFailed
-from pace.runtime.plan import Plan, PlannedSegment
+from pace.runtime.jobs import Job, Segment
+from pace.runtime.plan import Plan
 from pace.runtime.report import GroupTimes, SegmentTimes
-from pace.runtime.transport import Transport
+from pace.runtime.transport import Discipline, Transport
 
 Role = Literal["planned", "leader", "follower", "submitter"]
-
-
-class _Job:
-    """One group's progress through a round."""
-
-    __slots__ = (
-        "computed",
-        "done",
-        "done_s",
-        "key",
-        "number",
-        "remaining",
-        "rounds",
-        "segments",
-        "sent_s",
-        "submitted",
-        "submitted_s",
-        "unsent",
-        "waited_s",
-    )
-
-    def __init__(self, number: int, key: tuple[float, float, int]) -> None:
-        self.number = number
-        self.key = key
-        self.segments: list[_Segment] = []
-        self.done = threading.Event()
-        self.submitted = False
-        self.unsent = 0
-        self.remaining = 0
-        self.submitted_s = 0.0
-        self.sent_s = 0.0
-        self.done_s = 0.0
-        self.rounds = 0
-        self.computed: torch.cuda.Event | None = None
-        self.waited_s = 0.0
-
-
-class _Segment:
-    """One all-reduce call."""
-
-    __slots__ = ("done_s", "job", "name", "number", "offset_bytes", "sent_s", "size_bytes", "tensor")
-
-    def __init__(
-        self, number: int, job: _Job, tensor: torch.Tensor, name: str, planned: PlannedSegment
-    ) -> None:
-        self.number = number
-        self.offset_bytes = planned.offset_bytes
-        self.job = job
-        self.tensor = tensor
-        self.name = name
-        self.size_bytes = planned.size_bytes
-        self.sent_s = 0.0
-        self.done_s = 0.0
 
 
 class Engine:
@@ -88,8 +43,8 @@ class Engine:
         Groups, segments in planned order and credit.
     tensors
         For every segment of the plan, the contiguous part of its group's buffer that is sent.
-    adaptive
-        Whether rank 0 chooses the next segment while running, instead of the plan beforehand.
+    discipline
+        Who decides which segment goes next.
     timeout_s
         A wait longer than this fails.
     on_stall
@@ -104,7 +59,7 @@ class Engine:
         tensors: Sequence[torch.Tensor],
         transport: Transport,
         *,
-        adaptive: bool,
+        discipline: Discipline,
         timeout_s: float,
         name: str,
         stall_s: float = 5.0,
@@ -118,24 +73,35 @@ class Engine:
         self._on_stall = on_stall
         self._explain = explain
         self._groups = plan.groups
-        self._jobs = [
-            _Job(number, (-group.tail_s, group.ready_s, number)) for number, group in enumerate(plan.groups)
-        ]
+        self._jobs = [Job(number) for number in range(len(plan.groups))]
+        by_tail = sorted(
+            zip(plan.groups, self._jobs, strict=True), key=lambda p: (-p[0].tail_s, p[0].ready_s)
+        )
+        for rank, (_, job) in enumerate(by_tail):
+            job.rank = rank
         self._order = [
-            _Segment(number, self._jobs[planned.group], tensor, _segment_name(name, planned), planned)
+            Segment(
+                number,
+                self._jobs[planned.group],
+                tensor,
+                f"{name}.{planned.group}.{planned.offset_bytes}",
+                planned,
+            )
             for number, (planned, tensor) in enumerate(zip(plan.segments, tensors, strict=True))
         ]
-        for segment, planned in sorted(
-            zip(self._order, plan.segments, strict=True), key=lambda pair: pair[1].offset_bytes
-        ):
-            self._jobs[planned.group].segments.append(segment)
-        self.role: Role = _role(transport, adaptive)
+        for segment in self._order:
+            segment.job.segments.append(segment)
+        self._discipline = discipline
+        self.role: Role = _role(transport, discipline)
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
+        # The first segment of the plan that is not sent yet this round, and how many rounds are over.
         self._position = 0
+        self._rounds = 0
         # By round first: a peer may be waiting for this round's last segment before it can compute any of
-        # the next round's gradients. The group's number is in the key, so jobs are never compared.
-        self._queue: list[tuple[int, tuple[float, float, int], _Job]] = []
+        # the next round's gradients. Then by a number that no two jobs share, so none are compared.
+        self._queue: list[tuple[int, int, Job]] = []
+        self._idle_since: float | None = None
         self._unsent = 0
         self._in_flight_bytes = 0
         self._in_flight = 0
@@ -182,7 +148,7 @@ class Engine:
             self._unsent += job.unsent
             job.rounds += 1
             if self.role in ("leader", "submitter"):
-                heapq.heappush(self._queue, (job.rounds, job.key, job))
+                heapq.heappush(self._queue, (job.rounds, self._turn(job), job))
             if self.role != "planned" or self._order[self._position].job is job:
                 self._wake.notify()
 
@@ -204,7 +170,7 @@ class Engine:
         if self._failure is not None:
             self._raise_failure()
 
-    def _wait_long(self, job: _Job) -> None:
+    def _wait_long(self, job: Job) -> None:
         start = time.monotonic()
         stalled = False
         while True:
@@ -276,7 +242,7 @@ class Engine:
             self._thread.join(timeout=None if self._failure is None else 1.0)
 
     def _run(self) -> None:
-        segment: _Segment | None = None
+        segment: Segment | None = None
         try:
             while (segment := self._next()) is not None:
                 if segment.job.computed is not None:
@@ -286,7 +252,7 @@ class Engine:
         except BaseException as error:
             self._fail("could not be sent", segment.job if segment else None, error)
 
-    def _next(self) -> _Segment | None:
+    def _next(self) -> Segment | None:
         """Block until a segment may be sent, and account for it; None once closed."""
         if self.role == "follower":
             with self._lock:
@@ -302,10 +268,14 @@ class Engine:
                 if self._stopped():
                     return None
                 segment = self._candidate()
-                if segment is not None and self._admits(segment):
+                if segment is None or not self._admits(segment):
+                    self._wake.wait()
+                    continue
+                patience_s = self._patience_s(segment)
+                if patience_s <= 0:
                     self._take(segment)
                     break
-                self._wake.wait()
+                self._wake.wait(None if patience_s == math.inf else patience_s)
         if self.role == "leader" and self._transport.sequencing == "decision":
             self._transport.decide(segment.number)
         return segment
@@ -313,38 +283,64 @@ class Engine:
     def _stopped(self) -> bool:
         return self._closed or self._failure is not None
 
-    def _candidate(self) -> _Segment | None:
+    def _candidate(self) -> Segment | None:
         if self._unsent == 0:
             return None
         if self.role == "planned":
             segment = self._order[self._position]
             return segment if segment.job.submitted else None
-        job = self._queue[0][-1]
-        return job.segments[len(job.segments) - job.unsent]
+        return self._queue[0][-1].following()
 
-    def _admits(self, segment: _Segment) -> bool:
+    def _turn(self, job: Job) -> int:
+        return job.following().number if self._discipline == "adaptive" else job.rank
+
+    def _patience_s(self, candidate: Segment) -> float:
+        """How much longer to wait before `candidate` may overtake the segment whose turn it is."""
+        if self._discipline != "adaptive" or candidate is self._order[self._position]:
+            self._idle_since = None
+            return 0.0
+        if self._in_flight:
+            return math.inf
+        now = time.perf_counter()
+        if self._idle_since is None:
+            self._idle_since = now
+        elapsed_s = now - self._idle_since
+        known_s = candidate.shortest_s if candidate.shortest_s < math.inf else 0.0
+        if elapsed_s >= known_s:
+            self._idle_since = None
+        return known_s - elapsed_s
+
+    def _admits(self, segment: Segment) -> bool:
         if self.role == "submitter" or self._in_flight == 0:
             return True
         return self._in_flight_bytes + segment.size_bytes <= self._credit_bytes
 
-    def _take(self, segment: _Segment) -> _Segment:
+    def _take(self, segment: Segment) -> Segment:
         job = segment.job
         if job.unsent == len(job.segments):
             job.sent_s = time.perf_counter()
         job.unsent -= 1
         job.submitted = job.unsent > 0
-        if not job.submitted and self.role in ("leader", "submitter"):
+        if self.role in ("leader", "submitter"):
             heapq.heappop(self._queue)
+            if job.unsent:
+                heapq.heappush(self._queue, (job.rounds, self._turn(job), job))
         self._unsent -= 1
-        self._position = (self._position + 1) % len(self._order)
+        segment.rounds += 1
+        while self._order[self._position].rounds > self._rounds:
+            self._position += 1
+            if self._position == len(self._order):
+                self._position = 0
+                self._rounds += 1
         self._in_flight += 1
         self.sent_segments += 1
         self.sent_bytes += segment.size_bytes
         self._in_flight_bytes += segment.size_bytes
         return segment
 
-    def _complete(self, segment: _Segment, error: BaseException | None) -> None:
+    def _complete(self, segment: Segment, error: BaseException | None) -> None:
         segment.done_s = time.perf_counter()
+        segment.shortest_s = min(segment.shortest_s, segment.done_s - segment.sent_s)
         if error is not None:
             self._fail("failed", segment.job, error)
         job = segment.job
@@ -358,7 +354,7 @@ class Engine:
             if self._unsent or self._closed:
                 self._wake.notify_all()
 
-    def _fail(self, what: str, job: _Job | None, error: BaseException | None) -> None:
+    def _fail(self, what: str, job: Job | None, error: BaseException | None) -> None:
         subject = "an all-reduce" if job is None else f"the all-reduce of {self.describe(job.number)}"
         cause = "" if error is None else f": {error}"
         with self._lock:
@@ -377,17 +373,13 @@ class Engine:
         return f"group {group} ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''})"
 
 
-def _completion(engine: Engine, segment: _Segment) -> Callable[[BaseException | None], None]:
+def _completion(engine: Engine, segment: Segment) -> Callable[[BaseException | None], None]:
     return lambda error: engine._complete(segment, error)
 
 
-def _segment_name(name: str, planned: PlannedSegment) -> str:
-    return f"{name}.{planned.group}.{planned.offset_bytes}"
-
-
-def _role(transport: Transport, adaptive: bool) -> Role:
+def _role(transport: Transport, discipline: Discipline) -> Role:
     if transport.sequencing == "submission" and transport.rank != 0:
         return "submitter"
-    if not adaptive:
+    if discipline == "static":
         return "planned"
     return "leader" if transport.rank == 0 else "follower"

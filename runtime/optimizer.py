@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidOptions, InvalidUse
-from pace.runtime.agreement import agree_on_plan
+from pace.runtime.agreement import agree_on_plan, agree_on_weights
 from pace.runtime.choice import Choice
 from pace.runtime.compression import Compression, compressed
 from pace.runtime.fetch import PlanSource
@@ -28,7 +28,7 @@ from pace.runtime.peers import Peers
 from pace.runtime.plan import Plan
 from pace.runtime.report import Report, chrome_trace
 from pace.runtime.rounds import Rounds
-from pace.runtime.transport import Order, Transport
+from pace.runtime.transport import Discipline, Order, Transport
 from pace.runtime.update import why_not_per_group
 
 Mode = Literal["overlap", "barrier", "auto"]
@@ -48,6 +48,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
         The module whose parameters it updates.
     source
         Where the plan comes from, now and later.
+    divisor
+        What gradients are divided by before they are summed, instead of what `op` says: for transports that
+        do the rest of an average.
     """
 
     # Optimizer.__init__ is not called: everything it would hold is the wrapped optimizer's.
@@ -64,6 +67,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
         compression: Compression,
         backward_passes_per_step: int,
         timeout_s: float,
+        divisor: float | None = None,
+        broadcast_parameters: bool = True,
     ) -> None:
         if backward_passes_per_step < 1:
             raise InvalidOptions(
@@ -73,12 +78,13 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self.model = model
         self.backward_passes_per_step = backward_passes_per_step
         self._timeout_s = timeout_s
-        self._divisor = transport.size if op == "average" else 1
+        self._divisor = divisor or (transport.size if op == "average" else 1)
         try:
             self._transport: Transport = compressed(transport, compression)
             self._parameters = trained_parameters(model, optimizer)
             sizes = gradient_sizes(self._parameters)
             plan = agree_on_plan(transport, source.make, sizes)
+            agree_on_weights(transport, model, broadcast=broadcast_parameters)
         except BaseException:
             transport.close(failed=True)  # who catches the error and wraps again is to leak no threads
             raise
@@ -87,22 +93,25 @@ class WrappedOptimizer(torch.optim.Optimizer):
         reason = why_not_per_group(optimizer)
         if reason is not None and mode != "barrier":
             log.warning("pace.barrier_mode", reason=reason)
-        self._adaptive = order == "adaptive" or (order == "auto" and transport.sequencing == "submission")
+        self._order = order
         self._peers: Peers | None = None
         self._closed = False
         self._choice = Choice(
             plan,
             source,
             sizes,
-            transport,
+            self._transport,
+            model,
             auto=mode == "auto",
             barrier=mode == "barrier" or reason is not None,
             per_group=reason is None,
+            timeout_s=timeout_s,
         )
         self._plan = self._choice.running.plan
         self._barrier = self._choice.running.barrier
         self._num_plans = 0
         self._rounds = self._install(number=0)
+        self._rounds.aside = self._choice.replanner.aside
         store = transport.peer_store
         self._peers = Peers(store, transport.rank, transport.size, self._progress) if store else None
         _live.add(self)
@@ -116,7 +125,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
             self._parameters,
             self._transport,
             per_group=not self._barrier,
-            adaptive=self._adaptive,
+            discipline=self._discipline(),
             divisor=self._divisor,
             backward_passes_per_step=self.backward_passes_per_step,
             timeout_s=self._timeout_s,
@@ -125,6 +134,14 @@ class WrappedOptimizer(torch.optim.Optimizer):
             on_stall=self._report_stall,
             explain=self._explain_failure,
         )
+
+    def _discipline(self) -> Discipline:
+        if self._order != "auto":
+            return self._order
+        # Over torch.distributed every choice is a broadcast that must end before the segment starts.
+        if self._transport.sequencing == "decision" or self._plan.source == "plain":
+            return "static"
+        return "adaptive" if self._plan.source == "schedule" else "priority"
 
     def _switch(self, plan: Plan, barrier: bool) -> None:
         """Go on with another plan; every rank must call this after the same step."""
@@ -165,7 +182,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._refuse_unplanned()
         if self._barrier:
             loss = self._step_at_once(closure)
-            self._choice.after_step(self._rounds.number, self._switch)
+            self._end_step()
             return loss
         loss = None
         if closure is not None:
@@ -176,8 +193,12 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._rounds.complete()
         self._rounds.adopt_replaced()
         self._rounds.end_pending()
-        self._choice.after_step(self._rounds.number, self._switch)
+        self._end_step()
         return loss
+
+    def _end_step(self) -> None:
+        self._choice.after_step(self._rounds.number, self._rounds.engine.waited_s, self._switch)
+        self._rounds.aside = self._choice.replanner.aside
 
     def _step_at_once(self, closure: Callable[[], Any] | None) -> Any:
         """Reduce everything, then let the user's optimizer update everything."""
@@ -301,11 +322,11 @@ class WrappedOptimizer(torch.optim.Optimizer):
         Cheap enough to call every few seconds; counters only grow. Waits for updates in flight.
         """
         self.synchronize()
-        engine = self._rounds.engine
+        engine, replanner = self._rounds.engine, self._choice.replanner
         groups, segments = engine.last_round()
         return Report(
             mode=self._choice.running.name,
-            order="adaptive" if self._adaptive else "static",
+            order=self._discipline(),
             source=self._plan.source,
             rounds=self._rounds.number,
             iteration_s=self._choice.iteration_s,
@@ -316,6 +337,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
             waited_s=engine.waited_s,
             groups=groups,
             segments=segments,
+            replanning=replanner.state,
+            profiles=replanner.num_profiles,
+            drift=replanner.drift.ratio if replanner.drift else None,
         )
 
     def write_timeline(self, path: str | Path) -> None:

@@ -53,7 +53,7 @@ class Report:
         How it runs now: "plain" (buckets in order of readiness, then a barrier; only where ``mode="auto"``
         tries or chose it), "barrier" or "overlap".
     order
-        Who chooses the next segment: "static" (the plan) or "adaptive" (rank 0 while it runs).
+        Who chooses the next segment: "static" (the plan), "adaptive" or "priority" (rank 0 while it runs).
     source
         Where the plan came from.
     rounds
@@ -68,6 +68,14 @@ class Report:
         Totals since the start; counters for a metrics exporter.
     groups, segments
         The last complete round.
+    replanning
+        What is done about the plan: "none"; "watching" how the schedule does; "profiling"; "submitting" a
+        profile, until the service has scheduled it; "asking" the service for a schedule.
+    profiles
+        How many profiles this job has made of itself.
+    drift
+        How iterations compare with those at first under the schedule, on the slowest rank: 1.3 is 30 %
+        slower. None before there is anything to compare.
     """
 
     mode: str
@@ -82,6 +90,9 @@ class Report:
     waited_s: float
     groups: tuple[GroupTimes, ...]
     segments: tuple[SegmentTimes, ...]
+    replanning: str = "none"
+    profiles: int = 0
+    drift: float | None = None
 
 
 def chrome_trace(report: Report, plan: Plan, *, name: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pace.runtime.buffers import FusedGroup, Slot, build_groups, segment_tensors
 from pace.runtime.engine import Engine
 from pace.runtime.forward import ForwardWatch
 from pace.runtime.plan import Plan
-from pace.runtime.transport import Transport
+from pace.runtime.transport import Discipline, Transport
 from pace.runtime.update import GroupUpdate
 
 
@@ -31,8 +31,8 @@ class Rounds:
     ----------
     per_group
         Whether groups are updated one by one as they are needed, instead of all in ``step()``.
-    adaptive
-        Whether rank 0 decides the order while running.
+    discipline
+        Who decides which segment goes next.
     divisor
         What gradients are divided by before they are summed.
     backward_passes_per_step
@@ -50,6 +50,9 @@ class Rounds:
         Whether gradients only add up for now.
     closed
         Whether the wrapper is being closed: nothing is reduced any more.
+    aside
+        While iterations are being profiled: what communication happens in. Gradients are then kept until
+        ``step()``, so that compute runs alone.
     """
 
     def __init__(
@@ -61,8 +64,8 @@ class Rounds:
         transport: Transport,
         *,
         per_group: bool,
-        adaptive: bool,
-        divisor: int,
+        discipline: Discipline,
+        divisor: float,
         backward_passes_per_step: int,
         timeout_s: float,
         name: str,
@@ -76,6 +79,7 @@ class Rounds:
         self.open = False
         self.accumulating = False
         self.closed = False
+        self.aside: Callable[[], contextlib.AbstractContextManager[None]] | None = None
         self._divisor = divisor
         self._backward_passes_per_step = backward_passes_per_step
         self._lock = threading.RLock()
@@ -89,7 +93,7 @@ class Rounds:
             plan,
             segment_tensors(plan, self.groups),
             transport,
-            adaptive=adaptive,
+            discipline=discipline,
             timeout_s=timeout_s,
             name=name,
             on_stall=on_stall,
@@ -130,7 +134,7 @@ class Rounds:
             if self.accumulating:
                 return
             slot.passes += 1
-            if self._learning:
+            if self._learning or self.aside is not None:
                 self._hold(slot)
             elif slot.passes >= slot.expected:
                 self._hand_over(slot)
@@ -138,7 +142,8 @@ class Rounds:
         return hook
 
     def _hold(self, slot: Slot) -> None:
-        """Keep a gradient of the first round until ``step()``: more may come for the same parameter."""
+        """Keep a gradient until ``step()``: in the first round, more may come for the same parameter."""
+        self._refuse_more(slot)
         gradient = slot.parameter.grad
         if gradient is not slot.shared and gradient is not None:
             with torch.no_grad():
@@ -148,11 +153,7 @@ class Rounds:
 
     def _hand_over(self, slot: Slot) -> None:
         group = slot.fused
-        if slot.filled:
-            raise InvalidUse(
-                f"the gradient of {slot.name} was computed again before step(): it is already being"
-                f" all-reduced; accumulate with backward_passes_per_step or no_sync()"
-            )
+        self._refuse_more(slot)
         if group.pending:
             raise InvalidUse(
                 f"{slot.name} was used in a way the runtime cannot see before its last update was applied;"
@@ -166,6 +167,13 @@ class Rounds:
                 return
             group.submitted = True
         self.engine.submit(group.number)
+
+    def _refuse_more(self, slot: Slot) -> None:
+        if slot.filled:
+            raise InvalidUse(
+                f"the gradient of {slot.name} was computed again before step(): it is already being"
+                f" all-reduced; accumulate with backward_passes_per_step or no_sync()"
+            )
 
     def _fill(self, slot: Slot) -> None:
         """Bring this rank's contribution into the buffer, scaled for the average."""
@@ -192,6 +200,14 @@ class Rounds:
 
     def complete(self) -> None:
         """Submit every group that is not yet, with zeros for gradients that were not computed."""
+        if self.aside is None:
+            self._submit_rest()
+            return
+        with self.aside():
+            self._submit_rest()
+            self.wait_for_all()
+
+    def _submit_rest(self) -> None:
         if self._learning and self.open:
             self._learn()
         for group in self.groups:

@@ -10,6 +10,7 @@ from pace.runtime.compression import Compression
 from pace.runtime.fetch import PlanSource
 from pace.runtime.gloo import GlooTransport
 from pace.runtime.optimizer import Mode, Op, WrappedOptimizer
+from pace.runtime.replanning import Replanning
 from pace.runtime.transport import Order
 from pace.schedule import Schedule
 
@@ -20,7 +21,7 @@ class DistributedOptimizer(WrappedOptimizer):
     """Wraps a torch optimizer: all-reduces its gradients by a schedule, without a barrier.
 
     Wrap the optimizer after the model is on its device and ``init_process_group`` was called; do not
-    wrap the model in DistributedDataParallel. Every rank must do so alike, with equal weights.
+    wrap the model in DistributedDataParallel. Every rank must do so alike.
 
     Parameters
     ----------
@@ -43,18 +44,26 @@ class DistributedOptimizer(WrappedOptimizer):
         ``step()`` waits for all gradients. "auto": plain operation, barrier and overlap are timed for a
         few iterations each and all ranks keep the fastest.
     order
-        "static": segments go out as planned. "adaptive": rank 0 picks the longest tail that is ready.
+        "static": segments go out as planned. "adaptive": as planned, but rank 0 lets others overtake one that
+        is late. "priority": rank 0 picks what is needed first among all that is ready. "auto": "static"
+        over torch.distributed; over Horovod "adaptive" with a schedule and "priority" without.
     timeout_s
         A peer that does not answer for so long is an error.
+    replanning
+        When a job with a service profiles itself; by default what PACE_PROFILE_ITERATIONS, PACE_DRIFT_RATIO,
+        PACE_DRIFT_ITERATIONS and PACE_REPLAN_INTERVAL_S say.
     process_group
         The ranks that train together; all by default.
+    broadcast_parameters
+        Whether rank 0's parameters and buffers replace those of other ranks where they differ, once, as in
+        DistributedDataParallel; otherwise a difference is an error.
 
     Raises
     ------
     ScheduleMismatch
         When the schedule was made for another model or world, or the ranks differ.
     InvalidOptions, InvalidUse
-        When the arguments or the optimizer do not fit.
+        When the arguments or the optimizer do not fit, or weights differ that are not to be overwritten.
     """
 
     def __init__(
@@ -73,7 +82,9 @@ class DistributedOptimizer(WrappedOptimizer):
         mode: Mode = "auto",
         order: Order = "auto",
         timeout_s: float = 300.0,
+        replanning: Replanning | None = None,
         process_group: dist.ProcessGroup | None = None,
+        broadcast_parameters: bool = True,
     ) -> None:
         device = next((p.device for p in model.parameters() if p.requires_grad), torch.device("cpu"))
         if device.type == "cuda":
@@ -93,6 +104,7 @@ class DistributedOptimizer(WrappedOptimizer):
                 job=job,
                 credit_bytes=credit_bytes,
                 api_key=api_key,
+                replanning=replanning,
             ),
             mode=mode,
             order=order,
@@ -100,4 +112,5 @@ class DistributedOptimizer(WrappedOptimizer):
             compression=compression,
             backward_passes_per_step=backward_passes_per_step,
             timeout_s=timeout_s,
+            broadcast_parameters=broadcast_parameters,
         )

@@ -9,8 +9,14 @@ from pace.runtime.peers import Store
 
 Done = Callable[[BaseException | None], None]
 
-Order = Literal["static", "adaptive", "auto"]
-"""Who decides which segment goes next: the plan, or rank 0 while it runs."""
+Discipline = Literal["static", "adaptive", "priority"]
+"""Who decides which segment goes next.
+
+"static": the plan. "adaptive": the plan, but rank 0 lets others overtake a segment that is late.
+"priority": rank 0 takes what is needed first among all that is ready, whatever the plan's order.
+"""
+
+Order = Discipline | Literal["auto"]
 
 Sequencing = Literal["submission", "decision"]
 """How a transport learns rank 0's choice.
@@ -44,6 +50,9 @@ class Transport(Protocol):
 
     def broadcast(self, payload: bytes | None) -> bytes:
         """Give rank 0's payload to every rank; the others pass None."""
+
+    def broadcast_tensor(self, tensor: torch.Tensor) -> None:
+        """Overwrite a contiguous tensor of bytes or numbers in the host's memory with rank 0's."""
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Give every rank's payload to every rank, in rank order."""

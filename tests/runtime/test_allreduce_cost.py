@@ -43,7 +43,7 @@ def test_all_ranks_measure_the_same(backend: Backend) -> None:
     assert len(sizes) >= 6
     assert sizes[0] == 1024
     assert sizes[-1] > 300_000
-    assert all(size.duration_s > 0 and size.num_calls >= 10 for size in first.sizes)
+    assert all(size.duration_s > 0 and size.num_calls >= 9 for size in first.sizes)
     assert [seconds for _, seconds in first.document.samples] == [size.duration_s for size in first.sizes]
     assert all(speedup > 0 for speedup in first.pair_speedup.values())
     assert float(first.document.cost(2)(300_000)) > 0

@@ -1,0 +1,148 @@
+"""The engine's disciplines, on one rank over real Gloo: what is sent when a segment is late."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pace.runtime.engine import Engine
+from pace.runtime.gloo import GlooTransport
+from pace.runtime.plan import Plan, PlannedGroup, PlannedSegment
+from pace.runtime.transport import Discipline, Done
+
+ELEMENTS = 4
+
+
+class _Recording(GlooTransport):
+    """Gloo, and the groups in the order in which their segments were sent."""
+
+    def __init__(self) -> None:
+        super().__init__(timeout_s=60)
+        self.sent: list[int] = []
+
+    def allreduce(self, segment: torch.Tensor, name: str, done: Done) -> None:
+        self.sent.append(int(name.split(".")[-2]))
+        super().allreduce(segment, name, done)
+
+
+@contextmanager
+def _engine(discipline: Discipline, segments: list[int], tails: list[float]) -> Iterator[Engine]:
+    """An engine whose planned order is `segments` (group numbers), in a world of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        transport = _Recording()
+        plan = Plan(
+            source="schedule",
+            groups=tuple(
+                PlannedGroup(gradients=(f"g{n}",), size_bytes=64, dtype="float32", ready_s=float(n), tail_s=t)
+                for n, t in enumerate(tails)
+            ),
+            segments=tuple(
+                PlannedSegment(
+                    group=group,
+                    offset_bytes=4 * ELEMENTS * segments[:at].count(group),
+                    size_bytes=4 * ELEMENTS,
+                )
+                for at, group in enumerate(segments)
+            ),
+            credit_bytes=1,
+        )
+        tensors = [torch.ones(ELEMENTS) for _ in segments]
+        engine = Engine(plan, tensors, transport, discipline=discipline, timeout_s=60, name="test")
+        try:
+            yield engine
+        finally:
+            engine.close()
+            transport.close(failed=False)
+    finally:
+        dist.destroy_process_group()
+
+
+def _sent(engine: Engine) -> list[int]:
+    transport = engine._transport
+    assert isinstance(transport, _Recording)
+    return transport.sent
+
+
+def _round(engine: Engine, order: list[int]) -> list[int]:
+    """Submit groups in this order, each when the one before is reduced; return what the round sent."""
+    before = len(_sent(engine))
+    for group in order:
+        engine.submit(group)
+    for group in order:
+        engine.wait(group)
+    return _sent(engine)[before:]
+
+
+def test_static_waits_for_the_plan() -> None:
+    """What is ready waits for the segment whose turn it is."""
+    with _engine("static", [0, 1, 0], [1.0, 2.0]) as engine:
+        engine.submit(1)
+        assert _sent(engine) == []
+        engine.submit(0)
+        engine.wait(0)
+        engine.wait(1)
+        assert _sent(engine) == [0, 1, 0]
+
+
+def test_priority_takes_the_longest_tail_that_is_ready() -> None:
+    """Whatever the plan says; both segments of a group go before a group that is needed later."""
+    with _engine("priority", [0, 1, 2, 1, 0], [1.0, 3.0, 2.0]) as engine:
+        engine.submit(0)
+        engine.wait(0)
+        assert sorted(_round(engine, [1, 2])) == [1, 1, 2]
+        assert _sent(engine)[:2] == [0, 0]
+
+
+def test_adaptive_keeps_to_the_plan_when_nothing_is_late() -> None:
+    """Segments of a group are interleaved as planned, round after round."""
+    with _engine("adaptive", [0, 1, 0, 2], [1.0, 3.0, 2.0]) as engine:
+        for job in engine._jobs:
+            for segment in job.segments:
+                segment.shortest_s = 60.0  # so long would a segment wait for the one whose turn it is
+        for _ in range(3):
+            assert _round(engine, [2, 1, 0]) == [0, 1, 0, 2]
+
+
+def test_adaptive_lets_others_overtake_what_is_late() -> None:
+    """Group 0 comes only after the others are reduced: they did not wait for it for ever."""
+    with _engine("adaptive", [0, 1, 0, 2], [1.0, 3.0, 2.0]) as engine:
+        for _ in range(3):
+            before = len(_sent(engine))
+            for group in (2, 1):
+                engine.submit(group)
+                engine.wait(group)
+            engine.submit(0)
+            engine.wait(0)
+            assert _sent(engine)[before:] == [2, 1, 0, 0]
+
+
+def test_the_leader_waits_as_long_as_the_overtaking_segment_would_take() -> None:
+    """Ski rental: nothing at all while that is not known, and then as long as it took at its fastest."""
+    with _engine("adaptive", [0, 1], [1.0, 3.0]) as engine:
+        first, second = engine._order
+        engine._idle_since = None
+        assert second.shortest_s == math.inf
+        assert engine._patience_s(second) <= 0
+        second.shortest_s = 60.0
+        assert engine._patience_s(second) == 60.0
+        assert 0 < engine._patience_s(second) < 60.0
+        assert engine._patience_s(first) == 0
+        engine._in_flight = 1
+        assert engine._patience_s(second) == math.inf  # the network is not idle: nothing is lost by waiting
+        engine._in_flight = 0
+
+
+@pytest.mark.parametrize("discipline", ["static", "adaptive", "priority"])
+def test_every_segment_goes_out_once_a_round(discipline: Discipline) -> None:
+    """Fifty rounds in changing orders of submission."""
+    plan = [2, 0, 1, 0, 2, 3, 1]
+    with _engine(discipline, plan, [1.0, 4.0, 2.0, 2.0]) as engine:
+        for number in range(50):
+            order = [(number * step) % 4 for step in range(1, 5)]
+            order = sorted(range(4), key=lambda group: (order[group], group))
+            assert sorted(_round(engine, order)) == sorted(plan)
+        assert engine.sent_segments == 50 * len(plan)
