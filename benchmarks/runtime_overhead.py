@@ -51,6 +51,9 @@ class NoTransport:
         """Return the payload."""
         return payload or b""
 
+    def broadcast_tensor(self, tensor: torch.Tensor) -> None:
+        """Leave it as it is."""
+
     def gather(self, payload: bytes) -> list[bytes]:
         """Return the payload."""
         return [payload]

@@ -112,7 +112,8 @@ def agree_on_weights(transport: Transport, model: nn.Module, *, broadcast: bool)
 
 
 def _sha256(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(memoryview(_bytes_of(tensor.cpu().contiguous()).numpy())).hexdigest()
+    array: Any = _bytes_of(tensor.cpu().contiguous()).numpy()
+    return hashlib.sha256(array).hexdigest()
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

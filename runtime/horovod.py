@@ -1,10 +1,12 @@
 """DistributedOptimizer for jobs that use Horovod, and the ``init`` that prepares Horovod for it."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
+import structlog
 import torch
 from torch import nn
 
@@ -17,6 +19,8 @@ from pace.runtime.transport import Order
 from pace.schedule import Schedule
 
 __all__ = ["DistributedOptimizer", "init"]
+
+log = structlog.get_logger("pace.runtime")
 
 # Horovod would fuse segments that wait together into one operation, and undo the schedule.
 _SETTINGS = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_DISABLE_GROUP_FUSION": "1"}
@@ -50,31 +54,49 @@ def _refuse_wrong_settings() -> None:
 class DistributedOptimizer(WrappedOptimizer):
     """Wraps a torch optimizer: all-reduces its gradients over Horovod by a schedule, without a barrier.
 
-    Takes Horovod's own argument names, so that ``hvd.DistributedOptimizer(optimizer, ...)`` becomes
-    ``pace.runtime.horovod.DistributedOptimizer(optimizer, ..., model=model)``. See
+    Takes Horovod's own arguments in Horovod's own order, so that ``hvd.DistributedOptimizer(optimizer, ...)``
+    becomes ``pace.runtime.horovod.DistributedOptimizer(optimizer, ..., model=model)``. See
     ``pace.runtime.torch.DistributedOptimizer`` for the parameters that are not listed here.
 
     Parameters
     ----------
     named_parameters
-        Accepted for Horovod's sake; names come from the model.
+        Names come from the model; as with Horovod, an error when a parameter of the optimizer is missing.
+    compression
+        ``hvd.Compression.none`` or ``.fp16``, or "none" or "fp16".
     op
         ``hvd.Average`` or ``hvd.Sum``, or "average" or "sum".
-    compression
-        ``hvd.Compression.none`` or ``.fp16``, or "none", "fp16" or "bf16".
+    gradient_predivide_factor
+        Splits the average: gradients are divided by it before they are summed, and the sum is multiplied by
+        it over the number of ranks. None divides by the number of ranks before, so that no sum of half
+        precision overflows which its average does not; Horovod's own default is 1.
+    num_groups, groups
+        Superseded by the schedule, which says what is fused; said once in the log.
     sparse_as_dense
-        Accepted for Horovod's sake; sparse gradients are always sent dense.
+        Sparse gradients are always sent dense.
+    process_set
+        The processes that train together; every one of them, and no other, wraps an optimizer for it.
 
     Raises
     ------
     InvalidUse
         When Horovod was not initialised by ``pace.runtime.horovod.init``.
+    InvalidOptions
+        When an argument asks for what the runtime cannot do; the message says what would do.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        named_parameters: Any = None,  # noqa: ARG002  # Horovod's signature
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+        compression: Any = "none",
+        backward_passes_per_step: int = 1,
+        op: Any = "average",
+        gradient_predivide_factor: float | None = None,
+        num_groups: int = 0,
+        groups: Any = None,
+        sparse_as_dense: bool = True,  # noqa: ARG002  # Horovod's signature
+        process_set: Any = hvd.global_process_set,
         *,
         model: nn.Module,
         schedule: Schedule | str | Path | None = None,
@@ -82,24 +104,28 @@ class DistributedOptimizer(WrappedOptimizer):
         job: str | None = None,
         api_key: str | None = None,
         credit_bytes: int | None = None,
-        backward_passes_per_step: int = 1,
-        op: Any = "average",
-        sparse_as_dense: bool = True,  # noqa: ARG002  # Horovod's signature
-        compression: Any = "none",
         mode: Mode = "auto",
         order: Order = "auto",
         timeout_s: float = 300.0,
+        broadcast_parameters: bool = True,
     ) -> None:
         if not hvd.is_initialized():
             raise InvalidUse("call pace.runtime.horovod.init() before DistributedOptimizer(...)")
         _refuse_wrong_settings()
+        _refuse_foreign(process_set)
+        if named_parameters is not None:
+            _refuse_unnamed(optimizer, named_parameters)
+        op = _op(op)
         compression = _compression(compression)
+        divisor, scale = _split_average(op, gradient_predivide_factor, process_set.size())
+        if num_groups or groups is not None:
+            log.info("pace.groups_superseded", by="the schedule, which says what is fused")
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.dtype is torch.bfloat16:
                 raise InvalidOptions(f"{name} is bfloat16, which Horovod cannot sum")
             if parameter.requires_grad and parameter.is_cuda and not hvd.nccl_built():
                 raise InvalidOptions(f"{name} is on a GPU and this Horovod was built without NCCL")
-        transport = HorovodTransport()
+        transport = HorovodTransport(process_set, scale=scale)
         super().__init__(
             optimizer,
             model,
@@ -114,11 +140,58 @@ class DistributedOptimizer(WrappedOptimizer):
             ),
             mode=mode,
             order=order,
-            op=_op(op),
+            op=op,
+            divisor=divisor,
             compression=compression,
             backward_passes_per_step=backward_passes_per_step,
             timeout_s=timeout_s,
+            broadcast_parameters=broadcast_parameters,
         )
+
+
+def _refuse_foreign(process_set: Any) -> None:
+    if process_set.process_set_id is None:
+        raise InvalidUse(
+            f"{process_set} is not known to Horovod: give it to pace.runtime.horovod.init(process_sets=[...])"
+        )
+    if not process_set.included():
+        raise InvalidUse(
+            f"rank {hvd.rank()} is not in {process_set}: only its members wrap an optimizer for it; the"
+            " others use the torch optimizer as it is"
+        )
+
+
+def _refuse_unnamed(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]]
+) -> None:
+    given = list(named_parameters)
+    names = [name for name, _ in given]
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise InvalidOptions(f"named_parameters names {', '.join(twice[:5])} twice")
+    named = {id(parameter) for _, parameter in given}
+    missing = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in named]
+    if missing:
+        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in missing[:5])
+        raise InvalidOptions(
+            f"named_parameters lacks {len(missing)} of the optimizer's parameters, of shapes {shapes}: give"
+            " model.named_parameters(), or leave it out"
+        )
+
+
+def _split_average(op: Op, predivide: float | None, size: int) -> tuple[float, float]:
+    """Return what gradients are divided by before the sum, and what the sum is multiplied by."""
+    if op == "sum":
+        if predivide not in (None, 1.0):
+            raise InvalidOptions(
+                f"gradient_predivide_factor is {predivide:g} and op a sum: it splits averages; leave it out"
+            )
+        return 1.0, 1.0
+    if predivide is None:
+        return size, 1.0
+    if not 0 < predivide < float("inf"):
+        raise InvalidOptions(f"gradient_predivide_factor is {predivide:g}; a positive number is needed")
+    return predivide, predivide / size
 
 
 def _op(op: Any) -> Op:
@@ -126,6 +199,11 @@ def _op(op: Any) -> Op:
         return "average"
     if op in ("sum", hvd.Sum):
         return "sum"
+    if op == hvd.Adasum:
+        raise InvalidOptions(
+            "op is hvd.Adasum, which looks at whole gradients and so cannot be cut into segments: use"
+            " hvd.Average or hvd.Sum, or hvd.DistributedOptimizer"
+        )
     raise InvalidOptions(f"op is {op!r}; hvd.Average and hvd.Sum are supported")
 
 
@@ -136,5 +214,10 @@ def _compression(compression: Any) -> Compression:
         return "fp16"
     if compression == "bf16":
         raise InvalidOptions("compression is 'bf16': Horovod cannot sum bfloat16; use fp16")
+    if isinstance(compression, type):
+        raise InvalidOptions(
+            f"compression is {compression.__name__}; hvd.Compression.none and hvd.Compression.fp16 are"
+            " supported"
+        )
     chosen: Compression = compression  # any other value is refused where it is used
     return chosen

@@ -1,5 +1,6 @@
 """Horovod as a transport: collectives are matched by name, and rank 0 decides by submitting last."""
 
+import collections
 import contextlib
 import datetime
 import itertools
@@ -26,8 +27,9 @@ _LOOK_S = 5e-4
 
 log = structlog.get_logger("pace.runtime")
 
-# Ranks must build their transports in the same order: names tell the instances apart.
-_instances = itertools.count()
+# Ranks must build their transports in the same order: names tell the instances apart. By process set,
+# as ranks that share one may differ in how many others they are in.
+_instances: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 class HorovodTransport:
@@ -35,14 +37,26 @@ class HorovodTransport:
 
     Horovod has no completion callback: one thread looks at all handles under way, because they end in
     rank 0's order and not in that of their submission here.
+
+    Parameters
+    ----------
+    process_set
+        The processes that train together; ranks and size are counted within it.
+    scale
+        What every sum is multiplied by.
     """
 
     sequencing: Sequencing = "submission"
 
-    def __init__(self) -> None:
-        self.rank: int = hvd.rank()
-        self.size: int = hvd.size()
-        self._prefix = f"pace.{next(_instances)}"
+    def __init__(self, process_set: Any = hvd.global_process_set, *, scale: float = 1.0) -> None:
+        self.rank: int = process_set.rank()
+        self.size: int = process_set.size()
+        self._process_set = process_set
+        # Horovod's broadcast counts roots over all processes, not within the set.
+        self._root: int = process_set.ranks[0]
+        self._scale = scale
+        number = process_set.process_set_id
+        self._prefix = f"pace.{number}.{next(_instances[number])}"
         self._calls = itertools.count()
         self.peer_store: Store | None = self._open_store()
         self._waiting: queue.SimpleQueue[tuple[int, Done] | None] = queue.SimpleQueue()
@@ -51,7 +65,13 @@ class HorovodTransport:
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done) -> None:
         """Start to sum a segment; see ``Transport``."""
-        handle = hvd.allreduce_async_(segment, name=f"{self._prefix}.{name}", op=hvd.Sum)
+        handle = hvd.allreduce_async_(
+            segment,
+            name=f"{self._prefix}.{name}",
+            op=hvd.Sum,
+            postscale_factor=self._scale,
+            process_set=self._process_set,
+        )
         self._waiting.put((handle, done))
 
     def _watch(self) -> None:
@@ -89,20 +109,25 @@ class HorovodTransport:
     def broadcast(self, payload: bytes | None) -> bytes:
         """Give rank 0's payload to all ranks."""
         length = torch.tensor([0 if payload is None else len(payload)], dtype=torch.int64)
-        length = hvd.broadcast(length, 0, name=self._control_name())
+        self.broadcast_tensor(length)
         message = _to_tensor(payload or b"", int(length.item()))
-        if message.numel():
-            message = hvd.broadcast(message, 0, name=self._control_name())
+        self.broadcast_tensor(message)
         return _to_bytes(message)
+
+    def broadcast_tensor(self, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor in the host's memory with rank 0's; see ``Transport``."""
+        if tensor.numel():
+            hvd.broadcast_(tensor, self._root, name=self._control_name(), process_set=self._process_set)
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Give every rank's payload to every rank."""
-        lengths = hvd.allgather(
-            torch.tensor([len(payload)], dtype=torch.int64), name=self._control_name()
-        ).tolist()
-        joined = _to_bytes(hvd.allgather(_to_tensor(payload, len(payload)), name=self._control_name()))
+        lengths = self._allgather(torch.tensor([len(payload)], dtype=torch.int64)).tolist()
+        joined = _to_bytes(self._allgather(_to_tensor(payload, len(payload))))
         ends = list(itertools.accumulate(lengths))
         return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+    def _allgather(self, tensor: torch.Tensor) -> Any:
+        return hvd.allgather(tensor, name=self._control_name(), process_set=self._process_set)
 
     def _open_store(self) -> Store | None:
         """Open a store on rank 0; Horovod's own cannot be reached from outside."""

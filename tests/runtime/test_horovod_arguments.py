@@ -1,0 +1,158 @@
+"""Horovod's own arguments: honoured as Horovod's own wrapper honours them, or refused with what to do."""
+
+from typing import Any
+
+import pytest
+
+from pace.errors import PaceError
+from tests.runtime.launch import run_ranks
+from tests.runtime.models import batches, build, weights
+from tests.runtime.training import (
+    OPTIMIZERS,
+    Case,
+    Weights,
+    backward,
+    difference,
+    equal_bits,
+    train_plainly,
+    trainable,
+)
+
+pytestmark = pytest.mark.horovod
+
+STEPS = 5
+
+# Per case: the model, and the arguments as somebody would give them to Horovod.
+_HONOURED: dict[str, tuple[str, Any]] = {
+    "nothing": ("conv", lambda _hvd, _model: ((), {})),
+    "named": ("conv", lambda _hvd, model: ((model.named_parameters(),), {})),
+    "by position": ("conv", lambda hvd, m: ((m.named_parameters(), hvd.Compression.none, 1, hvd.Sum), {})),
+    "predivided": ("conv", lambda hvd, _model: ((), {"gradient_predivide_factor": 4.0, "op": hvd.Average})),
+    "divided after": ("conv", lambda _hvd, _model: ((), {"gradient_predivide_factor": 1.0})),
+    "halved": ("conv", lambda hvd, _model: ((), {"compression": hvd.Compression.fp16})),
+    "halved, divided after": (
+        "conv",
+        lambda hvd, _model: ((), {"compression": hvd.Compression.fp16, "gradient_predivide_factor": 1.0}),
+    ),
+    "accumulated": ("conv", lambda _hvd, _model: ((), {"backward_passes_per_step": 2})),
+    "num_groups": ("conv", lambda _hvd, _model: ((), {"num_groups": 2})),
+    "groups": ("conv", lambda _hvd, model: ((), {"groups": [list(model.head.parameters())]})),
+    "sparse": ("mixed", lambda _hvd, _model: ((), {"sparse_as_dense": True})),
+}
+
+
+def _train(rank: int, wrap_optimizer: Any, name: str, **extra: Any) -> Weights:
+    import horovod.torch as hvd
+
+    architecture, arguments = _HONOURED[name]
+    model = build(architecture)
+    given, named = arguments(hvd, model)
+    passes = named.get("backward_passes_per_step", 1)
+    extra = {key: model if key == "model" else value for key, value in extra.items()}
+    # Horovod makes sparse gradients sparse again, which few optimizers take.
+    inner = OPTIMIZERS["adagrad" if name == "sparse" else "sgd"](trainable(model))
+    optimizer = wrap_optimizer(inner, *given, **named, **extra)
+    shares = batches(architecture, STEPS * passes, rank)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for batch in shares[step * passes : (step + 1) * passes]:
+            backward(model(*batch))
+        optimizer.step()
+    trained = weights(model)
+    if extra:
+        optimizer.close()
+    return trained
+
+
+def _compare_with_horovod(rank: int, _size: int) -> Any:
+    import horovod.torch as hvd
+
+    import pace.runtime.horovod
+
+    pace.runtime.horovod.init()
+    ours = pace.runtime.horovod.DistributedOptimizer
+    return {
+        name: (
+            _train(rank, ours, name, model=None, mode="overlap", timeout_s=60.0),
+            _train(rank, hvd.DistributedOptimizer, name),
+        )
+        for name in _HONOURED
+    }
+
+
+def test_arguments_mean_what_they_mean_to_horovod() -> None:
+    """The weights are those that ``hvd.DistributedOptimizer`` trains to with the same arguments."""
+    first, second = run_ranks(_compare_with_horovod, 2, backend="horovod", timeout_s=240)
+    for name, (ours, theirs) in first.items():
+        near = 2e-3 if name == "halved" else 1e-5
+        assert difference(ours, theirs) <= near, name
+        assert equal_bits(ours, second[name][0]), name
+
+
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "adasum": (lambda hvd, _model: {"op": hvd.Adasum}, "use hvd.Average or hvd.Sum"),
+    "greatest": (lambda hvd, _model: {"op": hvd.Max}, "hvd.Average and hvd.Sum are supported"),
+    "predivided sum": (
+        lambda hvd, _model: {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
+        "it splits averages",
+    ),
+    "no factor": (lambda _hvd, _model: {"gradient_predivide_factor": 0.0}, "a positive number is needed"),
+    "own compressor": (
+        lambda hvd, _model: {"compression": type("Own", (hvd.Compression.none,), {})},
+        "compression is Own; hvd.Compression.none",
+    ),
+    "bfloat16": (lambda _hvd, _model: {"compression": "bf16"}, "use fp16"),
+    "unnamed": (
+        lambda _hvd, model: {"named_parameters": model.head.named_parameters()},
+        "lacks 6 of the optimizer's parameters",
+    ),
+    "named twice": (
+        lambda _hvd, model: {"named_parameters": [("x", p) for p in model.parameters()]},
+        "names x twice",
+    ),
+    "unknown set": (lambda hvd, _model: {"process_set": hvd.ProcessSet([0])}, "init(process_sets=[...])"),
+}
+
+
+def _train_in_sets(rank: int, _size: int) -> Any:
+    import horovod.torch as hvd
+
+    import pace.runtime.horovod
+
+    pair, single = hvd.ProcessSet([1, 2]), hvd.ProcessSet([0])
+    pace.runtime.horovod.init(process_sets=[pair, single])
+    ours = pace.runtime.horovod.DistributedOptimizer
+    refused = {}
+    for name, (arguments, _) in _REFUSED.items():
+        model = build("conv")
+        try:
+            ours(OPTIMIZERS["sgd"](trainable(model)), model=model, **arguments(hvd, model))
+        except PaceError as error:
+            refused[name] = str(error)
+    model = build("conv")
+    mine, other = (single, pair) if rank == 0 else (pair, single)
+    try:
+        ours(OPTIMIZERS["sgd"](trainable(model)), model=model, process_set=other)
+    except PaceError as error:
+        refused["foreign set"] = str(error)
+    share = mine.rank()
+    optimizer = ours(OPTIMIZERS["sgd"](trainable(model)), model=model, process_set=mine, mode="overlap")
+    for batch in batches("conv", 20, share):
+        optimizer.zero_grad()
+        backward(model(*batch))
+        optimizer.step()
+    trained = weights(model)
+    optimizer.close()
+    hvd.barrier()  # a rank that ends takes Horovod down for all sets
+    return refused, trained
+
+
+def test_process_sets_train_apart_and_the_impossible_is_refused() -> None:
+    """Two of three ranks train together, one alone; what cannot be done says what to do instead."""
+    (refused, alone), (_, first), (_, second) = run_ranks(_train_in_sets, 3, backend="horovod", timeout_s=240)
+    assert difference(alone, train_plainly(Case(), 1)) <= 1e-5
+    assert difference(first, train_plainly(Case(), 2)) <= 1e-5
+    assert equal_bits(first, second)
+    for name, (_, said) in _REFUSED.items():
+        assert said in refused[name], name
+    assert "only its members wrap an optimizer for it" in refused["foreign set"]
