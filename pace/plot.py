@@ -14,59 +14,72 @@ if TYPE_CHECKING:
 
 MILLISECONDS = 1e3
 BACKWARD, FORWARD = "#8d99ae", "#c9d1dc"
-# A label needs about this share of the window to be readable.
-LABEL_SHARE = 0.02
+# Neighbours in this order differ in hue and in lightness.
+COLOURS = (
+    *("#0072b2", "#f0a030", "#117a55", "#8ecae6", "#c0392b", "#b8de6f", "#6a4c93", "#f4b6c2"),
+    *("#2f4858", "#f6e05e", "#a0522d", "#76d7c4"),
+)
+LABEL_PT = 8
+DIGIT_IN = 0.075  # a digit of that size, with what it needs beside it
+# A line parts ops from the one before if they take this share of the window: more lines would cover them.
+EDGE_SHARE = 0.005
 
 
 def plot(profile: Profile, schedule: Schedule, path: Path) -> None:
     """Draw the predicted window to `path`; its ending chooses the format (PNG, SVG, PDF).
 
-    Needs matplotlib (``pace[plot]``). Segments of one group share a colour; a group of the certificate
-    has a dark edge, and a line joins each segment to the moment when its group was ready.
+    Needs matplotlib (``pace[plot]``). Segments of one group share a colour and a number; a triangle of the
+    colour marks the moment when the group was ready. Groups of the certificate have a dark edge.
     """
     from matplotlib.figure import Figure
 
     times = op_times(profile, schedule)
     lanes = lanes_of(profile, times)
+    predicted = schedule.predicted
+    end_ms = max(predicted.iteration_s, predicted.compute_s) * MILLISECONDS * 1.01 or 1.0
     figure = Figure(figsize=(12, 2.2 + 0.5 * (len(lanes.names) + 1)), layout="constrained")
     axes = figure.add_subplot()
-    _draw_ops(axes, profile, times, lanes)
-    _draw_segments(axes, schedule, len(lanes.names))
+    axes.set_xlim(0, end_ms)
+    _draw_ops(axes, profile, times, lanes, end_ms)
+    _draw_segments(axes, schedule, len(lanes.names), inches_per_ms=10.8 / end_ms)
     _draw_bounds(axes, schedule)
     axes.set_yticks(range(len(lanes.names) + 1), [*lanes.names, "network"])
-    axes.invert_yaxis()
-    axes.set_xlim(0, schedule.predicted.iteration_s * MILLISECONDS * 1.01)
+    axes.set_ylim(len(lanes.names) + 0.65, -0.5)
     axes.set_xlabel("ms from the start of the backward pass")
     axes.set_title(
-        f"{profile.name}: {schedule.predicted.iteration_s * MILLISECONDS:.1f} ms predicted, "
-        f"{len(schedule.groups)} groups in {len(schedule.segments)} segments",
+        f"{profile.name}: {predicted.iteration_s * MILLISECONDS:.1f} ms predicted, {predicted.gap:.1%} over "
+        f"the bound; {len(schedule.groups)} groups in {len(schedule.segments)} segments",
         loc="left",
     )
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=LABEL_PT)
     figure.savefig(path, dpi=150)
 
 
-def _draw_ops(axes: "Axes", profile: Profile, times: OpTimes, lanes: Lanes) -> None:
+def _draw_ops(axes: "Axes", profile: Profile, times: OpTimes, lanes: Lanes, end_ms: float) -> None:
     lane = np.array(lanes.of_op, dtype=int)
     after_wait = _after_any_wait(profile)
+    starts_ms, widths_ms = times.starts_s * MILLISECONDS, (times.ends_s - times.starts_s) * MILLISECONDS
+    wide = widths_ms > EDGE_SHARE * end_ms
     for number in range(len(lanes.names)):
         for chosen, colour, label in (
-            (~after_wait, BACKWARD, "compute before any wait"),
-            (after_wait, FORWARD, "compute after a wait"),
+            (~after_wait, BACKWARD, "compute that waits for no gradient"),
+            (after_wait, FORWARD, "compute that waited for gradients"),
         ):
             picked = (lane == number) & chosen
-            starts = times.starts_s[picked] * MILLISECONDS
-            widths = (times.ends_s - times.starts_s)[picked] * MILLISECONDS
             axes.broken_barh(
-                list(zip(starts, widths, strict=True)),
+                list(zip(starts_ms[picked], widths_ms[picked], strict=True)),
                 (number - 0.35, 0.7),
                 facecolors=colour,
-                edgecolor="white",
-                linewidth=0.2,
+                linewidth=0,
                 label=label if number == 0 else None,
             )
+        axes.vlines(
+            starts_ms[(lane == number) & wide], number - 0.35, number + 0.35, color="white", linewidth=0.5
+        )
 
 
 def _after_any_wait(profile: Profile) -> "np.ndarray[Any, np.dtype[np.bool_]]":
@@ -76,39 +89,69 @@ def _after_any_wait(profile: Profile) -> "np.ndarray[Any, np.dtype[np.bool_]]":
     return after
 
 
-def _draw_segments(axes: "Axes", schedule: Schedule, lane: int) -> None:
-    from matplotlib import colormaps
-
-    colours = colormaps["tab20"].colors  # type: ignore[attr-defined]  # listed colormaps have it
+def _draw_segments(axes: "Axes", schedule: Schedule, lane: int, *, inches_per_ms: float) -> None:
     critical = set(schedule.certificate.groups)
-    for segment in schedule.segments:
-        group = schedule.groups[segment.group]
-        start = segment.start_s * MILLISECONDS
-        width = (segment.end_s - segment.start_s) * MILLISECONDS
+    for number, group in enumerate(schedule.groups):
+        ready_ms = group.ready_s * MILLISECONDS
+        colour = COLOURS[number % len(COLOURS)]
+        axes.plot(ready_ms, lane - 0.42, "v", color=colour, markersize=5, clip_on=False)
+    axes.plot([], [], "v", color="0.4", markersize=5, label="a group is ready")
+    labelled_to_ms = -np.inf
+    for segment in sorted(schedule.segments, key=lambda segment: segment.start_s):
+        start_ms = segment.start_s * MILLISECONDS
+        width_ms = (segment.end_s - segment.start_s) * MILLISECONDS
+        colour = COLOURS[segment.group % len(COLOURS)]
+        text = str(segment.group)
+        needed_ms = DIGIT_IN * len(text) / inches_per_ms
+        middle_ms = start_ms + width_ms / 2
+        fits = width_ms > 1.3 * needed_ms
+        in_bound = segment.group in critical
         axes.barh(
             lane,
-            width,
-            left=start,
+            width_ms,
+            left=start_ms,
             height=0.7,
-            color=colours[segment.group % len(colours)],
-            edgecolor="black" if segment.group in critical else "white",
-            linewidth=1.0 if segment.group in critical else 0.3,
+            color=colour,
+            edgecolor="black" if in_bound else "white",
+            linewidth=1.2 if in_bound and fits else 0.4,
+            zorder=3 if in_bound else 2,
         )
-        if width > LABEL_SHARE * schedule.predicted.iteration_s * MILLISECONDS:
-            axes.text(start + width / 2, lane, str(segment.group), ha="center", va="center", fontsize=9)
-        axes.plot([group.ready_s * MILLISECONDS] * 2, [lane - 0.5, lane - 0.35], color="black", linewidth=0.6)
+        if fits:
+            ink = "white" if _is_dark(colour) else "black"
+            axes.text(middle_ms, lane, text, color=ink, ha="center", va="center", fontsize=LABEL_PT, zorder=4)
+        elif middle_ms - needed_ms / 2 > labelled_to_ms:  # below, where nothing stands yet
+            axes.text(middle_ms, lane + 0.38, text, ha="center", va="top", fontsize=LABEL_PT - 1)
+            labelled_to_ms = middle_ms + needed_ms / 2
+    if critical:
+        axes.barh(
+            lane,
+            0,
+            left=-1,  # out of sight, for the legend
+            color="white",
+            edgecolor="black",
+            linewidth=1.2,
+            label="groups that make the bound",
+        )
+
+
+def _is_dark(colour: str) -> bool:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 140
 
 
 def _draw_bounds(axes: "Axes", schedule: Schedule) -> None:
     predicted = schedule.predicted
-    for seconds, style, label in (
-        (predicted.compute_s, ":", f"compute alone, {predicted.compute_s * MILLISECONDS:.1f} ms"),
-        (
-            predicted.lower_bound_s,
-            "--",
-            f"no schedule is faster, {predicted.lower_bound_s * MILLISECONDS:.1f} ms",
-        ),
-        (predicted.iteration_s, "-", f"this schedule, {predicted.iteration_s * MILLISECONDS:.1f} ms"),
+    # Thin over thick, so that all three are seen where they coincide.
+    for seconds, style, width, colour, label in (
+        (predicted.iteration_s, "-", 3.5, "#e8a0a0", "this schedule"),
+        (predicted.lower_bound_s, "--", 1.4, "#b0413e", "no schedule is faster"),
+        (predicted.compute_s, ":", 1.4, "black", "compute alone"),
     ):
-        axes.axvline(seconds * MILLISECONDS, color="#b0413e", linestyle=style, linewidth=1.2, label=label)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=5, frameon=False, fontsize=8)
+        axes.axvline(
+            seconds * MILLISECONDS,
+            color=colour,
+            linestyle=style,
+            linewidth=width,
+            label=f"{label}, {seconds * MILLISECONDS:.1f} ms",
+            zorder=5,
+        )
