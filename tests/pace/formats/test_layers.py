@@ -9,6 +9,8 @@ from pace.errors import FormatError
 from pace.formats.layers import read_layer_csv
 from pace.formats.pipedream import read_pipedream
 from pace.formats.reading import FormatWarning
+from pace.models import build, with_ratio
+from pace.optimize import optimize
 from pace.profile import Profile
 
 COST = AffineAllReduce(latency_s=1e-3, seconds_per_byte=1e-9)
@@ -138,3 +140,44 @@ def test_graph_faults_are_named(tmp_path: Path, text: str, reason: str) -> None:
     """Each fault with its line."""
     with pytest.raises(FormatError, match=reason):
         _graph(tmp_path, text)
+
+
+def _as_csv(computed: Profile) -> str:
+    """Write a computed profile as a table: a line for each layer, in the order of the forward pass."""
+    size = {gradient.name: gradient.size_bytes for gradient in computed.gradients}
+    durations = {op.name: op.duration_s for op in computed.ops}
+    lines = ["name,forward_s,backward_s,parameter_bytes"]
+    for op in computed.ops:
+        kind, _, layer = op.name.partition("/")
+        if kind == "fwd":
+            total = sum(size[name] for name in op.waits_for)
+            lines.append(f"{layer},{op.duration_s!r},{durations.get(f'bwd/{layer}', 0.0)!r},{total}")
+    return "\n".join(lines) + "\n"
+
+
+def _as_graph(computed: Profile) -> str:
+    """Write the same as graph.txt: milliseconds, and an edge from each layer to the next."""
+    rows = [line.split(",") for line in _as_csv(computed).splitlines()[1:]]
+    nodes = [
+        f"node{number} -- Layer() -- forward_compute_time={float(forward) * 1e3!r}, "
+        f"backward_compute_time={float(backward) * 1e3!r}, activation_size=1.0, parameter_size={size}"
+        for number, (_, forward, backward, size) in enumerate(rows, start=2)
+    ]
+    edges = [f"\tnode{number} -- node{number + 1}" for number in range(2, len(rows) + 1)]
+    return "\n".join([*nodes, *edges]) + "\n"
+
+
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+@pytest.mark.parametrize("name", ["vgg16", "resnet50-v1.5", "inception-v3"])
+def test_schedules_of_layer_tables_are_within_one_percent_of_the_bound(
+    tmp_path: Path, name: str, ratio: float
+) -> None:
+    """Both forms give the same layers; over a ring of 8, with half or twice as much communication as compute."""
+    computed = build(name, device_tflops=15, batch=32, workers=8)
+    by_csv, by_graph = _csv(tmp_path, _as_csv(computed)), _graph(tmp_path, _as_graph(computed))
+    total = sum(gradient.size_bytes for gradient in computed.gradients)
+    for profile in (by_csv, by_graph):
+        assert sum(gradient.size_bytes for gradient in profile.gradients) == total
+        assert profile.timing.compute_s == pytest.approx(computed.timing.compute_s)
+        ring = profile.replace(workers=computed.workers, allreduce=computed.allreduce)
+        assert optimize(with_ratio(ring, ratio)).predicted.gap < 0.01

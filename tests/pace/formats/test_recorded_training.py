@@ -10,6 +10,7 @@ from pace.allreduce import AffineAllReduce
 from pace.formats.kineto import read_kineto
 from pace.formats.shaped_steps import read_execution_trace_profile
 from pace.profile import Profile
+from pace.simulate import make_policy, simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -55,6 +56,8 @@ def test_resnet50_under_ddp_has_its_gradients_and_its_five_buckets(recorded: Pat
     ]
     assert profile.metadata["recorded_allreduces_match"] is True
     assert profile.metadata["steps"] == 2
+    simulated = simulate(profile, make_policy("ddp")).windows[0].traffic
+    assert [size // 4 for size in simulated.size_bytes.tolist()] == [size for _, size in _groups(profile)]
 
 
 @pytest.mark.parametrize("joined", [False, True])
