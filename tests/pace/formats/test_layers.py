@@ -172,7 +172,7 @@ def _as_graph(computed: Profile) -> str:
 def test_schedules_of_layer_tables_are_within_one_percent_of_the_bound(
     tmp_path: Path, name: str, ratio: float
 ) -> None:
-    """Both forms give the same layers; over a ring of 8, with half or twice as much communication as compute."""
+    """From both forms; over a ring of 8, with half or twice as much communication as compute."""
     computed = build(name, device_tflops=15, batch=32, workers=8)
     by_csv, by_graph = _csv(tmp_path, _as_csv(computed)), _graph(tmp_path, _as_graph(computed))
     total = sum(gradient.size_bytes for gradient in computed.gradients)
