@@ -1,19 +1,17 @@
 """From a profile to its schedule: fusion search, oracle, segments, proofs."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from pace.allreduce import AffineAllReduce, SampledAllReduce
 from pace.bound import fusion_bound, layered_bound
-from pace.errors import InvalidOptions, SolverFailed
+from pace.errors import InvalidOptions
 from pace.fusion import Fusion, fuse
 from pace.options import Options
-from pace.problem import Partition, Problem, oracle_instance
+from pace.problem import Problem, oracle_instance
 from pace.profile import Gradient, Op, Profile
+from pace.realise import Plan, explained, fastest_plan
 from pace.schedule import (
     Certificate,
     ChainBound,
@@ -27,34 +25,10 @@ from pace.schedule import (
 )
 from pace.solver import certificate, jackson
 from pace.solver.cost import CostCurve
-from pace.solver.instance import FloatArray, Instance, IntArray, Solution
-from pace.solver.sending import (
-    Buffers,
-    Sending,
-    cut_as_solved,
-    cut_while_sending,
-    send_by_tail,
-    send_in_order,
-)
+from pace.solver.instance import FloatArray, Instance
 from pace.version import __version__
 
-# A cut that spares a longer tail a wait of less than so many latencies is not considered, in several sizes.
-PATIENCE_FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0, np.inf)
-CREDIT_TOLERANCE = 1e-3
-# Whole numbers of slots, and fractions of one, are still told apart in doubles.
-MAX_SLOTS = 1e9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What goes out: groups, their buffers, and the segments in order; slots only where there are any."""
-
-    partition: Partition
-    buffers: Buffers
-    sending: Sending
-    start_slots: IntArray | None = None
-    num_slots: IntArray | None = None
-    risk_s: float | None = None
+SHORT_PAIR_LATENCIES = 20.0
 
 
 def optimize(profile: Profile, options: Options | None = None) -> Schedule:
@@ -90,7 +64,7 @@ def _search(profile: Profile, options: Options) -> tuple[Problem, Fusion, Plan]:
     _refuse_misfits(options)
     problem = Problem.of(profile, barrier=options.target != "pace")
     fusion = fuse(problem, options)
-    return problem, fusion, _fastest_plan(profile, problem, fusion, options)
+    return problem, fusion, fastest_plan(profile, problem, fusion, options)
 
 
 def _refuse_misfits(options: Options) -> None:
@@ -115,94 +89,6 @@ def _refuse_misfits(options: Options) -> None:
         raise InvalidOptions("jitter is used with scenarios: give how many, 50 for example")
 
 
-def _fastest_plan(profile: Profile, problem: Problem, fusion: Fusion, options: Options) -> Plan:
-    if options.slot_s is not None:
-        return _slotted_plan(problem, fusion.partitions[0], options)
-    plans = [
-        Plan(partition=partition, buffers=buffers, sending=sending)
-        for partition in (_in_order(problem, partition) for partition in fusion.partitions)
-        for buffers in (problem.buffers(partition),)
-        for sending in _sendings(buffers, problem.cost, options)
-    ]
-    if not options.scenarios:
-        return min(plans, key=lambda plan: (_window(problem, plan), len(plan.sending.groups)))
-    from pace.scenarios import price, sample
-
-    scenarios = sample(profile, options)
-    priced = [
-        replace(
-            plan, risk_s=price(scenarios, plan.partition, plan.buffers, plan.sending, problem.cost, options)
-        )
-        for plan in plans
-    ]
-    return min(priced, key=lambda plan: (plan.risk_s, _window(problem, plan), len(plan.sending.groups)))
-
-
-def _window(problem: Problem, plan: Plan) -> float:
-    return max(plan.sending.objective, problem.compute_s)
-
-
-def _in_order(problem: Problem, partition: Partition) -> Partition:
-    """Number the groups by ready time, tail and size, so that the document does not depend on the search."""
-    buffers = problem.buffers(partition)
-    sizes = zip(buffers.sizes.tolist(), buffers.element_bytes.tolist(), strict=True)
-    keys = zip(buffers.ready.tolist(), buffers.tail.tolist(), sizes, partition, strict=True)
-    return tuple(group for *_, group in sorted(keys))
-
-
-def _sendings(buffers: Buffers, cost: CostCurve, options: Options) -> Iterator[Sending]:
-    limit = float(options.max_segment_bytes or np.inf)
-    latency = cost.durations_s[0]
-    for factor in PATIENCE_FACTORS if options.target == "pace" else (np.inf,):
-        patience = factor * latency if latency > 0 or factor == 0 else np.inf
-        sending = cut_while_sending(buffers, cost, patience_s=patience, max_segment_bytes=limit)
-        if sending is not None:
-            yield sending
-
-
-def _slotted_plan(problem: Problem, partition: Partition, options: Options) -> Plan:
-    partition = _in_order(problem, partition)
-    buffers = problem.buffers(partition)
-    instance = oracle_instance(buffers, problem.cost, options.slot_s)
-    _refuse_tiny_slots(instance, options)
-    solution = _solve(instance, options)
-    kept, elements = cut_as_solved(buffers, solution)
-    # What costs nothing takes no slot: it goes out whole, in the slot in which it is ready.
-    free = np.flatnonzero((instance.processing == 0) & (buffers.elements > 0))
-    groups = np.concatenate([free, solution.jobs[kept]])
-    elements = np.concatenate([buffers.elements[free], elements])
-    starts = np.concatenate([instance.ready[free], solution.starts[kept]])
-    lengths = np.concatenate([np.zeros(len(free)), (solution.ends - solution.starts)[kept]])
-    order = np.argsort(starts, kind="stable")
-    return Plan(
-        partition=partition,
-        buffers=buffers,
-        sending=send_in_order(buffers, groups[order], elements[order], problem.cost),
-        start_slots=starts[order].astype(np.int64),
-        num_slots=lengths[order].astype(np.int64),
-    )
-
-
-def _refuse_tiny_slots(instance: Instance, options: Options) -> None:
-    slots = float(np.max(instance.ready, initial=0.0) + np.sum(instance.processing))
-    if slots > MAX_SLOTS:
-        assert options.slot_s is not None
-        fitting = options.slot_s * slots / MAX_SLOTS * 1.1
-        raise InvalidOptions(
-            f"slot_s of {options.slot_s:g} cuts the window into {slots:.2g} slots, of {MAX_SLOTS:g} at most: "
-            f"slot_s of {fitting:.2g} would fit, or leave slot_s out"
-        )
-
-
-def _solve(instance: Instance, options: Options) -> Solution:
-    if options.oracle == "jackson":
-        return jackson.solve(instance)
-    from pace.solver import lp
-
-    with _explained(options.slot_s or 0.0):
-        return lp.solve(instance)
-
-
 def write_lp(schedule: Schedule, path: Path) -> None:
     """Write the paper's linear program (3)-(14) for a slotted schedule's groups as .lp or .mps, for audit.
 
@@ -223,26 +109,8 @@ def write_lp(schedule: Schedule, path: Path) -> None:
     )
     if path.suffix not in lp_model.SUFFIXES:
         raise InvalidOptions(f"{path}: expected a name that ends in {' or '.join(lp_model.SUFFIXES)}")
-    with _explained(slot_s):
+    with explained(slot_s):
         lp_model.write(instance.in_slots(slot_s), path)
-
-
-@contextmanager
-def _explained(slot_s: float) -> Iterator[None]:
-    """Turn what the linear programs raise into errors that say what would work."""
-    from pace.solver import lp
-
-    try:
-        yield
-    except lp.TooLarge as error:
-        # Variables grow with the number of slots, so the length scales with their excess.
-        fitting = slot_s * error.variables / error.limit * 1.1
-        raise InvalidOptions(
-            f"the linear program would have {error.variables:,} variables of at most {error.limit:,}: "
-            f'slot_s of {fitting:.2g} would fit, or use oracle "jackson"'
-        ) from None
-    except lp.NoOptimum as error:
-        raise SolverFailed(f"HiGHS: {error}") from None
 
 
 def _document(profile: Profile, options: Options, problem: Problem, fusion: Fusion, plan: Plan) -> Schedule:
@@ -297,31 +165,28 @@ def _document(profile: Profile, options: Options, problem: Problem, fusion: Fusi
             seconds_per_byte=chain_bound.line.seconds_per_byte,
             bound_s=chain_bound.bound,
         ),
-        execution=Execution(credit_bytes=_credit(problem, plan, iteration), max_segment_bytes=largest),
+        execution=Execution(credit_bytes=_credit(plan, problem.cost), max_segment_bytes=largest),
         groups=_groups(profile, problem.cost, plan),
         segments=segments,
     )
 
 
-def _credit(problem: Problem, plan: Plan, iteration_s: float) -> int:
-    """Return the most bytes in flight with which sending by longest tail is as fast as the plan.
+def _credit(plan: Plan, cost: CostCurve) -> int:
+    """Return how many bytes may be in flight: two neighbours where both together are short.
 
-    More credit keeps the network busy while a host is late; but what is in flight goes first, so a runtime
-    that decides as gradients become ready overtakes less. Candidates halve twice the largest segment.
+    To hand a segment over takes a host about one latency, which is hidden while the one before is still under
+    way. But what was handed over is not recalled, and some networks share themselves between two: so it is
+    done only where that latency counts.
     """
+    from pace.solver.kernels.sending import most_within
+
     sending = plan.sending
     if not len(sending.groups):
         return 0
     sizes = sending.elements * plan.buffers.element_bytes[sending.groups]
-    candidates = [int(2 * sizes.max()) >> halvings for halvings in range(12)]
-    windows = [
-        max(send_by_tail(plan.buffers, sending, problem.cost, credit_bytes=credit), problem.compute_s)
-        for credit in candidates
-    ]
-    enough = max(iteration_s, min(windows)) * (1 + CREDIT_TOLERANCE)
-    return next(
-        max(credit, 1) for credit, window in zip(candidates, windows, strict=True) if window <= enough
-    )
+    pair = float(np.max(sizes[1:] + sizes[:-1], initial=0))
+    short = most_within(SHORT_PAIR_LATENCIES * cost.durations_s[0], *cost.knots())
+    return max(1, int(min(pair, short)))
 
 
 def _groups(profile: Profile, cost: CostCurve, plan: Plan) -> tuple[Group, ...]:

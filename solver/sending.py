@@ -4,8 +4,6 @@ The oracle preempts for free; a network does not. Given groups, ``send`` makes t
 with what they really cost, for several rules of when a cut is worth its latency, and keeps the fastest.
 """
 
-import heapq
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,42 +112,6 @@ def send_in_order(buffers: Buffers, groups: IntArray, elements: IntArray, cost: 
     np.maximum.at(completion, groups, ends)
     objective = float(np.max(completion + buffers.tail, initial=0.0))
     return Sending(groups=groups, elements=elements, starts=starts, ends=ends, objective=objective)
-
-
-def send_by_tail(buffers: Buffers, plan: Sending, cost: CostCurve, *, credit_bytes: int) -> float:
-    """Return max(end + tail) when the plan's segments are chosen as groups become ready.
-
-    Whenever bytes in flight leave room, the released segment of longest tail is handed over; what is in
-    flight is never recalled and goes first. With nothing in flight, a segment may exceed the credit.
-    """
-    sizes = (plan.elements * buffers.element_bytes[plan.groups]).tolist()
-    durations = cost(sizes).tolist()
-    ready, tail = buffers.ready.tolist(), buffers.tail.tolist()
-    upcoming = sorted(range(len(sizes)), key=lambda at: (ready[plan.groups[at]], at))[::-1]
-    waiting: list[tuple[float, float, int, int]] = []
-    in_flight: deque[tuple[float, int]] = deque()
-    carried = 0
-    now = network_free = 0.0
-    objective = max((r + q for r, q in zip(ready, tail, strict=True)), default=0.0)
-    while upcoming or waiting:
-        while upcoming and ready[plan.groups[upcoming[-1]]] <= now:
-            at = upcoming.pop()
-            group = int(plan.groups[at])
-            heapq.heappush(waiting, (-tail[group], ready[group], group, at))
-        while in_flight and in_flight[0][0] <= now:
-            carried -= in_flight.popleft()[1]
-        if waiting and (not in_flight or carried + sizes[waiting[0][3]] <= credit_bytes):
-            _, _, group, at = heapq.heappop(waiting)
-            network_free = max(network_free, now) + durations[at]
-            in_flight.append((network_free, sizes[at]))
-            carried += sizes[at]
-            objective = max(objective, network_free + tail[group])
-            continue
-        events = [ready[plan.groups[upcoming[-1]]]] if upcoming else []
-        if waiting:
-            events.append(in_flight[0][0])
-        now = min(events)
-    return objective
 
 
 def cut_as_solved(buffers: Buffers, solution: Solution) -> tuple[IntArray, IntArray]:

@@ -7,10 +7,11 @@ import numpy as np
 
 from pace.fusion import fuse
 from pace.graph import FloatArray
-from pace.optimize import Plan, plan_for
+from pace.optimize import plan_for
 from pace.options import Options
 from pace.problem import Problem
 from pace.profile import Profile
+from pace.realise import Plan
 from pace.schedule import Fusion, Schedule
 from pace.simulate.grouped import GroupedSender
 from pace.simulate.knobs import knobs

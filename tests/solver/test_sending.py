@@ -11,7 +11,6 @@ from pace.solver.sending import (
     Sending,
     cut_as_solved,
     cut_while_sending,
-    send_by_tail,
     send_in_order,
 )
 from tests.strategies import allreduces, eighths, properties
@@ -127,18 +126,6 @@ def test_as_many_elements_as_slots() -> None:
     kept, elements = cut_as_solved(buffers, solution)
     assert len(kept) == len(solution.jobs)
     assert set(elements.tolist()) == {1}
-
-
-@given(GROUPS, CURVES, st.integers(1, 400))
-@properties(100)
-def test_a_runtime_that_decides_late_is_no_faster_than_free_preemption(
-    buffers: Buffers, cost: CostCurve, credit_bytes: int
-) -> None:
-    """Sending by tail with credit sends whole segments; the strongest set bounds it too."""
-    plan = cut_while_sending(buffers, cost, patience_s=np.inf)
-    assert plan is not None
-    objective = send_by_tail(buffers, plan, cost, credit_bytes=credit_bytes)
-    assert objective >= jackson.solve(buffers.instance(cost)).objective * (1 - 1e-9)
 
 
 @given(GROUPS, CURVES)
