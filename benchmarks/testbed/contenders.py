@@ -35,8 +35,6 @@ class Contender:
         Set before Horovod starts; `HOROVOD_FUSION_THRESHOLD` is set beside it where it is not named.
     options, order, mode
         For PACE: how its schedule is made, who decides what is sent next, and with or without a barrier.
-    max_segment_share
-        For PACE: no segment takes longer than so much of a window's compute.
     tuning_iterations
         Iterations before anything is measured, for contenders that tune themselves.
     """
@@ -50,7 +48,6 @@ class Contender:
     options: Options | None = None
     order: Order = "auto"
     mode: Mode = "overlap"
-    max_segment_share: float | None = None
     tuning_iterations: int = 0
 
 
@@ -91,7 +88,7 @@ CONTENDERS = (
         label="ByteScheduler's policy",
         backend="torch",
         kind="bytescheduler",
-        order="adaptive",
+        order="priority",
     ),
     Contender(
         name="pace",
@@ -127,24 +124,6 @@ CONTENDERS = (
         order="static",
     ),
     Contender(
-        name="pace-capped",
-        label="PACE on torch, adaptive, short segments",
-        backend="torch",
-        kind="pace",
-        options=_OPTIMAL,
-        order="adaptive",
-        max_segment_share=0.02,
-    ),
-    Contender(
-        name="pace-horovod-capped",
-        label="PACE on Horovod, short segments",
-        backend="horovod",
-        kind="pace",
-        options=_OPTIMAL,
-        order="adaptive",
-        max_segment_share=0.02,
-    ),
-    Contender(
         name="pace-horovod",
         label="PACE on Horovod",
         backend="horovod",
@@ -160,12 +139,20 @@ CONTENDERS = (
         options=_OPTIMAL,
         order="static",
     ),
+    Contender(
+        name="pace-horovod-paper",
+        label="PACE on Horovod, paper's fusion",
+        backend="horovod",
+        kind="pace",
+        options=_PAPER,
+        order="adaptive",
+    ),
 )
 
 BY_NAME = {contender.name: contender for contender in CONTENDERS}
 
 # What every setting measures; the rest only where the targets are.
-CORE = ("ddp", "ddp-best", "horovod", "pace-static", "pace-adaptive", "pace-horovod")
+CORE = ("ddp", "ddp-best", "horovod", "pace-static", "pace-horovod")
 
 # The peers that PACE's first target names: what users get without trying anything.
 UNTUNED = ("ddp", "horovod", "horovod-autotuned")

@@ -20,25 +20,10 @@ PARTITION_BYTES, CREDIT_BYTES = 4_000_000, 16_000_000
 def schedule_for(contender: Contender, profile: Profile, size_factor: float) -> Schedule | None:
     """Return the schedule that a contender follows; None for those that follow none."""
     if contender.kind == "pace":
-        return optimize(profile, _options(contender, profile))
+        return optimize(profile, contender.options)
     if contender.kind == "bytescheduler":
         return _evenly_cut(optimize(profile, Options(fusion="none")), size_factor)
     return None
-
-
-def _options(contender: Contender, profile: Profile) -> Options:
-    options = contender.options or Options()
-    if contender.max_segment_share is None:
-        return options
-    longest_s = contender.max_segment_share * profile.timing.compute_s
-    smallest, largest = 4, sum(gradient.size_bytes for gradient in profile.gradients)
-    while largest - smallest > 4:
-        middle = (smallest + largest) // 8 * 4
-        if float(profile.cost(middle)) > longest_s:
-            largest = middle
-        else:
-            smallest = middle
-    return options.model_copy(update={"max_segment_bytes": smallest})
 
 
 def _evenly_cut(schedule: Schedule, size_factor: float) -> Schedule:
@@ -90,20 +75,23 @@ def _policy(
         threshold = 0 if unfused else max(round(HOROVOD_THRESHOLD_BYTES * factor), 1)
         return make_policy("horovod", fusion_bytes=threshold, blocking=True)
     assert schedule is not None
-    return _Following(schedule, adaptive=contender.order == "adaptive")
+    return _Following(schedule, by_tail=contender.order == "priority")
 
 
 class _Following:
-    """Our engine with a schedule: in the planned order, or by longest tail with the schedule's credit."""
+    """Our engine with a schedule: in the planned order, or by longest tail with the schedule's credit.
 
-    def __init__(self, schedule: Schedule, *, adaptive: bool) -> None:
+    An adaptive leader keeps to the plan where nothing is late, and in a prediction nothing is.
+    """
+
+    def __init__(self, schedule: Schedule, *, by_tail: bool) -> None:
         self._schedule = schedule
-        self._adaptive = adaptive
+        self._by_tail = by_tail
 
     def prepare(self, profile: Profile) -> Sender:
         """Return what sends the schedule's segments."""
         sender = sender_of(profile, self._schedule)
-        if not self._adaptive:
+        if not self._by_tail:
             return sender
         groups = self._schedule.groups
         keys = [(-group.tail_s, group.ready_s, number) for number, group in enumerate(groups)]
