@@ -26,8 +26,9 @@ from pace.runtime.fetch import PlanSource
 from pace.runtime.parameters import gradient_sizes, trained_parameters
 from pace.runtime.peers import Peers
 from pace.runtime.plan import Plan
-from pace.runtime.report import Report, chrome_trace
+from pace.runtime.report import Report, Totals, chrome_trace
 from pace.runtime.rounds import Rounds
+from pace.runtime.stand_in import StandIn
 from pace.runtime.transport import Discipline, Order, Transport
 from pace.runtime.update import why_not_per_group
 
@@ -37,7 +38,7 @@ Op = Literal["average", "sum"]
 log = structlog.get_logger("pace.runtime")
 
 
-class WrappedOptimizer(torch.optim.Optimizer):
+class WrappedOptimizer(StandIn):
     """Common to all transports; use ``pace.runtime.torch`` or ``pace.runtime.horovod``.
 
     Parameters
@@ -53,7 +54,6 @@ class WrappedOptimizer(torch.optim.Optimizer):
         do the rest of an average.
     """
 
-    # Optimizer.__init__ is not called: everything it would hold is the wrapped optimizer's.
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -110,13 +110,13 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._plan = self._choice.running.plan
         self._barrier = self._choice.running.barrier
         self._num_plans = 0
-        self._rounds = self._install(number=0)
+        self._rounds = self._install(number=0, before=Totals())
         self._rounds.aside = self._choice.replanner.aside
         store = transport.peer_store
         self._peers = Peers(store, transport.rank, transport.size, self._progress) if store else None
         _live.add(self)
 
-    def _install(self, *, number: int) -> Rounds:
+    def _install(self, *, number: int, before: Totals) -> Rounds:
         self._num_plans += 1
         return Rounds(
             self._plan,
@@ -131,6 +131,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
             timeout_s=self._timeout_s,
             name=f"pace.{self._num_plans}",
             number=number,
+            before=before,
             on_stall=self._report_stall,
             explain=self._explain_failure,
         )
@@ -149,7 +150,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         before = self._rounds
         before.close()
         self._plan, self._barrier = plan, barrier
-        self._rounds = self._install(number=before.number)
+        self._rounds = self._install(number=before.number, before=before.totals)
         self._rounds.accumulating = before.accumulating
 
     def _progress(self) -> dict[str, Any]:
@@ -278,63 +279,38 @@ class WrappedOptimizer(torch.optim.Optimizer):
         finally:
             self._rounds.accumulating = before
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state after every pending update."""
-        self.synchronize()
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the optimizer's state, after every pending update."""
-        self.synchronize()
-        self.optimizer.load_state_dict(state_dict)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
-        """Refused: the schedule covers the parameters there were when the optimizer was wrapped."""
-        raise InvalidUse(
-            "add_param_group: the plan covers the parameters that the optimizer had when it was wrapped;"
-            " add the group to the optimizer itself and wrap it again"
-        )
-
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The user's optimizer's own parameter groups."""
-        return self.optimizer.param_groups
+    def rank(self) -> int:
+        """The rank of this process among those that train together."""
+        return self._transport.rank
 
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The user's optimizer's own defaults."""
-        return self.optimizer.defaults
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """The user's optimizer's own state, after every pending update."""
-        self.synchronize()
-        return self.optimizer.state
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "optimizer":
-            raise AttributeError(name)
-        return getattr(self.optimizer, name)
-
-    def report(self) -> Report:
+    def report(self, *, wait: bool = True) -> Report:
         """Say what is running, what it takes and what the last round looked like.
 
-        Cheap enough to call every few seconds; counters only grow. Waits for updates in flight.
+        Cheap enough to call every few seconds; counters only grow.
+
+        Parameters
+        ----------
+        wait
+            Whether to wait for updates in flight. Without, the report leaves out groups and segments, and
+            may be asked for by any thread.
         """
-        self.synchronize()
-        engine, replanner = self._rounds.engine, self._choice.replanner
-        groups, segments = engine.last_round()
+        rounds, replanner = self._rounds, self._choice.replanner
+        if wait:
+            self.synchronize()
+        groups, segments = rounds.engine.last_round() if wait else ((), ())
+        totals = rounds.totals
         return Report(
             mode=self._choice.running.name,
             order=self._discipline(),
             source=self._plan.source,
-            rounds=self._rounds.number,
+            rounds=rounds.number,
             iteration_s=self._choice.iteration_s,
             predicted_iteration_s=self._plan.predicted_iteration_s,
             trial_s=dict(self._choice.measured_s),
-            sent_segments=engine.sent_segments,
-            sent_bytes=engine.sent_bytes,
-            waited_s=engine.waited_s,
+            sent_segments=totals.sent_segments,
+            sent_bytes=totals.sent_bytes,
+            waited_s=totals.waited_s,
             groups=groups,
             segments=segments,
             replanning=replanner.state,

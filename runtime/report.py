@@ -44,6 +44,15 @@ class SegmentTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What has been sent and waited for since the start, over all plans."""
+
+    sent_segments: int = 0
+    sent_bytes: int = 0
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a wrapper is doing and how it compares.
 
@@ -65,7 +74,7 @@ class Report:
     trial_s
         What ``mode="auto"`` measured for each way of running, on the slowest rank; empty until it has.
     sent_segments, sent_bytes, waited_s
-        Totals since the start; counters for a metrics exporter.
+        Totals since the start, over all plans; ``pace.runtime.metrics`` exports them.
     groups, segments
         The last complete round.
     replanning

@@ -20,6 +20,7 @@ from pace.runtime.buffers import FusedGroup, Slot, build_groups, segment_tensors
 from pace.runtime.engine import Engine
 from pace.runtime.forward import ForwardWatch
 from pace.runtime.plan import Plan
+from pace.runtime.report import Totals
 from pace.runtime.transport import Discipline, Transport
 from pace.runtime.update import GroupUpdate
 
@@ -39,6 +40,8 @@ class Rounds:
         The least number of times that a gradient is accumulated into before it is complete.
     number
         How many rounds have ended before.
+    before
+        What was sent and waited for in them.
     on_stall, explain
         See ``Engine``.
 
@@ -70,12 +73,14 @@ class Rounds:
         timeout_s: float,
         name: str,
         number: int,
+        before: Totals,
         on_stall: Callable[[int], None],
         explain: Callable[[], str],
     ) -> None:
         self.groups = build_groups(plan, parameters)
         self.slots = [slot for group in self.groups for slot in group.slots]
         self.number = number
+        self._before = before
         self.open = False
         self.accumulating = False
         self.closed = False
@@ -122,6 +127,15 @@ class Rounds:
             if slot.parameter.grad is slot.shared:
                 slot.parameter.grad = slot.view
         self.engine.close()
+
+    @property
+    def totals(self) -> Totals:
+        """What was sent and waited for, in these rounds and before; for any thread."""
+        return Totals(
+            sent_segments=self._before.sent_segments + self.engine.sent_segments,
+            sent_bytes=self._before.sent_bytes + self.engine.sent_bytes,
+            waited_s=self._before.waited_s + self.engine.waited_s,
+        )
 
     def missing(self) -> list[int]:
         """Groups that this rank has not submitted in the round now open."""

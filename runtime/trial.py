@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pace.runtime.plan import Plan
 from pace.runtime.transport import Transport
 
-# The first iterations of each candidate pay for new buffers and learn the order of use.
+# The first iterations of each turn pay for new buffers and learn the order of use.
 WARM_UP = 2
-MEASURED = 5
+
+# Of each turn; every candidate has two turns.
+MEASURED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +31,22 @@ class Candidate:
 
 
 class Trial:
-    """Walks through candidates, then holds what all ranks measured and which one won.
+    """Walks through candidates and back, then holds what all ranks measured and which one won.
 
-    Ranks take every step together, so all of them move on at the same iteration.
+    There and back (A, B, C, C, B, A), so that a machine that grows slower or faster meanwhile favours none:
+    with a steady drift, every candidate's mean moment is the same. Ranks take every step together, so all of
+    them move on at the same iteration.
     """
 
     def __init__(self, candidates: list[Candidate], transport: Transport) -> None:
         self._candidates = candidates
         self._transport = transport
         self._durations: list[list[float]] = [[] for _ in candidates]
-        self._current = 0
+        there = list(range(len(candidates)))
+        self._turns = there + there[::-1]
+        self._warm_up = WARM_UP
+        self._measured = 0
+        self._current = self._turns.pop(0)
         self.measured_s: dict[str, float] = {}
         self.winner: Candidate | None = None
 
@@ -49,19 +57,26 @@ class Trial:
 
     def record(self, iteration_s: float) -> bool:
         """Take the duration of an iteration; True when ``current`` or ``winner`` has changed."""
-        durations = self._durations[self._current]
-        durations.append(iteration_s)
-        if len(durations) < WARM_UP + MEASURED:
+        if self._warm_up:
+            self._warm_up -= 1
             return False
-        if self._current + 1 < len(self._candidates):
-            self._current += 1
+        self._durations[self._current].append(iteration_s)
+        self._measured += 1
+        if self._measured < MEASURED:
+            return False
+        if not self._turns:
+            self._decide()
             return True
-        self._decide()
+        self._measured = 0
+        before, self._current = self._current, self._turns.pop(0)
+        if self._current == before:  # at the turning point nothing changes, so nothing warms up
+            return False
+        self._warm_up = WARM_UP
         return True
 
     def _decide(self) -> None:
         # The slowest rank sets the pace; all ranks compute the same from the same numbers.
-        mine = [statistics.median(durations[WARM_UP:]) for durations in self._durations]
+        mine = [statistics.median(durations) for durations in self._durations]
         said = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
         slowest = [max(column) for column in zip(*said, strict=True)]
         self.measured_s = {

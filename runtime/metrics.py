@@ -1,0 +1,89 @@
+"""Counters for Prometheus: what ``report()`` says of each wrapper, read whenever somebody scrapes.
+
+Needs prometheus-client (``pip install 'pace[metrics]'``). A scrape waits for nothing that training waits for.
+"""
+
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+try:
+    from prometheus_client import Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise ImportError(
+        "pace.runtime.metrics needs prometheus-client: pip install 'pace[metrics]'", name=error.name
+    ) from error
+
+if TYPE_CHECKING:
+    from pace.runtime.optimizer import WrappedOptimizer
+
+__all__ = ["RuntimeCollector"]
+
+_COUNTERS = {
+    "pace_runtime_steps": ("Steps taken", "rounds"),
+    "pace_runtime_sent_bytes": ("Bytes of gradients handed to the transport", "sent_bytes"),
+    "pace_runtime_sent_segments": ("All-reduce calls", "sent_segments"),
+    "pace_runtime_waited_seconds": ("How long training stood still for all-reduces", "waited_s"),
+    "pace_runtime_profiles": ("Profiles that the job made of itself", "profiles"),
+}
+_GAUGES = {
+    "pace_runtime_iteration_seconds": ("Median of the latest iterations", "iteration_s"),
+    "pace_runtime_predicted_iteration_seconds": ("What the schedule promised", "predicted_iteration_s"),
+    "pace_runtime_drift_ratio": ("Iterations now over iterations under the schedule at first", "drift"),
+}
+
+
+class RuntimeCollector(Collector):
+    """Shows wrappers to a Prometheus registry: ``REGISTRY.register(RuntimeCollector(model=optimizer))``.
+
+    Metrics carry the labels ``optimizer``, under which the wrapper was given here, and ``rank``. What is not
+    known (a prediction without a schedule, an iteration before the second step) is left out, and so are
+    wrappers that exist no more.
+
+    Parameters
+    ----------
+    optimizers
+        Wrappers by name; they are not kept alive.
+    """
+
+    def __init__(self, **optimizers: "WrappedOptimizer") -> None:
+        self._optimizers = {name: weakref.ref(optimizer) for name, optimizer in optimizers.items()}
+
+    def collect(self) -> Iterable[Metric]:
+        """Read every wrapper; called by the registry, in any thread."""
+        labels = ["optimizer", "rank"]
+        counters = {
+            field: CounterMetricFamily(name, told, labels=labels) for name, (told, field) in _COUNTERS.items()
+        }
+        gauges = {
+            field: GaugeMetricFamily(name, told, labels=labels) for name, (told, field) in _GAUGES.items()
+        }
+        trial = GaugeMetricFamily(
+            "pace_runtime_trial_seconds", "Iterations in the last trial, by mode", labels=[*labels, "mode"]
+        )
+        running = InfoMetricFamily("pace_runtime", "What runs", labels=labels)
+        for name, reference in self._optimizers.items():
+            optimizer = reference()
+            if optimizer is None:
+                continue
+            report = optimizer.report(wait=False)
+            values = [name, str(optimizer.rank)]
+            for field, counter in counters.items():
+                counter.add_metric(values, getattr(report, field))
+            for field, gauge in gauges.items():
+                if (value := getattr(report, field)) is not None:
+                    gauge.add_metric(values, value)
+            for mode, seconds in report.trial_s.items():
+                trial.add_metric([*values, mode], seconds)
+            running.add_metric(
+                values,
+                {
+                    "mode": report.mode,
+                    "order": report.order,
+                    "plan": report.source,
+                    "replanning": report.replanning,
+                },
+            )
+        return [*counters.values(), *gauges.values(), trial, running]
