@@ -8,6 +8,7 @@ link in bytes per second, gamma seconds to reduce one byte.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -21,6 +22,24 @@ AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
 FREE = CostCurve.affine(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkChange:
+    """What is to change of a network; None keeps what there is.
+
+    Attributes
+    ----------
+    measured_workers
+        How many workers a measured cost was measured with.
+    latency_s
+        Of one message.
+    """
+
+    measured_workers: int
+    workers: int | None = None
+    bandwidth_bytes_per_s: float | None = None
+    latency_s: float | None = None
 
 
 def _kind_is_required(schema: dict[str, Any]) -> None:
@@ -46,25 +65,18 @@ class AffineAllReduce(_Document):
             return FREE
         return CostCurve.affine(self.latency_s, self.seconds_per_byte)
 
-    def with_changes(
-        self,
-        *,
-        measured_workers: int,
-        workers: int | None = None,
-        bandwidth_bytes_per_s: float | None = None,
-        latency_s: float | None = None,
-    ) -> "RingAllReduce":
+    def with_changes(self, change: NetworkChange) -> "RingAllReduce":
         """Read the line as a ring's (eq. 1) and change its parts; `latency_s` is per message."""
-        steps, volume = _ring_factors(measured_workers)
+        steps, volume = _ring_factors(change.measured_workers)
         if not steps:
             raise ValueError("a cost measured with one worker says nothing about a network")
-        del workers  # a ring's document holds for every number of workers
-        bandwidth = bandwidth_bytes_per_s
+        # Workers change nothing here: a ring's document holds for every number of them.
+        bandwidth = change.bandwidth_bytes_per_s
         if bandwidth is None:
             if self.seconds_per_byte == 0:
                 raise ValueError("a cost of 0 s per byte has no bandwidth to keep: give one")
             bandwidth = volume / self.seconds_per_byte
-        latency = self.latency_s / steps if latency_s is None else latency_s
+        latency = self.latency_s / steps if change.latency_s is None else change.latency_s
         return RingAllReduce(bandwidth_bytes_per_s=bandwidth, latency_s=latency)
 
 
@@ -98,41 +110,42 @@ class SampledAllReduce(_Document):
             sizes_bytes=tuple(sizes.tolist()), durations_s=tuple(means.tolist()), slope_beyond=last
         )
 
-    def with_changes(
-        self,
-        *,
-        measured_workers: int,
-        workers: int | None = None,
-        bandwidth_bytes_per_s: float | None = None,
-        latency_s: float | None = None,
-    ) -> Self:
+    def with_changes(self, change: NetworkChange) -> Self:
         """Scale the samples as a ring would scale (eq. 1); `latency_s` is per message.
 
         The smallest sample's duration counts as latency, what is above it as volume. A bandwidth
         is compared with the one that the largest sample reached.
         """
-        steps, volume = _ring_factors(measured_workers)
+        steps, volume = _ring_factors(change.measured_workers)
         if not steps:
             raise ValueError("samples measured with one worker say nothing about a network")
-        new_steps, new_volume = _ring_factors(measured_workers if workers is None else workers)
+        workers = change.measured_workers if change.workers is None else change.workers
+        new_steps, new_volume = _ring_factors(workers)
         ordered = sorted(self.samples)
         floor = min(seconds for _, seconds in ordered)
         scale = new_volume / volume
-        if bandwidth_bytes_per_s is not None:
+        if change.bandwidth_bytes_per_s is not None:
             size, seconds = ordered[-1]
             if seconds <= floor:
                 raise ValueError("samples that do not rise reach no bandwidth to compare with")
-            scale *= volume * size / (seconds - floor) / bandwidth_bytes_per_s
-        new_floor = (floor / steps if latency_s is None else latency_s) * new_steps
+            scale *= volume * size / (seconds - floor) / change.bandwidth_bytes_per_s
+        new_floor = (floor / steps if change.latency_s is None else change.latency_s) * new_steps
         changed = tuple((size, new_floor + (seconds - floor) * scale) for size, seconds in ordered)
         return self.model_copy(update={"samples": changed})
 
 
-class _NetworkAllReduce(_Document):
+class _Network(_Document):
     bandwidth_bytes_per_s: Positive
     latency_s: NonNegative
     reduce_bytes_per_s: Positive | None = None
 
+    def with_changes(self, change: NetworkChange) -> Self:
+        """Change the network; a formula takes the number of workers when it is evaluated."""
+        changes = {"bandwidth_bytes_per_s": change.bandwidth_bytes_per_s, "latency_s": change.latency_s}
+        return self.model_copy(update={name: value for name, value in changes.items() if value is not None})
+
+
+class _NetworkAllReduce(_Network):
     def _cost(self, workers: int, messages: float, sent: float, reduced: float) -> CostCurve:
         if workers == 1:
             return FREE
@@ -140,19 +153,6 @@ class _NetworkAllReduce(_Document):
         return CostCurve.affine(
             messages * self.latency_s, sent / self.bandwidth_bytes_per_s + reduced * gamma
         )
-
-    def with_changes(
-        self,
-        *,
-        measured_workers: int,
-        workers: int | None = None,
-        bandwidth_bytes_per_s: float | None = None,
-        latency_s: float | None = None,
-    ) -> Self:
-        """Change the network; the formula takes the number of workers when it is evaluated."""
-        del measured_workers, workers
-        changes = {"bandwidth_bytes_per_s": bandwidth_bytes_per_s, "latency_s": latency_s}
-        return self.model_copy(update={name: value for name, value in changes.items() if value is not None})
 
 
 def _ring_factors(workers: int) -> tuple[int, float]:
@@ -200,12 +200,8 @@ class TreeAllReduce(_NetworkAllReduce):
         return self._cost(workers, 2 * depth, 2 * depth, depth)
 
 
-class NetworkLevel(_Document):
+class NetworkLevel(_Network):
     """One level of a two-level network."""
-
-    bandwidth_bytes_per_s: Positive
-    latency_s: NonNegative
-    reduce_bytes_per_s: Positive | None = None
 
 
 class TwoLevelAllReduce(_Document):
@@ -232,19 +228,9 @@ class TwoLevelAllReduce(_Document):
             sum(line.seconds_per_byte for line in lines if line),
         )
 
-    def with_changes(
-        self,
-        *,
-        measured_workers: int,
-        workers: int | None = None,
-        bandwidth_bytes_per_s: float | None = None,
-        latency_s: float | None = None,
-    ) -> Self:
+    def with_changes(self, change: NetworkChange) -> Self:
         """Change the network between the nodes."""
-        del measured_workers, workers
-        changes = {"bandwidth_bytes_per_s": bandwidth_bytes_per_s, "latency_s": latency_s}
-        inter = self.inter.model_copy(update={k: v for k, v in changes.items() if v is not None})
-        return self.model_copy(update={"inter": inter})
+        return self.model_copy(update={"inter": self.inter.with_changes(change)})
 
 
 AllReduce = Annotated[

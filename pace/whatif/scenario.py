@@ -8,6 +8,7 @@ from pace.allreduce import (
     AffineAllReduce,
     AllReduce,
     HalvingDoublingAllReduce,
+    NetworkChange,
     NetworkLevel,
     RingAllReduce,
     SampledAllReduce,
@@ -151,12 +152,13 @@ def _allreduce_at(
     if kept and workers == profile.workers:
         return profile.allreduce
     if scenario.algorithm is None or scenario.algorithm == profile.allreduce.kind:
-        return profile.allreduce.with_changes(
+        change = NetworkChange(
             measured_workers=profile.workers,
             workers=workers,
             bandwidth_bytes_per_s=bandwidth,
             latency_s=scenario.latency_s,
         )
+        return profile.allreduce.with_changes(change)
     level = _level_of(profile.allreduce, profile.workers, bandwidth, scenario.latency_s)
     if scenario.algorithm == "two-level":
         if two_level is None:
@@ -182,9 +184,8 @@ def _level_of(
         slope = (longest - floor) / size
         allreduce = AffineAllReduce(latency_s=floor, seconds_per_byte=slope)
     if isinstance(allreduce, AffineAllReduce):
-        allreduce = allreduce.with_changes(
-            measured_workers=workers, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s
-        )
+        change = NetworkChange(measured_workers=workers, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s)
+        allreduce = allreduce.with_changes(change)
     network = allreduce.inter if isinstance(allreduce, TwoLevelAllReduce) else allreduce
     return NetworkLevel(
         bandwidth_bytes_per_s=network.bandwidth_bytes_per_s if bandwidth is None else bandwidth,

@@ -12,6 +12,7 @@ from pace.allreduce import (
     AffineAllReduce,
     AllReduce,
     HalvingDoublingAllReduce,
+    NetworkChange,
     RingAllReduce,
     SampledAllReduce,
     TreeAllReduce,
@@ -148,16 +149,20 @@ def test_documents_that_describe_no_network_are_refused(document: dict[str, Any]
 def test_a_network_changes_in_the_field_that_is_named(kind: type[RingAllReduce]) -> None:
     """Bandwidth and latency are replaced, the rest is kept; workers belong to the profile."""
     document = kind(**NETWORK)
-    changed = document.with_changes(measured_workers=4, workers=16, bandwidth_bytes_per_s=5.0)
+    changed = document.with_changes(NetworkChange(measured_workers=4, workers=16, bandwidth_bytes_per_s=5.0))
     assert changed == kind(**{**NETWORK, "bandwidth_bytes_per_s": 5.0})
-    assert document.with_changes(measured_workers=4, latency_s=0.0) == kind(**{**NETWORK, "latency_s": 0.0})
-    assert document.with_changes(measured_workers=4) == document
+    assert document.with_changes(NetworkChange(measured_workers=4, latency_s=0.0)) == kind(
+        **{**NETWORK, "latency_s": 0.0}
+    )
+    assert document.with_changes(NetworkChange(measured_workers=4)) == document
 
 
 def test_two_levels_change_between_the_nodes() -> None:
     """What-if buys a network, not new nodes."""
     document = TwoLevelAllReduce.model_validate({"intra": NETWORK, "inter": NETWORK, "workers_per_node": 2})
-    changed = document.with_changes(measured_workers=4, bandwidth_bytes_per_s=5.0, latency_s=0.25)
+    changed = document.with_changes(
+        NetworkChange(measured_workers=4, bandwidth_bytes_per_s=5.0, latency_s=0.25)
+    )
     assert changed.intra == document.intra
     assert (changed.inter.bandwidth_bytes_per_s, changed.inter.latency_s) == (5.0, 0.25)
 
@@ -165,11 +170,13 @@ def test_two_levels_change_between_the_nodes() -> None:
 def test_an_affine_cost_is_changed_as_the_ring_that_it_would_be() -> None:
     """At 4 workers 3 s are 6 messages of 0.5 s, and 0.0015 s/byte are 1.5 times 1/1000."""
     document = AffineAllReduce(latency_s=3, seconds_per_byte=0.0015)
-    ring = document.with_changes(measured_workers=4)
+    ring = document.with_changes(NetworkChange(measured_workers=4))
     assert ring.latency_s == pytest.approx(0.5)
     assert ring.bandwidth_bytes_per_s == pytest.approx(1000)
     np.testing.assert_allclose(ring.cost(4)([1, 800]), document.cost(4)([1, 800]), rtol=1e-12)
-    slower = document.with_changes(measured_workers=4, bandwidth_bytes_per_s=100.0, latency_s=1.0)
+    slower = document.with_changes(
+        NetworkChange(measured_workers=4, bandwidth_bytes_per_s=100.0, latency_s=1.0)
+    )
     assert float(slower.cost(8)(800)) == pytest.approx(14 + 1.75 * 8)
 
 
@@ -177,17 +184,24 @@ def test_an_affine_cost_without_volume_has_no_bandwidth_to_keep() -> None:
     """One must be given."""
     document = AffineAllReduce(latency_s=3, seconds_per_byte=0)
     with pytest.raises(ValueError, match="give one"):
-        document.with_changes(measured_workers=4, workers=8)
-    assert document.with_changes(measured_workers=4, bandwidth_bytes_per_s=10.0).bandwidth_bytes_per_s == 10
+        document.with_changes(NetworkChange(measured_workers=4, workers=8))
+    assert (
+        document.with_changes(
+            NetworkChange(measured_workers=4, bandwidth_bytes_per_s=10.0)
+        ).bandwidth_bytes_per_s
+        == 10
+    )
 
 
 def test_samples_scale_as_a_ring_scales() -> None:
     """From 2 to 4 workers: thrice the messages, 1.5 times the volume; (10, 1), (30, 3) has a floor of 1 s."""
     document = SampledAllReduce(samples=((10, 1), (30, 3)))
-    changed = document.with_changes(measured_workers=2, workers=4)
+    changed = document.with_changes(NetworkChange(measured_workers=2, workers=4))
     assert changed.cost(4)([10, 30]).tolist() == pytest.approx([3, 3 + 2 * 1.5])
     # At 2 workers the 30 bytes cross in 2 s: 15 bytes/s. Twice as fast halves what is above the floor.
-    faster = document.with_changes(measured_workers=2, bandwidth_bytes_per_s=30.0, latency_s=0.25)
+    faster = document.with_changes(
+        NetworkChange(measured_workers=2, bandwidth_bytes_per_s=30.0, latency_s=0.25)
+    )
     assert faster.cost(2)([10, 30]).tolist() == pytest.approx([0.5, 0.5 + 1])
 
 
@@ -197,4 +211,4 @@ def test_samples_scale_as_a_ring_scales() -> None:
 def test_one_worker_measures_no_network(document: AffineAllReduce | SampledAllReduce) -> None:
     """What one worker measured says nothing about more."""
     with pytest.raises(ValueError, match="one worker"):
-        document.with_changes(measured_workers=1, workers=4)
+        document.with_changes(NetworkChange(measured_workers=1, workers=4))
