@@ -1,14 +1,17 @@
 """Where a wrapper's plan comes from: a schedule given, one fetched by rank 0, or none."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
-from pace.errors import InvalidOptions, InvalidSchedule, PaceError, ScheduleMismatch
+from pace.errors import InvalidOptions, InvalidSchedule, PaceError, ScheduleMismatch, ServiceUnavailable
 from pace.fingerprint import fingerprint
+from pace.profile import Profile
 from pace.runtime.plan import GradientSize, Plan, plan_from_schedule, plan_locally
+from pace.runtime.replanning import Replanning
 from pace.runtime.transport import Transport
 from pace.schedule import Schedule, load_schedule, parse_schedule
 
@@ -30,6 +33,17 @@ class PlanSource:
         environment's PACE_URL, PACE_JOB and PACE_API_KEY.
     credit_bytes
         Replaces the schedule's credit.
+    replanning
+        When to profile; by default what the environment says.
+
+    Attributes
+    ----------
+    asks
+        Whether rank 0 has a service to ask; holds on all ranks, once ``make`` was called.
+    replanning
+        Rank 0's settings, once ``make`` was called.
+    job
+        The job's name, for people; None on ranks that were not told.
     """
 
     def __init__(
@@ -42,6 +56,8 @@ class PlanSource:
         credit_bytes: int | None,
         api_key: str | None = None,
         fetch_timeout_s: float = 10.0,
+        submit_timeout_s: float = 60.0,
+        replanning: Replanning | None = None,
     ) -> None:
         if schedule is not None and service is not None:
             raise InvalidOptions("give a schedule or a service, not both")
@@ -52,18 +68,21 @@ class PlanSource:
         self._transport = transport
         self._schedule = schedule
         self._service = service
-        self._job = job
+        self.job = job
         self._credit_bytes = credit_bytes
         self._api_key = api_key or os.environ.get("PACE_API_KEY")
         self._timeout_s = fetch_timeout_s
-
-    @property
-    def asks(self) -> bool:
-        """Whether there is a service to ask."""
-        return self._service is not None
+        self._submit_timeout_s = submit_timeout_s
+        self.asks = service is not None
+        self.replanning = replanning or Replanning.from_environment()
+        self._in_force: str | None = None
 
     def make(self, gradients: list[GradientSize]) -> Plan:
         """Return the plan to start with; every rank must call this alike."""
+        # Launchers do not give every rank the same environment: what rank 0 was told holds for all.
+        mine = json.dumps([self.asks, self.replanning.to_json()]).encode()
+        said = json.loads(self._transport.broadcast(mine if self._transport.rank == 0 else None))
+        self.asks, self.replanning = said[0], Replanning.from_json(said[1])
         plan = None
         if self._schedule is not None:
             given = self._schedule
@@ -79,31 +98,54 @@ class PlanSource:
         if not payload:
             return None
         try:
-            plan = plan_from_schedule(parse_schedule(payload), gradients, self._transport.size)
+            schedule = parse_schedule(payload)
+            plan = plan_from_schedule(schedule, gradients, self._transport.size)
         except (InvalidSchedule, ScheduleMismatch) as error:
-            log.warning("pace.schedule_refused", service=self._service, job=self._job, reason=str(error))
+            log.warning("pace.schedule_refused", service=self._service, job=self.job, reason=str(error))
             return None
+        self._in_force = schedule.profile_sha256
         return self._with_credit(plan)
 
     def ask(self, gradients: list[GradientSize], *, quietly: bool = True) -> bytes:
-        """Ask the service; empty when it has no schedule or gives no usable answer."""
+        """Ask the service; empty when it has no schedule but the one in force, or no usable answer."""
         from pace.api.client import Client
 
         assert self._service is not None
-        assert self._job is not None
+        assert self.job is not None
         key = fingerprint(((g.name, g.size_bytes, g.dtype) for g in gradients), self._transport.size)
         try:
             with Client(self._service, api_key=self._api_key, timeout_s=self._timeout_s) as client:
-                found = client.newest_schedule(self._job, key)
+                found = client.newest_schedule(self.job, key)
         except PaceError as error:
             if not quietly:
                 log.warning("pace.service_unavailable", service=self._service, reason=str(error))
             return b""
         if found is None:
             if not quietly:
-                log.info("pace.no_schedule_yet", service=self._service, job=self._job, fingerprint=key)
+                log.info("pace.no_schedule_yet", service=self._service, job=self.job, fingerprint=key)
             return b""
-        return found.to_json()
+        return b"" if found.profile_sha256 == self._in_force else found.to_json()
+
+    def submit(self, profile: Profile) -> bytes:
+        """Have the service schedule a profile; empty when it gives no usable answer.
+
+        Raises
+        ------
+        InvalidProfile, InvalidOptions
+            When the service refuses the profile.
+        """
+        from pace.api.client import Client
+
+        assert self._service is not None
+        sent = {"service": self._service, "job": self.job, "profile_sha256": profile.sha256}
+        try:
+            with Client(self._service, api_key=self._api_key, timeout_s=self._submit_timeout_s) as client:
+                schedule = client.create_schedule(profile, job=self.job)
+        except ServiceUnavailable as error:
+            log.warning("pace.profile_not_submitted", reason=str(error), **sent)
+            return b""
+        log.info("pace.profile_submitted", predicted_iteration_s=schedule.predicted.iteration_s, **sent)
+        return schedule.to_json()
 
     def _with_credit(self, plan: Plan) -> Plan:
         return plan if self._credit_bytes is None else replace(plan, credit_bytes=self._credit_bytes)

@@ -15,6 +15,7 @@ from pace.runtime.compression import Compression
 from pace.runtime.fetch import PlanSource
 from pace.runtime.hvd import HorovodTransport
 from pace.runtime.optimizer import Mode, Op, WrappedOptimizer
+from pace.runtime.replanning import Replanning
 from pace.runtime.transport import Order
 from pace.schedule import Schedule
 
@@ -107,6 +108,7 @@ class DistributedOptimizer(WrappedOptimizer):
         mode: Mode = "auto",
         order: Order = "auto",
         timeout_s: float = 300.0,
+        replanning: Replanning | None = None,
         broadcast_parameters: bool = True,
     ) -> None:
         if not hvd.is_initialized():
@@ -137,6 +139,7 @@ class DistributedOptimizer(WrappedOptimizer):
                 job=job,
                 credit_bytes=credit_bytes,
                 api_key=api_key,
+                replanning=replanning,
             ),
             mode=mode,
             order=order,

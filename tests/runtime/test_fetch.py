@@ -11,6 +11,7 @@ import pytest
 
 from pace.errors import InvalidOptions, ScheduleMismatch
 from pace.runtime.plan import cut, plan_from_schedule, plan_locally
+from pace.runtime.replanning import Replanning
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import build
 from tests.runtime.schedules import shuffled_schedule, sizes_of
@@ -67,9 +68,14 @@ def test_plans_come_from_files_and_training_starts_without_a_usable_service(
     path = tmp_path / "schedule.json"
     path.write_bytes(schedule.to_json())
     services = {"silent": silent_service, "wrong": wrong_service, "closed": "http://127.0.0.1:9"}
-    choices: dict[str, Any] = {name: {"service": url, "job": "conv"} for name, url in services.items()}
-    for found in run_ranks(_sources_of_plans, 2, choices | {"file": {"schedule": str(path)}}, timeout_s=200):
+    never = Replanning(profile_iterations=0)
+    choices: dict[str, Any] = {
+        name: {"service": url, "job": "conv", "replanning": never} for name, url in services.items()
+    }
+    choices |= {"file": {"schedule": str(path)}, "profiling": {"service": services["wrong"], "job": "conv"}}
+    for found in run_ranks(_sources_of_plans, 2, choices, timeout_s=200):
         assert found.pop("file") == ("schedule", len(schedule.groups))
+        assert found.pop("profiling")[0] == "plain"
         assert {name: source for name, (source, _) in found.items()} == dict.fromkeys(services, "local")
 
 

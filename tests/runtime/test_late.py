@@ -55,7 +55,7 @@ def test_a_schedule_that_comes_late_is_adopted_by_all_ranks_at_once(tmp_path: Pa
     with ServiceProcess(tmp_path) as service:
         ranks = run_ranks(_train_until_adopted, 2, service.url, timeout_s=200)
     (first, steps, started_with, found), (second, other_steps, _, _) = ranks
-    assert (started_with, found) == ("local", "schedule")
+    assert (started_with, found) == ("plain", "schedule")
     assert steps == other_steps
     assert equal_bits(first, second)
     assert difference(first, train_plainly(Case(steps=steps), 2, repeat=True)) <= 1e-3

@@ -1,0 +1,203 @@
+"""Lives of jobs that plan by themselves: each is trained on two real ranks and keeps a diary."""
+
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+from pace.runtime.clock import HostClock
+from pace.runtime.gloo import GlooTransport
+from pace.runtime.replanning import Replanning
+from pace.runtime.transport import Done
+from pace.schedule import Schedule
+from tests.runtime.models import batches, build, weights
+from tests.runtime.training import OPTIMIZERS, Weights, backward, trainable, wrap
+
+FAST_S, SLOW_S = 0.01, 0.2
+WINDOW = 8
+MOST_STEPS = 100_000
+PATIENCE_S = 100.0
+
+# Slow is 20 times as long as fast in the forward pass alone; a busy machine stays well below 5.
+SETTINGS = Replanning(
+    profile_iterations=2, drift_iterations=WINDOW, drift_ratio=5.0, stale_ratio=1e3, interval_s=0.0
+)
+NEVER_AGAIN = replace(SETTINGS, interval_s=3600.0)
+
+# What an all-reduce takes on the logical clock, on which everything else takes 1.
+TICKS = 1_000_000
+
+
+@dataclass(kw_only=True)
+class Diary:
+    """What one rank saw of one job."""
+
+    trained: Weights = field(default_factory=dict)
+    steps: int = 0
+    sources: list[str] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
+    drift: float | None = None
+    profiles: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+    consequences: list[str] = field(default_factory=list)
+    profile_sha256: str = ""
+
+
+class Job:
+    """A wrapped training whose forward pass takes as long as it is told to, on top of its own work."""
+
+    def __init__(self, rank: int, logs: list[Any], transport: str = "gloo", **options: Any) -> None:
+        self.logs = logs
+        self.model = build("conv")
+        self.pause_s = 0.0
+        self.model.register_forward_pre_hook(lambda *_: time.sleep(self.pause_s))
+        self.optimizer = wrap(transport, OPTIMIZERS["sgd"](trainable(self.model)), self.model, **options)
+        self.batch = batches("conv", 1, rank)[0]
+        self.diary = Diary()
+        self._note()
+
+    def _note(self) -> None:
+        for seen, now in (
+            (self.diary.sources, self.optimizer._plan.source),
+            (self.diary.states, self.replanner.state),
+        ):
+            if not seen or seen[-1] != now:
+                seen.append(now)
+
+    @property
+    def replanner(self) -> Any:
+        """What every rank knows without asking the others."""
+        return self.optimizer._choice.replanner
+
+    def train(self, steps: int, *, until: Any = lambda: False, clip: bool = False) -> None:
+        """Take so many steps, or fewer."""
+        start = time.monotonic()
+        for _ in range(steps):
+            if until():
+                return
+            assert time.monotonic() - start < PATIENCE_S, f"still {self.replanner.state}: {self.logs}"
+            self.optimizer.zero_grad()
+            backward(self.model(*self.batch))
+            if clip:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1e3)
+            self.optimizer.step()
+            self.diary.steps += 1
+            self._note()
+
+    def adopted(self) -> bool:
+        """Whether there is a schedule, whichever plan then turns out to be the fastest."""
+        return self.diary.states[-1] == "watching"
+
+    def close(self) -> Diary:
+        """End the job and hand over its diary."""
+        report = self.optimizer.report()
+        assert report.replanning == self.diary.states[-1]
+        self.diary.drift, self.diary.profiles = report.drift, report.profiles
+        self.diary.trained = weights(self.model)
+        self.optimizer.close()
+        for entry in self.logs:
+            self.diary.events[entry["event"]] += 1
+            if entry["event"] == "pace.drift":
+                self.diary.consequences.append(entry["consequence"])
+            if entry["event"] == "pace.profile_submitted":
+                self.diary.profile_sha256 = entry["profile_sha256"]
+        return self.diary
+
+
+def first_start(rank: int, url: str, logs: list[Any]) -> Diary:
+    """The service knows nothing: profile, submit, adopt; later drift comes too soon to do anything."""
+    job = Job(rank, logs, service=url, job="life", replanning=NEVER_AGAIN, mode="auto")
+    job.pause_s = FAST_S
+    job.train(MOST_STEPS, until=lambda: job.adopted() and job.optimizer.report().drift is not None)
+    job.pause_s = SLOW_S
+    job.train(MOST_STEPS, until=lambda: job.replanner.drift.drifted)
+    job.train(12)
+    return job.close()
+
+
+def second_start(rank: int, url: str, logs: list[Any]) -> Diary:
+    """The schedule is there at once; drift leads to one new profile and schedule."""
+    job = Job(rank, logs, service=url, job="life", replanning=SETTINGS)
+    job.pause_s = FAST_S
+    job.train(MOST_STEPS, until=lambda: job.replanner.drift.reference is not None)
+    job.pause_s = SLOW_S
+    first = job.optimizer._plan
+    job.train(MOST_STEPS, until=lambda: job.optimizer._plan is not first and job.adopted())
+    # Slow is what is normal now.
+    job.train(MOST_STEPS, until=lambda: job.replanner.drift.ratio is not None)
+    job.train(12)
+    return job.close()
+
+
+def with_a_schedule_given(rank: int, schedule: Schedule, logs: list[Any]) -> Diary:
+    """It is not replaced, whatever happens."""
+    job = Job(rank, logs, schedule=schedule, replanning=SETTINGS)
+    job.pause_s = FAST_S
+    job.train(MOST_STEPS, until=lambda: job.replanner.drift.reference is not None)
+    job.pause_s = SLOW_S
+    job.train(MOST_STEPS, until=lambda: job.replanner.drift.drifted)
+    job.train(12)
+    return job.close()
+
+
+@contextlib.contextmanager
+def _logical_time() -> Iterator[None]:
+    """Let sending take very long and everything else very little, whatever the machine does."""
+    ticks = 0
+
+    def now(_clock: HostClock) -> int:
+        nonlocal ticks
+        ticks += 1
+        return ticks
+
+    def seconds(_clock: HostClock, stamps: Sequence[int]) -> list[float]:
+        return [float(stamp - stamps[0]) for stamp in stamps]
+
+    send = GlooTransport.allreduce
+
+    def send_slowly(transport: GlooTransport, segment: torch.Tensor, name: str, done: Done) -> None:
+        nonlocal ticks
+        ticks += TICKS
+        send(transport, segment, name, done)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostClock, "now", now)
+        patch.setattr(HostClock, "seconds", seconds)
+        patch.setattr(GlooTransport, "allreduce", send_slowly)
+        yield
+
+
+def by_logical_time(rank: int, url: str, logs: list[Any]) -> Diary:
+    """The loop reads gradients before its step, so that they are reduced early."""
+    with _logical_time():
+        job = Job(rank, logs, service=url, job="ticks", replanning=NEVER_AGAIN)
+        job.train(MOST_STEPS, until=job.adopted, clip=True)
+        return job.close()
+
+
+def whose_service_dies(rank: int, url: str, pid: int, logs: list[Any]) -> Diary:
+    """The service is killed while the job profiles itself."""
+    job = Job(rank, logs, service=url, job="orphan", replanning=NEVER_AGAIN)
+    assert job.replanner.state == "profiling"
+    if rank == 0:
+        os.kill(pid, signal.SIGKILL)
+    job.train(60)
+    return job.close()
+
+
+def unlike_itself(rank: int, url: str, logs: list[Any]) -> Diary:
+    """No two iterations do the same, so no profile can be made of them."""
+    job = Job(rank, logs, service=url, job="unlike", replanning=NEVER_AGAIN)
+    for number in range(40):
+        with torch.no_grad():
+            for _ in range(number % 7):
+                job.model(*job.batch)
+        job.train(1)
+    return job.close()

@@ -1,0 +1,208 @@
+"""A job with an empty service profiles itself, follows the schedule it gets, and replans when it drifts.
+
+One start of two real ranks with a real service goes through the lives of several jobs.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import torch
+
+import pace.runtime.late
+from pace.profile import Profile, parse_profile
+from pace.runtime.profiler import Capture
+from pace.schedule import Schedule
+from tests.api.process import ServiceProcess
+from tests.runtime.launch import run_ranks
+from tests.runtime.lives import (
+    MOST_STEPS,
+    NEVER_AGAIN,
+    SETTINGS,
+    Diary,
+    Job,
+    by_logical_time,
+    first_start,
+    second_start,
+    unlike_itself,
+    whose_service_dies,
+    with_a_schedule_given,
+)
+from tests.runtime.models import batches, build
+from tests.runtime.schedules import shuffled_schedule
+from tests.runtime.training import (
+    OPTIMIZERS,
+    Case,
+    backward,
+    difference,
+    equal_bits,
+    train_plainly,
+    trainable,
+)
+
+
+def _live(rank: int, _size: int, url: str, pid: int, schedule: Schedule) -> dict[str, Diary]:
+    pace.runtime.late.STEPS_BETWEEN = 4
+    lives: dict[str, Any] = {
+        "first": lambda logs: first_start(rank, url, logs),
+        "second": lambda logs: second_start(rank, url, logs),
+        "given": lambda logs: with_a_schedule_given(rank, schedule, logs),
+        "ticks": lambda logs: by_logical_time(rank, url, logs),
+        "unlike": lambda logs: unlike_itself(rank, url, logs),
+        "orphan": lambda logs: whose_service_dies(rank, url, pid, logs),
+    }
+    found = {}
+    for name, life in lives.items():
+        with structlog.testing.capture_logs() as logs:
+            found[name] = life(logs)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lives:
+    """Both ranks' diaries, and the profiles that the service holds."""
+
+    ranks: list[dict[str, Diary]]
+    profiles: dict[str, Profile]
+
+    def __getitem__(self, name: str) -> Diary:
+        return self.ranks[0][name]
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Lives:
+    """All jobs, one after the other in the same processes; the last one ends the service."""
+    schedule = shuffled_schedule(build("conv"), 2, seed=5)
+    folder = tmp_path_factory.mktemp("service")
+    with ServiceProcess(folder) as service:
+        ranks = run_ranks(_live, 2, service.url, service.pid, schedule, timeout_s=280)
+        service.wait()
+        service.start()  # on the same database
+        shas = {diary.profile_sha256 for diary in ranks[0].values() if diary.profile_sha256}
+        profiles = {sha: service.http.get(f"/v1/profiles/{sha}").json()["profile"] for sha in shas}
+    return Lives(
+        ranks=ranks, profiles={sha: parse_profile(json.dumps(found)) for sha, found in profiles.items()}
+    )
+
+
+def test_weights_are_those_of_plain_training(lives: Lives) -> None:
+    """Through every change of plan: the ranks' to the bit, plain training's to the order of addition."""
+    for name, diary in lives.ranks[0].items():
+        assert equal_bits(diary.trained, lives.ranks[1][name].trained), name
+        assert diary.steps == lives.ranks[1][name].steps, name
+        assert difference(diary.trained, train_plainly(Case(steps=diary.steps), 2, repeat=True)) <= 1e-3, name
+
+
+def test_a_job_without_a_schedule_profiles_itself_and_adopts_what_it_gets(lives: Lives) -> None:
+    """Plainly while it records, then by the schedule; one profile, handed in once."""
+    first = lives["first"]
+    assert first.sources[0] == "plain"
+    assert first.states == ["profiling", "submitting", "watching"]
+    assert first.events["pace.profiling"] == first.events["pace.profile_submitted"] == 1
+    assert first.events["pace.schedule_adopted"] == 1
+    assert first.profiles == 1
+
+
+def test_drift_within_the_interval_is_said_and_not_acted_upon(lives: Lives) -> None:
+    """Slowed down for real right after adopting: logged once, seen in the report, no second profile."""
+    first = lives["first"]
+    assert first.consequences == ["a new profile, as soon as the interval is over"]
+    assert first.drift is not None
+    assert first.drift > SETTINGS.drift_ratio
+    assert first.profiles == 1
+
+
+def test_the_second_start_finds_the_schedule_and_replans_when_it_drifts(lives: Lives) -> None:
+    """No profile at the start; one after the drift, and then none, since slow has become normal."""
+    second = lives["second"]
+    assert second.sources == ["schedule", "plain", "schedule"]
+    assert second.states == ["watching", "profiling", "submitting", "watching"]
+    assert second.consequences == ["a new profile"]
+    assert second.events["pace.profiling"] == second.events["pace.profile_submitted"] == 1
+    assert second.events["pace.schedule_adopted"] == 1
+    assert second.profiles == 1
+    assert second.profile_sha256 not in ("", lives["first"].profile_sha256)
+
+
+def test_a_schedule_that_was_given_is_never_replaced(lives: Lives) -> None:
+    """Drift is logged once and seen in the report."""
+    given = lives["given"]
+    assert given.sources == ["schedule"]
+    assert given.states == ["watching"]
+    assert given.consequences == ["none: the schedule was given"]
+    assert given.events["pace.profiling"] == given.profiles == 0
+    assert given.drift is not None
+    assert given.drift > SETTINGS.drift_ratio
+
+
+def test_communication_is_in_no_op(lives: Lives) -> None:
+    """Where sending takes a million ticks and everything else one, no op takes a hundred."""
+    profile = lives.profiles[lives["ticks"].profile_sha256]
+    assert 0 < max(op.duration_s for op in profile.ops) < 100
+    assert profile.metadata["plain_iteration_s"] < 100
+
+
+def test_the_profile_is_that_of_a_capture(lives: Lives) -> None:
+    """Same ops, producers and consumers as of the same loop without the runtime; the network is measured."""
+    model = build("conv")
+    optimizer = OPTIMIZERS["sgd"](trainable(model))
+    batch = batches("conv", 1, 0)[0]
+    with Capture(model, optimizer, iterations=1, warmup=1) as capture:
+        while not capture.finished:
+            optimizer.zero_grad()
+            backward(model(*batch))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e3)
+            optimizer.step()
+            capture.step()
+    own = lives.profiles[lives["ticks"].profile_sha256]
+    outside = capture.profile("x", workers=2, allreduce=own.allreduce)
+    assert [(op.name, op.deps, op.waits_for) for op in own.ops] == [
+        (op.name, op.deps, op.waits_for) for op in outside.ops
+    ]
+    assert own.gradients == outside.gradients
+    assert own.allreduce.kind == "samples"
+    assert len(own.allreduce.samples) >= 6
+    assert own.name == "ticks"
+
+
+def test_iterations_that_are_not_alike_give_no_profile(lives: Lives) -> None:
+    """After three attempts the job goes on without, and still asks for a schedule."""
+    unlike = lives["unlike"]
+    assert unlike.states[-1] == "asking"
+    assert unlike.sources[-1] == "local"
+    assert unlike.profiles == 0
+    assert unlike.events["pace.profile_failed"] == unlike.events["pace.profiling"] == 3
+
+
+def test_a_service_that_dies_meanwhile_stops_nobody(lives: Lives) -> None:
+    """Training went on, by the plan computed here, with the profile kept to be handed in."""
+    orphan = lives["orphan"]
+    assert orphan.steps == 60
+    assert orphan.states == ["profiling", "submitting"]
+    assert orphan.sources == ["plain", "local"]
+    assert orphan.events["pace.schedule_adopted"] == 0
+
+
+def _over_horovod(rank: int, _size: int, url: str) -> Diary:
+    pace.runtime.late.STEPS_BETWEEN = 4
+    with structlog.testing.capture_logs() as logs:
+        job = Job(rank, logs, "horovod", service=url, job="horovod", replanning=NEVER_AGAIN)
+        job.train(MOST_STEPS, until=job.adopted)
+        job.train(10)
+        return job.close()
+
+
+@pytest.mark.horovod
+def test_over_horovod(tmp_path: Path) -> None:
+    """The same over the other transport: profiled, scheduled, adopted; same bits on both ranks."""
+    pytest.importorskip("horovod")
+    with ServiceProcess(tmp_path) as service:
+        first, second = run_ranks(_over_horovod, 2, service.url, backend="horovod", timeout_s=200)
+    assert first.states == second.states == ["profiling", "submitting", "watching"]
+    assert first.sources[-1] == "schedule"
+    assert first.events["pace.profile_submitted"] == 1
+    assert equal_bits(first.trained, second.trained)
+    assert difference(first.trained, train_plainly(Case(steps=first.steps), 2, repeat=True)) <= 1e-3
