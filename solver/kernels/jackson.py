@@ -39,6 +39,30 @@ def drop_first(heap: IntArray, size: int) -> None:
 
 
 @compiled
+def admit(
+    now: float,
+    ready: FloatArray,
+    left: FloatArray | IntArray,
+    rank: IntArray,
+    by_ready: IntArray,
+    upcoming: int,
+    heap: IntArray,
+    size: int,
+) -> tuple[int, int]:
+    """Put the jobs that are released by `now` and have something left into the heap.
+
+    Returns the place in `by_ready` of the first job that is not released, and the size of the heap.
+    """
+    while upcoming < len(by_ready) and ready[by_ready[upcoming]] <= now:
+        job = by_ready[upcoming]
+        upcoming += 1
+        if left[job] > 0:
+            push(heap, size, rank[job])
+            size += 1
+    return upcoming, size
+
+
+@compiled
 def serve(
     ready: FloatArray,
     processing: FloatArray,
@@ -57,8 +81,6 @@ def serve(
     """
     n = len(ready)
     rank = np.empty(n, dtype=np.int64)
-    for place in range(n):
-        rank[by_rank[place]] = place
     left = processing.copy()
     heap = np.empty(n + 1, dtype=np.int64)
     size = 0
@@ -66,16 +88,14 @@ def serve(
     now = 0.0
     pieces = 0
     objective = 0.0
+    for place in range(n):
+        job = by_rank[place]
+        rank[job] = place
+        if left[job] == 0.0:  # nothing to serve: done as soon as it is released
+            completion[job] = ready[job]
+            objective = max(objective, ready[job] + tail[job])
     while True:
-        while upcoming < n and ready[by_ready[upcoming]] <= now:
-            job = by_ready[upcoming]
-            upcoming += 1
-            if left[job] > 0.0:
-                push(heap, size, rank[job])
-                size += 1
-            else:
-                completion[job] = ready[job]
-                objective = max(objective, ready[job] + tail[job])
+        upcoming, size = admit(now, ready, left, rank, by_ready, upcoming, heap, size)
         if size == 0:
             if upcoming == n:
                 break
@@ -90,9 +110,6 @@ def serve(
             if left[later] > 0.0:
                 push(heap, size, rank[later])
                 size += 1
-            else:
-                completion[later] = ready[later]
-                objective = max(objective, ready[later] + tail[later])
         jobs[pieces] = job
         starts[pieces] = now
         if upcoming < n and ready[by_ready[upcoming]] < end:

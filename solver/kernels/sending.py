@@ -4,7 +4,7 @@ import numpy as np
 
 from pace.solver.compiled import compiled
 from pace.solver.instance import FloatArray, IntArray
-from pace.solver.kernels.jackson import drop_first, push
+from pace.solver.kernels.jackson import admit, drop_first
 from pace.solver.kernels.partition import price
 
 
@@ -50,8 +50,6 @@ def cut_while_sending(
     """
     n = len(ready)
     rank = np.empty(n, dtype=np.int64)
-    for place in range(n):
-        rank[by_rank[place]] = place
     left = elements.copy()
     heap = np.empty(n + 1, dtype=np.int64)
     size = 0
@@ -59,15 +57,13 @@ def cut_while_sending(
     now = 0.0
     segments = 0
     objective = 0.0
+    for place in range(n):
+        job = by_rank[place]
+        rank[job] = place
+        if left[job] == 0:  # nothing to send: arrives as soon as it is released
+            objective = max(objective, ready[job] + tail[job])
     while True:
-        while upcoming < n and ready[by_ready[upcoming]] <= now:
-            job = by_ready[upcoming]
-            upcoming += 1
-            if left[job] > 0:
-                push(heap, size, rank[job])
-                size += 1
-            else:
-                objective = max(objective, ready[job] + tail[job])
+        upcoming, size = admit(now, ready, left, rank, by_ready, upcoming, heap, size)
         if size == 0:
             if upcoming == n:
                 break
