@@ -68,7 +68,8 @@ def convolutional() -> tuple[nn.Module, Loss]:
 
 def resnet() -> tuple[nn.Module, Loss]:
     """Build a ResNet-50 (Hugging Face), 64 x 64 images."""
-    model = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000))
+    config = transformers.ResNetConfig(num_labels=1000)  # type: ignore[call-arg]  # every configuration takes it
+    model = transformers.ResNetForImageClassification(config)
     images, labels = torch.randn(8, 3, 64, 64), torch.randint(0, 1000, (8,))
     return model, lambda: model(pixel_values=images, labels=labels).loss
 
@@ -94,8 +95,9 @@ def bert() -> tuple[nn.Module, Loss]:
 def t5() -> tuple[nn.Module, Loss]:
     """Build a T5 of four encoder and four decoder layers, width 256."""
     config = transformers.T5Config(
-        vocab_size=8000, d_model=256, d_kv=32, d_ff=1024, num_layers=4, num_heads=8, decoder_start_token_id=0
+        vocab_size=8000, d_model=256, d_kv=32, d_ff=1024, num_layers=4, num_heads=8
     )
+    config.decoder_start_token_id = 0
     model = transformers.T5ForConditionalGeneration(config)
     tokens = torch.randint(0, 8000, (4, 48))
     return model, lambda: model(input_ids=tokens, labels=tokens).loss

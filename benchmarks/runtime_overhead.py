@@ -37,6 +37,7 @@ class NoTransport:
     rank = 0
     size = 1
     sequencing: Sequencing = "decision"
+    hand_over_s = 0.0
     peer_store: Store | None = None
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done) -> None:  # noqa: ARG002

@@ -29,7 +29,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rank, _ = join(arguments.backend, pace=arguments.service is not None)
     model = build_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     wrapped, optimizer = distribute(model, optimizer, arguments)
     batches = Batches(rank)
 

@@ -13,9 +13,9 @@ def join(backend: str, *, pace: bool) -> tuple[int, int]:
     import horovod.torch as hvd
 
     if pace:
-        import pace.runtime.horovod
+        from pace.runtime.horovod import init
 
-        pace.runtime.horovod.init()  # hvd.init(), set up to send what PACE has cut as it is
+        init()  # hvd.init(), set up to send what PACE has cut as it is
     else:
         hvd.init()
     return hvd.rank(), hvd.size()
