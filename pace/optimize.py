@@ -28,7 +28,8 @@ from pace.solver.cost import CostCurve
 from pace.solver.instance import FloatArray, Instance
 from pace.version import __version__
 
-SHORT_PAIR_LATENCIES = 20.0
+# Two segments under way would share the network. (A runtime may hand one over just before the other ends.)
+ONE_AT_A_TIME = 1
 
 
 def optimize(profile: Profile, options: Options | None = None) -> Schedule:
@@ -165,28 +166,10 @@ def _document(profile: Profile, options: Options, problem: Problem, fusion: Fusi
             seconds_per_byte=chain_bound.line.seconds_per_byte,
             bound_s=chain_bound.bound,
         ),
-        execution=Execution(credit_bytes=_credit(plan, problem.cost), max_segment_bytes=largest),
+        execution=Execution(credit_bytes=ONE_AT_A_TIME if segments else 0, max_segment_bytes=largest),
         groups=_groups(profile, problem.cost, plan),
         segments=segments,
     )
-
-
-def _credit(plan: Plan, cost: CostCurve) -> int:
-    """Return how many bytes may be in flight: two neighbours where both together are short.
-
-    To hand a segment over takes a host about one latency, which is hidden while the one before is still under
-    way. But what was handed over is not recalled, and some networks share themselves between two: so it is
-    done only where that latency counts.
-    """
-    from pace.solver.kernels.sending import most_within
-
-    sending = plan.sending
-    if not len(sending.groups):
-        return 0
-    sizes = sending.elements * plan.buffers.element_bytes[sending.groups]
-    pair = float(np.max(sizes[1:] + sizes[:-1], initial=0))
-    short = most_within(SHORT_PAIR_LATENCIES * cost.durations_s[0], *cost.knots())
-    return max(1, int(min(pair, short)))
 
 
 def _groups(profile: Profile, cost: CostCurve, plan: Plan) -> tuple[Group, ...]:

@@ -1,5 +1,8 @@
 """The engine: one thread that sends segments in order, with at most the credit's bytes in flight.
 
+The credit is exceeded by one segment at the very end: the next is handed over shortly before the one under
+way is expected to be done, so that the network does not idle while hosts take notice of it.
+
 It knows buffers as tensors and groups as numbers; gradients, models and optimizers are known
 elsewhere. Every rank submits every group exactly once a round; that is what makes the order of
 collectives equal on all ranks without asking which gradients a rank happened to compute:
@@ -102,6 +105,8 @@ class Engine:
         # the next round's gradients. Then by a number that no two jobs share, so none are compared.
         self._queue: list[tuple[int, int, Job]] = []
         self._idle_since: float | None = None
+        self._ahead: Segment | None = None
+        self._last_done_s = 0.0
         self._unsent = 0
         self._in_flight_bytes = 0
         self._in_flight = 0
@@ -268,14 +273,11 @@ class Engine:
                 if self._stopped():
                     return None
                 segment = self._candidate()
-                if segment is None or not self._admits(segment):
-                    self._wake.wait()
-                    continue
-                patience_s = self._patience_s(segment)
-                if patience_s <= 0:
+                wait_s = math.inf if segment is None else self._wait_s(segment)
+                if segment is not None and wait_s <= 0:
                     self._take(segment)
                     break
-                self._wake.wait(None if patience_s == math.inf else patience_s)
+                self._wake.wait(None if wait_s == math.inf else wait_s)
         if self.role == "leader" and self._transport.sequencing == "decision":
             self._transport.decide(segment.number)
         return segment
@@ -294,14 +296,23 @@ class Engine:
     def _turn(self, job: Job) -> int:
         return job.following().number if self._discipline == "adaptive" else job.rank
 
-    def _patience_s(self, candidate: Segment) -> float:
-        """How much longer to wait before `candidate` may overtake the segment whose turn it is."""
-        if self._discipline != "adaptive" or candidate is self._order[self._position]:
-            self._idle_since = None
-            return 0.0
-        if self._in_flight:
-            return math.inf
+    def _wait_s(self, candidate: Segment) -> float:
+        """How much longer to wait before `candidate` is handed over: for room, and for who is before it."""
         now = time.perf_counter()
+        if self._discipline == "adaptive" and candidate is not self._order[self._position]:
+            return math.inf if self._in_flight else self._patience_s(candidate, now)
+        self._idle_since = None
+        within_credit = self._in_flight_bytes + candidate.size_bytes <= self._credit_bytes
+        if self.role == "submitter" or self._in_flight == 0 or within_credit:
+            return 0.0
+        # Beyond the credit, just before the one under way ends: what the hand-over takes is hidden.
+        ahead = self._ahead
+        if self._in_flight > 1 or ahead is None or ahead.shortest_s == math.inf:
+            return math.inf
+        start_s = max(ahead.sent_s, self._last_done_s)
+        return start_s + ahead.shortest_s - self._transport.hand_over_s - now
+
+    def _patience_s(self, candidate: Segment, now: float) -> float:
         if self._idle_since is None:
             self._idle_since = now
         elapsed_s = now - self._idle_since
@@ -309,11 +320,6 @@ class Engine:
         if elapsed_s >= known_s:
             self._idle_since = None
         return known_s - elapsed_s
-
-    def _admits(self, segment: Segment) -> bool:
-        if self.role == "submitter" or self._in_flight == 0:
-            return True
-        return self._in_flight_bytes + segment.size_bytes <= self._credit_bytes
 
     def _take(self, segment: Segment) -> Segment:
         job = segment.job
@@ -326,6 +332,7 @@ class Engine:
             if job.unsent:
                 heapq.heappush(self._queue, (job.rounds, self._turn(job), job))
         self._unsent -= 1
+        self._ahead = segment
         segment.rounds += 1
         while self._order[self._position].rounds > self._rounds:
             self._position += 1
@@ -340,11 +347,13 @@ class Engine:
 
     def _complete(self, segment: Segment, error: BaseException | None) -> None:
         segment.done_s = time.perf_counter()
-        segment.shortest_s = min(segment.shortest_s, segment.done_s - segment.sent_s)
         if error is not None:
             self._fail("failed", segment.job, error)
         job = segment.job
         with self._lock:
+            carried_s = segment.done_s - max(segment.sent_s, self._last_done_s)
+            segment.shortest_s = min(segment.shortest_s, carried_s)
+            self._last_done_s = segment.done_s
             self._in_flight -= 1
             self._in_flight_bytes -= segment.size_bytes
             job.remaining -= 1

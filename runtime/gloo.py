@@ -54,6 +54,7 @@ class GlooTransport:
     """
 
     sequencing: Sequencing = "decision"
+    hand_over_s = 1e-3
 
     def __init__(self, *, timeout_s: float, process_group: dist.ProcessGroup | None = None) -> None:
         if not dist.is_initialized():

@@ -33,6 +33,8 @@ class Transport(Protocol):
     rank: int
     size: int
     sequencing: Sequencing
+    hand_over_s: float
+    """How long before the segment under way ends the next is best handed over."""
     peer_store: Store | None
     """A key-value store of all ranks, kept by the first; None where there is none."""
 

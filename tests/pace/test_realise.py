@@ -1,14 +1,12 @@
-"""From groups to a plan: among equally fast ones, the one that a slower network hurts least; the credit."""
+"""From groups to a plan: among equally fast ones, the one that a slower network hurts least."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 
-from pace import Profile, optimize
-from pace.allreduce import AffineAllReduce
+from pace import Profile
 from pace.fusion import fuse
 from pace.optimize import plan_for
 from pace.options import Options
@@ -16,7 +14,7 @@ from pace.problem import Problem
 from pace.realise import SLOWER_NETWORK, TIE, fastest_plan, window_when_slower
 from pace.solver.cost import CostCurve
 from pace.solver.sending import cut_while_sending, send_in_order
-from tests.strategies import layered, profiles, properties
+from tests.strategies import profiles, properties
 
 
 @given(profiles())
@@ -53,15 +51,3 @@ def test_no_equally_fast_plan_stands_a_slower_network_better(profile: Profile) -
         if max(sending.objective, problem.compute_s) <= window:
             assert window_when_slower(problem, chosen) <= window_when_slower(problem, other) * (1 + 1e-9)
         assert max(sending.objective, problem.compute_s) >= window / (1 + TIE) * (1 - 1e-9)
-
-
-def test_short_neighbours_may_be_in_flight_together_and_long_ones_not() -> None:
-    """A latency of a second hides behind a neighbour of as long; beside 1,000 seconds it does not count."""
-    short = optimize(layered([4] * 6, allreduce=AffineAllReduce(latency_s=1.0, seconds_per_byte=0.25)))
-    sizes = [segment.size_bytes for segment in short.segments]
-    assert len(sizes) > 1
-    assert short.execution.credit_bytes == max(a + b for a, b in pairwise(sizes))
-    long = optimize(layered([4000] * 6, allreduce=AffineAllReduce(latency_s=1.0, seconds_per_byte=0.25)))
-    assert long.execution.credit_bytes == (20 - 1) * 4 < long.execution.max_segment_bytes
-    free = optimize(layered([4] * 6, allreduce=AffineAllReduce(latency_s=0.0, seconds_per_byte=0.25)))
-    assert free.execution.credit_bytes == 1

@@ -1,12 +1,14 @@
 """The engine's disciplines, on one rank over real Gloo: what is sent when a segment is late."""
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from pace.runtime.engine import Engine
 from pace.runtime.gloo import GlooTransport
@@ -31,7 +33,7 @@ class _Recording(GlooTransport):
 @contextmanager
 def _engine(discipline: Discipline, segments: list[int], tails: list[float]) -> Iterator[Engine]:
     """An engine whose planned order is `segments` (group numbers), in a world of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         transport = _Recording()
         plan = Plan(
@@ -126,14 +128,30 @@ def test_the_leader_waits_as_long_as_the_overtaking_segment_would_take() -> None
         first, second = engine._order
         engine._idle_since = None
         assert second.shortest_s == math.inf
-        assert engine._patience_s(second) <= 0
+        assert engine._wait_s(second) <= 0
         second.shortest_s = 60.0
-        assert engine._patience_s(second) == 60.0
-        assert 0 < engine._patience_s(second) < 60.0
-        assert engine._patience_s(first) == 0
+        assert engine._wait_s(second) == 60.0
+        assert 0 < engine._wait_s(second) < 60.0
+        assert engine._wait_s(first) == 0
         engine._in_flight = 1
-        assert engine._patience_s(second) == math.inf  # the network is not idle: nothing is lost by waiting
+        assert engine._wait_s(second) == math.inf  # the network is not idle: nothing is lost by waiting
         engine._in_flight = 0
+
+
+def test_the_next_is_handed_over_just_before_the_one_under_way_ends() -> None:
+    """Not while its duration is unknown; then so long before its expected end as the transport asks for."""
+    with _engine("static", [0, 1], [1.0, 3.0]) as engine:
+        first, second = engine._order
+        engine._in_flight, engine._in_flight_bytes = 1, first.size_bytes
+        engine._ahead = first
+        assert engine._wait_s(second) == math.inf
+        first.sent_s, first.shortest_s = time.perf_counter(), 60.0
+        assert 50.0 < engine._wait_s(second) < 60.0 - engine._transport.hand_over_s
+        first.shortest_s = engine._transport.hand_over_s
+        assert engine._wait_s(second) <= 0
+        engine._in_flight = 2  # one ahead of it, no more
+        assert engine._wait_s(second) == math.inf
+        engine._in_flight = engine._in_flight_bytes = 0
 
 
 @pytest.mark.parametrize("discipline", ["static", "adaptive", "priority"])
