@@ -1,5 +1,6 @@
 """Damaged files: whatever is done to them, an importer gives a valid result or a FormatError."""
 
+import io
 import json
 import warnings
 from collections.abc import Callable
@@ -8,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.proto import serialize_length_prefixed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pace.allreduce import AffineAllReduce
 from pace.errors import FormatError
 from pace.formats.chakra import read_chakra
+from pace.formats.chakra_messages import stream_nodes
 from pace.formats.cost_csv import read_cost_csv
 from pace.formats.cost_log import CostLog
 from pace.formats.horovod_timeline import read_horovod_cost, read_horovod_profile
@@ -202,6 +205,43 @@ def test_damaged_chakra_traces(folder: Path, data: st.DataObject) -> None:
                 del content[place : place + data.draw(st.integers(1, 20))]
     cut = data.draw(st.one_of(st.none(), st.integers(0, len(content))))
     _check(folder, bytes(content[:cut]), lambda path: read_chakra(path, workers=2))
+
+
+@_SETTINGS
+@given(data=st.data())
+def test_wrong_values_in_chakra_traces(folder: Path, data: st.DataObject) -> None:
+    """Messages that protobuf accepts: ids twice or huge, cycles, fields without a value, negative sizes."""
+    original = chakra_trace(device=data.draw(st.booleans()))
+    path = folder / "nodes"
+    path.write_bytes(original)
+    nodes = [node for _, node in stream_nodes(path)]
+    for _ in range(data.draw(st.integers(1, 4))):
+        node = data.draw(st.sampled_from(nodes))
+        number = data.draw(st.sampled_from([0, 1, 5, 13, 2**40, 2**63, 2**64 - 1]))
+        match data.draw(st.sampled_from(["id", "type", "duration", "deps", "attribute", "shape", "move"])):
+            case "id":
+                node.id = number
+            case "type":
+                node.type = data.draw(st.integers(-1, 9))
+            case "duration":
+                node.duration_micros = number
+            case "deps":
+                node.data_deps[:] = [number, node.id]
+            case "attribute" if node.attr:
+                attribute = data.draw(st.sampled_from(list(node.attr)))
+                attribute.int64_val = data.draw(st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1]))
+            case "shape":
+                node.inputs.shapes = data.draw(
+                    st.sampled_from(["", "[", "[[]]", "[[-1]]", "[[99999999999]]", "{}"])
+                )
+            case _:
+                nodes.remove(node)
+                nodes.insert(data.draw(st.integers(0, len(nodes))), node)
+    content = io.BytesIO()
+    content.write(original[: original[0] + 1])  # the message that describes the file
+    for node in nodes:
+        serialize_length_prefixed(node, content)
+    _check(folder, content.getvalue(), lambda path: read_chakra(path, workers=2))
 
 
 @_SETTINGS
