@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from pace.api.documents import Problem
 from pace.api.store import StoredProfile, StoredSchedule
+from pace.api.what_if_store import StoredWhatIf
 
 JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
@@ -31,18 +32,18 @@ class _Prepared(Response):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A JSON body with the digest by which the client knows that all of it arrived (RFC 9530)."""
+    """A body with the digest by which the client knows that all of it arrived (RFC 9530)."""
 
     body: bytes
     digest: str
     raw_headers: tuple[tuple[bytes, bytes], ...]
 
     @classmethod
-    def of(cls, body: bytes) -> "Answer":
+    def of(cls, body: bytes, media_type: str = JSON) -> "Answer":
         """Compute the digest of a body."""
         digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
         headers = (
-            (b"content-type", JSON.encode()),
+            (b"content-type", media_type.encode()),
             (b"content-length", str(len(body)).encode()),
             (b"content-digest", f"sha-256=:{digest}:".encode()),
             (b"etag", f'"{digest[:32]}"'.encode()),
@@ -60,14 +61,13 @@ class Answer:
         named = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
         return _Prepared(self.body, status, [*self.raw_headers, *named])
 
-    def response_to(self, request: Request) -> Response:
+    def response_to(self, request: Request, headers: Mapping[str, str] | None = None) -> Response:
         """Answer a GET: 304 without a body if the caller has this body already."""
         asked = request.headers.get("if-none-match")
         if asked is not None and _matches(asked, self.etag):
-            return Response(
-                status_code=304, headers={"ETag": self.etag, "Cache-Control": "private, no-cache"}
-            )
-        return self.response()
+            same = {"ETag": self.etag, "Cache-Control": "private, no-cache", **(headers or {})}
+            return Response(status_code=304, headers=same)
+        return self.response(headers=headers)
 
 
 def schedule_answer(stored: StoredSchedule) -> Answer:
@@ -86,6 +86,11 @@ def profile_answer(stored: StoredProfile) -> Answer:
     """Return a ProfileResource."""
     head = stored.summary.model_dump(mode="json")
     return Answer.of(_splice(head, "profile", stored.document))
+
+
+def what_if_answer(stored: StoredWhatIf) -> Answer:
+    """Return a WhatIfResource."""
+    return Answer.of(_splice(stored.summary.model_dump(mode="json"), "what_if", stored.document))
 
 
 def document_answer(document: BaseModel) -> Answer:

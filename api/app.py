@@ -9,7 +9,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pace.api import health, profiles, reports, schedules, simulations
+from pace.api import health, profiles, reports, schedules, simulations, task_routes, what_ifs
+from pace.api.docs_page import add_docs
 from pace.api.lane import Lane
 from pace.api.metrics import Metrics
 from pace.api.middleware import Envelope, error_response
@@ -17,6 +18,7 @@ from pace.api.openapi import describe
 from pace.api.problems import Refused, invalid_request, make_problem
 from pace.api.service import Service
 from pace.api.settings import Settings
+from pace.api.tracing import trace
 from pace.version import __version__
 
 log = structlog.get_logger(__name__)
@@ -28,28 +30,31 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service = Service(settings, metrics)
+        service = Service(settings, metrics, spans)
         app.state.service = service
         await service.start()
         try:
             yield
         finally:
             await service.stop()
+            spans.close()
 
     app = FastAPI(
         title="PACE",
         summary="Schedules gradient all-reduces so that communication hides behind compute",
         version=__version__,
         lifespan=lifespan,
+        docs_url=None,
         redoc_url=None,
     )
-    for routes in (health, profiles, schedules, simulations, reports):
+    for routes in (health, profiles, schedules, task_routes, what_ifs, simulations, reports):
         app.include_router(routes.router)
     for kind in (Refused, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(Lane)
-    app.add_middleware(Envelope, metrics=metrics)
+    app.add_middleware(Envelope, metrics=metrics, docs_policy=add_docs(app))
     describe(app)
+    spans = trace(app)
     return app
 
 

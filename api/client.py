@@ -3,9 +3,10 @@
 import base64
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import httpx
 import tenacity
@@ -16,6 +17,9 @@ from pace.errors import InvalidOptions, InvalidProfile, ServiceUnavailable
 from pace.options import Options
 from pace.profile import Profile
 from pace.schedule import Schedule
+
+if TYPE_CHECKING:
+    from pace.whatif import Grid, WhatIf
 
 _RETRIED_STATUSES = (429, 502, 503, 504)
 
@@ -130,6 +134,41 @@ class Client:
             self._nonsense("a schedule for another profile")
         return schedule
 
+    def what_if(
+        self,
+        profile: Profile,
+        grid: "Grid",
+        target_efficiency: float | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> "WhatIf":
+        """Have a grid simulated and return what ``pace.whatif.what_if`` itself would.
+
+        Parameters
+        ----------
+        target_efficiency
+            Also find the bandwidth at which every policy reaches this scaling efficiency.
+        progress
+            Called with the number of cells done since the last call.
+
+        Raises
+        ------
+        InvalidProfile, InvalidOptions
+            If the service refuses them.
+        """
+        # Here, not above: a training process loads no simulator to fetch its schedule.
+        from pace.api.what_if_documents import GridDocument, WhatIfQuestion, WhatIfResource
+
+        deadline = time.monotonic() + self.timeout_s
+        question = WhatIfQuestion(grid=GridDocument.of(grid), target_efficiency=target_efficiency)
+        request = {"profile": profile.model_dump(mode="json"), **question.model_dump(mode="json")}
+        answer = self._request("POST", "/v1/what-if", json=request, headers={"Prefer": "respond-async"})
+        if answer.status == 202:
+            answer = self._follow(self._parse(answer, TaskResource), deadline, progress)
+        document = self._parse(answer, WhatIfResource).what_if
+        if document.profile_sha256 != profile.sha256 or len(document.cells) != grid.num_cells:
+            self._nonsense("the answer to another question")
+        return document.what_if(profile, grid)
+
     def send_report(
         self,
         schedule: Schedule,
@@ -159,8 +198,16 @@ class Client:
             raise ServiceUnavailable(f"{self.url} cannot be reached: {error}") from error
         self._parse(answer, ReportResource)
 
-    def _follow(self, task: TaskResource, deadline: float) -> _Answer:
-        while task.state in ("queued", "running"):
+    def _follow(
+        self, task: TaskResource, deadline: float, progress: Callable[[int], None] | None = None
+    ) -> _Answer:
+        told = 0
+        while True:
+            if progress is not None and (task.num_done or 0) > told:
+                progress((task.num_done or 0) - told)
+                told = task.num_done or 0
+            if task.state not in ("queued", "running"):
+                break
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise ServiceUnavailable(

@@ -64,6 +64,8 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     # The driver must open no transactions of its own: _begin_sqlite does.
     connection.isolation_level = None
     cursor = connection.cursor()
+    # Before anything is written, or it has no effect: lets the retention job shrink the file.
+    cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
     cursor.execute("PRAGMA journal_mode=WAL")
     # With WAL, NORMAL survives a killed process; only a power cut can lose the last commits.
     cursor.execute("PRAGMA synchronous=NORMAL")

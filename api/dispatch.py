@@ -1,18 +1,37 @@
-"""Moves tasks from the queue to worker processes and wakes those who wait for them."""
+"""Moves tasks from the queue to executors and their results into storage."""
 
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ParamSpec
 
 import structlog
+from sqlalchemy.exc import InterfaceError, OperationalError
 
+from pace.api.executor import Executor
 from pace.api.metrics import Metrics
 from pace.api.problems import Refused, WorkerDied
-from pace.api.tasks import ClaimedTask, TaskQueue, TaskStatus
-from pace.api.work import solve
-from pace.api.workers import WorkerPool
+from pace.api.tasks import ClaimedTask, TaskQueue
+from pace.api.tracing import Spans
+from pace.api.watch import Watches
+from pace.api.work import answer_what_if, solve
 
 log = structlog.get_logger(__name__)
+
+P = ParamSpec("P")
+
+_LONGEST_PAUSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """How tasks of one kind are done: where, by which function, and whether it tells of progress."""
+
+    executor: Executor
+    function: Callable[..., bytes]
+    tells: bool
 
 
 class Dispatcher:
@@ -20,137 +39,174 @@ class Dispatcher:
 
     Parameters
     ----------
-    solvers
-        As many tasks run at once as it has processes.
+    executors
+        For each kind of task; as many run at once as it has places.
     poll_s
-        How often to look for tasks and results of other service processes.
+        How often to look for tasks that other service processes queued.
     """
 
     def __init__(
         self,
         tasks: TaskQueue,
-        solvers: WorkerPool,
+        executors: Mapping[str, Executor],
         *,
         metrics: Metrics,
-        solve_timeout_s: float,
+        spans: Spans,
+        timeout_s: float,
         lease_s: float,
         poll_s: float = 0.5,
     ) -> None:
         self._tasks = tasks
-        self._solvers = solvers
+        self._lanes = {
+            "schedule": Lane(executor=executors["schedule"], function=solve, tells=False),
+            "what-if": Lane(executor=executors["what-if"], function=answer_what_if, tells=True),
+        }
         self._metrics = metrics
-        self._solve_timeout_s = solve_timeout_s
+        self._spans = spans
+        self._timeout_s = timeout_s
         self._renew_every_s = lease_s / 3
         self._poll_s = poll_s
-        self._queued = asyncio.Event()
-        self._watches: dict[str, asyncio.Task[TaskStatus | None]] = {}
-        self._finished: dict[str, asyncio.Event] = {}
-        self._running: set[asyncio.Task[None]] = set()
+        self._queued = {kind: asyncio.Event() for kind in self._lanes}
+        # By kind; each is named after its task.
+        self._running: dict[str, set[asyncio.Task[None]]] = {kind: set() for kind in self._lanes}
         self._loops: list[asyncio.Task[None]] = []
+        self.watches = Watches(tasks)
 
     @property
     def num_running(self) -> int:
         """How many tasks this service process runs now."""
-        return len(self._running)
+        return sum(map(len, self._running.values()))
 
     def start(self) -> None:
         """Begin to claim tasks."""
-        self._loops = [asyncio.create_task(self._claim_tasks()), asyncio.create_task(self._renew_leases())]
+        loops = [self._renew_leases(), *(self._claim_tasks(kind) for kind in self._lanes)]
+        self._loops = [asyncio.create_task(loop) for loop in loops]
 
     def notify(self) -> None:
         """Say that a task was queued."""
-        self._queued.set()
+        for queued in self._queued.values():
+            queued.set()
 
-    async def wait(self, tenant: str, task_id: str, timeout_s: float) -> TaskStatus | None:
-        """Wait until a task is done or failed, at most so long; return how far it is then."""
-        watch = self._watches.get(task_id)
-        if watch is None:
-            # One watch for all who wait: a thousand workers may ask for the same schedule at once.
-            watch = self._watches[task_id] = asyncio.create_task(self._watch(tenant, task_id))
-            watch.add_done_callback(lambda _: self._watches.pop(task_id))
-        try:
-            return await asyncio.wait_for(asyncio.shield(watch), timeout_s)
-        except TimeoutError:
-            return await asyncio.to_thread(self._tasks.status, tenant, task_id)
-
-    async def _watch(self, tenant: str, task_id: str) -> TaskStatus | None:
-        finished = self._finished[task_id] = asyncio.Event()
-        try:
-            while True:
-                # Polled as well: another service process may be the one that runs it.
-                status = await asyncio.to_thread(self._tasks.status, tenant, task_id)
-                if status is None or status.state in ("done", "failed"):
-                    return status
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(finished.wait(), self._poll_s)
-        finally:
-            del self._finished[task_id]
+    def cancel(self, task_id: str) -> None:
+        """End a cancelled task if it runs here: the process that works on it is killed."""
+        for running in self._all_running():
+            if running.get_name() == task_id:
+                running.cancel()
 
     async def stop(self, drain_s: float) -> None:
         """Claim nothing more, let running tasks end, give back those that do not in time."""
-        claim, renew = self._loops
-        claim.cancel()
-        await asyncio.gather(claim, return_exceptions=True)
-        if self._running:
-            await asyncio.wait(self._running, timeout=drain_s)
-        for task in (*self._running, *self._watches.values()):
+        renew, *claims = self._loops
+        for claim in claims:
+            claim.cancel()
+        await asyncio.gather(*claims, return_exceptions=True)
+        running = self._all_running()
+        if running:
+            await asyncio.wait(running, timeout=drain_s)
+        for task in (renew, *running):
             task.cancel()
-        renew.cancel()
-        await asyncio.gather(renew, *self._running, return_exceptions=True)
-        await asyncio.to_thread(self._tasks.release)
+        await asyncio.gather(renew, *running, return_exceptions=True)
+        await self.watches.close()
+        try:
+            await asyncio.to_thread(self._tasks.release)
+        except (OperationalError, InterfaceError) as error:
+            # The leases end by themselves.
+            log.warning("release-failed", error=str(error.orig))
 
-    async def _claim_tasks(self) -> None:
+    def _all_running(self) -> list[asyncio.Task[None]]:
+        return [task for running in self._running.values() for task in running]
+
+    async def _claim_tasks(self, kind: str) -> None:
+        lane, running, queued = self._lanes[kind], self._running[kind], self._queued[kind]
+        pause_s = self._poll_s
         while True:
-            self._queued.clear()
+            queued.clear()
             task = None
-            if len(self._running) < self._solvers.size:
+            if len(running) < lane.executor.size:
                 try:
-                    task = await asyncio.to_thread(self._tasks.claim)
-                except Exception:
-                    # The database may be gone for a while; the service must outlast that.
-                    log.exception("claim-failed")
+                    task = await asyncio.to_thread(self._tasks.claim, kind)
+                    pause_s = self._poll_s
+                except Exception as error:
+                    # The database may be gone or full for a while; the service must outlast that.
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    log.warning("claim-failed", error=str(error))
             if task is not None:
-                running = asyncio.create_task(self._run(task))
-                self._running.add(running)
-                running.add_done_callback(self._ended)
+                started = asyncio.create_task(self._run(task, lane), name=task.id)
+                running.add(started)
+                started.add_done_callback(lambda done: self._ended(kind, done))
                 continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._queued.wait(), self._poll_s)
+                async with asyncio.timeout(pause_s):
+                    await queued.wait()
 
-    def _ended(self, running: asyncio.Task[None]) -> None:
-        self._running.discard(running)
-        self._queued.set()
+    def _ended(self, kind: str, done: asyncio.Task[None]) -> None:
+        self._running[kind].discard(done)
+        self._queued[kind].set()
+        if not done.cancelled() and (error := done.exception()) is not None:
+            # The lease ends and the task is claimed again.
+            log.error("task-failed", task=done.get_name(), exc_info=error)
 
-    async def _run(self, task: ClaimedTask) -> None:
+    async def _run(self, task: ClaimedTask, lane: Lane) -> None:
         started = time.perf_counter()
         try:
-            document = await self._solvers.run(
-                solve, task.profile_document, task.options, timeout_s=self._solve_timeout_s
-            )
-            solve_s = time.perf_counter() - started
-            await asyncio.to_thread(self._tasks.finish, task, document)
-            self._metrics.observe_solve(task.num_gradients, solve_s)
-            log.info("solved", task=task.id, tenant=task.tenant, solve_s=solve_s)
+            with self._spans.of_task(task):
+                document = await lane.executor.run(
+                    lane.function,
+                    task.profile_document,
+                    task.options,
+                    timeout_s=self._timeout_s,
+                    progress=self._note_progress(task) if lane.tells else None,
+                )
+            seconds = time.perf_counter() - started
+            await _persist(self._tasks.finish, task, document)
+            self._metrics.observe_task(task.kind, task.num_gradients, seconds)
+            event = "solved" if task.kind == "schedule" else "what-if-answered"
+            log.info(event, task=task.id, tenant=task.tenant, solve_s=seconds)
         except WorkerDied as error:
             # The profile need not be at fault: whoever killed the process may have wanted another.
-            again = await asyncio.to_thread(self._tasks.retry_or_fail, task, error.problem)
+            again = await _persist(self._tasks.retry_or_fail, task, error.problem)
             log.warning("worker-died", task=task.id, again=again, problem=error.problem.model_dump())
         except Refused as error:
             self._metrics.count_failure(error.problem.type)
             log.warning("not-solved", task=task.id, tenant=task.tenant, problem=error.problem.model_dump())
-            await asyncio.to_thread(self._tasks.fail, task, error.problem)
-        except Exception:
-            # The lease ends and the task is claimed again.
-            log.exception("task-not-stored", task=task.id)
+            await _persist(self._tasks.fail, task, error.problem)
         finally:
-            if task.id in self._finished:
-                self._finished[task.id].set()
+            self.watches.look(task.tenant, task.id)
+
+    def _note_progress(self, task: ClaimedTask) -> Callable[[int], None]:
+        loop = asyncio.get_running_loop()
+
+        def note(num_done: int) -> None:
+            # Called from the executor's thread.
+            try:
+                wanted = self._tasks.progress(task.id, num_done)
+            except (OperationalError, InterfaceError) as error:
+                log.warning("progress-not-stored", task=task.id, error=str(error.orig))
+                return
+            if not wanted:
+                loop.call_soon_threadsafe(self.cancel, task.id)
+            loop.call_soon_threadsafe(self.watches.look, task.tenant, task.id)
+
+        return note
 
     async def _renew_leases(self) -> None:
         while True:
             await asyncio.sleep(self._renew_every_s)
-            if self._running:
+            running = [task.get_name() for task in self._all_running()]
+            if running:
                 try:
-                    await asyncio.to_thread(self._tasks.renew)
-                except Exception:
-                    log.exception("renew-failed")
+                    for task_id in await asyncio.to_thread(self._tasks.renew, running):
+                        self.cancel(task_id)
+                except Exception as error:
+                    log.warning("renew-failed", error=str(error))
+
+
+async def _persist(store: Callable[P, Any], *arguments: P.args, **named: P.kwargs) -> Any:
+    """Store what was worked for, however long the database is gone or its disk full."""
+    pause_s = 0.5
+    while True:
+        try:
+            return await asyncio.to_thread(store, *arguments, **named)
+        except (OperationalError, InterfaceError) as error:
+            log.warning("not-stored-yet", error=str(error.orig), again_in_s=pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

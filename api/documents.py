@@ -14,7 +14,8 @@ JobName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\
 ResourceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PolicyName = Annotated[str, Field(min_length=1, max_length=50)]
-TaskState = Literal["queued", "running", "done", "failed"]
+TaskKind = Literal["schedule", "what-if"]
+TaskState = Literal["queued", "running", "done", "failed", "cancelled"]
 
 
 class Document(BaseModel):
@@ -183,16 +184,21 @@ class TaskResource(Document):
     location
         Where the result is once `state` is "done".
     problem
-        Why it failed once `state` is "failed".
+        Why there is none once `state` is "failed" or "cancelled".
+    num_done, num_total
+        Cells of a what-if; None for a solve, which cannot tell how far it is.
     """
 
     id: ResourceId
+    kind: TaskKind = "schedule"
     state: TaskState
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
     location: str | None = None
     problem: Problem | None = None
+    num_done: int | None = None
+    num_total: int | None = None
 
 
 class SimulationRequest(Document):

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from pace.api.problems import queue_full
-from pace.api.received import ReceivedProfile, ReceivedRequest
+from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
 from pace.api.work import ReadLimits
 from pace.api.workers import WorkerPool
 
-Received = TypeVar("Received", ReceivedProfile, ReceivedRequest)
+AnyReceived = ReceivedProfile | ReceivedRequest | ReceivedWhatIf
+Received = TypeVar("Received", ReceivedProfile, ReceivedRequest, ReceivedWhatIf)
 _LARGE_BYTES = 2**20
 
 
@@ -35,15 +36,15 @@ class Intake:
         *,
         max_waiting: int,
         timeout_s: float,
-        memory_bytes: int = 64 * 2**20,
+        memory_bytes: int,
     ) -> None:
         self._readers = readers
         self._limits = limits
         self._max_waiting = max_waiting
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
-        self._reading: dict[bytes, asyncio.Task[ReceivedProfile | ReceivedRequest]] = {}
-        self._read: OrderedDict[bytes, tuple[int, ReceivedProfile | ReceivedRequest]] = OrderedDict()
+        self._reading: dict[bytes, asyncio.Task[AnyReceived]] = {}
+        self._read: OrderedDict[bytes, tuple[int, AnyReceived]] = OrderedDict()
         self._held_bytes = 0
 
     async def read(
@@ -72,12 +73,12 @@ class Intake:
         # Shielded: a client that goes away must not take the answer from the others.
         return cast("Received", await asyncio.shield(reading))
 
-    def _finish(self, digest: bytes, done: asyncio.Task[ReceivedProfile | ReceivedRequest]) -> None:
+    def _finish(self, digest: bytes, done: asyncio.Task[AnyReceived]) -> None:
         del self._reading[digest]
         if done.cancelled() or done.exception() is not None:
             return
         received = done.result()
-        profile = received.profile if isinstance(received, ReceivedRequest) else received
+        profile = received if isinstance(received, ReceivedProfile) else received.profile
         size = 1000 + (0 if profile is None else len(profile.document))
         self._read[digest] = (size, received)
         self._held_bytes += size

@@ -30,9 +30,15 @@ class Metrics:
             buckets=_LATENCIES_S,
             registry=self.registry,
         )
+        self._what_ifs = Histogram(
+            "pace_what_if_seconds",
+            "Time of a what-if in its worker",
+            buckets=_LATENCIES_S,
+            registry=self.registry,
+        )
         self._failures = Counter(
             "pace_solve_failures",
-            "Solves without a schedule, by problem",
+            "Solves and what-ifs without a result, by problem",
             ["problem"],
             registry=self.registry,
         )
@@ -60,13 +66,16 @@ class Metrics:
             child = self._children[labels] = self._requests.labels(method, route, str(status))
         child.observe(seconds)
 
-    def observe_solve(self, num_gradients: int, seconds: float) -> None:
-        """Count a solve."""
+    def observe_task(self, kind: str, num_gradients: int, seconds: float) -> None:
+        """Count a solve or a what-if."""
+        if kind == "what-if":
+            self._what_ifs.observe(seconds)
+            return
         size = next((str(size) for size in _SIZES if num_gradients <= size), "more")
         self._solves.labels(size).observe(seconds)
 
     def count_failure(self, problem_type: str) -> None:
-        """Count a solve that gave no schedule."""
+        """Count a solve or what-if that gave no result."""
         self._failures.labels(problem_type.rpartition(":")[2]).inc()
 
     def gauge(self, name: str, description: str, read: Callable[[], float]) -> None:

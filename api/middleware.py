@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pace.api import docs_page
 from pace.api.answers import problem_response
 from pace.api.lane import ROUTE_KEY
 from pace.api.metrics import Metrics
@@ -23,21 +24,21 @@ _SAFE_HEADERS = [
     (b"referrer-policy", b"no-referrer"),
 ]
 _NOTHING = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
-# The page under /docs takes its script and its icon from these two places.
-_DOCS = (
-    b"content-security-policy",
-    b"default-src 'none'; connect-src 'self'; img-src data: https://fastapi.tiangolo.com; "
-    b"script-src 'unsafe-inline' https://cdn.jsdelivr.net; style-src https://cdn.jsdelivr.net; "
-    b"frame-ancestors 'none'",
-)
 _NO_STORE = (b"cache-control", b"no-store")
 
 
 class Envelope:
-    """ASGI middleware around the whole application."""
+    """ASGI middleware around the whole application.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    Parameters
+    ----------
+    docs_policy
+        Content security policy of the page under /docs; everything else may load nothing.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, docs_policy: str) -> None:
         self.app = app
+        self._docs = (b"content-security-policy", docs_policy.encode())
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +61,7 @@ class Envelope:
                 headers = message["headers"]
                 headers.append((b"x-request-id", request_id.encode()))
                 headers.extend(_SAFE_HEADERS)
-                headers.append(_DOCS if scope["path"] == "/docs" else _NOTHING)
+                headers.append(self._docs if scope["path"] == docs_page.PATH else _NOTHING)
                 if not any(name == b"cache-control" for name, _ in headers):
                     headers.append(_NO_STORE)
             await send(message)

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from pace.api.answers import JSON, PROBLEM_JSON
 from pace.api.documents import Problem, ReportRequest, ScheduleRequest, SimulationRequest
+from pace.api.what_if_documents import WhatIfRequest, WhatIfResource
 from pace.profile import Profile
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -14,7 +15,7 @@ _DESCRIPTIONS = {
     401: "No API key, or one that is not valid",
     403: "The API key's scopes do not allow it",
     404: "No such resource",
-    409: "In conflict with what is stored",
+    409: "In conflict with what is stored, or cancelled",
     413: "Body or profile too large",
     415: "Body of another type",
     422: "Invalid; the detail says what and where",
@@ -22,6 +23,7 @@ _DESCRIPTIONS = {
     500: "Failed; not the caller's fault",
     501: "Not installed with this service",
     503: "Not available now",
+    507: "The database's disk is full",
 }
 
 
@@ -48,6 +50,8 @@ def describe(app: FastAPI) -> None:
                 ScheduleRequest,
                 ReportRequest,
                 SimulationRequest,
+                WhatIfRequest,
+                WhatIfResource,
                 Profile,
                 Problem,
             )

@@ -9,6 +9,9 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from pace.api.documents import Problem
 from pace.errors import InvalidOptions, InvalidProfile, InvalidSchedule, PaceError, SolverFailed
 
+_SQLITE_FULL = 13
+_POSTGRESQL_DISK_FULL = "53100"
+
 
 class Refused(PaceError):
     """A request that is answered with a problem document.
@@ -84,8 +87,19 @@ def problem_of(error: BaseException) -> tuple[Problem, dict[str, str]]:
     return _problem_of(error), {}
 
 
+def _disk_is_full(error: OperationalError) -> bool:
+    # SQLite's error code is SQLITE_FULL; PostgreSQL's state is disk_full. Drivers are told apart by these.
+    code = getattr(error.orig, "sqlite_errorcode", 0)
+    return code == _SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _POSTGRESQL_DISK_FULL
+
+
 def _problem_of(error: BaseException) -> Problem:
     match error:
+        case OperationalError() if _disk_is_full(error):
+            detail = (
+                "the database's disk is full; what was accepted is kept, and nothing new until there is room"
+            )
+            return make_problem("storage-full", 507, detail)
         case OperationalError() | InterfaceError():
             return make_problem("storage-unavailable", 503, "the database does not answer; ask again later")
         case InvalidProfile():

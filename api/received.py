@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pace.version import __version__
 
@@ -39,6 +40,8 @@ class ReceivedRequest:
         The options' canonical JSON.
     """
 
+    kind: ClassVar = "schedule"
+
     job: str | None
     profile_sha256: str
     profile: ReceivedProfile | None
@@ -47,6 +50,25 @@ class ReceivedRequest:
     @property
     def key(self) -> str:
         """SHA-256 over profile, options and solver version: equal keys have equal schedules."""
-        return hashlib.sha256(
-            "\n".join([__version__, self.profile_sha256, self.options]).encode()
-        ).hexdigest()
+        return _hash(__version__, self.profile_sha256, self.options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedWhatIf:
+    """A valid request for a what-if; `options` is the canonical JSON of all but the profile."""
+
+    kind: ClassVar = "what-if"
+
+    profile_sha256: str
+    profile: ReceivedProfile | None
+    options: str
+    num_cells: int
+
+    @property
+    def key(self) -> str:
+        """SHA-256 over profile, question and version: equal keys have equal answers."""
+        return _hash("what-if", __version__, self.profile_sha256, self.options)
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -59,7 +59,7 @@ class ProfileRecord(Record):
 
 
 class SolutionRecord(Record):
-    """The schedule document for a key (profile, options, solver version)."""
+    """The document for a key: of a schedule (profile, options, solver version) or of a what-if."""
 
     __tablename__ = "solutions"
 
@@ -87,6 +87,25 @@ class ScheduleRecord(Record):
         Index("ix_schedules_newest", "tenant", "job", "fingerprint", "asked_at"),
         Index("ix_schedules_key", "tenant", "key"),
         Index("ix_schedules_page", "tenant", "created_at", "id"),
+    )
+
+
+class WhatIfRecord(Record):
+    """That a what-if was asked for; there to be read as soon as its key has a solution."""
+
+    __tablename__ = "what_ifs"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(100))
+    key: Mapped[str] = mapped_column(String(64))
+    profile_sha256: Mapped[str] = mapped_column(String(64))
+    num_cells: Mapped[int]
+    created_at: Mapped[datetime]
+    asked_at: Mapped[datetime]
+
+    __table_args__ = (
+        Index("ix_what_ifs_key", "tenant", "key"),
+        Index("ix_what_ifs_page", "tenant", "created_at", "id"),
     )
 
 
@@ -124,19 +143,26 @@ class ApiKeyRecord(Record):
 
 
 class TaskRecord(Record):
-    """Work to be done by one worker; the lease says which service process does it."""
+    """Work to be done by one worker; the lease says which service process does it.
+
+    `kind` is "schedule" or "what-if", `result_id` the id of what comes of it, `options` what was asked
+    for besides the profile.
+    """
 
     __tablename__ = "tasks"
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(10), server_default="schedule")
     tenant: Mapped[str] = mapped_column(String(100))
     key: Mapped[str] = mapped_column(String(64))
-    schedule_id: Mapped[str] = mapped_column(String(32))
+    result_id: Mapped[str] = mapped_column(String(32))
     profile_sha256: Mapped[str] = mapped_column(String(64))
     options: Mapped[str] = mapped_column(Text)
     state: Mapped[str] = mapped_column(String(10))
     problem: Mapped[str | None] = mapped_column(Text)
     attempts: Mapped[int] = mapped_column(default=0)
+    num_done: Mapped[int | None]
+    num_total: Mapped[int | None]
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]

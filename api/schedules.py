@@ -1,7 +1,6 @@
-"""Routes under /v1/schedules and /v1/tasks."""
+"""Routes under /v1/schedules."""
 
 import asyncio
-import re
 from collections.abc import Callable
 from typing import Annotated
 
@@ -24,7 +23,7 @@ from pace.api.openapi import json_body, problems
 from pace.api.parameters import Cursor, Limit, OfFingerprint, OfJob, RunningService
 from pace.api.problems import Refused, make_problem, not_found
 from pace.api.service import Service
-from pace.api.tasks import TaskStatus
+from pace.api.task_routes import settle
 from pace.api.work import chart, read_request, timeline
 
 router = APIRouter(prefix="/v1")
@@ -40,7 +39,7 @@ _EXAMPLE = {"profile": example_profile(), "options": {"fusion": "pace"}, "job": 
     responses={
         201: {"model": ScheduleResource, "description": "The schedule; Location says where it stays"},
         202: {"model": TaskResource, "description": "Not solved within the wait; Location is the task's"},
-        **problems(401, 403, 413, 415, 422, 429, 500, 503),
+        **problems(401, 403, 409, 413, 415, 422, 429, 500, 503, 507),
     },
     openapi_extra=json_body(ScheduleRequest, _EXAMPLE),
 )
@@ -50,23 +49,18 @@ async def create_schedule(request: Request, service: RunningService, principal: 
     ``Prefer: wait=N`` bounds the wait to N seconds, ``Prefer: respond-async`` to none.
     """
     tenant = principal.tenant
-    wait_s = _preferred_wait_s(request.headers.get("prefer", ""), service.settings.wait_s)
     body, gzipped = await receive_body(request, service.settings.max_body_bytes)
     received = await service.intake.read(read_request, body, gzipped)
     del body
     submitted = await service.submit(tenant, received)
-    audit("schedule-requested", principal, schedule=submitted.schedule_id, profile=received.profile_sha256)
-    created = {"Location": f"/v1/schedules/{submitted.schedule_id}"}
+    audit("schedule-requested", principal, schedule=submitted.result_id, profile=received.profile_sha256)
+    created = {"Location": f"/v1/schedules/{submitted.result_id}"}
     if submitted.schedule is not None:
         return service.remember(tenant, submitted.schedule).response(201, created)
-    assert submitted.task_id is not None
-    status = await service.dispatcher.wait(tenant, submitted.task_id, wait_s)
-    if status is not None and status.state in ("queued", "running"):
-        headers = {"Location": f"/v1/tasks/{status.id}", "Retry-After": "1"}
-        return document_answer(_task(status)).response(202, headers)
-    if status is not None and status.problem is not None:
-        raise Refused(status.problem)
-    answer = await service.schedule(tenant, submitted.schedule_id)
+    unsettled = await settle(service, tenant, submitted, request.headers.get("prefer", ""))
+    if unsettled is not None:
+        return unsettled
+    answer = await service.schedule(tenant, submitted.result_id)
     if answer is None:
         raise Refused(make_problem("gone", 503, "the schedule was deleted while it was made; send it again"))
     return answer.response(201, created)
@@ -180,40 +174,3 @@ async def delete_schedule(
     if not deleted:
         raise Refused(not_found(f'there is no schedule "{schedule_id}"'))
     audit("schedule-deleted", principal, schedule=schedule_id)
-
-
-@router.get(
-    "/tasks/{task_id}",
-    summary="Get a task",
-    response_model=TaskResource,
-    responses=problems(401, 403, 404, 422, 429),
-)
-async def get_task(
-    request: Request, service: RunningService, principal: Reader, task_id: Annotated[ResourceId, Path()]
-) -> Response:
-    """Say how far a task is and where its result lies."""
-    status = await asyncio.to_thread(service.tasks.status, principal.tenant, task_id)
-    if status is None:
-        raise Refused(not_found(f'there is no task "{task_id}"'))
-    return document_answer(_task(status)).response_to(request)
-
-
-def _task(status: TaskStatus) -> TaskResource:
-    return TaskResource(
-        id=status.id,
-        state=status.state,
-        created_at=status.created_at,
-        started_at=status.started_at,
-        finished_at=status.finished_at,
-        location=f"/v1/schedules/{status.schedule_id}" if status.state == "done" else None,
-        problem=status.problem,
-    )
-
-
-def _preferred_wait_s(prefer: str, default_s: float) -> float:
-    # RFC 7240: preferences that are not understood are ignored, never refused.
-    preferences = [part.strip().lower() for part in re.split("[,;]", prefer)]
-    for preference in preferences:
-        if match := re.fullmatch(r'wait\s*=\s*"?(\d{1,6})"?', preference):
-            return min(float(match[1]), default_s)
-    return 0.0 if "respond-async" in preferences else default_s

@@ -11,16 +11,19 @@ from pace.api.answers import Answer, AnswerCache, schedule_answer
 from pace.api.auth import Gate
 from pace.api.database import Database
 from pace.api.dispatch import Dispatcher
+from pace.api.executor import Executor
 from pace.api.intake import Intake
 from pace.api.keys import KeyRing
 from pace.api.metrics import Metrics
 from pace.api.migrations import upgrade
 from pace.api.problems import queue_full
-from pace.api.received import ReceivedRequest
-from pace.api.retention import prune
+from pace.api.received import ReceivedRequest, ReceivedWhatIf
+from pace.api.retention import prune, vacuum
 from pace.api.settings import Settings
 from pace.api.store import Store, StoredSchedule
-from pace.api.tasks import Submitted, TaskQueue
+from pace.api.tasks import Submitted, TaskQueue, TaskStatus
+from pace.api.tracing import Spans
+from pace.api.what_if_store import WhatIfStore
 from pace.api.work import ReadLimits, load_solver
 from pace.api.workers import WorkerPool
 
@@ -30,11 +33,13 @@ log = structlog.get_logger(__name__)
 class Service:
     """Database, worker processes and dispatcher of one service process."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, spans: Spans) -> None:
         self.settings = settings
         self.metrics = metrics
+        self.spans = spans
         self.database = Database(settings.parsed_database_url)
         self.store = Store(self.database)
+        self.what_ifs = WhatIfStore(self.database)
         self.gate = Gate(KeyRing(self.database) if settings.needs_keys else None, settings.rate_limit)
         self.tasks = TaskQueue(
             self.database,
@@ -44,27 +49,31 @@ class Service:
             max_attempts=settings.max_attempts,
         )
         self.readers = WorkerPool("reading the body", 1, settings.read_memory_bytes)
-        self.solvers = WorkerPool(
-            "the solve", settings.solver_processes, settings.solve_memory_bytes, prepare=load_solver
-        )
+        self.solvers, self.planners = _executors(settings)
         # Started by its first request: many services never draw or simulate.
         self.computers = WorkerPool("the computation", 1, settings.solve_memory_bytes)
         limits = ReadLimits(
             max_bytes=settings.max_decoded_bytes,
             max_ops=settings.max_ops,
             max_gradients=settings.max_gradients,
+            max_cells=settings.max_cells,
         )
         self.intake = Intake(
-            self.readers, limits, max_waiting=settings.max_reading, timeout_s=settings.read_timeout_s
+            self.readers,
+            limits,
+            max_waiting=settings.max_reading,
+            timeout_s=settings.read_timeout_s,
+            memory_bytes=settings.answer_cache_bytes,
         )
         self.dispatcher = Dispatcher(
             self.tasks,
-            self.solvers,
+            {"schedule": self.solvers, "what-if": self.planners},
             metrics=metrics,
-            solve_timeout_s=settings.solve_timeout_s,
+            spans=spans,
+            timeout_s=settings.solve_timeout_s,
             lease_s=settings.lease_s,
         )
-        self._accepting: dict[tuple[str, str | None, str], asyncio.Task[Submitted]] = {}
+        self._accepting: dict[tuple[str | None, ...], asyncio.Task[Submitted]] = {}
         self._answers = AnswerCache(settings.answer_cache_bytes, ttl_s=2.0)
         metrics.gauge("pace_tasks_queued", "Tasks that wait, of all tenants", self.tasks.num_queued)
         metrics.gauge("pace_tasks_running", "Tasks in this process", lambda: self.dispatcher.num_running)
@@ -89,6 +98,7 @@ class Service:
             chore.cancel()
         await self.dispatcher.stop(self.settings.drain_s)
         await asyncio.to_thread(self.solvers.close)
+        await asyncio.to_thread(self.planners.close)
         await asyncio.to_thread(self.readers.close)
         await asyncio.to_thread(self.computers.close)
         self.database.close()
@@ -97,14 +107,17 @@ class Service:
         while True:
             try:
                 before = datetime.now(UTC) - timedelta(days=self.settings.retention_days)
-                log.info("pruned", schedules=await asyncio.to_thread(prune, self.database, before))
+                num_pruned = await asyncio.to_thread(prune, self.database, before)
+                await asyncio.to_thread(vacuum, self.database)
+                log.info("pruned", results=num_pruned)
             except Exception:
                 log.exception("prune-failed")
             await asyncio.sleep(3600)
 
-    async def submit(self, tenant: str, received: ReceivedRequest) -> Submitted:
+    async def submit(self, tenant: str, received: ReceivedRequest | ReceivedWhatIf) -> Submitted:
         """Accept a request; equal requests that come while one is being accepted are accepted with it."""
-        key = (tenant, received.job, received.key)
+        job = received.job if isinstance(received, ReceivedRequest) else None
+        key = (tenant, received.kind, job, received.key)
         accepting = self._accepting.get(key)
         if accepting is None:
             accepting = asyncio.create_task(asyncio.to_thread(self.tasks.submit, tenant, received))
@@ -112,8 +125,17 @@ class Service:
             accepting.add_done_callback(lambda _: self._accepting.pop(key))
         submitted = await asyncio.shield(accepting)
         if submitted.task_id is not None:
+            self.spans.remember(submitted.task_id)
             self.dispatcher.notify()
         return submitted
+
+    async def cancel(self, tenant: str, task_id: str) -> TaskStatus | None:
+        """Cancel a task; return how far it is then, or None if there is none."""
+        status = await asyncio.to_thread(self.tasks.cancel, tenant, task_id)
+        if status is not None and status.state == "cancelled":
+            self.dispatcher.cancel(task_id)
+            self.dispatcher.watches.look(tenant, task_id)
+        return status
 
     async def schedule(self, tenant: str, schedule_id: str) -> Answer | None:
         """Return the answer that holds a schedule, or None when there is none."""
@@ -145,3 +167,21 @@ class Service:
     def forget(self, tenant: str, schedule_id: str) -> None:
         """Drop a deleted schedule's answer."""
         self._answers.drop(tenant, schedule_id)
+
+
+def _executors(settings: Settings) -> tuple[Executor, Executor]:
+    memory_bytes = settings.solve_memory_bytes
+    if settings.executor == "processes":
+        # What-ifs have processes of their own, so that no job's start waits for a plan; the first
+        # what-if starts them.
+        return (
+            WorkerPool("the solve", settings.solver_processes, memory_bytes, prepare=load_solver),
+            WorkerPool("the what-if", settings.what_if_processes, memory_bytes, prepare=load_solver),
+        )
+    from pace.api.dask_executor import DaskCluster, DaskExecutor
+
+    cluster = DaskCluster(settings.executor.removeprefix("dask+"))
+    return (
+        DaskExecutor(cluster, "the solve", memory_bytes, priority=1),
+        DaskExecutor(cluster, "the what-if", memory_bytes, most=settings.what_if_processes),
+    )

@@ -16,6 +16,16 @@ Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 MIB = 2**20
 
 
+def telemetry_wanted() -> bool:
+    """Whether OpenTelemetry's own variables ask for traces."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    if os.environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
+        return False
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    return any(os.environ.get(name) for name in endpoints)
+
+
 class Settings(BaseSettings):
     """What an operator may change; each field is read from ``PACE_`` + its name in upper case.
 
@@ -36,22 +46,29 @@ class Settings(BaseSettings):
         Largest request body as sent, and after decompression; larger is answered 413.
     max_ops, max_gradients
         Largest profile; larger is answered 413.
+    max_cells
+        Most simulations in one what-if; more are answered 413.
+    executor
+        Where solves and what-ifs run: "processes" of this service, or a Dask cluster by its scheduler's
+        address, such as "dask+tcp://scheduler:8786".
     solver_processes
-        Solves at the same time.
+        Solves at the same time, in processes of this service.
+    what_if_processes
+        What-ifs at the same time, in processes besides those that solve; also on a Dask cluster.
     solve_timeout_s, solve_memory_bytes
-        Limits of one solve; a solve beyond them is killed and reported.
+        Limits of one solve or what-if; one beyond them is killed and reported.
     read_timeout_s, read_memory_bytes
         Limits of parsing and validating one body.
     max_queued, max_queued_per_tenant
-        Tasks that may wait for a solver; more are answered 429.
+        Tasks that may wait for a worker; more are answered 429.
     max_reading
         Bodies that may wait to be parsed; more are answered 429.
     max_computing
         Timelines, charts and simulations that may wait; more are answered 429.
     answer_cache_bytes
-        Memory for answers that were read from storage not long ago.
+        Memory for answers that were read from storage not long ago, and as much for bodies that were.
     wait_s
-        How long a POST waits for its solve unless the client says so with ``Prefer``.
+        How long a POST waits for its result unless the client says so with ``Prefer``.
     lease_s
         After a service process dies, its running tasks are picked up again within this time.
     max_attempts
@@ -75,8 +92,11 @@ class Settings(BaseSettings):
     max_decoded_bytes: Bytes = 256 * MIB
     max_ops: Count = 1_000_000
     max_gradients: Count = 200_000
+    max_cells: Count = 50_000
     answer_cache_bytes: Bytes = 64 * MIB
+    executor: Annotated[str, Field(pattern=r"^(processes|dask\+(tcp|tls)://[^/\s]+)$")] = "processes"
     solver_processes: Count = Field(default_factory=lambda: max(1, (os.cpu_count() or 2) - 1))
+    what_if_processes: Count = 1
     solve_timeout_s: Duration = 300.0
     solve_memory_bytes: Bytes = 4096 * MIB
     read_timeout_s: Duration = 60.0

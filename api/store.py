@@ -28,7 +28,15 @@ from pace.api.documents import (
 from pace.api.pages import read_page
 from pace.api.problems import Refused, make_problem
 from pace.api.received import ReceivedProfile, ReceivedRequest
-from pace.api.records import ProfileRecord, Record, ReportRecord, ScheduleRecord, SolutionRecord, TaskRecord
+from pace.api.records import (
+    ProfileRecord,
+    Record,
+    ReportRecord,
+    ScheduleRecord,
+    SolutionRecord,
+    TaskRecord,
+    WhatIfRecord,
+)
 
 _SOLVED = (SolutionRecord.tenant == ScheduleRecord.tenant) & (SolutionRecord.key == ScheduleRecord.key)
 _PROFILE_SUMMARY = (
@@ -193,15 +201,15 @@ class Store:
         Raises
         ------
         Refused
-            409 while schedules or tasks refer to it.
+            409 while schedules, what-ifs or tasks refer to it.
         """
         with self.database.write() as connection:
-            for record in (ScheduleRecord, TaskRecord):
+            for record in (ScheduleRecord, WhatIfRecord, TaskRecord):
                 refers = select(record.id).where(record.tenant == tenant, record.profile_sha256 == sha256)
                 if record is TaskRecord:
                     refers = refers.where(TaskRecord.state.in_(("queued", "running")))
                 if connection.scalar(refers.limit(1)) is not None:
-                    detail = f"schedules of profile {sha256} are stored; delete those first"
+                    detail = f"schedules or what-ifs of profile {sha256} are stored; delete those first"
                     raise Refused(make_problem("in-use", 409, detail))
             deleted = connection.execute(
                 delete(ProfileRecord).where(ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256)

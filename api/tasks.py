@@ -1,12 +1,13 @@
 """The queue of tasks, kept in the database so that no accepted task is lost.
 
-A task is queued, then running under a lease of one service process, then done or failed. A lease
-that is not renewed ends, and the task is queued again: it outlives any process. Whichever process
-finishes it, the first answer stays.
+A task is queued, then running under a lease of one service process, then done, failed or cancelled.
+A lease that is not renewed ends, and the task is queued again: it outlives any process. Whichever
+process finishes it, the first answer stays.
 """
 
 import uuid
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -15,18 +16,28 @@ from sqlalchemy import Connection, func, select, update
 from pace.api.database import Database
 from pace.api.documents import Problem
 from pace.api.problems import Refused, invalid_request, make_problem, queue_full
-from pace.api.received import ReceivedRequest
+from pace.api.received import ReceivedRequest, ReceivedWhatIf
 from pace.api.records import ProfileRecord, ScheduleRecord, SolutionRecord, TaskRecord
 from pace.api.store import StoredSchedule, find_schedule, insert, save_profile, save_request
+from pace.api.what_if_store import has_answer, save_what_if
 
 LIVE = ("queued", "running")
+RESULT_PATHS = {"schedule": "/v1/schedules/", "what-if": "/v1/what-if/"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """What a request came to: a schedule that is there, or the task that will make it."""
+    """What a request came to: a result that is there, or the task that will make it.
 
-    schedule_id: str
+    Attributes
+    ----------
+    schedule
+        The result if it is there and a schedule.
+    task_id
+        None if the result is there.
+    """
+
+    result_id: str
     schedule: StoredSchedule | None
     task_id: str | None
 
@@ -36,6 +47,7 @@ class ClaimedTask:
     """A task that this process now has to do."""
 
     id: str
+    kind: str
     tenant: str
     key: str
     attempts: int
@@ -49,12 +61,25 @@ class TaskStatus:
     """How far a task is."""
 
     id: str
-    schedule_id: str
+    kind: str
+    result_id: str
     state: str
     problem: Problem | None
+    num_done: int | None
+    num_total: int | None
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+
+    @property
+    def live(self) -> bool:
+        """Whether the task is still to be done."""
+        return self.state in LIVE
+
+    @property
+    def location(self) -> str:
+        """Where the result is or will be."""
+        return RESULT_PATHS[self.kind] + self.result_id
 
 
 class TaskQueue:
@@ -84,8 +109,8 @@ class TaskQueue:
         self._lease = timedelta(seconds=lease_s)
         self._max_attempts = max_attempts
 
-    def submit(self, tenant: str, received: ReceivedRequest) -> Submitted:
-        """Accept a request: find its schedule, join the task that makes it, or queue a new one.
+    def submit(self, tenant: str, received: ReceivedRequest | ReceivedWhatIf) -> Submitted:
+        """Accept a request: find its result, join the task that makes it, or queue a new one.
 
         Raises
         ------
@@ -103,10 +128,16 @@ class TaskQueue:
             )
             if fingerprint is None:
                 raise Refused(invalid_request(f"profile_id: there is no profile {received.profile_sha256}"))
-            new_id = save_request(connection, tenant, received, fingerprint)
-            schedule = find_schedule(connection, tenant, ScheduleRecord.id == new_id)
-            if schedule is not None:
-                return Submitted(schedule_id=new_id, schedule=schedule, task_id=None)
+            schedule = None
+            if isinstance(received, ReceivedWhatIf):
+                new_id = save_what_if(connection, tenant, received)
+                there = has_answer(connection, tenant, received.key)
+            else:
+                new_id = save_request(connection, tenant, received, fingerprint)
+                schedule = find_schedule(connection, tenant, ScheduleRecord.id == new_id)
+                there = schedule is not None
+            if there:
+                return Submitted(result_id=new_id, schedule=schedule, task_id=None)
             live = select(TaskRecord.id).where(
                 TaskRecord.tenant == tenant, TaskRecord.key == received.key, TaskRecord.state.in_(LIVE)
             )
@@ -118,13 +149,16 @@ class TaskQueue:
                     insert(connection, TaskRecord)
                     .values(
                         id=task_id,
+                        kind=received.kind,
                         tenant=tenant,
                         key=received.key,
-                        schedule_id=new_id,
+                        result_id=new_id,
                         profile_sha256=received.profile_sha256,
                         options=received.options,
                         state="queued",
                         attempts=0,
+                        num_done=0 if isinstance(received, ReceivedWhatIf) else None,
+                        num_total=received.num_cells if isinstance(received, ReceivedWhatIf) else None,
                         created_at=datetime.now(UTC),
                     )
                     .on_conflict_do_nothing()
@@ -132,45 +166,42 @@ class TaskQueue:
                 if not added.rowcount:
                     # Another service process was faster between our look and our insert.
                     task_id = connection.scalar(live)
-            return Submitted(schedule_id=new_id, schedule=None, task_id=task_id)
+            return Submitted(result_id=new_id, schedule=None, task_id=task_id)
 
     def _refuse_when_full(self, connection: Connection, tenant: str) -> None:
         queued = select(func.count()).select_from(TaskRecord).where(TaskRecord.state == "queued")
         of_tenant = connection.scalar(queued.where(TaskRecord.tenant == tenant)) or 0
         if of_tenant >= self._max_queued_per_tenant:
-            raise queue_full(f"{of_tenant} solves of yours wait already", retry_after_s=5)
+            raise queue_full(f"{of_tenant} tasks of yours wait already", retry_after_s=5)
         of_all = connection.scalar(queued) or 0
         if of_all >= self._max_queued:
-            raise queue_full(f"{of_all} solves wait already", retry_after_s=10)
+            raise queue_full(f"{of_all} tasks wait already", retry_after_s=10)
 
-    def claim(self) -> ClaimedTask | None:
-        """Take the next task.
+    def claim(self, kind: str) -> ClaimedTask | None:
+        """Take the next task of a kind.
 
         Tenants take turns: first those with the fewest tasks running, among them the one whose last
         start is longest ago, and of its tasks the oldest.
         """
         now = datetime.now(UTC)
+        queued = (TaskRecord.state == "queued") & (TaskRecord.kind == kind)
+        running_too = (TaskRecord.state == "running") & (TaskRecord.kind == kind)
         with self.database.read() as connection:
-            expired = (TaskRecord.state == "running") & (TaskRecord.lease_until < now)
-            if (
-                connection.scalar(
-                    select(TaskRecord.id).where((TaskRecord.state == "queued") | expired).limit(1)
-                )
-                is None
-            ):
+            expired = running_too & (TaskRecord.lease_until < now)
+            if connection.scalar(select(TaskRecord.id).where(queued | expired).limit(1)) is None:
                 return None
         with self.database.write() as connection:
             self._take_back_expired(connection, now)
-            running = Counter(
-                connection.scalars(select(TaskRecord.tenant).where(TaskRecord.state == "running"))
-            )
-            tenants = list(
-                connection.scalars(select(TaskRecord.tenant).where(TaskRecord.state == "queued").distinct())
-            )
+            running = Counter(connection.scalars(select(TaskRecord.tenant).where(running_too)))
+            tenants = list(connection.scalars(select(TaskRecord.tenant).where(queued).distinct()))
             turns = dict(
                 connection.execute(
                     select(TaskRecord.tenant, func.max(TaskRecord.started_at))
-                    .where(TaskRecord.tenant.in_(tenants), TaskRecord.started_at.is_not(None))
+                    .where(
+                        TaskRecord.tenant.in_(tenants),
+                        TaskRecord.kind == kind,
+                        TaskRecord.started_at.is_not(None),
+                    )
                     .group_by(TaskRecord.tenant)
                 )
                 .tuples()
@@ -181,7 +212,7 @@ class TaskQueue:
             for tenant in tenants:
                 task_id = connection.scalar(
                     select(TaskRecord.id)
-                    .where(TaskRecord.state == "queued", TaskRecord.tenant == tenant)
+                    .where(queued, TaskRecord.tenant == tenant)
                     .order_by(TaskRecord.created_at, TaskRecord.id)
                     .limit(1)
                     .with_for_update(skip_locked=True)
@@ -217,6 +248,7 @@ class TaskQueue:
         row = connection.execute(
             select(
                 TaskRecord.id,
+                TaskRecord.kind,
                 TaskRecord.tenant,
                 TaskRecord.key,
                 TaskRecord.options,
@@ -233,14 +265,44 @@ class TaskQueue:
         ).one()
         return ClaimedTask(**row._mapping)
 
-    def renew(self) -> None:
-        """Keep the leases of all tasks that this process has."""
+    def renew(self, running: Collection[str]) -> list[str]:
+        """Keep the leases of all tasks that this process has; return which of them were cancelled."""
         with self.database.write() as connection:
             connection.execute(
                 update(TaskRecord)
                 .where(TaskRecord.state == "running", TaskRecord.lease_owner == self.owner)
                 .values(lease_until=datetime.now(UTC) + self._lease)
             )
+            cancelled = select(TaskRecord.id).where(
+                TaskRecord.id.in_(running), TaskRecord.state == "cancelled"
+            )
+            return list(connection.scalars(cancelled))
+
+    def progress(self, task_id: str, num_done: int) -> bool:
+        """Note how far a task is; say whether it is still to be done."""
+        with self.database.write() as connection:
+            noted = connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.id == task_id, TaskRecord.state.in_(LIVE))
+                .values(num_done=num_done)
+            )
+            return bool(noted.rowcount)
+
+    def cancel(self, tenant: str, task_id: str) -> TaskStatus | None:
+        """Cancel a task that is not finished; return how far it is then, or None if there is none."""
+        problem = make_problem("cancelled", 409, "the task was cancelled", "Cancelled")
+        with self.database.write() as connection:
+            connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.tenant == tenant, TaskRecord.id == task_id, TaskRecord.state.in_(LIVE))
+                .values(
+                    state="cancelled",
+                    finished_at=datetime.now(UTC),
+                    lease_owner=None,
+                    problem=problem.model_dump_json(),
+                )
+            )
+        return self.status(tenant, task_id)
 
     def release(self) -> None:
         """Queue again what this process has not finished, as if it had never been claimed."""
@@ -252,18 +314,26 @@ class TaskQueue:
             )
 
     def finish(self, task: ClaimedTask, document: bytes) -> None:
-        """Store a task's schedule document; an earlier one for the same key stays."""
+        """Store a task's document unless it was cancelled; an earlier one for the same key stays."""
         now = datetime.now(UTC)
         with self.database.write() as connection:
+            finished = connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.id == task.id, TaskRecord.state != "cancelled")
+                .values(
+                    state="done",
+                    finished_at=now,
+                    lease_owner=None,
+                    problem=None,
+                    num_done=TaskRecord.num_total,
+                )
+            )
+            if not finished.rowcount:
+                return
             connection.execute(
                 insert(connection, SolutionRecord)
                 .values(tenant=task.tenant, key=task.key, document=document, created_at=now)
                 .on_conflict_do_nothing()
-            )
-            connection.execute(
-                update(TaskRecord)
-                .where(TaskRecord.id == task.id)
-                .values(state="done", finished_at=now, lease_owner=None, problem=None)
             )
 
     def fail(self, task: ClaimedTask, problem: Problem) -> None:
@@ -309,9 +379,12 @@ class TaskQueue:
             row = connection.execute(
                 select(
                     TaskRecord.id,
-                    TaskRecord.schedule_id,
+                    TaskRecord.kind,
+                    TaskRecord.result_id,
                     TaskRecord.state,
                     TaskRecord.problem,
+                    TaskRecord.num_done,
+                    TaskRecord.num_total,
                     TaskRecord.created_at,
                     TaskRecord.started_at,
                     TaskRecord.finished_at,

@@ -4,14 +4,18 @@ Everything that can take long or much memory for a large profile is here, so tha
 the process that answers requests.
 """
 
+import csv
+import io
 import json
 import tempfile
+import time
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from pace.api.documents import (
     PolicyResult,
@@ -20,7 +24,8 @@ from pace.api.documents import (
     SimulationResult,
 )
 from pace.api.problems import Refused, faults_of, invalid_request, make_problem, too_large
-from pace.api.received import ReceivedProfile, ReceivedRequest
+from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
+from pace.api.what_if_documents import WhatIfQuestion, WhatIfRequest
 from pace.errors import InvalidOptions
 from pace.optimize import optimize, warm_up
 from pace.options import Options
@@ -29,6 +34,10 @@ from pace.profile import Profile, parse_profile
 from pace.schedule import parse_schedule
 from pace.simulate import make_policy, simulate
 from pace.timeline import chrome_trace
+from pace.whatif import what_if
+from pace.whatif.target import BRACKETS, answer_all
+
+_TELL_EVERY_S = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +47,7 @@ class ReadLimits:
     max_bytes: int
     max_ops: int
     max_gradients: int
+    max_cells: int
 
 
 def read_request(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedRequest:
@@ -55,10 +65,46 @@ def read_request(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedRequ
         _explain(body, error)
         raise Refused(invalid_request(faults_of(error))) from None
     profile = None if request.profile is None else _receive(request.profile, limits)
-    options = json.dumps(request.options.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    options = _canonical(request.options)
     profile_sha256 = request.profile_id if profile is None else profile.sha256
     assert profile_sha256 is not None
     return ReceivedRequest(job=request.job, profile_sha256=profile_sha256, profile=profile, options=options)
+
+
+def read_what_if(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedWhatIf:
+    """Parse and validate the body of a what-if request.
+
+    Raises
+    ------
+    InvalidProfile, InvalidOptions, Refused
+        With the validator's message; a grid beyond the limit is too large.
+    """
+    body = _decompressed(body, limits.max_bytes) if gzipped else body
+    try:
+        request = WhatIfRequest.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        _explain(body, error)
+        raise Refused(invalid_request(faults_of(error))) from None
+    grid = request.grid.grid()
+    searched = 0
+    if request.target_efficiency is not None:
+        searched = grid.num_cells // max(len(grid.bandwidth_gbps), 1) * BRACKETS
+    if grid.num_cells + searched > limits.max_cells:
+        counted = f"{grid.num_cells + searched} simulations"
+        raise Refused(too_large(f"the grid asks for {counted}; this service takes {limits.max_cells}"))
+    profile = None
+    if request.profile is not None:
+        grid.refuse_misfits(request.profile)
+        profile = _receive(request.profile, limits)
+    profile_sha256 = request.profile_id if profile is None else profile.sha256
+    assert profile_sha256 is not None
+    question = WhatIfQuestion(grid=request.grid, target_efficiency=request.target_efficiency)
+    return ReceivedWhatIf(
+        profile_sha256=profile_sha256,
+        profile=profile,
+        options=_canonical(question),
+        num_cells=grid.num_cells,
+    )
 
 
 def read_profile(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedProfile:
@@ -75,6 +121,39 @@ def solve(profile_document: bytes, options: str) -> bytes:
     """Return the schedule document for a stored profile."""
     profile = parse_profile(zlib.decompress(profile_document))
     return optimize(profile, Options.model_validate_json(options)).to_json()
+
+
+def answer_what_if(profile_document: bytes, options: str, tell: Callable[[int], None]) -> bytes:
+    """Return the JSON of a WhatIfDocument, telling now and then how many cells are done."""
+    profile = parse_profile(zlib.decompress(profile_document))
+    question = WhatIfQuestion.model_validate_json(options)
+    grid = question.grid.grid()
+    num_done = 0
+    told_at = time.monotonic()
+
+    def count(cells: int) -> None:
+        nonlocal num_done, told_at
+        num_done += cells
+        if time.monotonic() >= told_at + _TELL_EVERY_S:
+            told_at = time.monotonic()
+            tell(num_done)
+
+    # One process: the grid shares a machine with solves, and what is cancelled ends with its process.
+    result = what_if(profile, grid, processes=1, progress=count)
+    if question.target_efficiency is not None:
+        tell(num_done)
+        result = replace(result, answers=answer_all(profile, grid, question.target_efficiency))
+    return json.dumps(result.to_document(), allow_nan=False, separators=(",", ":")).encode()
+
+
+def what_if_csv(document: bytes) -> bytes:
+    """Return a stored what-if's cells as CSV, as ``WhatIf.to_csv`` writes them."""
+    text = io.StringIO()
+    cells = json.loads(document)["cells"]
+    writer = csv.DictWriter(text, fieldnames=list(cells[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(cells)
+    return text.getvalue().encode()
 
 
 def timeline(profile_document: bytes, schedule_document: bytes) -> bytes:
@@ -112,6 +191,10 @@ def simulation(profile_document: bytes, request: SimulationRequest) -> bytes:
         times = tuple(float(iteration_s) for iteration_s in run.iterations_s)
         results.append(PolicyResult(policy=name, iteration_s=run.iteration_s, iterations_s=times))
     return SimulationResult(profile_id=profile.sha256, results=tuple(results)).model_dump_json().encode()
+
+
+def _canonical(document: BaseModel) -> str:
+    return json.dumps(document.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
 
 def _decompressed(body: bytes, max_bytes: int) -> bytes:

@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+from pace.api.executor import Progress
 from pace.api.problems import Refused, WorkerDied, limit_exceeded, make_problem, problem_of
 
 _SPAWN = multiprocessing.get_context("spawn")
@@ -59,40 +61,38 @@ class WorkerPool:
         return sum(worker.alive for worker in self._workers)
 
     async def run(
-        self, function: Callable[..., Any], *arguments: Any, timeout_s: float, attempts: int = 1
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_s: float,
+        progress: Progress | None = None,
+        attempts: int = 1,
     ) -> Any:
-        """Call a function in a worker process and return what it returns.
+        """Call a function in a worker process and return what it returns; see ``Executor.run``.
 
-        If the process dies, another one is tried, up to so many `attempts`.
-
-        Raises
-        ------
-        WorkerDied
-            If the process ended for a reason of its own, in the last attempt too.
-        Refused
-            If the process exceeded a limit, or the function raised: every error arrives as its problem
-            document.
+        If the process dies, another one is tried, up to so many `attempts`. Every error arrives as its
+        problem document.
         """
+        call = Call(function, arguments, timeout_s, progress)
         self.waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._call, function, arguments, timeout_s, attempts
-            )
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self.call, call, attempts)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
         finally:
             self.waiting -= 1
 
-    def _call(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout_s: float, attempts: int
-    ) -> Any:
-        # There are as many threads as workers, so one is always idle here.
+    def call(self, call: "Call", attempts: int = 1) -> Any:
+        """Do a call in this thread, of which there may be as many as processes."""
         worker = self._idle.pop()
         try:
             while True:
                 attempts -= 1
                 try:
-                    return worker.call(function, arguments, timeout_s)
+                    return worker.call(call)
                 except WorkerDied:
-                    if attempts <= 0:
+                    if attempts <= 0 or call.cancelled:
                         raise
         finally:
             self._idle.append(worker)
@@ -104,6 +104,44 @@ class WorkerPool:
         self._threads.shutdown(wait=True, cancel_futures=True)
         for worker in self._workers:
             worker.discard()
+
+
+class Call:
+    """A call of a function in a worker process, which another thread may cancel."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        timeout_s: float,
+        progress: Progress | None,
+    ) -> None:
+        self.request = (function, arguments, progress is not None)
+        self.timeout_s = timeout_s
+        self.progress = progress
+        self.cancelled = False
+        self._process: SpawnProcess | None = None
+        self._lock = threading.Lock()
+
+    def cancel(self) -> None:
+        """Kill the process that works on it, now or when it would begin."""
+        with self._lock:
+            self.cancelled = True
+            if self._process is not None:
+                self._process.kill()
+
+    def begin(self, process: SpawnProcess) -> None:
+        """Say which process works on it."""
+        with self._lock:
+            self._process = process
+            if self.cancelled:
+                process.kill()
+
+    def end(self) -> bool:
+        """Say that no process works on it any more; return whether that one was killed."""
+        with self._lock:
+            self._process = None
+            return self.cancelled
 
 
 class _Worker:
@@ -137,7 +175,7 @@ class _Worker:
             theirs.close()
             self._connection = ours
 
-    def call(self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout_s: float) -> Any:
+    def call(self, call: Call) -> Any:
         if not self.alive:
             self._replace()
         process, connection = self._process, self._connection
@@ -150,14 +188,12 @@ class _Worker:
                     process.kill()
                 connection.recv()
                 self._ready = True
-            connection.send((function, arguments))
-            if not wait([connection, process.sentinel], timeout_s):
-                self._replace()
-                raise Refused(
-                    limit_exceeded(f"{self._purpose} took longer than {timeout_s:g} s and was stopped")
-                )
-            succeeded, value = connection.recv()
+            call.begin(process)
+            succeeded, value = self._converse(process, connection, call)
+            if call.end():
+                raise EOFError
         except (EOFError, OSError):
+            call.end()
             process.join()
             code = process.exitcode
             self._replace()
@@ -168,6 +204,23 @@ class _Worker:
             # A process that ran out of memory is not to be trusted with the next request.
             self._replace()
         raise Refused(value)
+
+    def _converse(
+        self, process: SpawnProcess, connection: "Connection[Any, Any]", call: Call
+    ) -> tuple[bool, Any]:
+        connection.send(call.request)
+        deadline = time.monotonic() + call.timeout_s
+        while True:
+            if not wait([connection, process.sentinel], max(0.0, deadline - time.monotonic())):
+                call.end()
+                self._replace()
+                detail = f"{self._purpose} took longer than {call.timeout_s:g} s and was stopped"
+                raise Refused(limit_exceeded(detail))
+            kind, value = connection.recv()
+            if kind != "progress":
+                return kind == "returned", value
+            if call.progress is not None:
+                call.progress(value)
 
     def _replace(self) -> None:
         self.discard()
@@ -208,13 +261,15 @@ def _work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callab
     connection.send("ready")
     while True:
         try:
-            function, arguments = connection.recv()
+            function, arguments, tells = connection.recv()
         except (EOFError, OSError):
             return
+        if tells:
+            arguments = (*arguments, lambda value: connection.send(("progress", value)))
         try:
-            answer: tuple[bool, Any] = (True, function(*arguments))
+            answer: tuple[str, Any] = ("returned", function(*arguments))
         except Exception as error:
-            answer = (False, problem_of(error)[0])
+            answer = ("raised", problem_of(error)[0])
             if answer[1].status >= 500:
                 traceback.print_exc()
         connection.send(answer)

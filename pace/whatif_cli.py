@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pace.errors import InvalidOptions
-from pace.profile import load_profile
+from pace.profile import Profile, load_profile
 from pace.reporting import reported
 from pace.whatif import Grid, WhatIf, estimate_s
 from pace.whatif.scenario import TwoLevel
@@ -42,6 +42,13 @@ def what_if(
     workers_per_node: Annotated[int | None, typer.Option(help="For two-level.")] = None,
     intra_gbps: Annotated[float | None, typer.Option(help="Bandwidth inside a node, for two-level.")] = None,
     processes: Annotated[int | None, typer.Option(help="How many work; one a processor by default.")] = None,
+    service: Annotated[
+        str | None, typer.Option(help="Address of a service that is to simulate instead of this machine.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="PACE_API_KEY", help="If the service wants one.")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option(help="How long to wait for the service.")] = 600.0,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask before a grid of over an hour.")
     ] = False,
@@ -75,8 +82,11 @@ def what_if(
         loaded = load_profile(profile)
         if processes is not None and processes < 1:
             raise InvalidOptions(f"{processes} processes: expected at least 1")
-        _agree(estimate_s(loaded, grid, processes=processes), grid, yes=yes)
-        result = _run(loaded, grid, processes, target_efficiency)
+        if service is None:
+            _agree(estimate_s(loaded, grid, processes=processes), grid, yes=yes)
+            result = _run(loaded, grid, processes, target_efficiency)
+        else:
+            result = _ask(loaded, grid, target_efficiency, service, api_key, timeout_s)
         if plot is not None:
             from pace.whatif.charts import plot as draw
 
@@ -141,15 +151,34 @@ def _agree(seconds: float, grid: Grid, *, yes: bool) -> None:
         raise typer.Exit(2)
 
 
-def _run(profile: Any, grid: Grid, processes: int | None, target_efficiency: float | None) -> WhatIf:
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _ask(
+    profile: Profile,
+    grid: Grid,
+    target_efficiency: float | None,
+    url: str,
+    api_key: str | None,
+    timeout_s: float,
+) -> WhatIf:
+    from pace.api.client import Client
+
+    with Client(url, api_key=api_key, timeout_s=timeout_s) as client, _bar() as bar:
+        task = bar.add_task("cells", total=grid.num_cells)
+        return client.what_if(profile, grid, target_efficiency, progress=lambda done: bar.advance(task, done))
+
+
+def _run(profile: Profile, grid: Grid, processes: int | None, target_efficiency: float | None) -> WhatIf:
     from dataclasses import replace
 
     from pace.whatif import what_if as run
     from pace.whatif.target import answer_all
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with _bar() as bar:
         task = bar.add_task("cells", total=grid.num_cells)
         result = run(profile, grid, processes=processes, progress=lambda done: bar.advance(task, done))
         if target_efficiency is not None:

@@ -1,13 +1,12 @@
-"""A real service for every test that asks for one: its own process, port and database."""
+"""Real services for the tests: one that many share, each as a tenant of its own, and one for each alone."""
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.api.postgresql import PostgresqlServer, find_postgresql
-from tests.api.process import ServiceProcess
+from tests.api.postgresql import PostgresqlServer, find_postgresql, new_database
+from tests.api.process import Caller, ServiceProcess
 
 
 @pytest.fixture(scope="session")
@@ -23,14 +22,28 @@ def postgresql() -> Iterator[PostgresqlServer]:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of an empty database: every test that asks runs on both kinds."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'pace.db'}"
-    server: PostgresqlServer = request.getfixturevalue("postgresql")
-    return server.create_database(uuid.uuid4().hex)
+    return new_database(request, tmp_path)
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
+def shared_service(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServiceProcess]:
+    """Start a service for all tests that leave it as it is."""
+    folder: Path = tmp_path_factory.mktemp("service")
+    with ServiceProcess(folder, new_database(request, folder), auth="required") as process:
+        yield process
 
 
 @pytest.fixture
-def service(tmp_path: Path, database_url: str) -> Iterator[ServiceProcess]:
-    """Start a service with a database of its own."""
+def service(shared_service: ServiceProcess) -> Iterator[Caller]:
+    """Return a new tenant of the service that tests share: nobody else sees what a test does."""
+    with shared_service.tenant() as caller:
+        yield caller
+
+
+@pytest.fixture
+def own_service(tmp_path: Path, database_url: str) -> Iterator[ServiceProcess]:
+    """Start a service with a database of its own, for tests that stop, kill or count."""
     with ServiceProcess(tmp_path, database_url) as process:
         yield process

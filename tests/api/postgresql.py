@@ -7,11 +7,13 @@ import socket
 import subprocess
 import tempfile
 import time
+import uuid
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import psycopg
+import pytest
 
 
 def find_postgresql() -> Path | None:
@@ -98,3 +100,11 @@ class PostgresqlServer:
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}"')
         return self.url(name)
+
+
+def new_database(request: pytest.FixtureRequest, folder: Path) -> str:
+    """Return the URL of an empty database of the kind that a fixture's parameter names."""
+    if request.param == "sqlite":
+        return f"sqlite:///{folder / 'pace.db'}"
+    server: PostgresqlServer = request.getfixturevalue("postgresql")
+    return server.create_database(uuid.uuid4().hex)

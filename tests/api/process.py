@@ -6,13 +6,49 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
+from pace.api.database import Database
+from pace.api.keys import SCOPES, KeyRing, Scope
+from pace.api.settings import Settings
+
 START_TIMEOUT_S = 60.0
+
+
+class Caller:
+    """A client of a running service, which may be others' too: of a tenant of its own."""
+
+    def __init__(self, process: "ServiceProcess", tenant: str = "default", token: str | None = None) -> None:
+        self.process = process
+        self.tenant = tenant
+        self.token = token
+        self.url = process.url
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.http.close()
+
+    def post_schedule(self, profile: dict[str, Any], **more: Any) -> httpx.Response:
+        """POST a profile, with options and job if given."""
+        return self.http.post("/v1/schedules", json={"profile": profile, **more})
+
+    def events(self, name: str) -> int:
+        """How many of this tenant's events of a name are in the log."""
+        return sum(entry.get("tenant") == self.tenant for entry in self.process.events(name))
 
 
 class ServiceProcess:
@@ -61,12 +97,34 @@ class ServiceProcess:
             if listening:
                 self.url = listening[0]["url"]
                 self.http.base_url = httpx.URL(self.url)
+                # It listens before it has migrated the database; this is answered afterwards.
+                self.http.get("/healthz").raise_for_status()
                 return
             if self._process.poll() is not None:
                 break
             time.sleep(0.02)
         self.kill()
         raise AssertionError(f"the service did not start:\n{self.log_path.read_text()}")
+
+    def caller(self) -> Caller:
+        """Return a client of the tenant that all are without keys."""
+        return Caller(self)
+
+    def tenant(self) -> Caller:
+        """Return a client of a new tenant, with a key that may do everything; the service wants keys."""
+        name = f"tenant-{uuid.uuid4().hex[:8]}"
+        return Caller(self, name, self.token(name, *SCOPES))
+
+    def token(self, tenant: str, *scopes: Scope) -> str:
+        """Return a new key of a tenant."""
+        database = Database(Settings(database_url=str(self.settings["database_url"])).parsed_database_url)
+        token = KeyRing(database).create(tenant, f"{tenant}'s", scopes)
+        database.close()
+        return token
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the log's events of a name."""
+        return [entry for entry in self.log() if entry.get("event") == name]
 
     @property
     def pid(self) -> int:

@@ -13,15 +13,15 @@ import pytest
 
 from pace import InvalidOptions, Options, ServiceUnavailable, optimize, parse_profile
 from pace.api.client import Client
-from tests.api.process import ServiceProcess
+from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 
 PROFILE = parse_profile(json.dumps(layered_profile(6)))
 
 
-def test_the_client_speaks_with_the_service(service: ServiceProcess) -> None:
+def test_the_client_speaks_with_the_service(service: Caller) -> None:
     """Created, then found by job and fingerprint, as the library itself would compute it."""
-    with Client(service.url, timeout_s=60) as client:
+    with Client(service.url, service.token, timeout_s=60) as client:
         assert client.healthy()
         assert client.newest_schedule("train", PROFILE.fingerprint) is None
         schedule = client.create_schedule(PROFILE, Options(fusion="none"), job="train")
@@ -48,13 +48,14 @@ def test_no_service_is_an_error_and_not_a_hang() -> None:
             client.newest_schedule("train", PROFILE.fingerprint)
 
 
-def test_the_client_waits_for_a_service_that_comes_late(service: ServiceProcess) -> None:
+def test_the_client_waits_for_a_service_that_comes_late(service: Caller) -> None:
     """The start-up of a job and of the service may overlap: connection errors are tried again."""
     with socket.socket() as late:
         late.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         relay = threading.Timer(0.5, _relay_once, [late, service.url])
         relay.start()
-        with Client(f"http://127.0.0.1:{late.getsockname()[1]}", timeout_s=30) as client:
+        url = f"http://127.0.0.1:{late.getsockname()[1]}"
+        with Client(url, service.token, timeout_s=30) as client:
             assert client.newest_schedule("train", PROFILE.fingerprint) is None
         relay.join()
 

@@ -31,7 +31,7 @@ def test_answers_are_those_of_the_document(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path, solve_timeout_s=10) as service:
         document = schemathesis.openapi.from_url(f"{service.url}/openapi.json")
         operations = [result.ok() for result in document.get_all_operations() if isinstance(result, Ok)]
-        assert len(operations) >= 16
+        assert len(operations) >= 22
 
         for operation in operations:
             for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):

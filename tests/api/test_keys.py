@@ -5,11 +5,10 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+import uuid
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.api.process import ServiceProcess
@@ -26,49 +25,46 @@ def _keys(database_url: str, *arguments: str) -> Any:
     return json.loads(done.stdout) if "--json" in arguments else done.stdout
 
 
-def _token(database_url: str, tenant: str, *scopes: str) -> str:
-    options = [word for scope in scopes for word in ("--scope", scope)]
-    created = _keys(database_url, "create", f"{tenant}'s", "--tenant", tenant, *options, "--json")
-    return str(created["token"])
-
-
 @pytest.fixture
-def guarded(tmp_path: Path, database_url: str) -> Iterator[ServiceProcess]:
-    """Start a service that wants keys."""
-    with ServiceProcess(tmp_path, database_url, auth="required") as process:
-        yield process
+def tenant() -> str:
+    """Return the name of a tenant that is new."""
+    return f"one-{uuid.uuid4().hex[:8]}"
 
 
 def _as(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def test_scopes_are_kept(guarded: ServiceProcess, database_url: str) -> None:
+def test_scopes_are_kept(shared_service: ServiceProcess, tenant: str) -> None:
     """No key 401, wrong scope 403, right scope through; health needs none."""
-    reader, submitter = _token(database_url, "one", "read"), _token(database_url, "one", "submit")
+    reader, submitter = shared_service.token(tenant, "read"), shared_service.token(tenant, "submit")
     request = {"profile": layered_profile(3)}
     forged = submitter[:-1] + ("A" if submitter[-1] != "A" else "B")
     for headers in ({}, _as("nonsense"), _as(forged), {"Authorization": "Basic eDp5"}):
-        answer = guarded.http.post("/v1/schedules", json=request, headers=headers)
+        answer = shared_service.http.post("/v1/schedules", json=request, headers=headers)
         assert answer.status_code == 401, headers
         assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.headers["content-type"] == "application/problem+json"
-    assert guarded.http.post("/v1/schedules", json=request, headers=_as(reader)).status_code == 403
-    created = guarded.http.post("/v1/schedules", json=request, headers=_as(submitter))
+    assert shared_service.http.post("/v1/schedules", json=request, headers=_as(reader)).status_code == 403
+    created = shared_service.http.post("/v1/schedules", json=request, headers=_as(submitter))
     assert created.status_code == 201
     path = created.headers["location"]
-    assert guarded.http.get(path, headers=_as(submitter)).status_code == 403
-    assert guarded.http.get(path, headers=_as(reader)).status_code == 200
-    assert guarded.http.delete(path, headers=_as(reader)).status_code == 403
-    assert guarded.http.delete(path, headers=_as(_token(database_url, "one", "admin"))).status_code == 204
+    assert shared_service.http.get(path, headers=_as(submitter)).status_code == 403
+    assert shared_service.http.get(path, headers=_as(reader)).status_code == 200
+    assert shared_service.http.delete(path, headers=_as(reader)).status_code == 403
+    assert (
+        shared_service.http.delete(path, headers=_as(shared_service.token(tenant, "admin"))).status_code
+        == 204
+    )
     for open_to_all in ("/healthz", "/readyz", "/metrics"):
-        assert guarded.http.get(open_to_all).status_code == 200
+        assert shared_service.http.get(open_to_all).status_code == 200
 
 
 def test_a_revoked_key_opens_nothing(tmp_path: Path, database_url: str) -> None:
     """Revoked keys are listed as such, and refused at the latest after a restart."""
     with ServiceProcess(tmp_path, database_url, auth="required") as service:
-        token = _token(database_url, "one", "read")
+        created = _keys(database_url, "create", "a key", "--tenant", "one", "--scope", "read", "--json")
+        token = created["token"]
         assert service.http.get("/v1/profiles", headers=_as(token)).status_code == 200
         key_id = token.split("_")[1]
         _keys(database_url, "revoke", key_id)
@@ -83,7 +79,7 @@ def test_secrets_are_nowhere(tmp_path: Path) -> None:
     """The database and the log of a service that was used hold no secret."""
     url = f"sqlite:///{tmp_path / 'pace.db'}"
     with ServiceProcess(tmp_path, url, auth="required") as service:
-        token = _token(url, "one", "read", "submit")
+        token = service.token("one", "read", "submit")
         service.http.post("/v1/schedules", json={"profile": layered_profile(2)}, headers=_as(token))
         secret = token.rpartition("_")[2]
         assert secret not in service.log_path.read_text()
@@ -93,32 +89,24 @@ def test_secrets_are_nowhere(tmp_path: Path) -> None:
     connection.close()
 
 
-def test_writes_are_audited(guarded: ServiceProcess, database_url: str) -> None:
+def test_writes_are_audited(shared_service: ServiceProcess, tenant: str) -> None:
     """Each write leaves a line: what, by which key, of which tenant, in which request."""
-    token = _token(database_url, "one", "submit", "admin")
+    token = shared_service.token(tenant, "submit", "admin")
     headers = _as(token) | {"X-Request-ID": "from-the-test"}
-    created = guarded.http.post("/v1/schedules", json={"profile": layered_profile(3)}, headers=headers)
-    guarded.http.delete(created.headers["location"], headers=headers)
-    lines = [entry for entry in guarded.log() if entry.get("logger") == "pace.audit"]
+    created = shared_service.http.post("/v1/schedules", json={"profile": layered_profile(3)}, headers=headers)
+    shared_service.http.delete(created.headers["location"], headers=headers)
+    audited = [entry for entry in shared_service.log() if entry.get("logger") == "pace.audit"]
+    lines = [entry for entry in audited if entry["tenant"] == tenant]
     assert [line["event"] for line in lines] == ["schedule-requested", "schedule-deleted"]
     for line in lines:
         assert line["schedule"] == created.json()["id"]
-        assert (line["tenant"], line["key"]) == ("one", token.split("_")[1])
+        assert line["key"] == token.split("_")[1]
         assert line["request_id"] == created.headers["x-request-id"] == "from-the-test"
 
 
-def test_tenants_see_nothing_of_each_other(guarded: ServiceProcess, database_url: str) -> None:
+def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> None:
     """Every route that reads, lists or deletes is tried from both sides of the wall."""
-    scopes = ("read", "submit", "admin")
-    one, other = (
-        httpx.Client(
-            base_url=guarded.url,
-            headers=_as(_token(database_url, name, *scopes)),
-            trust_env=False,
-            timeout=60,
-        )
-        for name in ("one", "other")
-    )
+    one, other = (shared_service.tenant().http for _ in range(2))
     profile = layered_profile(250)
     accepted = one.post("/v1/schedules", json={"profile": profile}, headers={"Prefer": "respond-async"})
     task = accepted.headers["location"]
@@ -135,8 +123,13 @@ def test_tenants_see_nothing_of_each_other(guarded: ServiceProcess, database_url
     profile_path = f"/v1/profiles/{mine.json()['profile_sha256']}"
     newest = f"/v1/schedules?job=train&fingerprint={mine.json()['fingerprint']}"
     path = mine.headers["location"]
-    walled = [path, f"{path}/timeline", f"{path}/chart", profile_path, newest, task]
-    lists = ["/v1/schedules", "/v1/profiles", "/v1/reports"]
+    question = {"profile_id": mine.json()["profile_sha256"], "grid": {"bandwidth_gbps": [1, 10]}}
+    what_if_path = one.post("/v1/what-if", json=question).headers["location"]
+    walled = [
+        *(path, f"{path}/timeline", f"{path}/chart", profile_path, newest),
+        *(task, f"{task}/events", what_if_path),
+    ]
+    lists = ["/v1/schedules", "/v1/profiles", "/v1/reports", "/v1/what-if"]
 
     document = one.get("/openapi.json").json()
     tried = {
@@ -145,6 +138,8 @@ def test_tenants_see_nothing_of_each_other(guarded: ServiceProcess, database_url
         "/v1/schedules/{schedule_id}/chart",
         "/v1/profiles/{profile_id}",
         "/v1/tasks/{task_id}",
+        "/v1/tasks/{task_id}/events",
+        "/v1/what-if/{what_if_id}",
         "/v1/simulations",
         *lists,
     }
@@ -153,13 +148,14 @@ def test_tenants_see_nothing_of_each_other(guarded: ServiceProcess, database_url
     for path in walled:
         assert one.get(path).status_code == 200, path
         assert other.get(path).status_code == 404, path
-        if path in (mine.headers["location"], profile_path):
+        if path in (mine.headers["location"], profile_path, task, what_if_path):
             assert other.delete(path).status_code == 404, path
     for path in lists:
         assert one.get(path).json()["items"], path
         assert other.get(path).json()["items"] == [], path
     by_id = {"profile_id": mine.json()["profile_sha256"]}
     assert other.post("/v1/schedules", json=by_id).status_code == 422
+    assert other.post("/v1/what-if", json=question).status_code == 422
     simulated = by_id | {"policies": ["fifo"]}
     assert one.post("/v1/simulations", json=simulated, timeout=60).status_code == 200
     assert other.post("/v1/simulations", json=simulated).status_code == 422
@@ -168,6 +164,8 @@ def test_tenants_see_nothing_of_each_other(guarded: ServiceProcess, database_url
     assert theirs.status_code == 201
     assert theirs.json()["id"] != mine.json()["id"]
     assert theirs.json()["schedule"] == mine.json()["schedule"]
+    assert other.post("/v1/what-if", json=question).headers["location"] != what_if_path
+    assert one.delete(what_if_path).status_code == 204
     assert one.delete(mine.headers["location"]).status_code == 204
     assert other.get(newest).status_code == 200
     one.close()

@@ -1,25 +1,36 @@
 """Limits: runaway solves, full queues, fairness, rates, bombs."""
 
+import contextlib
 import gzip
 import json
 import os
 import signal
+import time
+import uuid
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from tests.api.process import ServiceProcess
+from tests.api.postgresql import new_database
+from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
 ASYNC = {"Prefer": "respond-async"}
 
 
 def _worker_pids(service: ServiceProcess) -> set[int]:
-    children = psutil.Process(service.pid).children()
-    return {child.pid for child in children if "spawn_main" in " ".join(child.cmdline())}
+    pids = set()
+    for child in psutil.Process(service.pid).children():
+        # One that was just killed is there still, and has no command line any more.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "spawn_main" in " ".join(child.cmdline()):
+                pids.add(child.pid)
+    return pids
 
 
 def test_a_solve_beyond_its_time_is_stopped_and_reported(tmp_path: Path, database_url: str) -> None:
@@ -41,32 +52,57 @@ def test_a_solve_beyond_its_memory_is_stopped_and_reported(tmp_path: Path) -> No
         assert service.post_schedule(layered_profile(3)).status_code == 201
 
 
-def test_killed_workers_are_replaced(service: ServiceProcess) -> None:
-    """Kill -9 of every worker process: requests are answered all the same."""
-    assert service.post_schedule(layered_profile(3)).status_code == 201
-    before = _worker_pids(service)
-    assert len(before) == 2
-    for pid in before:
+def _kill_all(pids: set[int]) -> None:
+    for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    assert service.post_schedule(layered_profile(4)).status_code == 201
-    assert not before & _worker_pids(service)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def victim(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServiceProcess]:
+    """Start a service whose processes tests kill, one after the other."""
+    folder: Path = tmp_path_factory.mktemp("victim")
+    with ServiceProcess(folder, new_database(request, folder)) as process:
+        yield process
+
+
+def test_killed_workers_are_replaced(victim: ServiceProcess) -> None:
+    """Kill -9 of every worker process: requests are answered all the same."""
+    assert victim.post_schedule(layered_profile(3)).status_code == 201
+    before = _worker_pids(victim)
+    assert len(before) == 2
+    _kill_all(before)
+    assert victim.post_schedule(layered_profile(4)).status_code == 201
+    assert not before & _worker_pids(victim)
+
+
+def test_a_service_without_workers_is_not_ready(victim: ServiceProcess) -> None:
+    """Readiness tells of the part that is missing, and recovers with the first request."""
+    assert victim.post_schedule(layered_profile(5)).status_code == 201
+    _kill_all(_worker_pids(victim))
+    while (answer := victim.http.get("/readyz")).status_code == 200:
+        time.sleep(0.01)  # kill -9 takes a moment
+    assert answer.status_code == 503
+    assert "process" in answer.json()["workers"]
+    assert victim.post_schedule(layered_profile(6)).status_code == 201
+    assert victim.http.get("/readyz").json() == {"ready": True, "database": "ok", "workers": "ok"}
 
 
 def _kill_workers_at_work(service: ServiceProcess, answer: Future[httpx.Response]) -> None:
     while service.http.get("/metrics").text.find("pace_tasks_running 1.0") < 0:
         assert not answer.done()
-    for pid in _worker_pids(service):
-        os.kill(pid, signal.SIGKILL)
+    _kill_all(_worker_pids(service))
 
 
-def test_a_solve_whose_worker_was_killed_is_done_by_another(service: ServiceProcess) -> None:
+def test_a_solve_whose_worker_was_killed_is_done_by_another(victim: ServiceProcess) -> None:
     """The caller notices nothing but the time it took."""
-    assert service.post_schedule(layered_profile(3)).status_code == 201
+    assert victim.post_schedule(layered_profile(3)).status_code == 201
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(service.post_schedule, layered_profile(3000), options={"fusion": "pace"})
-        _kill_workers_at_work(service, answer)
+        answer = pool.submit(victim.post_schedule, layered_profile(3000), options={"fusion": "pace"})
+        _kill_workers_at_work(victim, answer)
         assert answer.result().status_code == 201
-    assert any(entry.get("event") == "worker-died" for entry in service.log())
+    assert any(entry.get("event") == "worker-died" for entry in victim.log())
 
 
 def test_a_solve_that_keeps_killing_its_worker_is_reported(tmp_path: Path, database_url: str) -> None:
@@ -81,53 +117,69 @@ def test_a_solve_that_keeps_killing_its_worker_is_reported(tmp_path: Path, datab
         assert service.post_schedule(layered_profile(4)).status_code == 201
 
 
-def test_workers_do_not_outlive_their_service(service: ServiceProcess) -> None:
+def test_workers_do_not_outlive_their_service(victim: ServiceProcess) -> None:
     """After kill -9 of the service no process of its is left."""
-    assert service.post_schedule(layered_profile(3)).status_code == 201
-    workers = [psutil.Process(pid) for pid in _worker_pids(service)]
+    assert victim.post_schedule(layered_profile(3)).status_code == 201
+    workers = [psutil.Process(pid) for pid in _worker_pids(victim)]
     assert workers
-    service.kill()
+    victim.kill()
     _, alive = psutil.wait_procs(workers, timeout=30)
     assert alive == []
+    victim.start()
+
+
+def _long_question(caller: Caller) -> dict[str, Any]:
+    """Return what keeps a process busy for minutes unless it is cancelled; another one every time."""
+    profile = layered_profile(200, name=uuid.uuid4().hex)
+    profile_id = caller.http.post("/v1/profiles", json=profile).raise_for_status().json()["id"]
+    return {"profile_id": profile_id, "grid": {"bandwidth_gbps": [1 + step / 10 for step in range(4000)]}}
+
+
+def _ask(caller: Caller) -> httpx.Response:
+    return caller.http.post("/v1/what-if", json=_long_question(caller), headers=ASYNC)
+
+
+def _state(caller: Caller, answer: httpx.Response) -> str:
+    return str(caller.http.get(answer.headers["location"]).raise_for_status().json()["state"])
+
+
+def _wait_until_running(caller: Caller, answer: httpx.Response) -> None:
+    while _state(caller, answer) != "running":
+        time.sleep(0.05)
 
 
 def test_a_full_queue_says_when_to_come_back(tmp_path: Path, database_url: str) -> None:
-    """Beyond its bound the queue takes nothing more, and what it took is done."""
-    with ServiceProcess(tmp_path, database_url, max_queued=2, drain_s=1) as service:
-        answers = [
-            service.http.post(
-                "/v1/schedules",
-                json={"profile": layered_profile(1500, duration_s=number), "options": {"fusion": "pace"}},
-                headers=ASYNC,
-            )
-            for number in range(1, 7)
-        ]
-        statuses = [answer.status_code for answer in answers]
-        assert set(statuses) == {202, 429}
-        refused = answers[statuses.index(429)]
-        assert refused.json()["type"] == "urn:pace:problem:queue-full"
-        assert int(refused.headers["retry-after"]) > 0
+    """Beyond its bound the queue takes nothing more until there is room; of solves neither."""
+    with (
+        ServiceProcess(tmp_path, database_url, max_queued=2, drain_s=0.1) as service,
+        service.caller() as caller,
+    ):
+        running = _ask(caller)
+        _wait_until_running(caller, running)
+        queued = [_ask(caller) for _ in range(2)]
+        assert [answer.status_code for answer in queued] == [202, 202]
+        for refused in (_ask(caller), caller.post_schedule(layered_profile(3))):
+            assert refused.status_code == 429
+            assert refused.json()["type"] == "urn:pace:problem:queue-full"
+            assert int(refused.headers["retry-after"]) > 0
+        caller.http.delete(queued[0].headers["location"]).raise_for_status()
+        assert caller.post_schedule(layered_profile(3)).status_code == 201
 
 
 def test_tenants_take_turns(tmp_path: Path, database_url: str) -> None:
     """One tenant's long queue does not keep another's single request waiting behind all of it."""
-    from tests.api.test_keys import _as, _token
-
-    with ServiceProcess(tmp_path, database_url, auth="required", drain_s=1) as service:
-        greedy = _as(_token(database_url, "greedy", "submit", "read"))
-        modest = _as(_token(database_url, "modest", "submit", "read"))
-        tasks = [
-            service.http.post(
-                "/v1/schedules",
-                json={"profile": layered_profile(700, duration_s=number), "options": {"fusion": "pace"}},
-                headers=ASYNC | greedy,
-            ).headers["location"]
-            for number in range(1, 9)
-        ]
-        answer = service.http.post("/v1/schedules", json={"profile": layered_profile(2)}, headers=modest)
-        assert answer.status_code == 201
-        states = [service.http.get(task, headers=greedy).json()["state"] for task in tasks]
-        assert states.count("queued") >= 3, states
+    with (
+        ServiceProcess(tmp_path, database_url, auth="required", drain_s=0.1) as service,
+        service.tenant() as greedy,
+        service.tenant() as modest,
+    ):
+        first, *others = (_ask(greedy) for _ in range(4))
+        _wait_until_running(greedy, first)
+        single = _ask(modest)
+        assert _state(modest, single) == "queued"
+        greedy.http.delete(first.headers["location"]).raise_for_status()
+        _wait_until_running(modest, single)
+        assert [_state(greedy, answer) for answer in others] == ["queued"] * 3
 
 
 def test_too_many_requests_are_slowed_down(tmp_path: Path) -> None:

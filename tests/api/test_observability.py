@@ -2,10 +2,11 @@
 
 import json
 import re
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.api.process import ServiceProcess
+from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
 
@@ -18,8 +19,9 @@ def _samples(service: ServiceProcess) -> dict[tuple[str, tuple[tuple[str, str], 
     }
 
 
-def test_metrics_count_what_happened(service: ServiceProcess) -> None:
+def test_metrics_count_what_happened(own_service: ServiceProcess) -> None:
     """Requests by route, not by path; solves by size; cache hits; the queue and the workers."""
+    service = own_service
     created = service.post_schedule(layered_profile(12))
     for _ in range(3):
         service.http.get(created.headers["location"])
@@ -39,27 +41,28 @@ def test_metrics_count_what_happened(service: ServiceProcess) -> None:
     assert not [name for name, labels in samples if dict(labels).get("route") == "/v1/nothing"]
 
 
-def test_request_ids_join_the_caller_and_the_log(service: ServiceProcess) -> None:
+def test_request_ids_join_the_caller_and_the_log(service: Caller) -> None:
     """The caller's id is kept if it is harmless, and is in the answer, the problem and the log."""
-    answer = service.http.get("/v1/schedules/0", headers={"X-Request-ID": "rank-0.step-17"})
-    assert answer.headers["x-request-id"] == answer.json()["request_id"] == "rank-0.step-17"
-    logged = [entry for entry in service.log() if entry.get("request_id") == "rank-0.step-17"]
+    name = f"rank-0.step-17.{service.tenant}"
+    answer = service.http.get("/v1/schedules/0", headers={"X-Request-ID": name})
+    assert answer.headers["x-request-id"] == answer.json()["request_id"] == name
+    logged = [entry for entry in service.process.log() if entry.get("request_id") == name]
     assert [(entry["event"], entry["status"]) for entry in logged] == [("request", 422)]
     forged = service.http.get("/healthz", headers={"X-Request-ID": '"}{"event": "forged'})
     assert re.fullmatch("[0-9a-f]{32}", forged.headers["x-request-id"])
 
 
-def test_every_line_of_the_log_is_json(service: ServiceProcess) -> None:
-    """Those of the libraries as well."""
-    service.post_schedule(layered_profile(2))
-    service.stop()
+def test_every_line_of_the_log_is_json(tmp_path: Path) -> None:
+    """Those of the libraries as well, from start to end."""
+    with ServiceProcess(tmp_path) as service:
+        service.post_schedule(layered_profile(2))
     lines = service.log_path.read_text().splitlines()
     assert len(lines) > 5
     for line in lines:
         assert {"event", "level", "timestamp", "logger"} <= json.loads(line).keys()
 
 
-def test_answers_carry_safe_headers(service: ServiceProcess) -> None:
+def test_answers_carry_safe_headers(service: Caller) -> None:
     """Nothing of the service may be framed, sniffed or scripted; nothing tells of its insides."""
     for path in ("/healthz", "/v1/schedules", "/v1/nothing", "/docs"):
         headers = service.http.get(path).headers

@@ -15,18 +15,18 @@ from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
 
 
-def test_only_what_nobody_asked_for_goes(service: ServiceProcess, database_url: str) -> None:
+def test_only_what_nobody_asked_for_goes(own_service: ServiceProcess, database_url: str) -> None:
     """Of two jobs with one profile, the one that came back keeps schedule, document and profile."""
-    kept = service.post_schedule(layered_profile(3), job="comes back")
-    service.post_schedule(layered_profile(3), job="never comes back")
-    gone = service.post_schedule(layered_profile(4), job="never comes back")
+    kept = own_service.post_schedule(layered_profile(3), job="comes back")
+    own_service.post_schedule(layered_profile(3), job="never comes back")
+    gone = own_service.post_schedule(layered_profile(4), job="never comes back")
     database = Database(Settings(database_url=database_url).parsed_database_url)
     long_ago = datetime.now(UTC) - timedelta(days=100)
     with database.write() as connection:
         connection.execute(update(ScheduleRecord).values(asked_at=long_ago))
         connection.execute(update(ProfileRecord).values(created_at=long_ago))
         connection.execute(update(TaskRecord).values(finished_at=long_ago))
-    assert service.post_schedule(layered_profile(3), job="comes back").content == kept.content
+    assert own_service.post_schedule(layered_profile(3), job="comes back").content == kept.content
     assert prune(database, datetime.now(UTC) - timedelta(days=30)) == 2
     with database.read() as connection:
         assert connection.scalars(select(ScheduleRecord.id)).all() == [kept.json()["id"]]
@@ -34,7 +34,7 @@ def test_only_what_nobody_asked_for_goes(service: ServiceProcess, database_url: 
         assert connection.scalars(select(ProfileRecord.sha256)).all() == [kept.json()["profile_sha256"]]
         assert connection.scalars(select(TaskRecord.id)).all() == []
         assert connection.scalars(select(ReportRecord.id)).all() == []
-    again = service.post_schedule(layered_profile(4), job="never comes back")
+    again = own_service.post_schedule(layered_profile(4), job="never comes back")
     assert again.json()["schedule"] == gone.json()["schedule"]
     database.close()
 

@@ -1,6 +1,9 @@
 """Schedules over HTTP: asked for, read again, found by job, kept over a restart."""
 
+import base64
+import hashlib
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -9,11 +12,11 @@ import pytest
 
 from pace import Options, optimize, parse_profile
 from pace.api.documents import ScheduleResource, example_profile
-from tests.api.process import ServiceProcess
+from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
 
-def test_a_posted_profile_comes_back_as_its_schedule(service: ServiceProcess) -> None:
+def test_a_posted_profile_comes_back_as_its_schedule(service: Caller) -> None:
     """The answer is the very schedule that the library computes, and can be read again."""
     document = layered_profile(20)
     answer = service.post_schedule(document, options={"fusion": "pace"}, job="train")
@@ -28,7 +31,7 @@ def test_a_posted_profile_comes_back_as_its_schedule(service: ServiceProcess) ->
     assert again.content == answer.content
 
 
-def test_the_newest_schedule_of_a_job_is_the_one_asked_for_last(service: ServiceProcess) -> None:
+def test_the_newest_schedule_of_a_job_is_the_one_asked_for_last(service: Caller) -> None:
     """Asking again for an old schedule makes it the newest."""
     first = layered_profile(5)
     second = layered_profile(5, duration_s=0.002)
@@ -49,7 +52,7 @@ def test_the_newest_schedule_of_a_job_is_the_one_asked_for_last(service: Service
         "/v1/nothing",
     ],
 )
-def test_what_is_not_there_is_a_problem(service: ServiceProcess, path: str) -> None:
+def test_what_is_not_there_is_a_problem(service: Caller, path: str) -> None:
     """Unknown ids, jobs and paths are 404 problem documents."""
     answer = service.http.get(path)
     assert answer.status_code == 404
@@ -65,7 +68,7 @@ def test_a_restart_loses_nothing(tmp_path: Path, database_url: str) -> None:
         service.start()
         assert service.http.get(answer.headers["location"]).content == answer.content
         assert service.post_schedule(layered_profile(8), job="train").content == answer.content
-        assert sum(entry.get("event") == "solved" for entry in service.log()) == 1
+        assert len(service.events("solved")) == 1
 
 
 def test_an_accepted_task_outlives_a_crash(tmp_path: Path, database_url: str) -> None:
@@ -92,13 +95,15 @@ def test_an_accepted_task_outlives_a_crash(tmp_path: Path, database_url: str) ->
             assert service.http.get(path).status_code == 200
 
 
-def test_the_service_answers_others_while_it_solves(service: ServiceProcess) -> None:
+def test_the_service_answers_others_while_it_solves(service: Caller) -> None:
     """Health answers arrive between a large profile's request and its answer."""
     solved = threading.Event()
     answers: list[httpx.Response] = []
 
     def solve() -> None:
-        with httpx.Client(base_url=service.url, timeout=250, trust_env=False) as http:
+        with httpx.Client(
+            base_url=service.url, headers=service.http.headers, timeout=250, trust_env=False
+        ) as http:
             answers.append(
                 http.post(
                     "/v1/schedules", json={"profile": layered_profile(3000), "options": {"fusion": "pace"}}
@@ -117,9 +122,19 @@ def test_the_service_answers_others_while_it_solves(service: ServiceProcess) -> 
     assert answered_before >= 20
 
 
-def test_the_interface_describes_itself(service: ServiceProcess) -> None:
-    """The documentation page is there, and its example is a request that succeeds."""
-    assert service.http.get("/docs").status_code == 200
+def test_the_interface_describes_itself(service: Caller) -> None:
+    """The documentation page loads nothing from elsewhere, and its example is a request that succeeds."""
+    page = service.http.get("/docs")
+    assert page.status_code == 200
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(loaded) == 3
+    for path in loaded:
+        assert service.http.get(path).status_code == 200, path
+    assert "http" not in page.headers["content-security-policy"]
+    script = re.search("<script>(.*?)</script>", page.text, re.DOTALL)
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in page.headers["content-security-policy"]
     document = service.http.get("/openapi.json").json()
     body = document["paths"]["/v1/schedules"]["post"]["requestBody"]["content"]["application/json"]
     assert body["example"]["profile"] == example_profile()

@@ -1,12 +1,9 @@
 """Several service processes on one database, and databases that go away."""
 
-import os
-import signal
 import time
 import uuid
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.api.postgresql import PostgresqlServer, find_postgresql
@@ -89,17 +86,3 @@ def test_a_database_that_goes_away_and_comes_back(tmp_path: Path) -> None:
         assert service.http.get(created.headers["location"]).content == created.content
         assert service.post_schedule(layered_profile(6)).status_code == 201
         assert service.http.get("/readyz").status_code == 200
-
-
-def test_a_service_without_workers_is_not_ready(service: ServiceProcess) -> None:
-    """Readiness tells of the part that is missing, and recovers with the first request."""
-    assert service.post_schedule(layered_profile(3)).status_code == 201
-    for child in psutil.Process(service.pid).children():
-        if "spawn_main" in " ".join(child.cmdline()):
-            os.kill(child.pid, signal.SIGKILL)
-    while (answer := service.http.get("/readyz")).status_code == 200:
-        pass  # kill -9 takes a moment
-    assert answer.status_code == 503
-    assert "process" in answer.json()["workers"]
-    assert service.post_schedule(layered_profile(4)).status_code == 201
-    assert service.http.get("/readyz").json() == {"ready": True, "database": "ok", "workers": "ok"}

@@ -1,0 +1,84 @@
+"""Traces for OpenTelemetry, which is optional: ``pace[otel]``, and off unless its variables ask for it."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from pace.api.settings import telemetry_wanted
+from pace.api.tasks import ClaimedTask
+from pace.version import __version__
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from opentelemetry.sdk.trace import TracerProvider
+
+log = structlog.get_logger(__name__)
+
+_MOST_REMEMBERED = 10_000
+
+
+class Spans:
+    """Spans around tasks, as children of the request that asked for them; nothing without a provider."""
+
+    def __init__(self, provider: "TracerProvider | None" = None) -> None:
+        self._provider = provider
+        self._asked: OrderedDict[str, Any] = OrderedDict()
+
+    def remember(self, task_id: str) -> None:
+        """Note that the current request asked for a task."""
+        if self._provider is not None:
+            from opentelemetry import context
+
+            self._asked.setdefault(task_id, context.get_current())
+            if len(self._asked) > _MOST_REMEMBERED:
+                self._asked.popitem(last=False)
+
+    @contextmanager
+    def of_task(self, task: ClaimedTask) -> Iterator[None]:
+        """Open a span; errors that leave it are recorded."""
+        if self._provider is None:
+            yield
+            return
+        tracer = self._provider.get_tracer("pace.api", __version__)
+        attributes: dict[str, str | int] = {
+            "pace.task.id": task.id,
+            "pace.task.attempt": task.attempts,
+            "pace.profile.gradients": task.num_gradients,
+        }
+        name = "solve" if task.kind == "schedule" else "what-if"
+        asked = self._asked.pop(task.id, None)
+        with tracer.start_as_current_span(name, context=asked, attributes=attributes):
+            yield
+
+    def close(self) -> None:
+        """Send what is not sent yet."""
+        if self._provider is not None:
+            self._provider.shutdown()
+
+
+def trace(app: "FastAPI") -> Spans:
+    """Trace an application's requests and tasks if the environment asks for it."""
+    if not telemetry_wanted():
+        return Spans()
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        log.warning("traces-are-off", reason=f"OTEL_ variables are set, but {error}: install pace[otel]")
+        return Spans()
+    ours = Resource({"service.name": "pace", "service.version": __version__})
+    provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    FastAPIInstrumentor.instrument_app(
+        app,
+        tracer_provider=provider,
+        excluded_urls="/healthz,/readyz,/metrics",
+        exclude_spans=["receive", "send"],
+    )
+    return Spans(provider)

@@ -1,0 +1,167 @@
+"""Tasks on a real Dask cluster: a scheduler and two workers, one killed at work."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from pace import Options, optimize, parse_profile
+from tests.api.process import Caller, ServiceProcess
+from tests.api.profiles import layered_profile
+
+pytest.importorskip("distributed")
+
+ASYNC = {"Prefer": "respond-async"}
+
+
+class Cluster:
+    """A scheduler and workers in processes of their own; one of the workers is minded by a nanny."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
+        log = self._log(0)
+        while "Scheduler at:" not in log:
+            assert self.processes[0].poll() is None, log
+            time.sleep(0.05)
+            log = self._log(0)
+        self.address = log.partition("Scheduler at:")[2].split()[0]
+
+    def add_worker(self, *options: str) -> None:
+        """Start one more worker."""
+        name = f"worker-{len(self.processes)}"
+        self._start(
+            "dask_worker",
+            *(self.address, "--nthreads", "1", "--no-dashboard", "--name", name),
+            *("--local-directory", str(self.folder), *options),
+        )
+
+    def _start(self, module: str, *options: str) -> None:
+        environment = os.environ | {"DASK_DISTRIBUTED__WORKER__DAEMON": "False"}
+        with (self.folder / f"{len(self.processes)}.log").open("wb") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", f"distributed.cli.{module}", *options],
+                    env=environment,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+
+    def _log(self, number: int) -> str:
+        return (self.folder / f"{number}.log").read_text()
+
+    def close(self) -> None:
+        """End everything."""
+        for process in reversed(self.processes):
+            family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            process.terminate()
+            process.wait(60)
+            for child in family:
+                if child.is_running():
+                    child.kill()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Start a scheduler; workers come with the tests."""
+    cluster = Cluster(tmp_path_factory.mktemp("dask"))
+    yield cluster
+    cluster.close()
+
+
+def _busy_worker(cluster: Cluster) -> psutil.Process:
+    """Wait until a worker has a process at work, and return the worker."""
+    while True:
+        for started in cluster.processes[1:]:
+            family = [psutil.Process(started.pid), *psutil.Process(started.pid).children(recursive=True)]
+            for process in family:
+                # A process for tasks is a child that has used as much time as one that is idle never has.
+                for child in process.children():
+                    if "spawn_main" in " ".join(child.cmdline()) and child.cpu_percent(0.1) > 30:
+                        return process
+        time.sleep(0.05)
+
+
+def _wait_for_capacity(service: ServiceProcess, threads: int) -> None:
+    while f"pace_solvers_alive {float(threads)}" not in service.http.get("/metrics").text:
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_cluster_does_what_worker_processes_do(cluster: Cluster, tmp_path: Path) -> None:
+    """Waits for workers; same answers; a killed worker's solve is done; limits, progress, cancellation."""
+    executor = f"dask+{cluster.address}"
+    with (
+        ServiceProcess(tmp_path, executor=executor, solve_timeout_s=60) as service,
+        service.caller() as caller,
+    ):
+        early = caller.http.post("/v1/schedules", json={"profile": layered_profile(9)}, headers=ASYNC)
+        assert early.status_code == 202
+        assert service.http.get("/readyz").status_code == 503
+        cluster.add_worker("--no-nanny")
+        cluster.add_worker()
+        _wait_for_capacity(service, 2)
+        assert service.http.get("/readyz").status_code == 200
+        _same_answers(caller, early)
+        _killed_worker(caller, cluster)
+        _followed_and_cancelled(caller)
+    assert not list(service.events("task-failed"))
+
+
+def _same_answers(caller: Caller, early: httpx.Response) -> None:
+    path = early.headers["location"]
+    while (task := caller.http.get(path).raise_for_status().json())["state"] != "done":
+        assert task["state"] in ("queued", "running"), task
+        time.sleep(0.05)
+    document = layered_profile(9)
+    assert caller.http.get(task["location"]).json()["schedule"] == json.loads(
+        optimize(parse_profile(json.dumps(document))).to_json()
+    )
+    refused = caller.post_schedule(layered_profile(3), options={"oracle": "lp"})
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:pace:problem:invalid-options")
+
+
+def _killed_worker(caller: Caller, cluster: Cluster) -> None:
+    document = layered_profile(4000)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(caller.post_schedule, document, options={"fusion": "pace"})
+        _busy_worker(cluster).kill()
+        assert answer.result().status_code == 201, answer.result().text
+    expected = optimize(parse_profile(json.dumps(document)), Options(fusion="pace"))
+    assert answer.result().json()["schedule"] == json.loads(expected.to_json())
+    assert caller.events("solved") == 2
+
+
+def _followed_and_cancelled(caller: Caller) -> None:
+    grid = {"bandwidth_gbps": [1 + number / 10 for number in range(4000)]}
+    question = {"profile": layered_profile(200), "grid": grid}
+    path = caller.http.post("/v1/what-if", json=question, headers=ASYNC).headers["location"]
+    while not (task := caller.http.get(path).raise_for_status().json())["num_done"]:
+        assert task["state"] in ("queued", "running"), task
+        time.sleep(0.05)
+    assert caller.http.delete(path).json()["state"] == "cancelled"
+    # The one process for what-ifs on the cluster would be busy for minutes had it not been ended.
+    quick = {"profile": layered_profile(3), "grid": {"bandwidth_gbps": [1, 10]}}
+    assert caller.http.post("/v1/what-if", json=quick).status_code == 201
+
+
+@pytest.mark.slow
+def test_a_runaway_on_the_cluster_is_stopped(cluster: Cluster, tmp_path: Path) -> None:
+    """Its time is up there as here, and the worker lives to do more."""
+    cluster.add_worker("--no-nanny")
+    executor = f"dask+{cluster.address}"
+    with ServiceProcess(tmp_path, executor=executor, solve_timeout_s=0.3) as service:
+        runaway = service.post_schedule(layered_profile(5000), options={"fusion": "pace"})
+        assert runaway.status_code == 422, runaway.text
+        assert "0.3 s" in runaway.json()["detail"]
+        assert service.post_schedule(layered_profile(3)).status_code == 201

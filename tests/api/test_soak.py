@@ -1,0 +1,24 @@
+"""The short form of ``benchmarks/soak.py``: mixed load while things are killed, stopped and filled."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak import soak
+from tests.api.postgresql import find_postgresql
+
+SECONDS = 30.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_nothing_accepted_is_lost_whatever_happens(tmp_path: Path, database: str) -> None:
+    """Nothing lost, nothing wrong, memory level; those who could not be served were told why."""
+    if database == "postgresql" and find_postgresql() is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    result = soak(tmp_path, database, SECONDS)
+    assert result["faults"] == []
+    assert result["accepted"] >= 20
+    assert result["faults_injected"] >= 4
+    if result["disk_was_filled"]:
+        assert result["statuses"][507] > 0
