@@ -10,10 +10,13 @@ attention that reads its output projection's weight without calling it, an avera
 from collections.abc import Callable, ItemsView, Iterable, Mapping, ValuesView
 from typing import Any
 
+import structlog
 import torch
 from torch import nn
 
 from pace.runtime.buffers import Slot
+
+log = structlog.get_logger("pace.runtime")
 
 Use = Callable[[Iterable[Slot]], None]
 
@@ -96,6 +99,13 @@ class ForwardWatch:
         Called with the slots of parameters that somebody lists, for whatever purpose.
     enter
         Called before the outermost module's forward.
+
+    Attributes
+    ----------
+    unseen
+        Slots whose use cannot be seen: compiled code passes the gates by.
+    unreadable
+        Those of them that others read without passing a gate, too.
     """
 
     def __init__(
@@ -109,28 +119,39 @@ class ForwardWatch:
     ) -> None:
         self._gated: list[tuple[nn.Module, GatedParameters]] = []
         self._handles: list[Any] = []
-        self.ungated: list[Slot] = []
-        self._handles.append(model.register_forward_pre_hook(_EnterHook(enter)))
+        self.unseen: list[Slot] = []
+        self.unreadable: list[Slot] = []
+        if not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks
+            self._handles.append(model.register_forward_pre_hook(_EnterHook(enter)))
         for module in model.modules():
             if isinstance(module, torch._dynamo.OptimizedModule if _dynamo_loaded() else ()):
-                self.ungated += [slots[p] for p in module.parameters() if p in slots]
-        outside = {id(slot) for slot in self.ungated}
+                self.unseen += [slots[p] for p in module.parameters() if p in slots]
+            elif getattr(module, "_compiled_call_impl", None) is not None:
+                log.warning(
+                    "pace.compiled_in_place",
+                    module=type(module).__name__,
+                    consequence="right but slow: it is compiled again as updates come and go; give what"
+                    " torch.compile(model) returns as the model instead of calling model.compile()",
+                )
+        unseen = {id(slot) for slot in self.unseen}
         for module in model.modules():
             own = {
                 name: slots[parameter]
                 for name, parameter in module._parameters.items()
-                if parameter is not None and parameter in slots and id(slots[parameter]) not in outside
+                if parameter is not None and parameter in slots
             }
             if not own:
                 continue
             if type(module._parameters) is not dict or isinstance(module, torch.jit.ScriptModule):
-                self.ungated += own.values()
+                self.unreadable += own.values()
                 continue
+            # What is compiled is gated too, for whoever reads parameters outside of compiled code.
             gated = GatedParameters(module._parameters, own, use, look)
             module._parameters = gated
             self._gated.append((module, gated))
-            if next(module.children(), None) is None:
-                hook = _PreHook(tuple(own.values()), use)
+            plain = {name: slot for name, slot in own.items() if id(slot) not in unseen}
+            if plain and next(module.children(), None) is None:
+                hook = _PreHook(tuple(plain.values()), use)
                 self._handles.append(module.register_forward_pre_hook(hook))
 
     def close(self) -> None:

@@ -245,9 +245,11 @@ class Rounds:
         for slot in self.slots:
             slot.expected = max(slot.passes, self._backward_passes_per_step)
         unseen = [slot for slot in self.slots if slot.passes and not slot.claimed]
-        groups = {slot.fused.number: slot.fused for slot in (*unseen, *self._watch.ungated)}
-        late = list(groups.values())
-        self._at_entry, self._at_step = (late, []) if self._entered else ([], late)
+        unreadable = {slot.fused.number: slot.fused for slot in self._watch.unreadable}
+        late = {slot.fused.number: slot.fused for slot in (*unseen, *self._watch.unseen)}
+        if not self._entered:
+            unreadable, late = unreadable | late, {}
+        self._at_entry, self._at_step = list(late.values()), list(unreadable.values())
         self._learning = False
 
     # The end of a round.
