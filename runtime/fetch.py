@@ -43,7 +43,7 @@ class PlanSource:
     replanning
         Rank 0's settings, once ``make`` was called.
     job
-        The job's name, for people; None on ranks that were not told.
+        The job's name; rank 0's, once ``make`` was called.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class PlanSource:
         self._submit_timeout_s = submit_timeout_s
         self.asks = service is not None
         self.replanning = replanning or Replanning.from_environment()
-        self._in_force: str | None = None
+        self._seen: set[str] = set()
 
     def make(self, gradients: list[GradientSize]) -> Plan:
         """Return the plan to start with; every rank must call this alike."""
         # Launchers do not give every rank the same environment: what rank 0 was told holds for all.
-        mine = json.dumps([self.asks, self.replanning.to_json()]).encode()
+        mine = json.dumps([self.asks, self.job, self.replanning.to_json()]).encode()
         said = json.loads(self._transport.broadcast(mine if self._transport.rank == 0 else None))
-        self.asks, self.replanning = said[0], Replanning.from_json(said[1])
+        self.asks, self.job, self.replanning = said[0], said[1], Replanning.from_json(said[2])
         plan = None
         if self._schedule is not None:
             given = self._schedule
@@ -99,15 +99,15 @@ class PlanSource:
             return None
         try:
             schedule = parse_schedule(payload)
+            self._seen.add(schedule.profile_sha256)
             plan = plan_from_schedule(schedule, gradients, self._transport.size)
         except (InvalidSchedule, ScheduleMismatch) as error:
             log.warning("pace.schedule_refused", service=self._service, job=self.job, reason=str(error))
             return None
-        self._in_force = schedule.profile_sha256
         return self._with_credit(plan)
 
     def ask(self, gradients: list[GradientSize], *, quietly: bool = True) -> bytes:
-        """Ask the service; empty when it has no schedule but the one in force, or no usable answer."""
+        """Ask the service; empty when it has no schedule that was not read before, or no usable answer."""
         from pace.api.client import Client
 
         assert self._service is not None
@@ -124,7 +124,7 @@ class PlanSource:
             if not quietly:
                 log.info("pace.no_schedule_yet", service=self._service, job=self.job, fingerprint=key)
             return b""
-        return b"" if found.profile_sha256 == self._in_force else found.to_json()
+        return b"" if found.profile_sha256 in self._seen else found.to_json()
 
     def submit(self, profile: Profile) -> bytes:
         """Have the service schedule a profile; empty when it gives no usable answer.

@@ -139,17 +139,22 @@ def test_a_schedule_that_was_given_is_never_replaced(lives: Lives) -> None:
 
 
 def test_communication_is_in_no_op(lives: Lives) -> None:
-    """Where sending takes a million ticks and everything else one, no op takes a hundred."""
+    """Where sending takes a million ticks and everything else two, no op takes a hundred."""
     profile = lives.profiles[lives["ticks"].profile_sha256]
     assert 0 < max(op.duration_s for op in profile.ops) < 100
     assert profile.metadata["plain_iteration_s"] < 100
+
+
+def test_the_rank_that_computes_longest_is_profiled(lives: Lives) -> None:
+    """Its gradients are what all others wait for."""
+    assert lives.profiles[lives["ticks"].profile_sha256].metadata["rank"] == 1
 
 
 def test_the_profile_is_that_of_a_capture(lives: Lives) -> None:
     """Same ops, producers and consumers as of the same loop without the runtime; the network is measured."""
     model = build("conv")
     optimizer = OPTIMIZERS["sgd"](trainable(model))
-    batch = batches("conv", 1, 0)[0]
+    batch = batches("conv", 1, 1)[0]
     with Capture(model, optimizer, iterations=1, warmup=1) as capture:
         while not capture.finished:
             optimizer.zero_grad()
