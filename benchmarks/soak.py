@@ -241,7 +241,12 @@ def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -
             disk = stack.enter_context(small_disk(folder))
             url = f"sqlite:///{(disk or folder) / 'pace.db'}"
         # Small caches are full soon: what grows afterwards is a leak.
-        settings = {"lease_s": 1, "max_attempts": 1000, "answer_cache_bytes": 2**20, "drain_s": 2}
+        settings: dict[str, Any] = {
+            "lease_s": 1,
+            "max_attempts": 1000,
+            "answer_cache_bytes": 2**20,
+            "drain_s": 2,
+        }
         service = stack.enter_context(ServiceProcess(folder, url, **settings))
         load = Load(service)
         gentle: list[Callable[[], None]] = [lambda: kill_workers(service)]
@@ -249,7 +254,7 @@ def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -
             gentle.append(lambda: restart(server))
         elif disk is not None:
             gentle.append(lambda: fill_disk(disk, load))
-        rough = [*gentle, lambda: kill_service(service)]
+        rough: list[Callable[[], None]] = [*gentle, lambda: kill_service(service)]
         load.start(num_clients)
         sizes: list[int] = []
         num_faults = 0
