@@ -1,7 +1,8 @@
-# The service alone: no torch, no Horovod, no plots.
+# The service alone, with charts, Dask's client and OpenTelemetry: no torch, no Horovod.
 #
-#   docker build -t pace . && docker run -p 8080:8080 -v pace-data:/data pace
+#   docker build -t pace . && docker run --read-only --tmpfs /tmp -p 8080:8080 -v pace-data:/data pace
 #
+# It writes to /tmp and /data only. compose.yaml adds PostgreSQL; deploy/kubernetes.yaml is for clusters.
 # Settings are environment variables named PACE_..., as for `pace serve`.
 
 FROM python:3.13-slim AS build
@@ -15,17 +16,18 @@ COPY api/ api/
 COPY runtime/ runtime/
 # pip works from outside the environment, so that the image's second stage goes without it.
 RUN python -m venv --without-pip /opt/pace \
-    && pip --python /opt/pace install --constraint constraints.txt '.[api]'
+    && pip --python /opt/pace install --constraint constraints.txt '.[api,dask,otel,plot]'
 
 FROM python:3.13-slim
-# Numbers and not names in USER, so that an orchestrator can verify that it is not root. The home folder is for
-# Numba's cache of compiled functions.
+# Numbers and not names in USER, so that an orchestrator can verify that it is not root.
 RUN groupadd --gid 10001 pace \
-    && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin pace \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin pace \
     && install --directory --owner=pace --group=pace /data
 COPY --from=build /opt/pace /opt/pace
 ENV PATH=/opt/pace/bin:$PATH \
     PYTHONUNBUFFERED=1 \
+    NUMBA_CACHE_DIR=/tmp/numba \
+    MPLCONFIGDIR=/tmp/matplotlib \
     PACE_PORT=8080 \
     PACE_DATABASE_URL=sqlite:////data/pace.db
 USER 10001:10001

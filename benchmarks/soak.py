@@ -246,6 +246,7 @@ def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -
             "max_attempts": 1000,
             "answer_cache_bytes": 2**20,
             "drain_s": 2,
+            "solve_timeout_s": 20,
         }
         service = stack.enter_context(ServiceProcess(folder, url, **settings))
         load = Load(service)
@@ -261,7 +262,7 @@ def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -
         try:
             for faults, until in ((rough, time.monotonic() + seconds / 2), (gentle, 0.0)):
                 until = until or time.monotonic() + seconds / 2
-                for fault in itertools.cycle(faults):
+                for inject in itertools.cycle(faults):
                     process = psutil.Process(service.pid)
                     pause_until = min(until, time.monotonic() + max(seconds / 20, 2.0))
                     while time.monotonic() < pause_until:
@@ -270,7 +271,7 @@ def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -
                         time.sleep(0.1)
                     if time.monotonic() >= until or load.faults:
                         break
-                    fault()
+                    inject()
                     num_faults += 1
         finally:
             load.stop()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -54,8 +55,18 @@ class Caller:
 class ServiceProcess:
     """One service process; settings are given as they are in the environment, without ``PACE_``."""
 
-    def __init__(self, folder: Path, database_url: str | None = None, **settings: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        database_url: str | None = None,
+        *,
+        command: Sequence[str] = (sys.executable,),
+        environment: Mapping[str, str] | None = None,
+        **settings: object,
+    ) -> None:
         self.folder = folder
+        self.command = command
+        self.environment = environment or {}
         self.settings = {
             "database_url": database_url or f"sqlite:///{folder / 'pace.db'}",
             "solver_processes": 1,
@@ -83,10 +94,11 @@ class ServiceProcess:
         """Start the process and wait until it listens."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PACE_")}
         environment |= {f"PACE_{name.upper()}": str(value) for name, value in self.settings.items()}
+        environment |= self.environment
         with self.log_path.open("ab") as log:
             before = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pace.api.serve", "--port", "0"],
+                [*self.command, "-m", "pace.api.serve", "--port", "0"],
                 env=environment,
                 stdout=log,
                 stderr=log,

@@ -204,7 +204,8 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", ["max_ops", "max_gradients"])
 def test_profiles_beyond_the_limits_are_refused(tmp_path: Path, limit: str) -> None:
     """The refusal says how many there are and how many may be."""
-    with ServiceProcess(tmp_path, None, **{limit: 4}) as service:
+    limits: dict[str, Any] = {limit: 4}
+    with ServiceProcess(tmp_path, **limits) as service:
         for path, body in (
             ("/v1/schedules", {"profile": layered_profile(5)}),
             ("/v1/profiles", layered_profile(5)),

@@ -1,0 +1,94 @@
+"""What the deployment files claim: they are valid, and the service runs unprivileged and read-only."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from pace.api.settings import Settings
+from tests.api.process import ServiceProcess
+from tests.api.profiles import layered_profile
+
+ROOT = Path(__file__).parents[2]
+KUBERNETES_VERSIONS = ("1.29", kubernetes_validate.latest_version())
+
+# In a mount namespace of its own: everything read-only but one place in memory and the data folder; no root.
+# Reading is all that the one capability allows, where the interpreter lies in a home folder that is closed.
+CONFINED = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs -o mode=1777 pace /mnt
+mkdir /mnt/data
+mount --bind "$DATA" /mnt/data
+mount -o remount,bind,ro /
+cd /mnt/data
+if touch "$TREE/written" 2>/dev/null; then echo "the tree can be written" >&2; exit 9; fi
+exec setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set -all,+dac_read_search \
+    --inh-caps -all,+dac_read_search --ambient-caps -all,+dac_read_search "$@"
+"""
+
+
+def _documents() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes.yaml").read_text()))
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+def test_the_manifest_is_valid(version: str) -> None:
+    """Every document follows Kubernetes' own schema, with no field that it does not know."""
+    documents = _documents()
+    assert [document["kind"] for document in documents] == ["Deployment", "Service", "PodDisruptionBudget"]
+    for document in documents:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_containers_are_confined_and_their_settings_exist() -> None:
+    """Both files: no root, a read-only file system, no settings that the service does not have."""
+    pod = _documents()[0]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    ours = compose["services"]["pace"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert (ours["read_only"], ours["cap_drop"]) == (True, ["ALL"])
+    known = {f"PACE_{name.upper()}" for name in Settings.model_fields}
+    given = {variable["name"] for variable in container["env"]} | set(ours["environment"])
+    assert {name for name in given if name.startswith("PACE_")} <= known
+    user = next(line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("USER"))
+    assert user == f"USER {pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}"
+
+
+@pytest.mark.slow
+def test_the_service_runs_unprivileged_on_a_read_only_system(tmp_path: Path) -> None:
+    """As the container does: user 10001, nothing to write to but a place in memory and the data folder."""
+    if os.geteuid() != 0 or not shutil.which("setpriv") or not shutil.which("unshare"):
+        pytest.skip("confining a process takes root, unshare and setpriv")
+    data = tmp_path / "data"
+    data.mkdir()
+    os.chown(data, 10001, 10001)
+    environment = {
+        "DATA": str(data),
+        "TREE": str(ROOT),
+        "PYTHONPATH": str(ROOT),
+        "HOME": "/nonexistent",
+        "TMPDIR": "/mnt",
+        "NUMBA_CACHE_DIR": "/mnt/numba",
+        "MPLCONFIGDIR": "/mnt/matplotlib",
+    }
+    command = ["unshare", "--mount", "bash", "-c", CONFINED, "bash", sys.executable]
+    service = ServiceProcess(
+        tmp_path, "sqlite:////mnt/data/pace.db", command=command, environment=environment
+    )
+    with service:
+        assert service.post_schedule(layered_profile(5)).status_code == 201
+        path = service.post_schedule(layered_profile(6)).headers["location"]
+        assert service.http.get(f"{path}/chart").status_code == 200
+        status = Path(f"/proc/{service.pid}/status").read_text()
+        assert "Uid:\t10001\t10001\t10001\t10001" in status
+        assert "NoNewPrivs:\t1" in status
+    assert (data / "pace.db").exists()
