@@ -49,7 +49,7 @@ class CudaTransport(GlooTransport):
                     finished = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
                     finished.record(self._stream)
                 finished.synchronize()
-            except BaseException as raised:
+            except Exception as raised:  # whatever it is, who waits is told
                 error = raised
             done(error)
 

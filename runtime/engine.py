@@ -51,7 +51,8 @@ class Engine:
     timeout_s
         A wait longer than this fails.
     on_stall
-        Called in the waiting thread with the group's number when a wait exceeds `stall_s`.
+        Called in the waiting thread with the group's number when a wait exceeds `stall_s` or half of
+        `timeout_s`.
     explain
         Called once, in the waiting thread, after a failure; what is known about the ranks at fault.
     """
@@ -72,7 +73,7 @@ class Engine:
         self._transport = transport
         self._credit_bytes = plan.credit_bytes
         self._timeout_s = timeout_s
-        self._stall_s = stall_s
+        self._stall_s = min(stall_s, timeout_s / 2)
         self._on_stall = on_stall
         self._explain = explain
         self._groups = plan.groups
@@ -133,9 +134,9 @@ class Engine:
             When the engine has failed before.
         """
         job = self._jobs[group]
+        if self._failure is not None:
+            self._raise_failure()
         with self._lock:
-            if self._failure is not None:
-                raise self._failure
             assert not job.submitted, f"group {group} submitted twice"
             job.submitted_s = time.perf_counter()
             if job.segments and job.segments[0].tensor.is_cuda:
@@ -183,7 +184,7 @@ class Engine:
             if waited_s >= self._timeout_s:
                 self._fail(f"did not end within {self._timeout_s:g} s", job, None)
                 return
-            next_s = self._timeout_s if stalled else min(self._stall_s, self._timeout_s)
+            next_s = self._timeout_s if stalled else self._stall_s
             if job.done.wait(max(next_s - waited_s, 0.0)):
                 return
             if not stalled and time.monotonic() - start >= self._stall_s and self._on_stall is not None:
@@ -254,7 +255,7 @@ class Engine:
                     segment.job.computed.synchronize()
                 segment.sent_s = time.perf_counter()
                 self._transport.allreduce(segment.tensor, segment.name, _completion(self, segment))
-        except BaseException as error:
+        except Exception as error:  # whatever it is, who waits is told
             self._fail("could not be sent", segment.job if segment else None, error)
 
     def _next(self) -> Segment | None:

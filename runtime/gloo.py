@@ -94,7 +94,7 @@ class GlooTransport:
             error: BaseException | None = None
             try:
                 future.value()
-            except BaseException as raised:
+            except Exception as raised:  # whatever it is, who waits is told
                 error = raised
             work = None
             done(error)

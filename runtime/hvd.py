@@ -92,7 +92,7 @@ class HorovodTransport:
                 error: BaseException | None = None
                 try:
                     hvd.synchronize(handle)
-                except BaseException as raised:
+                except Exception as raised:  # whatever it is, who waits is told
                     error = raised
                 done(error)
 

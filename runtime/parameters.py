@@ -14,8 +14,11 @@ def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
     Raises
     ------
     InvalidOptions
-        When the optimizer updates a parameter that is not the model's, or of a dtype without a name.
+        When the optimizer updates a parameter that is not the model's, or of a dtype without a name, or takes
+        sparse gradients only.
     """
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise InvalidOptions("SparseAdam takes sparse gradients only, and gradients are sent dense: use Adam")
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     named = {
         name.replace("_orig_mod.", ""): parameter

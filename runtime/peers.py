@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 PERIOD_S = 0.5
 
+# A rank that says nothing for so long is silent.
+_SILENCE_S = 2.5 * PERIOD_S
+
 # The store itself may be on the rank that is gone: no answer in this time means so.
 _ANSWER_S = 1.5
 
@@ -51,6 +54,8 @@ class Peers:
         self._size = size
         self._progress = progress
         self._keeper = keeper
+        self._stalled: list[dict[str, Any]] | None = None
+        self._stalled_at = 0.0
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pace.peers", daemon=True)
@@ -65,7 +70,7 @@ class Peers:
                 with self._lock:
                     said = self._progress() | {"beat": beat, "left": last}
                     self._store.set(f"alive/{self._rank}", json.dumps(said))
-            except Exception:  # the store went with its keeper: others find that out as they read
+            except (RuntimeError, OSError):  # the store went with its keeper: others find out as they read
                 return
             if last:
                 return
@@ -90,7 +95,7 @@ class Peers:
                 beat, since = seen.get(rank, (-1, now))
                 if each["beat"] != beat:
                     beat, since = seen[rank] = each["beat"], now
-                if rank != self._rank and not each.get("left") and now - since < 2.5 * PERIOD_S:
+                if rank != self._rank and not each.get("left") and now - since < _SILENCE_S:
                     present.append(rank)
             if not present:
                 return
@@ -113,12 +118,23 @@ class Peers:
         return found if len(found) == self._size else None
 
     def explain_failure(self) -> str:
-        """Say which ranks have left or given no sign of life for a while; takes about two periods."""
+        """Say which ranks have left or given no sign of life for a while.
+
+        At once where a stall came before and its culprit is silent still; else it takes a while.
+        """
+        if self._stalled is not None and time.monotonic() - self._stalled_at >= _SILENCE_S:
+            now = self.look()
+            if now is not None and (told := self._lost(self._stalled, now)):
+                return told
         before = self.look()
-        time.sleep(2.5 * PERIOD_S)
+        if before is not None:
+            time.sleep(_SILENCE_S)
         after = self.look() if before is not None else None
         if before is None or after is None:
             return f"rank {self._keeper} is gone: the store that it keeps does not answer"
+        return self._lost(before, after) or _unsent(after)
+
+    def _lost(self, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
         # Those that left because of this very failure are not its cause.
         left = [rank for rank, said in enumerate(after) if said.get("left") and not said.get("failed")]
         silent = [
@@ -128,27 +144,31 @@ class Peers:
         ]
         told = [f"rank {rank} gives no sign of life" for rank in silent]
         told += [f"rank {rank} has left the training" for rank in left]
-        return ", ".join(told) if told else self.explain_stall()
+        return ", ".join(told)
 
     def explain_stall(self) -> str:
         """Say which ranks have not submitted which groups; empty when all have."""
-        said = self.look()
-        if said is None:
+        self._stalled, self._stalled_at = self.look(), time.monotonic()
+        if self._stalled is None:
             return f"the store that rank {self._keeper} keeps does not answer"
-        newest = max(each.get("round", 0) for each in said)
-        told = []
-        for rank, each in enumerate(said):
-            missing = each.get("missing", []) if each.get("round", 0) == newest else ["all of this round's"]
-            if missing:
-                told.append(f"rank {rank} has not sent groups {', '.join(map(str, missing))}")
-        return "; ".join(told)
+        return _unsent(self._stalled)
+
+
+def _unsent(said: list[dict[str, Any]]) -> str:
+    newest = max(each.get("round", 0) for each in said)
+    told = []
+    for rank, each in enumerate(said):
+        missing = each.get("missing", []) if each.get("round", 0) == newest else ["all of this round's"]
+        if missing:
+            told.append(f"rank {rank} has not sent groups {', '.join(map(str, missing))}")
+    return "; ".join(told)
 
 
 def _quietly(read: Callable[[], None]) -> Callable[[], None]:
     def attempt() -> None:
         try:
             read()
-        except Exception:  # no answer is an answer here
+        except (RuntimeError, OSError):  # no answer is an answer here
             return
 
     return attempt

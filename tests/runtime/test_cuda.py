@@ -1,9 +1,11 @@
-"""The CUDA paths: two ranks on one GPU over Gloo. Skipped, with the reason, where there is no GPU."""
+"""The CUDA paths: two ranks on one GPU over Gloo, one over NCCL. Skipped, with the reason, without a GPU."""
 
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import batches, build
@@ -42,3 +44,16 @@ def test_weights_on_a_gpu_equal_plain_training(order: str) -> None:
     first, second = run_ranks(_train_on_gpu, 2, order)
     assert equal_bits(first, second)
     assert difference(first, train_plainly(Case(), 2)) <= 1e-4
+
+
+def _train_over_nccl(rank: int, size: int, order: str) -> Any:
+    dist.init_process_group("nccl", store=HashStore(), rank=rank, world_size=size)
+    trained = _train_on_gpu(rank, size, order)
+    dist.destroy_process_group()
+    return trained
+
+
+def test_one_rank_over_nccl_equals_plain_training() -> None:
+    """NCCL takes one rank a GPU: what is sent to nobody still goes through its stream."""
+    (trained,) = run_ranks(_train_over_nccl, 1, "static", backend="none")
+    assert difference(trained, train_plainly(Case(), 1)) <= 1e-4

@@ -1,6 +1,8 @@
 """Signs of life: who keeps the store stays until the others have asked it."""
 
+import json
 import threading
+import time
 
 from torch._C._distributed_c10d import HashStore
 
@@ -29,3 +31,18 @@ def test_the_keeper_does_not_wait_for_silent_ranks() -> None:
     staying.start()
     staying.join(5.0)
     assert not staying.is_alive()
+
+
+def test_who_was_silent_since_a_stall_is_named_and_nobody_else() -> None:
+    """A rank that spoke once is lost; ranks that speak are not, however soon after a stall one asks."""
+    store = HashStore()
+    alive = [Peers(store, rank, 3, dict) for rank in range(2)]
+    store.set("alive/2", json.dumps({"beat": 7}))
+    time.sleep(0.1)
+    assert alive[0].explain_stall() == ""
+    assert alive[0].explain_failure() == "rank 2 gives no sign of life"
+    assert alive[1].explain_stall() == ""
+    time.sleep(1.5)
+    assert alive[1].explain_failure() == "rank 2 gives no sign of life"
+    for peers in alive:
+        peers.close()
