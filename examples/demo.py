@@ -1,7 +1,7 @@
 """The main job from end to end, on this machine: a service, a captured profile, a schedule, two trainings.
 
-Run it with ``scripts/demo``, which installs what it needs and, where it may, puts the demo into a network
-namespace whose loopback is as slow as a real network.
+Run it with ``scripts/demo``, which installs what it needs and chooses the network: two hosts of the testbed
+where they can be made, else a loopback that the kernel slows down, else loopback as it is.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,17 @@ def main() -> int:
         )
     console.print()
 
-    with service(out) as url:
+    with network(arguments) as places, service(out, places[0]) as url:
         console.print(f"[bold]1[/bold]  service          {url}")
-        workers(arguments.backend, out, "capture.py", "--service", url, "--job", JOB, "--out", out)
+        workers(arguments.backend, places, out, "capture.py", "--service", url, "--job", JOB, "--out", out)
         profile, schedule = load_profile(out / "profile.json"), load_schedule(out / "schedule.json")
         compute, cost = (out / "capture.txt").read_text().split("; ", 1)
         console.print(f"[bold]2[/bold]  profile          {compute}\n{cost:>{len(cost) + 20}}")
         console.print(f"                    all-reduce: {samples(profile)}")
-        workers(arguments.backend, out, "train.py", "--steps", steps, "--out", out / "plain")
+        workers(arguments.backend, places, out, "train.py", "--steps", steps, "--out", out / "plain")
         console.print(f"[bold]3[/bold]  plain training   {steps} steps, {PLAIN[arguments.backend]}")
         pace = ("--service", url, "--job", JOB, "--out", out / "pace")
-        workers(arguments.backend, out, "train.py", "--steps", steps, *pace)
+        workers(arguments.backend, places, out, "train.py", "--steps", steps, *pace)
         console.print(
             f"[bold]4[/bold]  under PACE       {steps} steps, the schedule fetched from the service\n"
         )
@@ -76,12 +77,37 @@ def main() -> int:
 PLAIN = {"gloo": "PyTorch DistributedDataParallel", "horovod": "hvd.DistributedOptimizer"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where processes run: on this machine itself, or on a host of the testbed by way of a command."""
+
+    enter: tuple[str, ...] = ()
+    interface: str = "lo"
+    address: str = "127.0.0.1"
+
+
 @contextlib.contextmanager
-def service(out: Path) -> Iterator[str]:
+def network(arguments: argparse.Namespace) -> Iterator[list[Place]]:
+    """Yield one place for both workers, or a host of its own for each; the service is at the first."""
+    if arguments.hosts_rate is None:
+        yield [Place()]
+        return
+    from benchmarks.testbed.hosts import INTERFACE, Link, hosts
+
+    with hosts([Link(rate_mbit_s=arguments.hosts_rate)] * 2) as on:
+        yield [
+            Place(enter=("ip", "netns", "exec", host.namespace), interface=INTERFACE, address=host.address)
+            for host in on
+        ]
+
+
+@contextlib.contextmanager
+def service(out: Path, place: Place) -> Iterator[str]:
     """Run `pace serve` on a free port and yield its address."""
     database = out / "service.sqlite"
     database.unlink(missing_ok=True)
     command = [
+        *place.enter,
         sys.executable,
         "-m",
         "pace.api.serve",
@@ -112,31 +138,52 @@ def address(log: Path, process: "subprocess.Popen[bytes]") -> str:
     raise SystemExit(f"demo: the service did not start; see {log}")
 
 
-def workers(backend: str, out: Path, program: str, *options: object) -> None:
+def workers(backend: str, places: list[Place], out: Path, program: str, *options: object) -> None:
     """Run one of the example programs on two workers, as a user would start it."""
-    if backend == "horovod":
-        launcher = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2"]
-        launcher += ["--network-interfaces", "lo", sys.executable]
-    else:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, str(HERE / program), "--backend", backend, *map(str, options)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
     log = out / f"{Path(program).stem}.log"
-    with log.open("ab") as output:
-        output.write(f"$ {shlex.join(command)}\n".encode())
-        output.flush()
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=environment, start_new_session=True
-        )
-        try:
-            code = process.wait(timeout=STAGE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise SystemExit(f"demo: {program} did not end within {STAGE_TIMEOUT_S} s; see {log}") from None
-        finally:
+    arguments = [str(HERE / program), "--backend", backend, *map(str, options)]
+    processes = []
+    try:
+        with log.open("ab") as output:
+            for number, place in enumerate(places):
+                command = [*place.enter, *launcher(backend, places, number), *arguments]
+                output.write(f"$ {shlex.join(command)}\n".encode())
+                output.flush()
+                names = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+                environment = {"OMP_NUM_THREADS": "1"} | dict.fromkeys(names, place.interface)
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdout=output,
+                        stderr=output,
+                        env=os.environ | environment,
+                        start_new_session=True,
+                    )
+                )
+        deadline = time.monotonic() + STAGE_TIMEOUT_S
+        codes = [process.wait(timeout=max(deadline - time.monotonic(), 0)) for process in processes]
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"demo: {program} did not end within {STAGE_TIMEOUT_S} s; see {log}") from None
+    finally:
+        for process in processes:
             stop(process)
-    if code != 0:
+    if any(codes):
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
-        raise SystemExit(f"{tail}\ndemo: {program} failed with exit code {code}; see {log}")
+        raise SystemExit(f"{tail}\ndemo: {program} failed with exit code {max(codes)}; see {log}")
+
+
+def launcher(backend: str, places: list[Place], number: int) -> list[str]:
+    """Return what starts one place's workers: both, or one of two hosts' own."""
+    if backend == "horovod":
+        command = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2"]
+        return [*command, "--network-interfaces", places[0].interface, sys.executable]
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    if len(places) == 1:
+        return [*torchrun, "--standalone", "--nproc-per-node", "2"]
+    return [
+        *(*torchrun, "--nproc-per-node", "1", "--nnodes", str(len(places)), "--node-rank", str(number)),
+        *("--master-addr", places[0].address, "--master-port", "29500"),
+    ]
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
@@ -220,6 +267,12 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--backend", choices=("gloo", "horovod"), default="gloo")
+    parser.add_argument(
+        "--hosts-rate",
+        type=float,
+        metavar="MBIT",
+        help="a host of the testbed for each worker, joined at this rate",
+    )
     parser.add_argument("--network", default="this machine's loopback", help="what to say about the network")
     parser.add_argument("--steps", type=int, default=50, help="steps of each training, more than 25")
     parser.add_argument("--out", type=Path, default=HERE.parent / "out" / "demo")
