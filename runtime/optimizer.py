@@ -18,7 +18,7 @@ import structlog
 import torch
 from torch import nn
 
-from pace.errors import InvalidOptions, InvalidUse
+from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
 from pace.runtime.agreement import agree_on_plan, agree_on_weights
 from pace.runtime.choice import Choice
 from pace.runtime.compression import Compression, compressed
@@ -198,7 +198,13 @@ class WrappedOptimizer(StandIn):
         return loss
 
     def _end_step(self) -> None:
-        self._choice.after_step(self._rounds.number, self._rounds.engine.waited_s, self._switch)
+        try:
+            self._choice.after_step(self._rounds.number, self._rounds.engine.waited_s, self._switch)
+        except (CommunicationFailed, RuntimeError) as error:  # what transports raise where ranks agree
+            if self._rounds.engine.failure is not None:
+                raise
+            self._rounds.engine.abandon()
+            raise CommunicationFailed(f"{error}; {self._explain_failure()}") from error
         self._rounds.aside = self._choice.replanner.aside
 
     def _step_at_once(self, closure: Callable[[], Any] | None) -> Any:
