@@ -4,6 +4,8 @@ One start of two real ranks with a real service goes through the lives of severa
 """
 
 import json
+import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ import structlog
 import torch
 
 import pace.runtime.late
+from pace.errors import CommunicationFailed
 from pace.profile import Profile, parse_profile
 from pace.runtime.profiler import Capture
+from pace.runtime.self_profile import SelfProfile
 from pace.schedule import Schedule
 from tests.api.process import ServiceProcess
-from tests.runtime.launch import run_ranks
+from tests.runtime.launch import run_ranks, try_ranks
 from tests.runtime.lives import (
     MOST_STEPS,
     NEVER_AGAIN,
@@ -189,6 +193,32 @@ def test_a_service_that_dies_meanwhile_stops_nobody(lives: Lives) -> None:
     assert orphan.states == ["profiling", "submitting"]
     assert orphan.sources == ["plain", "local"]
     assert orphan.events["pace.schedule_adopted"] == 0
+
+
+def _left_alone(rank: int, _size: int, url: str) -> tuple[str, int, bool]:
+    before = torch.autograd.backward
+    job = Job(rank, [], service=url, job="left alone", replanning=NEVER_AGAIN)
+    if rank == 1:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SelfProfile, "finish", lambda _profile: os.kill(os.getpid(), signal.SIGKILL))
+            job.train(60)
+    with pytest.raises(CommunicationFailed) as raised:
+        job.train(60)
+    job.optimizer.close()
+    hooks = sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in job.model.modules())
+    return str(raised.value), hooks, torch.autograd.backward is before
+
+
+def test_a_peer_lost_while_profiling_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """Killed before the network is measured: no hang, and hooks are off again but for the test's own."""
+    with ServiceProcess(tmp_path) as service:
+        survivor, lost = try_ranks(_left_alone, 2, service.url, timeout_s=200, expect_lost=[1])
+    assert survivor.returned, survivor.output
+    message, hooks, restored = survivor.result
+    assert "rank 1 gives no sign of life" in message
+    assert hooks == 1
+    assert restored
+    assert lost.exit_code == -signal.SIGKILL
 
 
 def _over_horovod(rank: int, _size: int, url: str) -> Diary:
