@@ -79,7 +79,8 @@ class Choice:
     @property
     def iteration_s(self) -> float | None:
         """Median of the latest iterations; None before the second."""
-        return statistics.median(self._intervals) if self._intervals else None
+        latest = list(self._intervals)  # a copy, as a scrape asks in a thread of its own
+        return statistics.median(latest) if latest else None
 
     def after_step(self, number: int, waited_s: float, switch: Callable[[Plan, bool], None]) -> None:
         """Take note of a step; calls `switch` with a plan and whether to use a barrier, if they change.

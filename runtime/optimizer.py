@@ -302,6 +302,7 @@ class WrappedOptimizer(StandIn):
             may be asked for by any thread.
         """
         rounds, replanner = self._rounds, self._choice.replanner
+        drift = replanner.drift
         if wait:
             self.synchronize()
         groups, segments = rounds.engine.last_round() if wait else ((), ())
@@ -321,7 +322,7 @@ class WrappedOptimizer(StandIn):
             segments=segments,
             replanning=replanner.state,
             profiles=replanner.num_profiles,
-            drift=replanner.drift.ratio if replanner.drift else None,
+            drift=drift.ratio if drift else None,
         )
 
     def write_timeline(self, path: str | Path) -> None:
