@@ -123,7 +123,8 @@ class Dispatcher:
             task = None
             if len(running) < lane.executor.size:
                 try:
-                    task = await asyncio.to_thread(self._tasks.claim, kind)
+                    names = [task.get_name() for task in self._all_running()]
+                    task = await asyncio.to_thread(self._tasks.claim, kind, names)
                     pause_s = self._poll_s
                 except Exception as error:
                     # The database may be gone or full for a while; the service must outlast that.

@@ -59,12 +59,16 @@ def vacuum(database: Database) -> None:
     tables keep their size on disk and use it again.
     """
     if database.is_sqlite:
-        while True:
+        before, left = -1, 0
+        while left != before:
+            before = left
             with database.write() as connection:
-                connection.exec_driver_sql(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").all()
+                # The driver's own cursor: it steps on by fetching, though the pragma has no columns.
+                cursor = connection.connection.cursor()
+                cursor.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
                 left = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
                 incremental = connection.exec_driver_sql("PRAGMA auto_vacuum").scalar_one() == 2
-            if not left or not incremental:
+            if not incremental:
                 break
         # Outside a transaction: the file shrinks when the write-ahead log is put into it.
         with contextlib.closing(database.engine.raw_connection()) as raw:

@@ -177,8 +177,11 @@ class TaskQueue:
         if of_all >= self._max_queued:
             raise queue_full(f"{of_all} tasks wait already", retry_after_s=10)
 
-    def claim(self, kind: str) -> ClaimedTask | None:
+    def claim(self, kind: str, running: Collection[str] = ()) -> ClaimedTask | None:
         """Take the next task of a kind.
+
+        Those that are `running` here stay what they are: their leases may have ended because this
+        process was starved for a moment, and nobody has taken them over.
 
         Tenants take turns: first those with the fewest tasks running, among them the one whose last
         start is longest ago, and of its tasks the oldest.
@@ -187,12 +190,12 @@ class TaskQueue:
         queued = (TaskRecord.state == "queued") & (TaskRecord.kind == kind)
         running_too = (TaskRecord.state == "running") & (TaskRecord.kind == kind)
         with self.database.read() as connection:
-            expired = running_too & (TaskRecord.lease_until < now)
+            expired = running_too & (TaskRecord.lease_until < now) & TaskRecord.id.not_in(running)
             if connection.scalar(select(TaskRecord.id).where(queued | expired).limit(1)) is None:
                 return None
         with self.database.write() as connection:
-            self._take_back_expired(connection, now)
-            running = Counter(connection.scalars(select(TaskRecord.tenant).where(running_too)))
+            self._take_back_expired(connection, now, running)
+            at_work = Counter(connection.scalars(select(TaskRecord.tenant).where(running_too)))
             tenants = list(connection.scalars(select(TaskRecord.tenant).where(queued).distinct()))
             turns = dict(
                 connection.execute(
@@ -208,7 +211,7 @@ class TaskQueue:
                 .all()
             )
             never = datetime.min.replace(tzinfo=UTC)
-            tenants.sort(key=lambda tenant: (running[tenant], turns.get(tenant, never), tenant))
+            tenants.sort(key=lambda tenant: (at_work[tenant], turns.get(tenant, never), tenant))
             for tenant in tenants:
                 task_id = connection.scalar(
                     select(TaskRecord.id)
@@ -221,8 +224,10 @@ class TaskQueue:
                     return self._start(connection, task_id, now)
         return None
 
-    def _take_back_expired(self, connection: Connection, now: datetime) -> None:
-        expired = (TaskRecord.state == "running") & (TaskRecord.lease_until < now)
+    def _take_back_expired(self, connection: Connection, now: datetime, running: Collection[str]) -> None:
+        expired = (
+            (TaskRecord.state == "running") & (TaskRecord.lease_until < now) & TaskRecord.id.not_in(running)
+        )
         problem = make_problem(
             "worker-died", 500, f"the processes that worked on this died {self._max_attempts} times"
         )

@@ -65,11 +65,13 @@ class Watches:
         if watch is None:
             watch = self._watches[tenant, task_id] = _Watch()
             watch.runner = asyncio.create_task(self._run(watch, tenant, task_id))
-            watch.runner.add_done_callback(lambda _: self._ended(tenant, task_id))
+            watch.runner.add_done_callback(lambda done: self._ended(tenant, task_id, done))
         return watch
 
-    def _ended(self, tenant: str, task_id: str) -> None:
+    def _ended(self, tenant: str, task_id: str, done: "asyncio.Task[TaskStatus | None]") -> None:
         self._watches.pop((tenant, task_id)).changed.set()
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.warning("watch-ended", task=task_id, error=str(error))
 
     async def _run(self, watch: "_Watch", tenant: str, task_id: str) -> TaskStatus | None:
         while True:

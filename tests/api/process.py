@@ -47,9 +47,9 @@ class Caller:
         """POST a profile, with options and job if given."""
         return self.http.post("/v1/schedules", json={"profile": profile, **more})
 
-    def events(self, name: str) -> int:
-        """How many of this tenant's events of a name are in the log."""
-        return sum(entry.get("tenant") == self.tenant for entry in self.process.events(name))
+    def events(self, name: str, at_least: int = 0) -> int:
+        """How many of this tenant's events of a name are in the log, waiting for so many."""
+        return len(self.process.events(name, at_least, tenant=self.tenant))
 
 
 class ServiceProcess:
@@ -134,9 +134,20 @@ class ServiceProcess:
         database.close()
         return token
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """Return the log's events of a name."""
-        return [entry for entry in self.log() if entry.get("event") == name]
+    def events(self, name: str, at_least: int = 0, **fields: str) -> list[dict[str, Any]]:
+        """Return the log's events of a name and with these fields, waiting for so many.
+
+        An answer may arrive before the lines that tell of it.
+        """
+        wanted = {"event": name, **fields}
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            found = [
+                entry for entry in self.log() if all(entry.get(key) == value for key, value in wanted.items())
+            ]
+            if len(found) >= at_least or time.monotonic() > deadline:
+                return found
+            time.sleep(0.02)
 
     @property
     def pid(self) -> int:

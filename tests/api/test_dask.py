@@ -139,7 +139,7 @@ def _killed_worker(caller: Caller, cluster: Cluster) -> None:
         assert answer.result().status_code == 201, answer.result().text
     expected = optimize(parse_profile(json.dumps(document)), Options(fusion="pace"))
     assert answer.result().json()["schedule"] == json.loads(expected.to_json())
-    assert caller.events("solved") == 2
+    assert caller.events("solved", 2) == 2
 
 
 def _followed_and_cancelled(caller: Caller) -> None:

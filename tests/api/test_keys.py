@@ -183,4 +183,4 @@ def test_a_service_for_others_wants_keys(tmp_path: Path) -> None:
     assert Settings(host="127.0.0.1", auth="required").needs_keys
     with ServiceProcess(tmp_path) as service:
         service.http.get("/healthz")
-        assert any(entry.get("event") == "keys-are-off" for entry in service.log())
+        assert service.events("keys-are-off", 1)

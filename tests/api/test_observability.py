@@ -46,7 +46,7 @@ def test_request_ids_join_the_caller_and_the_log(service: Caller) -> None:
     name = f"rank-0.step-17.{service.tenant}"
     answer = service.http.get("/v1/schedules/0", headers={"X-Request-ID": name})
     assert answer.headers["x-request-id"] == answer.json()["request_id"] == name
-    logged = [entry for entry in service.process.log() if entry.get("request_id") == name]
+    logged = service.process.events("request", 1, request_id=name)
     assert [(entry["event"], entry["status"]) for entry in logged] == [("request", 422)]
     forged = service.http.get("/healthz", headers={"X-Request-ID": '"}{"event": "forged'})
     assert re.fullmatch("[0-9a-f]{32}", forged.headers["x-request-id"])

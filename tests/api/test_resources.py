@@ -60,7 +60,7 @@ def test_a_hundred_clients_at_once_cost_one_solve(service: Caller) -> None:
         answers = list(pool.map(ask, range(100)))
     assert {answer.status_code for answer in answers} == {201}
     assert len({answer.content for answer in answers}) == 1
-    assert service.events("solved") == 1
+    assert service.events("solved", 1) == 1
 
 
 def test_an_unchanged_schedule_is_not_sent_again(service: Caller) -> None:
@@ -120,7 +120,7 @@ def test_what_is_deleted_is_gone(service: Caller) -> None:
     again = service.post_schedule(profile, job="train")
     assert again.json()["id"] == created.json()["id"]
     assert again.json()["schedule"] == created.json()["schedule"]
-    assert service.events("solved") == 2
+    assert service.events("solved", 2) == 2
 
 
 def test_deleting_one_jobs_schedule_leaves_the_others(service: Caller) -> None:

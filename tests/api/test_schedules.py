@@ -68,7 +68,7 @@ def test_a_restart_loses_nothing(tmp_path: Path, database_url: str) -> None:
         service.start()
         assert service.http.get(answer.headers["location"]).content == answer.content
         assert service.post_schedule(layered_profile(8), job="train").content == answer.content
-        assert len(service.events("solved")) == 1
+        assert len(service.events("solved", 1)) == 1
 
 
 def test_an_accepted_task_outlives_a_crash(tmp_path: Path, database_url: str) -> None:

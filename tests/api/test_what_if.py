@@ -65,7 +65,7 @@ def test_the_answer_is_the_librarys(service: Caller) -> None:
     assert service.http.get(path, headers={"If-None-Match": answer.headers["etag"]}).status_code == 304
     again = service.http.post("/v1/what-if", json=question, headers=ASYNC)
     assert (again.status_code, again.content) == (201, answer.content)
-    assert service.events("what-if-answered") == 1
+    assert service.events("what-if-answered", 1) == 1
     text = service.http.get(path, headers={"Accept": "text/csv"})
     assert text.headers["content-type"] == "text/csv; charset=utf-8"
     assert text.text == expected.to_csv()
@@ -86,7 +86,7 @@ def test_equal_questions_at_once_are_answered_once(service: Caller) -> None:
         answers = list(pool.map(lambda _: service.http.post("/v1/what-if", json=question), range(8)))
     assert {answer.status_code for answer in answers} == {201}
     assert len({answer.content for answer in answers}) == 1
-    assert service.events("what-if-answered") == 1
+    assert service.events("what-if-answered", 1) == 1
 
 
 def test_a_what_if_is_followed_and_cancelled(service: Caller) -> None:
