@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import torch
 
 from pace.errors import PaceError
@@ -116,6 +117,7 @@ def _train_plainly_from(model: Any, optimizer: torch.optim.Optimizer, size: int)
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_resumes_at_another_world_size(transport: str, tmp_path: Path) -> None:
     """Two ranks save; three, or one, go on from there as plain training does with the same batches."""
     backend = cast("Backend", transport)
