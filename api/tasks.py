@@ -180,8 +180,7 @@ class TaskQueue:
     def claim(self, kind: str, running: Collection[str] = ()) -> ClaimedTask | None:
         """Take the next task of a kind.
 
-        Those that are `running` here stay what they are: their leases may have ended because this
-        process was starved for a moment, and nobody has taken them over.
+        Those `running` here stay so: if their leases ended, this process was starved for a moment.
 
         Tenants take turns: first those with the fewest tasks running, among them the one whose last
         start is longest ago, and of its tasks the oldest.
