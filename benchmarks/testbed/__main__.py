@@ -43,6 +43,7 @@ def main() -> int:
     from benchmarks.testbed.traces import write_traces
 
     torch.set_num_threads(1)
+    defaults = Grid()
     grid = Grid(
         models=arguments.models,
         workers=arguments.workers,
@@ -51,6 +52,7 @@ def main() -> int:
         compute_s=arguments.compute_s,
         only=arguments.contenders,
         rounds=2 if arguments.quick else arguments.rounds,
+        rounds_elsewhere=2 if arguments.quick else min(arguments.rounds, defaults.rounds_elsewhere),
     )
     traces: dict[tuple[str, int, float], Any] | None = {} if arguments.traces else None
     command = shlex.join(["python", "-m", "benchmarks.testbed", *sys.argv[1:]])

@@ -40,16 +40,19 @@ class Grid:
         (workers, ratio) where all contenders compete; elsewhere the core ones do.
     only
         Names of contenders, in place of both.
+    rounds, rounds_elsewhere
+        Turns of each contender, where all compete and elsewhere.
     """
 
     models: tuple[str, ...] = tuple(MODELS)
     workers: tuple[int, ...] = (4, 2, 8)
     ratios: tuple[float, ...] = (1.0, 0.5, 2.0)
     rate_mbit_s: float = 200.0
-    compute_s: float = 0.5
+    compute_s: float = 0.4
     every_contender_at: tuple[int, float] = (4, 1.0)
     only: tuple[str, ...] = ()
     rounds: int = 3
+    rounds_elsewhere: int = 2
     windows: int = 3
 
 
@@ -125,7 +128,8 @@ def _setting(
         compute_s=grid.compute_s,
         ratio=ratio,
     )
-    effort = Effort(rounds=grid.rounds, windows=grid.windows, bucket_sizes_mib=sweep)
+    rounds = grid.rounds if everyone else grid.rounds_elsewhere
+    effort = Effort(rounds=rounds, windows=grid.windows, bucket_sizes_mib=sweep)
     return measure(
         on,
         model,
@@ -167,6 +171,7 @@ def _conditions(grid: Grid) -> dict[str, Any]:
         "burst_ms": BURST_MS,
         "compute_s": grid.compute_s,
         "rounds": grid.rounds,
+        "rounds_elsewhere": grid.rounds_elsewhere,
         "windows": grid.windows,
     }
 

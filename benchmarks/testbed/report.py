@@ -31,7 +31,8 @@ def markdown(record: dict[str, Any], *, command: str, chart: str | None = None) 
     ]
     if chart:
         parts.append(f"![Iteration time over the bound]({chart})")
-    parts += ["## Against the targets", _targets(settings)]
+    parts += ["## In short", _summary(settings)]
+    parts += ["## Against the peers", _targets(settings)]
     parts += ["## Every setting", _legend(), *(_setting(setting) for setting in settings)]
     parts += ["## Predicted against measured", _fidelity(settings)]
     return "\n\n".join(parts) + "\n"
@@ -49,7 +50,8 @@ def _conditions(record: dict[str, Any]) -> str:
         f" torch {conditions['torch']}, Horovod {conditions['horovod']}, PACE {conditions['pace']} at"
         f" {conditions['commit']}. Links of {conditions['rate_mbit_s']:g} Mbit/s, both ways, with bursts of"
         f" {conditions['burst_ms']:g} ms: {networks}. Compute of a window: {conditions['compute_s']:g} s."
-        f" {conditions['rounds']} rounds of {conditions['windows']} windows each, contenders in turn."
+        f" {conditions['rounds']} rounds (elsewhere than at the target {conditions['rounds_elsewhere']}) of"
+        f" {conditions['windows']} windows each, contenders in turn."
         f" It took {conditions['took_s'] / 60:.0f} minutes."
     )
 
@@ -57,6 +59,40 @@ def _conditions(record: dict[str, Any]) -> str:
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _summary(settings: Sequence[SettingResult]) -> str:
+    lines = []
+    for name in _DEFAULTS:
+        found = [
+            (setting, contender)
+            for setting in settings
+            for contender in setting.contenders
+            if contender.name == name and contender.counts
+        ]
+        ratios = [(ratio, setting) for setting, c in found if (ratio := setting.speedup(c)) is not None]
+        if not ratios:
+            continue
+        least, where = min(ratios, key=lambda pair: pair[0])
+        close = sum(contender.gap <= 0.05 for _, contender in found)
+        farthest = max(found, key=lambda pair: pair[1].gap)
+        lines.append(
+            f"- **{BY_NAME[name].label}**: {_times(statistics.median(r for r, _ in ratios))} the best peer's"
+            f" speed in the median of {len(ratios)} settings, {_times(least)} at the least ({_place(where)});"
+            f" within 5 % of the bound in {close} of {len(found)}, farthest from it {farthest[1].gap:.1%}"
+            f" ({_place(farthest[0])})."
+        )
+    errors = [abs(c.error) for setting in settings for c in setting.contenders if c.counts]
+    if errors:
+        lines.append(
+            f"- **Simulator** against {len(errors)} measurements: off by {statistics.median(errors):.1%} in"
+            f" the median, {max(errors):.1%} at the most."
+        )
+    return "\n".join(lines)
+
+
+def _place(setting: SettingResult) -> str:
+    return f"{setting.model}, {setting.workers} workers, ratio {setting.ratio:g}"
 
 
 def _targets(settings: Sequence[SettingResult]) -> str:

@@ -79,6 +79,7 @@ def test_page_and_chart_show_everyone(setting: SettingResult, tmp_path: Path) ->
             "burst_ms": 5,
             "compute_s": 0.5,
             "rounds": 1,
+            "rounds_elsewhere": 1,
             "windows": 3,
             "took_s": 120,
         },
@@ -92,5 +93,8 @@ def test_page_and_chart_show_everyone(setting: SettingResult, tmp_path: Path) ->
     )
     assert "| HOROVOD | disqualified | weights are off by 1 |" in page
     assert "| PACE-STATIC | 625.0 | 4.0% | x 1.12 | +25.0 % | 550.0 (-12.0 %) | 1.0e-07 |" in page
+    assert "**PACE on torch, static**: x 1.12 the best peer's speed in the median of 1 settings" in page
+    assert "within 5 % of the bound in 0 of 1, farthest from it 25.0% (vgg16, 4 workers, ratio 1)" in page
+    assert "off by 21.4% in the median, 31.2% at the most" in page
     draw(record, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
