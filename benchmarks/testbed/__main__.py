@@ -50,6 +50,7 @@ def main() -> int:
         ratios=arguments.ratios,
         rate_mbit_s=arguments.rate_mbit_s,
         compute_s=arguments.compute_s,
+        real_models=arguments.real_models,
         only=arguments.contenders,
         rounds=2 if arguments.quick else arguments.rounds,
         rounds_elsewhere=2 if arguments.quick else min(arguments.rounds, defaults.rounds_elsewhere),
@@ -101,6 +102,7 @@ def _tell(text: str) -> None:
 
 def _arguments() -> argparse.Namespace:
     from benchmarks.testbed.contenders import BY_NAME
+    from benchmarks.testbed.real import MODELS as REAL_MODELS
     from benchmarks.testbed.record import MODELS, Grid
 
     defaults = Grid()
@@ -110,6 +112,9 @@ def _arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--models", type=_names(MODELS), default=defaults.models, metavar="A,B")
+    parser.add_argument(
+        "--real-models", type=_names(REAL_MODELS), default=defaults.real_models, metavar="A,B"
+    )
     parser.add_argument("--workers", type=_integers, default=defaults.workers, metavar="2,4,8")
     parser.add_argument("--ratios", type=_floats, default=defaults.ratios, metavar="0.5,1,2")
     parser.add_argument("--contenders", type=_names(BY_NAME), default=(), metavar="A,B", help="only these")
@@ -129,7 +134,7 @@ def _arguments() -> argparse.Namespace:
 
 def _names(known: Any) -> Any:
     def parse(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
+        names = tuple(text.split(",")) if text else ()
         for name in names:
             if name not in known:
                 raise argparse.ArgumentTypeError(f'"{name}" is none of {", ".join(known)}')

@@ -35,6 +35,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     for row, count in zip(axes, workers, strict=True):
         for axis, model in zip(row, models, strict=True):
             here = [s for s in settings if s.model == model and s.workers == count]
+            axis.set_visible(bool(here))
             shown |= _panel(axis, sorted(here, key=lambda s: s.ratio), colours)
             axis.set_title(f"{model}, {count} workers", fontsize=9)
     for row in axes:

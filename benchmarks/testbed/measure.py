@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.testbed import trainer
+from benchmarks.testbed import real, trainer
 from benchmarks.testbed.contenders import Backend, Contender
 from benchmarks.testbed.errors import RankFailed
 from benchmarks.testbed.hosts import Host
@@ -90,16 +90,18 @@ def measure(
     traces
         Filled with a (profile, schedule, trace) for each contender, if given.
     """
-    workload = trainer.Workload(profile=fitted.profile, size_factor=fitted.size_factor)
+    workload = trainer.Workload(profile=fitted.profile, size_factor=fitted.size_factor, real=fitted.real)
     entries = []
     for contender in contenders:
-        profile = renamed(fitted.profile.replace(allreduce=costs[contender.backend]))
+        profile = fitted.profile.replace(allreduce=costs[contender.backend])
+        if fitted.real is None:
+            profile = renamed(profile)
         schedule = schedule_for(contender, profile, fitted.size_factor)
         entries.append(_Entry(contender=contender, profile=profile, schedule=schedule))
     load = os.getloadavg()[0]
     plain_s = _plain(on, workload, effort)
     iterations = effort.rounds * (effort.windows + 1)
-    expected = expected_weights(fitted.profile, workers=len(on), iterations=iterations)
+    expected = _expected(fitted, len(on), iterations)
     with ExitStack() as stack:
         for number, entry in enumerate(entries):
             _attempt(entry, lambda e=entry, n=number: _start(stack, e, n, on, workload, effort))  # type: ignore[misc]
@@ -131,6 +133,13 @@ def measure(
     )
 
 
+def _expected(fitted: Fitted, workers: int, iterations: int) -> FloatArray:
+    if fitted.real is None:
+        return expected_weights(fitted.profile, workers=workers, iterations=iterations)
+    order = [gradient.name for gradient in fitted.profile.gradients]
+    return real.expected_weights(fitted.real, order, workers=workers, iterations=iterations)
+
+
 def _attempt(entry: _Entry, act: Callable[[], None]) -> None:
     """Do something with a contender that has not failed yet; a failure is its own, not the setting's."""
     if entry.failed is not None:
@@ -146,7 +155,9 @@ def _attempt(entry: _Entry, act: Callable[[], None]) -> None:
 def _plain(on: Sequence[Host], workload: trainer.Workload, effort: Effort) -> float:
     """Time all ranks side by side without communication: what emulated compute takes on this machine."""
     plain = Contender(name="plain", label="no communication", backend="torch", kind="ddp")
-    with ranks("plain", on, trainer.main, on, plain, workload, None, 0) as running:
+    with ranks(
+        "plain", on, trainer.main, *(on, plain, workload, None, 0), undisturbed=workload.real is None
+    ) as running:
         running.ask("train", 2)
         starts = running.ask("train", max(2 * effort.windows, 4) + 1)
     return float(statistics.median(later - earlier for own in starts for earlier, later in pairwise(own)))
@@ -168,6 +179,7 @@ def _start(
             trainer.main,
             *(on, contender, workload, entry.schedule, _FIRST_PORT + number),
             environment=contender.environment,
+            undisturbed=workload.real is None,
         )
     )
     port = entry.running.ask("serve")[0]

@@ -118,11 +118,13 @@ def ranks(
     main: Main,
     *arguments: Any,
     environment: dict[str, str] | None = None,
+    undisturbed: bool = True,
     timeout_s: float = 120.0,
 ) -> Iterator[Ranks]:
     """Run ``main(rank, *arguments)`` on every host and keep the ranks for requests, until the block ends.
 
-    `environment` is set before `main` runs. Nothing is passed by pickling: a fork has it all.
+    `environment` is set before `main` runs. Nothing is passed by pickling: a fork has it all. `undisturbed`
+    ranks go before other programs of the machine; ranks that compute all the time must not.
 
     Raises
     ------
@@ -141,7 +143,7 @@ def ranks(
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_run,
-                args=(rank, host, main, arguments, environment or {}, theirs),
+                args=(rank, host, main, arguments, environment or {}, undisturbed, theirs),
                 name=f"{name}.{rank}",
                 daemon=True,
             )
@@ -162,6 +164,7 @@ def _run(
     main: Main,
     arguments: tuple[Any, ...],
     environment: dict[str, str],
+    undisturbed: bool,
     pipe: "Connection[Any, Any]",
 ) -> None:
     die_with_parent()
@@ -172,7 +175,8 @@ def _run(
     try:
         enter(host)
         sleep_precisely()
-        run_undisturbed()
+        if undisturbed:
+            run_undisturbed()
         os.environ.update(environment)
         answer = main(rank, *arguments)
         pipe.send((False, None))

@@ -3,7 +3,7 @@
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ from benchmarks.testbed.contenders import BY_NAME, CORE, DDP_SWEEP_MIB, Backend
 from benchmarks.testbed.hosts import BURST_MS, Host, Link, congestion_control, hosts
 from benchmarks.testbed.measure import Effort, measure
 from benchmarks.testbed.rates import verify_rates
+from benchmarks.testbed.real import MODELS as REAL_MODELS
+from benchmarks.testbed.real import captured
 from benchmarks.testbed.results import SettingResult, as_document
-from benchmarks.testbed.scaling import fit
+from benchmarks.testbed.scaling import Fitted, fit
 from pace.allreduce import SampledAllReduce
-from pace.models import build
+from pace.models import build, communication_ratio
 from pace.version import __version__
 
 # Images or tokens of one device in an iteration; times are scaled, so only the balance of layers follows.
@@ -38,6 +40,8 @@ class Grid:
         Length of the emulated window without communication.
     every_contender_at
         (workers, ratio) where all contenders compete; elsewhere the core ones do.
+    real_models
+        Models with real compute, trained on two hosts where two are among `workers`.
     only
         Names of contenders, in place of both.
     rounds, rounds_elsewhere
@@ -49,6 +53,7 @@ class Grid:
     ratios: tuple[float, ...] = (1.0, 0.5, 2.0)
     rate_mbit_s: float = 200.0
     compute_s: float = 0.4
+    real_models: tuple[str, ...] = tuple(REAL_MODELS)
     every_contender_at: tuple[int, float] = (4, 1.0)
     only: tuple[str, ...] = ()
     rounds: int = 3
@@ -82,18 +87,37 @@ def run(
             network, costs = _network(on)
             tell(f"{workers} hosts, {network['rate_mbit_s'][0]:.0f} Mbit/s of payload each way")
             record["networks"].append(network)
-            for ratio in grid.ratios:
-                for model in grid.models:
-                    setting_traces: dict[str, Any] | None = None if traces is None else {}
-                    result = _setting(on, grid, model, ratio, costs, tell, setting_traces)
-                    record["settings"].append(as_document(result))
-                    if traces is not None and setting_traces is not None:
-                        traces[model, workers, ratio] = setting_traces
-                    record["conditions"]["took_s"] = time.monotonic() - started
-                    tell(_line(result))
-                    if keep is not None:
-                        keep(record)
+            for result in _settings(on, grid, costs, tell, traces):
+                record["settings"].append(as_document(result))
+                record["conditions"]["took_s"] = time.monotonic() - started
+                tell(_line(result))
+                if keep is not None:
+                    keep(record)
     return record
+
+
+def _settings(
+    on: Sequence[Host],
+    grid: Grid,
+    costs: dict[Backend, SampledAllReduce],
+    tell: Tell,
+    traces: dict[tuple[str, int, float], Any] | None,
+) -> Iterator[SettingResult]:
+    """Measure what the grid has for this number of hosts, one setting after another."""
+    for ratio in grid.ratios:
+        for model in grid.models:
+            fitted = fit(
+                build(model, device_tflops=DEVICE_TFLOPS, batch=MODELS[model], workers=len(on)),
+                workers=len(on),
+                allreduce=costs["torch"],
+                compute_s=grid.compute_s,
+                ratio=ratio,
+            )
+            yield _setting(on, grid, model, ratio, fitted, costs, tell, traces)
+    for model in grid.real_models if len(on) == 2 else ():
+        fitted = captured(model, on, costs["torch"])
+        ratio = round(communication_ratio(fitted.profile), 2)
+        yield _setting(on, grid, f"{model}, real compute", ratio, fitted, costs, tell, traces)
 
 
 def _network(on: Sequence[Host]) -> tuple[dict[str, Any], dict[Backend, SampledAllReduce]]:
@@ -114,20 +138,17 @@ def _setting(
     grid: Grid,
     model: str,
     ratio: float,
+    fitted: Fitted,
     costs: dict[Backend, SampledAllReduce],
     tell: Tell,
-    traces: dict[str, Any] | None,
+    traces: dict[tuple[str, int, float], Any] | None,
 ) -> SettingResult:
+    kept: dict[str, Any] | None = None
+    if traces is not None:
+        kept = traces[model, len(on), ratio] = {}
     everyone = (len(on), ratio) == grid.every_contender_at
     names = grid.only or (tuple(BY_NAME) if everyone else CORE)
     sweep = DDP_SWEEP_MIB if everyone else DDP_SWEEP_MIB[1::2]
-    fitted = fit(
-        build(model, device_tflops=DEVICE_TFLOPS, batch=MODELS[model], workers=len(on)),
-        workers=len(on),
-        allreduce=costs["torch"],
-        compute_s=grid.compute_s,
-        ratio=ratio,
-    )
     rounds = grid.rounds if everyone else grid.rounds_elsewhere
     effort = Effort(rounds=rounds, windows=grid.windows, bucket_sizes_mib=sweep)
     return measure(
@@ -139,7 +160,7 @@ def _setting(
         [BY_NAME[name] for name in names],
         effort,
         lambda text: tell(f"  {model}, W={len(on)}, ratio {ratio:g}: {text}"),
-        traces,
+        kept,
     )
 
 

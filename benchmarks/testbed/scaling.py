@@ -14,11 +14,18 @@ from pace.profile import ELEMENT_BYTES, Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """A profile that fits the testbed, and by what its times and sizes were multiplied."""
+    """A profile that fits the testbed, and by what its times and sizes were multiplied.
+
+    Attributes
+    ----------
+    real
+        The name of the model with real compute that it was captured from; None when it is to be replayed.
+    """
 
     profile: Profile
     time_factor: float
     size_factor: float
+    real: str | None = None
 
 
 def fit(profile: Profile, *, workers: int, allreduce: AllReduce, compute_s: float, ratio: float) -> Fitted:

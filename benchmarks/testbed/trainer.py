@@ -13,6 +13,7 @@ from benchmarks.testbed.contenders import DDP_FIRST_MIB, DDP_MIB, HOROVOD_THRESH
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.joining import PATIENCE_S, join_horovod, join_torch, serve_horovod
 from benchmarks.testbed.processes import Answer
+from benchmarks.testbed.real import RealModel
 from benchmarks.testbed.reference import LEARNING_RATE, FloatArray, scale_of, sha256
 from benchmarks.testbed.replay import Replay
 from pace.profile import Profile
@@ -27,10 +28,17 @@ class Workload:
     ----------
     size_factor
         By which gradients were scaled; peers' sizes in bytes are scaled alike.
+    real
+        The model with real compute to train instead of a replay of the profile.
     """
 
     profile: Profile
     size_factor: float
+    real: str | None = None
+
+    def model(self, rank: int) -> Replay | RealModel:
+        """Build what a rank trains; its forward takes an iteration's scale and returns the loss."""
+        return RealModel(self.real, rank=rank) if self.real else Replay(self.profile, rank=rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +74,7 @@ class Trainer:
         self._schedule = schedule
         self._port = port
         self._iteration = 0
-        self._replay = Replay(workload.profile, rank=rank)
+        self._replay = workload.model(rank)
         self._initial = [parameter.detach().clone() for parameter in self._replay.parameters()]
         self._model: nn.Module = self._replay
         self._optimizer: Any = self._plain_optimizer()
@@ -173,7 +181,8 @@ class Trainer:
         self._finish()
         own = dict(self._replay.named_parameters())
         names = self._replay.names
-        weights = torch.cat([own[names[g.name]].detach() for g in self._workload.profile.gradients])
+        gradients = self._workload.profile.gradients
+        weights = torch.cat([own[names[gradient.name]].detach().flatten() for gradient in gradients])
         error = (weights.double() - torch.from_numpy(expected)).abs().max()
         return WeightCheck(sha256=sha256(weights), largest_error=float(error))
 

@@ -1,0 +1,119 @@
+"""Small models with real compute: what replays cannot show, cores that both compute and communicate.
+
+Their profiles are captured on the testbed itself, with all ranks computing side by side. They run at ordinary
+priority (the kernel throttles real-time processes that never sleep), so the machine must have a core for each
+rank and nothing else to do.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from benchmarks.testbed.hosts import Host
+from benchmarks.testbed.processes import Answer, ranks
+from benchmarks.testbed.reference import LEARNING_RATE, FloatArray, scale_of
+from benchmarks.testbed.scaling import Fitted
+from benchmarks.testbed.stream import Stream
+from pace.allreduce import AllReduce
+from pace.profile import Profile
+from pace.runtime.profiler import Capture
+
+CAPTURED_ITERATIONS = 10
+CLASSES = 10
+
+
+def _convolutional() -> tuple[nn.Module, Callable[[torch.Generator], torch.Tensor]]:
+    widths = [3, 32, 64, 128, 256, 256]
+    layers: list[nn.Module] = []
+    for number in range(5):
+        layers += [nn.Conv2d(widths[number], widths[number + 1], 3, padding=1), nn.ReLU()]
+        if number != 3:
+            layers.append(nn.MaxPool2d(2))
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, CLASSES))
+    return model, lambda generator: torch.randn(24, 3, 64, 64, generator=generator)
+
+
+def _encoder() -> tuple[nn.Module, Callable[[torch.Generator], torch.Tensor]]:
+    layers = [
+        nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True, norm_first=True)
+        for _ in range(4)
+    ]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(256 * 32, CLASSES))
+    return model, lambda generator: torch.randn(16, 32, 256, generator=generator)
+
+
+MODELS = {"cnn": _convolutional, "encoder": _encoder}
+
+
+class RealModel(nn.Module):
+    """A model with one batch of a rank's own; ``model(scale)`` returns the loss on the scaled batch.
+
+    Parameters
+    ----------
+    rank
+        Decides this rank's data. Weights start equal on all ranks.
+    """
+
+    def __init__(self, name: str, *, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.net, draw = MODELS[name]()
+        generator = torch.Generator().manual_seed(1000 + rank)
+        self.inputs = draw(generator)
+        self.labels = torch.randint(0, CLASSES, (len(self.inputs),), generator=generator)
+        self.names = {parameter: parameter for parameter, _ in self.named_parameters()}
+        self.stream = Stream()  # nothing is emulated, so nothing is ever recorded on it
+
+    def forward(self, scale: torch.Tensor) -> torch.Tensor:
+        """Run the forward pass; `scale` is a tensor of one element."""
+        return cross_entropy(self.net(self.inputs * scale), self.labels)
+
+
+def expected_weights(name: str, order: Sequence[str], *, workers: int, iterations: int) -> FloatArray:
+    """Return all weights after plain training in one process in float64, parameters in this order."""
+    models = [RealModel(name, rank=rank).double() for rank in range(workers)]
+    for model in models:
+        model.inputs = model.inputs.double()
+    shared = models[0].net
+    for model in models[1:]:
+        model.net = shared
+    optimizer = torch.optim.SGD(shared.parameters(), lr=LEARNING_RATE)
+    for iteration in range(iterations):
+        optimizer.zero_grad()
+        for model in models:
+            (model(torch.tensor([scale_of(iteration)])) / workers).backward()
+        optimizer.step()
+    weights = dict(models[0].named_parameters())
+    return np.concatenate([weights[each].detach().numpy().ravel() for each in order])
+
+
+def captured(name: str, on: Sequence[Host], allreduce: AllReduce) -> Fitted:
+    """Capture a model's profile on these hosts, all computing at once; that of the slowest rank counts."""
+    with ranks(f"capture of {name}", on, _capturing, name, undisturbed=False) as group:
+        profiles: list[Profile] = group.ask("capture", allreduce, len(on), timeout_s=300)
+    slowest = max(profiles, key=lambda profile: profile.timing.compute_s)
+    return Fitted(profile=slowest, time_factor=1.0, size_factor=1.0, real=name)
+
+
+def _capturing(rank: int, name: str) -> Answer:
+    torch.set_num_threads(1)
+    model = RealModel(name, rank=rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+    def answer(_request: str, arguments: tuple[Any, ...]) -> Profile:
+        allreduce, workers = arguments
+        with Capture(model, optimizer, iterations=CAPTURED_ITERATIONS) as capture:
+            iteration = 0
+            while not capture.finished:
+                optimizer.zero_grad()
+                model(torch.tensor([scale_of(iteration)])).backward()
+                optimizer.step()
+                capture.step()
+                iteration += 1
+        return capture.profile(name, workers=workers, allreduce=allreduce)
+
+    return answer

@@ -1,0 +1,57 @@
+"""Models with real compute: their reference, and a setting on real hosts."""
+
+import pytest
+import torch
+
+from benchmarks.testbed.contenders import BY_NAME
+from benchmarks.testbed.hosts import Host
+from benchmarks.testbed.measure import Effort, measure
+from benchmarks.testbed.real import MODELS, RealModel, captured, expected_weights
+from benchmarks.testbed.reference import LEARNING_RATE, TOLERANCE, scale_of
+from pace.allreduce import AffineAllReduce
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_reference_is_what_averaging_over_ranks_gives(name: str) -> None:
+    """Two ranks' gradients averaged in float32, three steps; each rank has data of its own."""
+    ranks = [RealModel(name, rank=rank) for rank in range(2)]
+    assert not torch.equal(ranks[0].inputs, ranks[1].inputs)
+    for iteration in range(3):
+        for model in ranks:
+            model.zero_grad()
+            model(torch.tensor([scale_of(iteration)])).backward()
+        with torch.no_grad():
+            for first, second in zip(ranks[0].parameters(), ranks[1].parameters(), strict=True):
+                assert first.grad is not None
+                assert second.grad is not None
+                step = LEARNING_RATE * (first.grad + second.grad) / 2
+                first.sub_(step)
+                second.sub_(step)
+    order = [name for name, _ in ranks[0].named_parameters()]
+    expected = torch.from_numpy(expected_weights(name, order, workers=2, iterations=3))
+    for model in ranks:
+        weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        assert (weights.double() - expected).abs().max() < TOLERANCE
+        start = torch.cat([p.detach().flatten() for p in RealModel(name, rank=0).parameters()])
+        assert (weights - start).abs().max() > 100 * TOLERANCE
+
+
+@pytest.mark.netns
+@pytest.mark.slow
+def test_a_real_model_is_captured_and_trained_by_every_kind(two_hosts: list[Host]) -> None:
+    """DDP and PACE arrive at the reference's weights under a profile captured on the hosts."""
+    cost = AffineAllReduce(latency_s=1e-3, seconds_per_byte=1e-7)
+    fitted = captured("encoder", two_hosts, cost)
+    assert fitted.profile.timing.compute_s > 0
+    assert len(fitted.profile.gradients) == len(list(RealModel("encoder", rank=0).parameters()))
+    result = measure(
+        two_hosts,
+        "encoder",
+        1.0,
+        fitted,
+        {"torch": cost},
+        [BY_NAME["ddp"], BY_NAME["pace-static"]],
+        Effort(rounds=1, windows=2, warmup=2),
+        lambda _: None,
+    )
+    assert [each.disqualified for each in result.contenders] == [None, None]
