@@ -94,16 +94,6 @@ class Rounds:
         self._at_entry: list[FusedGroup] = []
         self._at_step: list[FusedGroup] = []
         self._handles: list[Any] = []
-        self.engine = Engine(
-            plan,
-            segment_tensors(plan, self.groups),
-            transport,
-            discipline=discipline,
-            timeout_s=timeout_s,
-            name=name,
-            on_stall=on_stall,
-            explain=explain,
-        )
         for slot in self.slots:
             slot.shared.settle = _weakly(self, slot)
             register: Any = slot.parameter.register_post_accumulate_grad_hook  # untyped in torch
@@ -115,6 +105,17 @@ class Rounds:
             use=self._use,
             look=self._look,
             enter=self._enter,
+        )
+        # Last: a model that cannot be hooked is to leave no thread behind.
+        self.engine = Engine(
+            plan,
+            segment_tensors(plan, self.groups),
+            transport,
+            discipline=discipline,
+            timeout_s=timeout_s,
+            name=name,
+            on_stall=on_stall,
+            explain=explain,
         )
 
     def close(self) -> None:
