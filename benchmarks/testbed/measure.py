@@ -129,7 +129,7 @@ def measure(
         time_factor=fitted.time_factor,
         size_factor=fitted.size_factor,
         load=load,
-        contenders=[_result(entry, fitted, bounds) for entry in entries],
+        contenders=[_result(entry, fitted, bounds, costs) for entry in entries],
     )
 
 
@@ -231,14 +231,19 @@ def _bound(profile: Profile, cost: AllReduce) -> float:
     return optimize(profile.replace(allreduce=cost)).predicted.lower_bound_s
 
 
-def _result(entry: _Entry, fitted: Fitted, bounds: dict[Backend, float]) -> ContenderResult:
+def _result(
+    entry: _Entry, fitted: Fitted, bounds: dict[Backend, float], costs: dict[Backend, AllReduce]
+) -> ContenderResult:
     contender = entry.contender
+    profile = entry.profile
+    if contender.predicted_at is not None:
+        profile = profile.replace(allreduce=costs[contender.predicted_at])
     return ContenderResult(
         name=contender.name,
         label=contender.label,
         peer=contender.peer,
         rounds_s=entry.rounds_s,
-        predicted_s=predict(contender, entry.profile, fitted.size_factor, entry.schedule, entry.bucket_mib),
+        predicted_s=predict(contender, profile, fitted.size_factor, entry.schedule, entry.bucket_mib),
         bound_s=bounds[contender.backend],
         largest_weight_error=entry.largest_error,
         disqualified=entry.failed,
