@@ -34,7 +34,7 @@ def _convolutional() -> tuple[nn.Module, Callable[[torch.Generator], torch.Tenso
         if number != 3:
             layers.append(nn.MaxPool2d(2))
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, CLASSES))
-    return model, lambda generator: torch.randn(24, 3, 64, 64, generator=generator)
+    return model, lambda generator: torch.randn(72, 3, 64, 64, generator=generator)
 
 
 def _encoder() -> tuple[nn.Module, Callable[[torch.Generator], torch.Tensor]]:
@@ -43,7 +43,7 @@ def _encoder() -> tuple[nn.Module, Callable[[torch.Generator], torch.Tensor]]:
         for _ in range(4)
     ]
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(256 * 32, CLASSES))
-    return model, lambda generator: torch.randn(16, 32, 256, generator=generator)
+    return model, lambda generator: torch.randn(48, 32, 256, generator=generator)
 
 
 MODELS = {"cnn": _convolutional, "encoder": _encoder}
