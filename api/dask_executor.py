@@ -88,7 +88,7 @@ class DaskCluster:
                     log.info("dask-connected", scheduler=self.address)
                 workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
                 self.num_threads = sum(worker["nthreads"] for worker in workers)
-            except Exception as error:
+            except Exception as error:  # of any of Dask's layers: connect anew
                 self._disconnect()
                 log.warning("dask-unreachable", scheduler=self.address, error=str(error))
                 self._ended.wait(_LOOK_EVERY_S)

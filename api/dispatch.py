@@ -198,6 +198,7 @@ class Dispatcher:
                     for task_id in await asyncio.to_thread(self._tasks.renew, running):
                         self.cancel(task_id)
                 except Exception as error:
+                    # As above; a lease that is not renewed in time is taken by another service.
                     log.warning("renew-failed", error=str(error))
 
 

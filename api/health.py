@@ -39,7 +39,7 @@ async def readyz(service: RunningService) -> Response:
     database, workers = "ok", "ok"
     try:
         await asyncio.wait_for(asyncio.to_thread(ask_database), 5)
-    except Exception as error:
+    except Exception as error:  # whatever it is, the answer is "not ready"
         log.warning("database-not-ready", error=str(error))
         database = "does not answer"
     for name, pool in (("solver", service.solvers), ("reader", service.readers)):

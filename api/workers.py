@@ -268,7 +268,7 @@ def _work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callab
             arguments = (*arguments, lambda value: connection.send(("progress", value)))
         try:
             answer: tuple[str, Any] = ("returned", function(*arguments))
-        except Exception as error:
+        except Exception as error:  # the task's, whatever it is: the caller is told
             answer = ("raised", problem_of(error)[0])
             if answer[1].status >= 500:
                 traceback.print_exc()

@@ -299,12 +299,14 @@ class Engine:
 
     def _wait_s(self, candidate: Segment) -> float:
         """How much longer to wait before `candidate` is handed over: for room, and for who is before it."""
+        if self.role == "submitter":
+            return 0.0  # rank 0 decides by being last: whoever held back would undo its choice
         now = time.perf_counter()
         if self._discipline == "adaptive" and candidate is not self._order[self._position]:
             return math.inf if self._in_flight else self._patience_s(candidate, now)
         self._idle_since = None
         within_credit = self._in_flight_bytes + candidate.size_bytes <= self._credit_bytes
-        if self.role == "submitter" or self._in_flight == 0 or within_credit:
+        if self._in_flight == 0 or within_credit:
             return 0.0
         # Beyond the credit, just before the one under way ends: what the hand-over takes is hidden.
         ahead = self._ahead

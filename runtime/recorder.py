@@ -192,28 +192,7 @@ class Recorder:
     def profile(
         self, name: str, *, workers: int, allreduce: AllReduce, metadata: Mapping[str, Any] | None = None
     ) -> Profile:
-        """Build the profile.
-
-        Parameters
-        ----------
-        name
-            The profile's name.
-        workers
-            How many workers will train.
-        allreduce
-            What an all-reduce between them costs; see ``pace.runtime.allreduce_cost``.
-        metadata
-            Added to what is recorded about the capture itself.
-
-        Raises
-        ------
-        InvalidProfile
-            If the loop ended before all iterations were captured, or most were not alike.
-
-        Notes
-        -----
-        Logs a warning when the profile's compute time is more than 10 % off the plain iterations.
-        """
+        """Build the profile; see ``Capture.profile``."""
         window, intervals_s = self._measurement()
         ops = window.measured(intervals_s)
         report = self.report

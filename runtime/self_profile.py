@@ -88,7 +88,7 @@ class SelfProfile:
                 self._recorder.end()
                 if self._left:
                     self._recorder.begin()
-            except Exception as error:
+            except Exception as error:  # as above
                 self._give_up(error)
         return self._left == 0
 
@@ -128,7 +128,7 @@ class SelfProfile:
                 )
                 self._refuse_misfit(mine)
                 compute_s = self._recorder.report.profile_s
-            except Exception as error:
+            except Exception as error:  # as above
                 self._give_up(error)
         said = self._gather({"compute_s": compute_s, "fault": self._fault})
         able = [rank for rank, each in enumerate(said) if each["compute_s"] is not None]

@@ -1,5 +1,6 @@
 """What training loops, schedulers and checkpoints see of a wrapper: the user's optimizer's own."""
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -15,9 +16,9 @@ class StandIn(torch.optim.Optimizer):
 
     optimizer: torch.optim.Optimizer
 
+    @abstractmethod
     def synchronize(self) -> None:
         """Wait until the other optimizer's state is that of the latest ``step()``."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state after every pending update."""

@@ -138,6 +138,20 @@ def test_the_leader_waits_as_long_as_the_overtaking_segment_would_take() -> None
         engine._in_flight = 0
 
 
+def test_ranks_that_follow_over_horovod_submit_at_once() -> None:
+    """Whatever is in flight and whoever is before it: only rank 0 chooses."""
+    with _engine("adaptive", [0, 1], [1.0, 3.0]) as engine:
+        first, second = engine._order
+        second.shortest_s = 60.0
+        engine._ahead, engine._in_flight = first, 2
+        assert engine._wait_s(second) == math.inf
+        engine.role = "submitter"
+        assert engine._wait_s(second) == 0
+        engine._in_flight = 0
+        assert engine._wait_s(second) == 0
+        engine.role = "leader"
+
+
 def test_the_next_is_handed_over_just_before_the_one_under_way_ends() -> None:
     """Not while its duration is unknown; then so long before its expected end as the transport asks for."""
     with _engine("static", [0, 1], [1.0, 3.0]) as engine:
