@@ -24,11 +24,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from pace.runtime.device import Device
 from pace.runtime.fetch import PlanSource
 from pace.runtime.optimizer import WrappedOptimizer
 from pace.runtime.peers import Store
 from pace.runtime.plan import GradientSize, Plan, plan_locally, plan_plainly
-from pace.runtime.transport import Done, Sequencing
+from pace.runtime.transport import After, Done, Sequencing
 
 
 class NoTransport:
@@ -39,8 +40,15 @@ class NoTransport:
     sequencing: Sequencing = "decision"
     hand_over_s = 0.0
     peer_store: Store | None = None
+    device: Device | None = None
 
-    def allreduce(self, segment: torch.Tensor, name: str, done: Done) -> None:  # noqa: ARG002
+    def allreduce(
+        self,
+        segment: torch.Tensor,  # noqa: ARG002
+        name: str,  # noqa: ARG002
+        done: Done,
+        after: After | None = None,  # noqa: ARG002
+    ) -> Any:
         """Do nothing."""
         done(None)
 

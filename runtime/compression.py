@@ -5,7 +5,8 @@ from typing import Any, Literal
 import torch
 
 from pace.errors import InvalidOptions
-from pace.runtime.transport import Done, Transport
+from pace.runtime.device import apart
+from pace.runtime.transport import After, Done, Transport
 
 Compression = Literal["none", "fp16", "bf16"]
 
@@ -19,19 +20,14 @@ class CompressedTransport:
         self._inner = inner
         self._dtype = dtype
 
-    def allreduce(self, segment: torch.Tensor, name: str, done: Done) -> None:
+    def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """Start to sum a segment; see ``Transport``."""
         if not segment.is_floating_point() or segment.element_size() <= self._dtype.itemsize:
-            self._inner.allreduce(segment, name, done)
-            return
-        wire = segment.to(self._dtype)
-
-        def widen(error: BaseException | None) -> None:
-            if error is None:
-                segment.copy_(wire)
-            done(error)
-
-        self._inner.allreduce(wire, name, widen)
+            return self._inner.allreduce(segment, name, done, after)
+        assert after is None
+        with apart(self._inner.device):
+            wire = segment.to(self._dtype)
+        return self._inner.allreduce(wire, name, done, lambda: segment.copy_(wire))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -7,50 +7,69 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pace.runtime.device import CudaDevice
 from pace.runtime.gloo import GlooTransport
-from pace.runtime.transport import Done
+from pace.runtime.transport import After, Done
 
 
 class CudaTransport(GlooTransport):
-    """Sums CUDA tensors on a stream of its own; control messages still travel over Gloo.
+    """Sums CUDA tensors on the device's stream for communication; control messages still travel over Gloo.
 
-    A segment counts as done when the device has finished it, so nobody needs to know the stream.
+    NCCL's sums are queued, so the moment at which one is in place is known at once. Gloo's pass through the
+    host, which has to wait for them.
     """
 
-    def __init__(self, device: torch.device, *, timeout_s: float, process_group: Any = None) -> None:
+    def __init__(self, device: CudaDevice, *, timeout_s: float, process_group: Any = None) -> None:
         super().__init__(timeout_s=timeout_s, process_group=process_group)
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.device: CudaDevice = device
         self._nccl: Any = None
         if "nccl" in str(dist.get_backend(process_group)):
             ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-            self._nccl = dist.new_group(ranks, backend="nccl", timeout=self._timeout)
-        self._waiting: queue.SimpleQueue[tuple[Any, Done] | None] = queue.SimpleQueue()
+            # Only members make it: in a smaller process group the other ranks wrap nothing.
+            self._nccl = dist.new_group(
+                ranks, backend="nccl", timeout=self._timeout, use_local_synchronization=True
+            )
+        self._waiting: queue.SimpleQueue[tuple[Any, Any, After | None, Done] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name="pace.completions", daemon=True)
         self._thread.start()
 
-    def allreduce(self, segment: torch.Tensor, name: str, done: Done) -> None:  # noqa: ARG002
-        """Start to sum a segment that the device has finished computing; see ``Transport``."""
-        with torch.cuda.stream(self._stream):
+    def allreduce(
+        self,
+        segment: torch.Tensor,
+        name: str,  # noqa: ARG002
+        done: Done,
+        after: After | None = None,
+    ) -> Any:
+        """Start to sum a segment; see ``Transport``."""
+        summed = None
+        with self.device.apart():
             if self._nccl is not None:
                 work: Any = dist.all_reduce(segment, group=self._nccl, async_op=True)
+                summed = self._finish(work, after)
             else:
                 work = self._segments.allreduce([segment], self._sum)
-        self._waiting.put((work, done))
+        self._waiting.put((work, summed, after, done))
+        return summed
+
+    def _finish(self, work: Any, after: After | None) -> Any:
+        """Queue what follows a sum, and return the moment when all is in place."""
+        work.wait()  # NCCL's blocks the stream, Gloo's the calling thread too
+        if after is not None:
+            after()
+        return self.device.now()
 
     def _watch(self) -> None:
-        torch.cuda.set_device(self._device)
         while (entry := self._waiting.get()) is not None:
-            work, done = entry
+            work, summed, after, done = entry
             error: BaseException | None = None
             try:
-                with torch.cuda.stream(self._stream):
-                    work.wait()
-                    finished = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-                    finished.record(self._stream)
-                finished.synchronize()
+                if summed is None:
+                    with self.device.apart():
+                        summed = self._finish(work, after)
+                summed.synchronize()  # where a peer is gone, NCCL's own watchdog ends the process
             except Exception as raised:  # whatever it is, who waits is told
                 error = raised
+            del work
             done(error)
 
     def close(self, *, failed: bool) -> None:

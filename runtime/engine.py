@@ -17,6 +17,10 @@ When to overtake is the ski-rental problem: an adaptive leader idles for a late 
 that would overtake it takes, and then sends that one. It so loses at most twice what a leader who knew
 the future would lose. Overtaking at once loses more in the ordinary case: plans cut segments so that the
 network is free the moment an urgent group becomes ready, and what is in flight is not recalled.
+
+Of tensors on a device (a GPU) the host hands over and waits for groups that the device has yet to compute
+and to sum. A group then counts as submitted when the device has computed it, and a wait blocks the host
+only until the transport has all of the group; for the sum the device waits.
 """
 
 import heapq
@@ -24,17 +28,15 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 
 from pace.errors import CommunicationFailed
-from pace.runtime.jobs import Job, Segment
+from pace.runtime.jobs import Job, Segment, last_times
+from pace.runtime.on_device import OnDevice
 from pace.runtime.plan import Plan
 from pace.runtime.report import GroupTimes, SegmentTimes
-from pace.runtime.transport import Discipline, Transport
-
-Role = Literal["planned", "leader", "follower", "submitter"]
+from pace.runtime.transport import Discipline, Role, Transport, role_of
 
 
 class Engine:
@@ -96,7 +98,7 @@ class Engine:
         for segment in self._order:
             segment.job.segments.append(segment)
         self._discipline = discipline
-        self.role: Role = _role(transport, discipline)
+        self.role: Role = role_of(transport, discipline)
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         # The first segment of the plan that is not sent yet this round, and how many rounds are over.
@@ -117,6 +119,15 @@ class Engine:
         self.sent_segments = 0
         self.sent_bytes = 0
         self.waited_s = 0.0
+        self._on_device: OnDevice | None = None
+        if transport.device is not None:
+            self._on_device = OnDevice(
+                transport.device,
+                computed=self._enter_computed,
+                failed=lambda job, error: self._fail("could not be computed", job, error),
+                block=self._block,
+                name=f"{name}.device",
+            )
         self._thread = threading.Thread(target=self._run, name=f"{name}.engine", daemon=True)
         self._thread.start()
 
@@ -134,32 +145,48 @@ class Engine:
             When the engine has failed before.
         """
         job = self._jobs[group]
+        if self._on_device is not None and not job.done.is_set():
+            self._block(job, job.done)  # the host is ahead by a whole round
         if self._failure is not None:
             self._raise_failure()
         with self._lock:
-            assert not job.submitted, f"group {group} submitted twice"
+            assert job.done.is_set() or self._failure is not None, f"group {group} submitted twice"
             job.submitted_s = time.perf_counter()
-            if job.segments and job.segments[0].tensor.is_cuda:
-                # The host runs ahead of the device: a gradient is ready when the device has computed it.
-                job.computed = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-                job.computed.record()
             job.remaining = job.unsent = len(job.segments)
             if not job.segments:
                 job.done_s = job.sent_s = job.submitted_s
-                job.done.set()
                 return
             job.done.clear()
             job.waited_s = 0.0
-            job.submitted = True
-            self._unsent += job.unsent
-            job.rounds += 1
-            if self.role in ("leader", "submitter"):
-                heapq.heappush(self._queue, (job.rounds, self._turn(job), job))
-            if self.role != "planned" or self._order[self._position].job is job:
-                self._wake.notify()
+            if self._on_device is None:
+                self._enter(job)
+                return
+        job.sent.clear()
+        self._on_device.expect(job)
+
+    def _enter(self, job: Job) -> None:
+        """Let a group be sent from now on; with the lock held."""
+        job.submitted = True
+        self._unsent += job.unsent
+        job.rounds += 1
+        if self.role in ("leader", "submitter"):
+            heapq.heappush(self._queue, (job.rounds, self._turn(job), job))
+        if self.role != "planned" or self._order[self._position].job is job:
+            self._wake.notify()
+
+    def _enter_computed(self, job: Job) -> None:
+        assert self._on_device is not None
+        # The device is past where it stood still in the round before, so nothing blocks here.
+        self.waited_s += self._on_device.waited_s(job)
+        job.device_waits.clear()
+        with self._lock:
+            job.submitted_s = time.perf_counter()
+            self._enter(job)
 
     def wait(self, group: int) -> None:
-        """Block until a submitted group is reduced.
+        """See to it that a submitted group is reduced before what the caller does next.
+
+        Blocks, or has the device wait.
 
         Raises
         ------
@@ -168,15 +195,18 @@ class Engine:
         """
         job = self._jobs[group]
         if not job.done.is_set():
-            start = time.perf_counter()
-            self._wait_long(job)
-            waited_s = time.perf_counter() - start
-            job.waited_s += waited_s
-            self.waited_s += waited_s
+            if self._on_device is not None:
+                self._on_device.wait(job)
+            else:
+                start = time.perf_counter()
+                self._block(job, job.done)
+                waited_s = time.perf_counter() - start
+                job.waited_s += waited_s
+                self.waited_s += waited_s
         if self._failure is not None:
             self._raise_failure()
 
-    def _wait_long(self, job: Job) -> None:
+    def _block(self, job: Job, until: threading.Event) -> None:
         start = time.monotonic()
         stalled = False
         while True:
@@ -185,7 +215,7 @@ class Engine:
                 self._fail(f"did not end within {self._timeout_s:g} s", job, None)
                 return
             next_s = self._timeout_s if stalled else self._stall_s
-            if job.done.wait(max(next_s - waited_s, 0.0)):
+            if until.wait(max(next_s - waited_s, 0.0)):
                 return
             if not stalled and time.monotonic() - start >= self._stall_s and self._on_stall is not None:
                 self._on_stall(job.number)
@@ -207,35 +237,17 @@ class Engine:
         self._fail("was abandoned", None, None)
 
     def last_round(self) -> tuple[tuple[GroupTimes, ...], tuple[SegmentTimes, ...]]:
-        """When each group and segment was last handed over, sent and done; nothing may be in flight."""
-        start = min((job.submitted_s for job in self._jobs), default=0.0)
-        groups = tuple(
-            GroupTimes(
-                group=job.number,
-                gradients=self._groups[job.number].gradients,
-                size_bytes=self._groups[job.number].size_bytes,
-                submitted_s=job.submitted_s - start,
-                sent_s=job.sent_s - start,
-                done_s=job.done_s - start,
-                waited_s=job.waited_s,
-            )
-            for job in self._jobs
-        )
-        segments = tuple(
-            SegmentTimes(
-                group=segment.job.number,
-                offset_bytes=segment.offset_bytes,
-                size_bytes=segment.size_bytes,
-                sent_s=segment.sent_s - start,
-                done_s=segment.done_s - start,
-            )
-            for job in self._jobs
-            for segment in job.segments
-        )
-        return groups, segments
+        """When each group and segment was last handed over, sent and done; every group was waited for."""
+        if self._on_device is not None:
+            for job in self._jobs:
+                self._block(job, job.done)
+                job.waited_s = self._on_device.waited_s(job)
+        return last_times(self._jobs, self._groups)
 
     def close(self) -> None:
-        """Stop the thread after what is in flight has ended; idempotent."""
+        """Stop the threads after what is in flight has ended; idempotent."""
+        if self._on_device is not None:
+            self._on_device.close(failed=self._failure is not None)
         with self._lock:
             self._closed = True
             self._wake.notify_all()
@@ -251,10 +263,12 @@ class Engine:
         segment: Segment | None = None
         try:
             while (segment := self._next()) is not None:
-                if segment.job.computed is not None:
-                    segment.job.computed.synchronize()
                 segment.sent_s = time.perf_counter()
-                self._transport.allreduce(segment.tensor, segment.name, _completion(self, segment))
+                segment.summed = self._transport.allreduce(
+                    segment.tensor, segment.name, _completion(self, segment)
+                )
+                if self._on_device is not None and segment is segment.job.segments[-1]:
+                    segment.job.sent.set()
         except Exception as error:  # whatever it is, who waits is told
             self._fail("could not be sent", segment.job if segment else None, error)
 
@@ -376,6 +390,7 @@ class Engine:
                 )
                 self._failure.__cause__ = error
             for waiting in self._jobs:
+                waiting.sent.set()
                 waiting.done.set()
             self._wake.notify_all()
 
@@ -387,11 +402,3 @@ class Engine:
 
 def _completion(engine: Engine, segment: Segment) -> Callable[[BaseException | None], None]:
     return lambda error: engine._complete(segment, error)
-
-
-def _role(transport: Transport, discipline: Discipline) -> Role:
-    if transport.sequencing == "submission" and transport.rank != 0:
-        return "submitter"
-    if discipline == "static":
-        return "planned"
-    return "leader" if transport.rank == 0 else "follower"

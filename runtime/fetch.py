@@ -15,6 +15,9 @@ from pace.runtime.replanning import Replanning
 from pace.runtime.transport import Transport
 from pace.schedule import Schedule, load_schedule, parse_schedule
 
+_FETCH_TIMEOUT_S = 10.0
+_SUBMIT_TIMEOUT_S = 60.0
+
 log = structlog.get_logger("pace.runtime")
 
 
@@ -33,6 +36,8 @@ class PlanSource:
         environment's PACE_URL, PACE_JOB and PACE_API_KEY.
     credit_bytes
         Replaces the schedule's credit.
+    timeout_s
+        How long ranks wait for one another.
     replanning
         When to profile; by default what the environment says.
 
@@ -55,8 +60,7 @@ class PlanSource:
         job: str | None,
         credit_bytes: int | None,
         api_key: str | None = None,
-        fetch_timeout_s: float = 10.0,
-        submit_timeout_s: float = 60.0,
+        timeout_s: float = 300.0,
         replanning: Replanning | None = None,
     ) -> None:
         if schedule is not None and service is not None:
@@ -71,8 +75,8 @@ class PlanSource:
         self.job = job
         self._credit_bytes = credit_bytes
         self._api_key = api_key or os.environ.get("PACE_API_KEY")
-        self._timeout_s = fetch_timeout_s
-        self._submit_timeout_s = submit_timeout_s
+        # The others wait for rank 0's answer no longer than the time-out.
+        self._timeout_s = min(_FETCH_TIMEOUT_S, timeout_s / 2)
         self.asks = service is not None
         self.replanning = replanning or Replanning.from_environment()
         self._seen: set[str] = set()
@@ -139,7 +143,7 @@ class PlanSource:
         assert self._service is not None
         sent = {"service": self._service, "job": self.job, "profile_sha256": profile.sha256}
         try:
-            with Client(self._service, api_key=self._api_key, timeout_s=self._submit_timeout_s) as client:
+            with Client(self._service, api_key=self._api_key, timeout_s=_SUBMIT_TIMEOUT_S) as client:
                 schedule = client.create_schedule(profile, job=self.job)
         except ServiceUnavailable as error:
             log.warning("pace.profile_not_submitted", reason=str(error), **sent)

@@ -23,8 +23,9 @@ from torch._C._distributed_c10d import (
 )
 
 from pace.errors import InvalidUse
+from pace.runtime.device import Device
 from pace.runtime.peers import Store as PeerStore
-from pace.runtime.transport import Done, Sequencing
+from pace.runtime.transport import After, Done, Sequencing
 
 # Ranks must build their transports in the same order, as with torch.distributed.new_group.
 _instances = itertools.count()
@@ -46,7 +47,7 @@ _THREADS = 1
 
 
 class GlooTransport:
-    """Sums CPU (or, by way of the host, CUDA) tensors with Gloo.
+    """Sums tensors in the host's memory with Gloo.
 
     Completions come from Gloo's own threads. Three process groups, because calls on one group must be
     made in one order and these come from different threads: segments, rank 0's decisions (opened at
@@ -55,6 +56,7 @@ class GlooTransport:
 
     sequencing: Sequencing = "decision"
     hand_over_s = 1e-3
+    device: Device | None = None
 
     def __init__(self, *, timeout_s: float, process_group: dist.ProcessGroup | None = None) -> None:
         if not dist.is_initialized():
@@ -84,7 +86,13 @@ class GlooTransport:
         options._timeout = self._timeout
         return ProcessGroupGloo(PrefixStore(name, self.store), self.rank, self.size, options)
 
-    def allreduce(self, segment: torch.Tensor, name: str, done: Done) -> None:  # noqa: ARG002
+    def allreduce(
+        self,
+        segment: torch.Tensor,
+        name: str,  # noqa: ARG002
+        done: Done,
+        after: After | None = None,
+    ) -> Any:
         """Start to sum a segment; see ``Transport``."""
         work = self._segments.allreduce([segment], self._sum)
 
@@ -94,6 +102,8 @@ class GlooTransport:
             error: BaseException | None = None
             try:
                 future.value()
+                if after is not None:
+                    after()
             except Exception as raised:  # whatever it is, who waits is told
                 error = raised
             work = None

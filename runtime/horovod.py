@@ -12,6 +12,7 @@ from torch import nn
 
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.compression import Compression
+from pace.runtime.device import device_of
 from pace.runtime.fetch import PlanSource
 from pace.runtime.hvd import HorovodTransport
 from pace.runtime.optimizer import Mode, Op, WrappedOptimizer
@@ -127,7 +128,7 @@ class DistributedOptimizer(WrappedOptimizer):
                 raise InvalidOptions(f"{name} is bfloat16, which Horovod cannot sum")
             if parameter.requires_grad and parameter.is_cuda and not hvd.nccl_built():
                 raise InvalidOptions(f"{name} is on a GPU and this Horovod was built without NCCL")
-        transport = HorovodTransport(process_set, scale=scale)
+        transport = HorovodTransport(process_set, scale=scale, device=device_of(model))
         super().__init__(
             optimizer,
             model,
@@ -139,6 +140,7 @@ class DistributedOptimizer(WrappedOptimizer):
                 job=job,
                 credit_bytes=credit_bytes,
                 api_key=api_key,
+                timeout_s=timeout_s,
                 replanning=replanning,
             ),
             mode=mode,

@@ -10,15 +10,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import horovod.torch as hvd
 import structlog
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from pace.runtime.device import Device, apart
 from pace.runtime.peers import Store
-from pace.runtime.transport import Done, Sequencing
+from pace.runtime.transport import After, Done, Sequencing
 
 _STORE_TIMEOUT = datetime.timedelta(seconds=30)
 
@@ -30,6 +31,12 @@ log = structlog.get_logger("pace.runtime")
 # Ranks must build their transports in the same order: names tell the instances apart. By process set,
 # as ranks that share one may differ in how many others they are in.
 _instances: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
+
+
+class _Call(NamedTuple):
+    handle: int
+    done: Done
+    after: After | None
 
 
 class HorovodTransport:
@@ -50,53 +57,71 @@ class HorovodTransport:
     # A cycle of Horovod's (1 ms), its negotiation, and a look of ours.
     hand_over_s = 2.5e-3
 
-    def __init__(self, process_set: Any = hvd.global_process_set, *, scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        process_set: Any = hvd.global_process_set,
+        *,
+        scale: float = 1.0,
+        device: Device | None = None,
+    ) -> None:
         self.rank: int = process_set.rank()
         self.size: int = process_set.size()
         self._process_set = process_set
         # Horovod's broadcast counts roots over all processes, not within the set.
         self._root: int = process_set.ranks[0]
         self._scale = scale
+        self.device = device
         number = process_set.process_set_id
         self._prefix = f"pace.{number}.{next(_instances[number])}"
         self._calls = itertools.count()
         self.peer_store: Store | None = self._open_store()
-        self._waiting: queue.SimpleQueue[tuple[int, Done] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name=f"{self._prefix}.completions", daemon=True)
         self._thread.start()
 
-    def allreduce(self, segment: torch.Tensor, name: str, done: Done) -> None:
+    def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """Start to sum a segment; see ``Transport``."""
-        handle = hvd.allreduce_async_(
-            segment,
-            name=f"{self._prefix}.{name}",
-            op=hvd.Sum,
-            postscale_factor=self._scale,
-            process_set=self._process_set,
-        )
-        self._waiting.put((handle, done))
+        # Horovod waits for what is queued where it is called, and compute is queued far ahead.
+        with apart(self.device):
+            handle = hvd.allreduce_async_(
+                segment,
+                name=f"{self._prefix}.{name}",
+                op=hvd.Sum,
+                postscale_factor=self._scale,
+                process_set=self._process_set,
+            )
+        self._waiting.put(_Call(handle, done, after))
 
     def _watch(self) -> None:
-        under_way: list[tuple[int, Done]] = []
+        under_way: list[_Call] = []
         while True:
-            for entry in self._submitted(wait=not under_way):
-                if entry is None:
+            for call in self._submitted(wait=not under_way):
+                if call is None:
                     return
-                under_way.append(entry)
-            ended = [entry for entry in under_way if hvd.poll(entry[0])]
+                under_way.append(call)
+            ended = [call for call in under_way if hvd.poll(call.handle)]
             if not ended:
                 time.sleep(_LOOK_S)
                 continue
-            under_way = [entry for entry in under_way if entry not in ended]
-            for handle, done in ended:
+            under_way = [call for call in under_way if call not in ended]
+            for call in ended:
                 error: BaseException | None = None
                 try:
-                    hvd.synchronize(handle)
+                    self._finish(call)
                 except Exception as raised:  # whatever it is, who waits is told
                     error = raised
-                done(error)
+                call.done(error)
 
-    def _submitted(self, *, wait: bool) -> Iterator[tuple[int, Done] | None]:
+    def _finish(self, call: "_Call") -> None:
+        with apart(self.device):
+            hvd.synchronize(call.handle)
+            if call.after is not None:
+                call.after()
+            moment = None if self.device is None else self.device.now()
+        if moment is not None:
+            moment.synchronize()
+
+    def _submitted(self, *, wait: bool) -> Iterator["_Call | None"]:
         """Yield what was submitted since the last call; with `wait`, at least one entry."""
         if wait:
             yield self._waiting.get()

@@ -2,17 +2,32 @@
 
 import math
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from pace.runtime.plan import PlannedSegment
+from pace.runtime.plan import PlannedGroup, PlannedSegment
+from pace.runtime.report import GroupTimes, SegmentTimes
 
 
 class Job:
-    """One group's progress through a round."""
+    """One group's progress through a round.
+
+    Attributes
+    ----------
+    submitted
+        Whether it may be sent and has something left to send.
+    sent
+        Set while the transport was given all of it; used where tensors lie on a device.
+    done
+        Set while nothing of it is left to send or under way.
+    device_waits
+        From which moment to which the device stood still for it in the last round.
+    """
 
     __slots__ = (
-        "computed",
+        "device_waits",
         "done",
         "done_s",
         "number",
@@ -20,6 +35,7 @@ class Job:
         "remaining",
         "rounds",
         "segments",
+        "sent",
         "sent_s",
         "submitted",
         "submitted_s",
@@ -31,7 +47,10 @@ class Job:
         self.number = number
         self.rank = number
         self.segments: list[Segment] = []
+        self.sent = threading.Event()
+        self.sent.set()
         self.done = threading.Event()
+        self.done.set()
         self.submitted = False
         self.unsent = 0
         self.remaining = 0
@@ -39,8 +58,8 @@ class Job:
         self.sent_s = 0.0
         self.done_s = 0.0
         self.rounds = 0
-        self.computed: torch.cuda.Event | None = None
         self.waited_s = 0.0
+        self.device_waits: list[tuple[Any, Any]] = []
 
     def following(self) -> "Segment":
         """The first of its segments that is not sent yet this round."""
@@ -48,7 +67,13 @@ class Job:
 
 
 class Segment:
-    """One all-reduce call."""
+    """One all-reduce call.
+
+    Attributes
+    ----------
+    summed
+        The moment at which the device has the sum, where the transport knows it beforehand.
+    """
 
     __slots__ = (
         "done_s",
@@ -60,6 +85,7 @@ class Segment:
         "sent_s",
         "shortest_s",
         "size_bytes",
+        "summed",
         "tensor",
     )
 
@@ -76,3 +102,35 @@ class Segment:
         self.sent_s = 0.0
         self.done_s = 0.0
         self.shortest_s = math.inf
+        self.summed: Any = None
+
+
+def last_times(
+    jobs: Sequence[Job], groups: Sequence[PlannedGroup]
+) -> tuple[tuple[GroupTimes, ...], tuple[SegmentTimes, ...]]:
+    """Return when each group and segment was last handed over, sent and done."""
+    start = min((job.submitted_s for job in jobs), default=0.0)
+    group_times = tuple(
+        GroupTimes(
+            group=job.number,
+            gradients=group.gradients,
+            size_bytes=group.size_bytes,
+            submitted_s=job.submitted_s - start,
+            sent_s=job.sent_s - start,
+            done_s=job.done_s - start,
+            waited_s=job.waited_s,
+        )
+        for job, group in zip(jobs, groups, strict=True)
+    )
+    segment_times = tuple(
+        SegmentTimes(
+            group=job.number,
+            offset_bytes=segment.offset_bytes,
+            size_bytes=segment.size_bytes,
+            sent_s=segment.sent_s - start,
+            done_s=segment.done_s - start,
+        )
+        for job in jobs
+        for segment in job.segments
+    )
+    return group_times, segment_times

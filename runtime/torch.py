@@ -7,6 +7,8 @@ import torch.distributed as dist
 from torch import nn
 
 from pace.runtime.compression import Compression
+from pace.runtime.cuda import CudaTransport
+from pace.runtime.device import device_of
 from pace.runtime.fetch import PlanSource
 from pace.runtime.gloo import GlooTransport
 from pace.runtime.optimizer import Mode, Op, WrappedOptimizer
@@ -86,13 +88,12 @@ class DistributedOptimizer(WrappedOptimizer):
         process_group: dist.ProcessGroup | None = None,
         broadcast_parameters: bool = True,
     ) -> None:
-        device = next((p.device for p in model.parameters() if p.requires_grad), torch.device("cpu"))
-        if device.type == "cuda":
-            from pace.runtime.cuda import CudaTransport
-
-            transport: GlooTransport = CudaTransport(device, timeout_s=timeout_s, process_group=process_group)
-        else:
-            transport = GlooTransport(timeout_s=timeout_s, process_group=process_group)
+        device = device_of(model)
+        transport = (
+            GlooTransport(timeout_s=timeout_s, process_group=process_group)
+            if device is None
+            else CudaTransport(device, timeout_s=timeout_s, process_group=process_group)
+        )
         super().__init__(
             optimizer,
             model,
@@ -104,6 +105,7 @@ class DistributedOptimizer(WrappedOptimizer):
                 job=job,
                 credit_bytes=credit_bytes,
                 api_key=api_key,
+                timeout_s=timeout_s,
                 replanning=replanning,
             ),
             mode=mode,

@@ -1,13 +1,16 @@
 """What the engine asks of whatever carries its segments."""
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
+from pace.runtime.device import Device
 from pace.runtime.peers import Store
 
 Done = Callable[[BaseException | None], None]
+
+After = Callable[[], Any]
 
 Discipline = Literal["static", "adaptive", "priority"]
 """Who decides which segment goes next.
@@ -26,6 +29,10 @@ by being the last. "decision": collectives are matched by their position in each
 all ranks must issue the same sequence and rank 0's choice must be published before it is used.
 """
 
+Role = Literal["planned", "leader", "follower", "submitter"]
+"""What a rank's engine does about the order: keeps to the plan, chooses, does what was chosen, or submits at
+once because rank 0 chooses by being last."""
+
 
 class Transport(Protocol):
     """Carries segments and a few control messages between ranks; one instance a wrapper."""
@@ -37,11 +44,25 @@ class Transport(Protocol):
     """How long before the segment under way ends the next is best handed over."""
     peer_store: Store | None
     """A key-value store of all ranks, kept by the first; None where there is none."""
+    device: Device | None
+    """Where segments lie; None for the host's memory."""
 
-    def allreduce(self, segment: torch.Tensor, name: str, done: Done) -> None:
+    def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """Start to sum `segment` over all ranks in place; returns at once.
 
-        Calls `done` from any thread, once, with the error if there was one.
+        Parameters
+        ----------
+        segment
+            Computed: what is queued on a device is not waited for.
+        done
+            Called from any thread, once, with the error if there was one.
+        after
+            Called once the sum is in place, from any thread, before `done` or the moment that is returned. On
+            a device, "in place" is meant for what it queues.
+
+        Returns
+        -------
+        On a device, the moment when the sum is in place, if that is known beforehand; else None.
         """
 
     def decide(self, segment: int | None) -> int:
@@ -61,3 +82,12 @@ class Transport(Protocol):
 
     def close(self, *, failed: bool) -> None:
         """Let go of threads and connections; with `failed`, of calls under way too."""
+
+
+def role_of(transport: Transport, discipline: Discipline) -> Role:
+    """Return what this rank does about the order."""
+    if transport.sequencing == "submission" and transport.rank != 0:
+        return "submitter"
+    if discipline == "static":
+        return "planned"
+    return "leader" if transport.rank == 0 else "follower"

@@ -25,7 +25,7 @@ WINDOW = 6
 MOST_STEPS = 100_000
 PATIENCE_S = 100.0
 
-# Slow is 20 times as long as fast in the forward pass alone; a busy machine stays well below 5.
+# Slow is at least 20 times as long as fast in the forward pass alone; a busy machine stays well below 5.
 SETTINGS = Replanning(
     profile_iterations=2, drift_iterations=WINDOW, drift_ratio=5.0, stale_ratio=1e3, interval_s=0.0
 )
@@ -91,6 +91,10 @@ class Job:
             self.diary.steps += 1
             self._note()
 
+    def slow_down(self) -> None:
+        """Take far longer than at first, however slow a busy machine was then; alike on all ranks."""
+        self.pause_s = max(SLOW_S, 10 * self.replanner.drift.reference.iteration_s)
+
     def adopted(self) -> bool:
         """Whether there is a schedule, whichever plan then turns out to be the fastest."""
         return self.diary.states[-1] == "watching"
@@ -116,7 +120,7 @@ def first_start(rank: int, url: str, logs: list[Any]) -> Diary:
     job = Job(rank, logs, service=url, job="life", replanning=NEVER_AGAIN, mode="auto")
     job.pause_s = FAST_S
     job.train(MOST_STEPS, until=lambda: job.adopted() and job.optimizer.report().drift is not None)
-    job.pause_s = SLOW_S
+    job.slow_down()
     job.train(MOST_STEPS, until=lambda: job.replanner.drift.drifted)
     job.train(5)
     return job.close()
@@ -127,7 +131,7 @@ def second_start(rank: int, url: str, logs: list[Any]) -> Diary:
     job = Job(rank, logs, service=url, job="life", replanning=SETTINGS)
     job.pause_s = FAST_S
     job.train(MOST_STEPS, until=lambda: job.replanner.drift.reference is not None)
-    job.pause_s = SLOW_S
+    job.slow_down()
     first = job.optimizer._plan
     job.train(MOST_STEPS, until=lambda: job.optimizer._plan is not first and job.adopted())
     # Slow is what is normal now.
@@ -141,7 +145,7 @@ def with_a_schedule_given(rank: int, schedule: Schedule, logs: list[Any]) -> Dia
     job = Job(rank, logs, schedule=schedule, replanning=SETTINGS)
     job.pause_s = FAST_S
     job.train(MOST_STEPS, until=lambda: job.replanner.drift.reference is not None)
-    job.pause_s = SLOW_S
+    job.slow_down()
     job.train(MOST_STEPS, until=lambda: job.replanner.drift.drifted)
     job.train(5)
     return job.close()

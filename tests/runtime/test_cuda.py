@@ -1,5 +1,7 @@
 """The CUDA paths: two ranks on one GPU over Gloo, one over NCCL. Skipped, with the reason, without a GPU."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -26,9 +28,10 @@ pytestmark = [
 ]
 
 
-def _train_on_gpu(rank: int, _size: int, order: str) -> Any:
+def _train_on_gpu(rank: int, _size: int, order: str, **options: Any) -> Any:
+    torch.backends.cudnn.allow_tf32 = False  # weights are held against those of a CPU
     model = build("conv").cuda()
-    optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, order=order)
+    optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, order=order, **options)
     for batch in batches("conv", 20, rank):
         optimizer.zero_grad()
         backward(model(*(tensor.cuda() for tensor in batch)))
@@ -38,7 +41,7 @@ def _train_on_gpu(rank: int, _size: int, order: str) -> Any:
     return trained
 
 
-@pytest.mark.parametrize("order", ["static", "adaptive"])
+@pytest.mark.parametrize("order", ["static", "adaptive", "priority"])
 def test_weights_on_a_gpu_equal_plain_training(order: str) -> None:
     """Gradients that the device has not finished are not sent, and updates wait for the device."""
     first, second = run_ranks(_train_on_gpu, 2, order)
@@ -46,14 +49,65 @@ def test_weights_on_a_gpu_equal_plain_training(order: str) -> None:
     assert difference(first, train_plainly(Case(), 2)) <= 1e-4
 
 
-def _train_over_nccl(rank: int, size: int, order: str) -> Any:
+@contextmanager
+def _nccl(rank: int, size: int) -> Iterator[None]:
     dist.init_process_group("nccl", store=HashStore(), rank=rank, world_size=size)
-    trained = _train_on_gpu(rank, size, order)
-    dist.destroy_process_group()
-    return trained
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
-def test_one_rank_over_nccl_equals_plain_training() -> None:
+def _train_over_nccl(rank: int, size: int, options: dict[str, Any]) -> Any:
+    with _nccl(rank, size):
+        return _train_on_gpu(rank, size, **options)
+
+
+@pytest.mark.parametrize("order", ["static", "adaptive", "priority"])
+@pytest.mark.parametrize("mode", ["overlap", "barrier", "auto"])
+def test_one_rank_over_nccl_equals_plain_training(order: str, mode: str) -> None:
     """NCCL takes one rank a GPU: what is sent to nobody still goes through its stream."""
-    (trained,) = run_ranks(_train_over_nccl, 1, "static", backend="none")
+    (trained,) = run_ranks(_train_over_nccl, 1, {"order": order, "mode": mode}, backend="none")
+    assert difference(trained, train_plainly(Case(), 1)) <= 1e-4
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_half_precision_over_nccl(compression: str) -> None:
+    """Narrowing and widening are queued around the sum."""
+    options = {"order": "static", "compression": compression}
+    (trained,) = run_ranks(_train_over_nccl, 1, options, backend="none")
+    assert difference(trained, train_plainly(Case(), 1)) <= 0.05
+
+
+def _train_without_waiting(rank: int, size: int) -> Any:
+    with _nccl(rank, size):
+        model = build("conv").cuda()
+        optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, mode="overlap")
+        on_gpu = [[tensor.cuda() for tensor in batch] for batch in batches("conv", 20, rank)]
+        for number, batch in enumerate(on_gpu):
+            if number == 3:
+                torch.cuda.set_sync_debug_mode("error")
+            optimizer.zero_grad()
+            backward(model(*batch))
+            optimizer.step()
+        torch.cuda.set_sync_debug_mode("default")
+        report = optimizer.report()
+        optimizer.close()
+        return report.waited_s, [group.waited_s for group in report.groups]
+
+
+def test_the_loop_has_no_operation_that_waits_for_the_gpu() -> None:
+    """Torch raises at the first one; and how long the GPU stood still is known all the same."""
+    ((total, of_groups),) = run_ranks(_train_without_waiting, 1, backend="none")
+    assert min(total, *of_groups) >= 0
+
+
+def _train_on_another_stream(rank: int, size: int) -> Any:
+    with _nccl(rank, size), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        return _train_on_gpu(rank, size, "static")
+
+
+def test_a_loop_on_a_stream_of_its_own() -> None:
+    """Sums are waited for on the stream that the loop uses, whichever that is."""
+    (trained,) = run_ranks(_train_on_another_stream, 1, backend="none")
     assert difference(trained, train_plainly(Case(), 1)) <= 1e-4

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from pace.runtime.engine import Engine
 from pace.runtime.gloo import GlooTransport
 from pace.runtime.plan import Plan, PlannedGroup, PlannedSegment
-from pace.runtime.transport import Discipline, Done
+from pace.runtime.transport import After, Discipline, Done
 
 ELEMENTS = 4
 
@@ -25,9 +26,9 @@ class _Recording(GlooTransport):
         super().__init__(timeout_s=60)
         self.sent: list[int] = []
 
-    def allreduce(self, segment: torch.Tensor, name: str, done: Done) -> None:
+    def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         self.sent.append(int(name.split(".")[-2]))
-        super().allreduce(segment, name, done)
+        return super().allreduce(segment, name, done, after)
 
 
 @contextmanager

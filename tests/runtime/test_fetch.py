@@ -72,11 +72,14 @@ def test_plans_come_from_files_and_training_starts_without_a_usable_service(
     choices: dict[str, Any] = {
         name: {"service": url, "job": "conv", "replanning": never} for name, url in services.items()
     }
+    # Other ranks have given up on rank 0 long before a service's usual time is over.
+    choices["hurried"] = choices["silent"] | {"timeout_s": 4.0}
     choices |= {"file": {"schedule": str(path)}, "profiling": {"service": services["wrong"], "job": "conv"}}
     for found in run_ranks(_sources_of_plans, 2, choices, timeout_s=200):
         assert found.pop("file") == ("schedule", len(schedule.groups))
         assert found.pop("profiling")[0] == "plain"
-        assert {name: source for name, (source, _) in found.items()} == dict.fromkeys(services, "local")
+        assert set(found) == {*services, "hurried"}
+        assert {source for source, _ in found.values()} == {"local"}
 
 
 def test_a_mismatch_says_what_differs() -> None:
