@@ -27,6 +27,7 @@ from pace.errors import InvalidOptions
 SMALLEST_BYTES = 1024
 MIN_SIZES = 6
 CALLS_AT_ONCE = 3
+SECONDS_PER_RUN = 0.05
 MIN_RUNS = 3
 FASTER_IN_PAIRS = 1.1
 
@@ -121,7 +122,7 @@ def measure_allreduce(
     largest_bytes: int,
     confidence: float = 0.95,
     precision: float = 0.05,
-    max_calls: int = 200,
+    max_runs: int = 60,
     max_seconds_per_size: float = 3.0,
     warmup_calls: int = 3,
     calls_at_once: int = CALLS_AT_ONCE,
@@ -135,11 +136,12 @@ def measure_allreduce(
         The largest group that may be sent; sizes go beyond it.
     confidence, precision
         A size is repeated until the median's confidence interval is narrower than +- `precision` of
-        the median, or until `max_calls` or `max_seconds_per_size` are used up, and three runs at the
+        the median, or until `max_runs` or `max_seconds_per_size` are used up, and three runs at the
         least. What was reached is in the result.
     warmup_calls, calls_at_once
-        Calls of each size before anything counts, and how many make a run: with large buffers on a slow
-        network, what the whole measurement takes.
+        Calls of each size before anything counts, and how many make a run at the least: with large buffers
+        on a slow network, what the whole measurement takes. Runs of small buffers have so many calls that
+        they last 50 ms.
     pairs
         Whether to measure two all-reduces at once as well.
     """
@@ -151,15 +153,19 @@ def measure_allreduce(
         tensor = buffer[: size_bytes // 4]
         _time_run(network, [tensor], calls=warmup_calls)
         durations: list[float] = []
-        # Every rank holds the same minima, so all ranks stop after the same run.
+        calls = calls_at_once
+        # Every rank holds the same minima, so all ranks make and stop after the same runs.
         while True:
-            durations.append(_time_run(network, [tensor], calls=calls_at_once))
+            mean = _time_run(network, [tensor], calls=calls, before=1 if calls == calls_at_once else calls)
+            if calls * mean < SECONDS_PER_RUN and not durations:
+                calls *= 2
+                continue
+            durations.append(mean)
             low, high = median_interval(durations, confidence)
             median = float(np.median(durations))
             sure = math.ldexp(1.0, 1 - len(durations)) <= 1 - confidence
             narrow = sure and high - low <= 2 * precision * median
-            calls = len(durations) * calls_at_once
-            used_up = calls >= max_calls or sum(durations) * calls_at_once >= max_seconds_per_size
+            used_up = len(durations) >= max_runs or sum(durations) * calls >= max_seconds_per_size
             if narrow or (used_up and len(durations) >= MIN_RUNS):
                 break
         sizes.append(
@@ -167,7 +173,7 @@ def measure_allreduce(
                 size_bytes=size_bytes,
                 duration_s=median,
                 margin_s=(high - low) / 2,
-                num_calls=calls,
+                num_calls=len(durations) * calls,
             )
         )
     return AllReduceMeasurement(
@@ -200,10 +206,15 @@ def median_interval(durations: list[float], confidence: float) -> tuple[float, f
     return ordered[left_out], ordered[count - 1 - left_out]
 
 
-def _time_run(network: Network, tensors: list[torch.Tensor], *, calls: int) -> float:
-    """Return the mean duration of `calls` rounds without a pause, in each of which all tensors go at once."""
+def _time_run(network: Network, tensors: list[torch.Tensor], *, calls: int, before: int = 1) -> float:
+    """Return the mean duration of `calls` rounds without a pause, in each of which all tensors go at once.
+
+    As many as `before` go first and do not count: buffers and rate limiters on the way let something pass at
+    once after a pause.
+    """
     network.barrier()
-    _send(network, tensors)
+    for _ in range(before):
+        _send(network, tensors)
     _finish(network)
     started = time.perf_counter()
     for _ in range(calls):

@@ -110,7 +110,7 @@ class SelfProfile:
             self._network,
             largest_bytes=sum(gradient.size_bytes for gradient in self._gradients),
             precision=0.1,
-            max_calls=30,
+            max_runs=10,
             max_seconds_per_size=0.5,
             warmup_calls=1,
             calls_at_once=3,

@@ -36,6 +36,7 @@ def main() -> int:
     # All that ranks will need, loaded once: they are forked from here.
     import horovod.torch  # noqa: F401
     import torch
+    import torch._dynamo  # DDP loads it when it is made; on eight ranks at once that takes a while
 
     import pace.runtime.horovod
     import pace.runtime.torch  # noqa: F401
@@ -113,7 +114,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--models", type=_names(MODELS), default=defaults.models, metavar="A,B")
     parser.add_argument(
-        "--real-models", type=_names(REAL_MODELS), default=defaults.real_models, metavar="A,B"
+        "--real-models",
+        type=_names(REAL_MODELS),
+        default=defaults.real_models,
+        metavar="A,B",
+        help=f"with real compute, on two hosts: {', '.join(REAL_MODELS)}",
     )
     parser.add_argument("--workers", type=_integers, default=defaults.workers, metavar="2,4,8")
     parser.add_argument("--ratios", type=_floats, default=defaults.ratios, metavar="0.5,1,2")

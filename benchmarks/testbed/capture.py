@@ -49,7 +49,7 @@ def _main(rank: int, on: Sequence[Host], backend: Backend) -> Answer:
             join_horovod(rank, on, port, hvd.init)
             network = horovod_network()
         return measure_allreduce(
-            network, largest_bytes=largest_bytes, max_calls=60, max_seconds_per_size=seconds
+            network, largest_bytes=largest_bytes, max_runs=20, max_seconds_per_size=seconds
         )
 
     return answer

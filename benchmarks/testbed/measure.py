@@ -25,6 +25,10 @@ from pace.schedule import Schedule
 _FIRST_PORT = 20000
 _ROUND_TIMEOUT_S = 300.0
 
+# Of every bucket size that is tried, and of training without communication.
+_SWEEP_WINDOWS = 2
+_PLAIN_WINDOWS = 4
+
 Tell = Callable[[str], None]
 
 
@@ -44,7 +48,7 @@ class Effort:
 
     rounds: int = 4
     windows: int = 3
-    warmup: int = 3
+    warmup: int = 2
     bucket_sizes_mib: tuple[float, ...] = ()
 
 
@@ -99,7 +103,7 @@ def measure(
         schedule = schedule_for(contender, profile, fitted.size_factor)
         entries.append(_Entry(contender=contender, profile=profile, schedule=schedule))
     load = os.getloadavg()[0]
-    plain_s = _plain(on, workload, effort)
+    plain_s = _plain(on, workload)
     iterations = effort.rounds * (effort.windows + 1)
     expected = _expected(fitted, len(on), iterations)
     with ExitStack() as stack:
@@ -152,14 +156,14 @@ def _attempt(entry: _Entry, act: Callable[[], None]) -> None:
             entry.running.kill()
 
 
-def _plain(on: Sequence[Host], workload: trainer.Workload, effort: Effort) -> float:
+def _plain(on: Sequence[Host], workload: trainer.Workload) -> float:
     """Time all ranks side by side without communication: what emulated compute takes on this machine."""
     plain = Contender(name="plain", label="no communication", backend="torch", kind="ddp")
     with ranks(
         "plain", on, trainer.main, *(on, plain, workload, None, 0), undisturbed=workload.real is None
     ) as running:
         running.ask("train", 2)
-        starts = running.ask("train", max(2 * effort.windows, 4) + 1)
+        starts = running.ask("train", _PLAIN_WINDOWS + 1)
     return float(statistics.median(later - earlier for own in starts for earlier, later in pairwise(own)))
 
 
@@ -198,7 +202,7 @@ def _sweep(entry: _Entry, running: Ranks, effort: Effort) -> None:
     for mib in effort.bucket_sizes_mib:
         running.ask("use_bucket_size", mib)
         running.ask("train", 2)
-        took[mib] = statistics.median(windows_of(running.ask("train", effort.windows + 1)))
+        took[mib] = statistics.median(windows_of(running.ask("train", _SWEEP_WINDOWS + 1)))
     entry.bucket_mib = min(took, key=took.__getitem__)
     entry.sweep_s = {f"{mib:g}": seconds for mib, seconds in took.items()}
     running.ask("use_bucket_size", entry.bucket_mib)

@@ -13,7 +13,6 @@ from benchmarks.testbed.contenders import BY_NAME, CORE, DDP_SWEEP_MIB, Backend
 from benchmarks.testbed.hosts import BURST_MS, Host, Link, congestion_control, hosts
 from benchmarks.testbed.measure import Effort, measure
 from benchmarks.testbed.rates import verify_rates
-from benchmarks.testbed.real import MODELS as REAL_MODELS
 from benchmarks.testbed.real import captured
 from benchmarks.testbed.results import SettingResult, as_document
 from benchmarks.testbed.scaling import Fitted, fit
@@ -41,11 +40,13 @@ class Grid:
     every_contender_at
         (workers, ratio) where all contenders compete; elsewhere the core ones do.
     real_models
-        Models with real compute, trained on two hosts where two are among `workers`.
+        Models with real compute besides, trained on two hosts where two are among `workers`.
     only
         Names of contenders, in place of both.
-    rounds, rounds_elsewhere
-        Turns of each contender, where all compete and elsewhere.
+    rounds, windows
+        Turns of each contender where all compete or compute is real, and windows of each turn.
+    rounds_elsewhere, windows_elsewhere
+        The same elsewhere.
     """
 
     models: tuple[str, ...] = tuple(MODELS)
@@ -53,12 +54,13 @@ class Grid:
     ratios: tuple[float, ...] = (1.0, 0.5, 2.0)
     rate_mbit_s: float = 200.0
     compute_s: float = 0.4
-    real_models: tuple[str, ...] = tuple(REAL_MODELS)
+    real_models: tuple[str, ...] = ()
     every_contender_at: tuple[int, float] = (4, 1.0)
     only: tuple[str, ...] = ()
     rounds: int = 3
-    rounds_elsewhere: int = 2
     windows: int = 3
+    rounds_elsewhere: int = 2
+    windows_elsewhere: int = 2
 
 
 def run(
@@ -149,8 +151,12 @@ def _setting(
     everyone = (len(on), ratio) == grid.every_contender_at
     names = grid.only or (tuple(BY_NAME) if everyone else CORE)
     sweep = DDP_SWEEP_MIB if everyone else DDP_SWEEP_MIB[1::2]
-    rounds = grid.rounds if everyone else grid.rounds_elsewhere
-    effort = Effort(rounds=rounds, windows=grid.windows, bucket_sizes_mib=sweep)
+    thorough = everyone or fitted.real is not None
+    effort = Effort(
+        rounds=grid.rounds if thorough else grid.rounds_elsewhere,
+        windows=grid.windows if thorough else grid.windows_elsewhere,
+        bucket_sizes_mib=sweep,
+    )
     return measure(
         on,
         model,
@@ -194,6 +200,7 @@ def _conditions(grid: Grid) -> dict[str, Any]:
         "rounds": grid.rounds,
         "rounds_elsewhere": grid.rounds_elsewhere,
         "windows": grid.windows,
+        "windows_elsewhere": grid.windows_elsewhere,
     }
 
 

@@ -50,8 +50,8 @@ def _conditions(record: dict[str, Any]) -> str:
         f" torch {conditions['torch']}, Horovod {conditions['horovod']}, PACE {conditions['pace']} at"
         f" {conditions['commit']}. Links of {conditions['rate_mbit_s']:g} Mbit/s, both ways, with bursts of"
         f" {conditions['burst_ms']:g} ms: {networks}. Compute of a window: {conditions['compute_s']:g} s."
-        f" {conditions['rounds']} rounds (elsewhere than at the target {conditions['rounds_elsewhere']}) of"
-        f" {conditions['windows']} windows each, contenders in turn."
+        f" {conditions['rounds']} rounds of {conditions['windows']} windows each (elsewhere than at the"
+        f" target {conditions['rounds_elsewhere']} of {conditions['windows_elsewhere']}), contenders in turn."
         f" It took {conditions['took_s'] / 60:.0f} minutes."
     )
 

@@ -1,6 +1,8 @@
 """What an all-reduce costs, measured between real processes."""
 
 import math
+import time
+from collections.abc import Callable
 from itertools import pairwise
 from typing import cast
 
@@ -28,7 +30,7 @@ def _measure(_rank: int, _size: int, backend: Backend) -> AllReduceMeasurement:
 
         hvd.init()
     network = horovod_network() if backend == "horovod" else torch_network()
-    return measure_allreduce(network, largest_bytes=300_000, max_calls=20, precision=0.2)
+    return measure_allreduce(network, largest_bytes=300_000, max_runs=7, precision=0.2)
 
 
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("horovod", marks=pytest.mark.horovod)])
@@ -47,6 +49,41 @@ def test_all_ranks_measure_the_same(backend: Backend) -> None:
     assert [seconds for _, seconds in first.document.samples] == [size.duration_s for size in first.sizes]
     assert all(speedup > 0 for speedup in first.pair_speedup.values())
     assert float(first.document.cost(2)(300_000)) > 0
+
+
+class _Limited:
+    """A link that lets a bucketful pass at once after a pause, and the rest at its rate."""
+
+    num_workers = 1
+    device = torch.device("cpu")
+    rate_bytes_s = 40e6
+    bucket_bytes = 200_000.0
+
+    def __init__(self) -> None:
+        self._free_bytes = self.bucket_bytes
+        self._seen_s = time.perf_counter()
+
+    def start(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        del name
+        now = time.perf_counter()
+        refilled = self._free_bytes + (now - self._seen_s) * self.rate_bytes_s
+        self._free_bytes = min(refilled, self.bucket_bytes) - tensor.numel() * tensor.element_size()
+        self._seen_s = now
+        until = now - min(self._free_bytes, 0.0) / self.rate_bytes_s
+        return lambda: time.sleep(max(until - time.perf_counter(), 0.0))
+
+    def barrier(self) -> None:
+        time.sleep(self.bucket_bytes / self.rate_bytes_s)
+
+    def minimum(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+
+def test_what_passes_at_once_after_a_pause_is_not_taken_for_the_rate() -> None:
+    """No size costs less than the link's rate allows for ever; a few calls of 1 KiB would cost nothing."""
+    measured = measure_allreduce(_Limited(), largest_bytes=1 << 20, max_runs=3, precision=1.0, pairs=False)
+    for size in measured.sizes:
+        assert size.duration_s >= 0.9 * size.size_bytes / _Limited.rate_bytes_s, size
 
 
 def test_an_impossible_confidence_is_refused() -> None:

@@ -81,6 +81,7 @@ def test_page_and_chart_show_everyone(setting: SettingResult, tmp_path: Path) ->
             "rounds": 1,
             "rounds_elsewhere": 1,
             "windows": 3,
+            "windows_elsewhere": 2,
             "took_s": 120,
         },
         "networks": [{"workers": 4, "rate_mbit_s": [286.0, 287.0], "congestion_control": "cubic"}],
