@@ -44,7 +44,7 @@ class DaskCluster:
     def __init__(self, address: str) -> None:
         self.address = address
         self.topic = f"pace-{uuid.uuid4().hex}"
-        self.num_threads = 0
+        self._num_threads = 0
         self._client: Client | None = None
         self._listeners: dict[str, Progress] = {}
         self._ended = threading.Event()
@@ -62,6 +62,12 @@ class DaskCluster:
         if self._minder is not None:
             self._minder.join()
             self._minder = None
+
+    @property
+    def num_threads(self) -> int:
+        """How many threads the workers have; none from the moment the connection is lost."""
+        client = self._client
+        return 0 if client is None or client.status != "running" else self._num_threads
 
     @property
     def client(self) -> Client:
@@ -87,7 +93,7 @@ class DaskCluster:
                     self._client = self._connect()
                     log.info("dask-connected", scheduler=self.address)
                 workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
-                self.num_threads = sum(worker["nthreads"] for worker in workers)
+                self._num_threads = sum(worker["nthreads"] for worker in workers)
             except Exception as error:  # of any of Dask's layers: connect anew
                 self._disconnect()
                 log.warning("dask-unreachable", scheduler=self.address, error=str(error))
@@ -102,7 +108,7 @@ class DaskCluster:
         return client
 
     def _disconnect(self) -> None:
-        self.num_threads = 0
+        self._num_threads = 0
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(Exception):

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
@@ -13,7 +13,8 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from pace.api.executor import Executor
 from pace.api.metrics import Metrics
 from pace.api.problems import Refused, WorkerDied
-from pace.api.tasks import ClaimedTask, TaskQueue
+from pace.api.task_state import ClaimedTask
+from pace.api.tasks import TaskQueue
 from pace.api.tracing import Spans
 from pace.api.watch import Watches
 from pace.api.work import answer_what_if, solve
@@ -69,6 +70,9 @@ class Dispatcher:
         self._queued = {kind: asyncio.Event() for kind in self._lanes}
         # By kind; each is named after its task.
         self._running: dict[str, set[asyncio.Task[None]]] = {kind: set() for kind in self._lanes}
+        # Places that may be taken by a task that is just being accepted.
+        self._kept = dict.fromkeys(self._lanes, 0)
+        self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
         self.watches = Watches(tasks)
 
@@ -82,10 +86,28 @@ class Dispatcher:
         loops = [self._renew_leases(), *(self._claim_tasks(kind) for kind in self._lanes)]
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
-    def notify(self) -> None:
-        """Say that a task was queued."""
-        for queued in self._queued.values():
-            queued.set()
+    def notify(self, kind: str) -> None:
+        """Say that a task of this kind was queued."""
+        self._queued[kind].set()
+
+    @contextlib.contextmanager
+    def place(self, kind: str) -> Iterator[bool]:
+        """Keep a place for a task that may be claimed inside; yields whether there is one."""
+        free = not self._stopping and self._num_taken(kind) < self._lanes[kind].executor.size
+        self._kept[kind] += free
+        try:
+            yield free
+        finally:
+            self._kept[kind] -= free
+
+    def _num_taken(self, kind: str) -> int:
+        return len(self._running[kind]) + self._kept[kind]
+
+    def begin(self, task: ClaimedTask) -> None:
+        """Do a task that was claimed."""
+        started = asyncio.create_task(self._run(task, self._lanes[task.kind]), name=task.id)
+        self._running[task.kind].add(started)
+        started.add_done_callback(lambda done: self._ended(task.kind, done))
 
     def cancel(self, task_id: str) -> None:
         """End a cancelled task if it runs here: the process that works on it is killed."""
@@ -95,6 +117,7 @@ class Dispatcher:
 
     async def stop(self, drain_s: float) -> None:
         """Claim nothing more, let running tasks end, give back those that do not in time."""
+        self._stopping = True
         renew, *claims = self._loops
         for claim in claims:
             claim.cancel()
@@ -116,12 +139,12 @@ class Dispatcher:
         return [task for running in self._running.values() for task in running]
 
     async def _claim_tasks(self, kind: str) -> None:
-        lane, running, queued = self._lanes[kind], self._running[kind], self._queued[kind]
+        executor, queued = self._lanes[kind].executor, self._queued[kind]
         pause_s = self._poll_s
         while True:
             queued.clear()
             task = None
-            if len(running) < lane.executor.size:
+            if self._num_taken(kind) < executor.size:
                 try:
                     names = [task.get_name() for task in self._all_running()]
                     task = await asyncio.to_thread(self._tasks.claim, kind, names)
@@ -131,9 +154,7 @@ class Dispatcher:
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                     log.warning("claim-failed", error=str(error))
             if task is not None:
-                started = asyncio.create_task(self._run(task, lane), name=task.id)
-                running.add(started)
-                started.add_done_callback(lambda done: self._ended(kind, done))
+                self.begin(task)
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):

@@ -21,7 +21,8 @@ from pace.api.received import ReceivedRequest, ReceivedWhatIf
 from pace.api.retention import prune, vacuum
 from pace.api.settings import Settings
 from pace.api.store import Store, StoredSchedule
-from pace.api.tasks import Submitted, TaskQueue, TaskStatus
+from pace.api.task_state import Submitted, TaskStatus
+from pace.api.tasks import TaskQueue
 from pace.api.tracing import Spans
 from pace.api.what_if_store import WhatIfStore
 from pace.api.work import ReadLimits, load_solver
@@ -120,13 +121,21 @@ class Service:
         key = (tenant, received.kind, job, received.key)
         accepting = self._accepting.get(key)
         if accepting is None:
-            accepting = asyncio.create_task(asyncio.to_thread(self.tasks.submit, tenant, received))
+            accepting = asyncio.create_task(self._accept(tenant, received))
             self._accepting[key] = accepting
             accepting.add_done_callback(lambda _: self._accepting.pop(key))
-        submitted = await asyncio.shield(accepting)
-        if submitted.task_id is not None:
-            self.spans.remember(submitted.task_id)
-            self.dispatcher.notify()
+        return await asyncio.shield(accepting)
+
+    async def _accept(self, tenant: str, received: ReceivedRequest | ReceivedWhatIf) -> Submitted:
+        with self.dispatcher.place(received.kind) as free:
+            submitted = await asyncio.to_thread(self.tasks.submit, tenant, received, claim=free)
+            if submitted.task_id is not None:
+                self.spans.remember(submitted.task_id)
+            if submitted.claimed is not None:
+                self.dispatcher.begin(submitted.claimed)
+            else:
+                # Whether or not a task was queued: another may have been denied the place kept here.
+                self.dispatcher.notify(received.kind)
         return submitted
 
     async def cancel(self, tenant: str, task_id: str) -> TaskStatus | None:

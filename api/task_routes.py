@@ -18,7 +18,7 @@ from pace.api.openapi import problems
 from pace.api.parameters import RunningService
 from pace.api.problems import Refused, make_problem, not_found
 from pace.api.service import Service
-from pace.api.tasks import Submitted, TaskStatus
+from pace.api.task_state import Submitted, TaskStatus
 
 router = APIRouter(prefix="/v1/tasks/{task_id}")
 log = structlog.get_logger(__name__)

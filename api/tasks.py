@@ -8,8 +8,8 @@ process finishes it, the first answer stays.
 import uuid
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
@@ -18,68 +18,9 @@ from pace.api.documents import Problem
 from pace.api.problems import Refused, invalid_request, make_problem, queue_full
 from pace.api.received import ReceivedRequest, ReceivedWhatIf
 from pace.api.records import ProfileRecord, ScheduleRecord, SolutionRecord, TaskRecord
-from pace.api.store import StoredSchedule, find_schedule, insert, save_profile, save_request
+from pace.api.store import find_schedule, insert, save_profile, save_request
+from pace.api.task_state import LIVE, ClaimedTask, Submitted, TaskStatus
 from pace.api.what_if_store import has_answer, save_what_if
-
-LIVE = ("queued", "running")
-RESULT_PATHS = {"schedule": "/v1/schedules/", "what-if": "/v1/what-if/"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
-    """What a request came to: a result that is there, or the task that will make it.
-
-    Attributes
-    ----------
-    schedule
-        The result if it is there and a schedule.
-    task_id
-        None if the result is there.
-    """
-
-    result_id: str
-    schedule: StoredSchedule | None
-    task_id: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedTask:
-    """A task that this process now has to do."""
-
-    id: str
-    kind: str
-    tenant: str
-    key: str
-    attempts: int
-    num_gradients: int
-    profile_document: bytes
-    options: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskStatus:
-    """How far a task is."""
-
-    id: str
-    kind: str
-    result_id: str
-    state: str
-    problem: Problem | None
-    num_done: int | None
-    num_total: int | None
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-
-    @property
-    def live(self) -> bool:
-        """Whether the task is still to be done."""
-        return self.state in LIVE
-
-    @property
-    def location(self) -> str:
-        """Where the result is or will be."""
-        return RESULT_PATHS[self.kind] + self.result_id
 
 
 class TaskQueue:
@@ -109,8 +50,15 @@ class TaskQueue:
         self._lease = timedelta(seconds=lease_s)
         self._max_attempts = max_attempts
 
-    def submit(self, tenant: str, received: ReceivedRequest | ReceivedWhatIf) -> Submitted:
+    def submit(
+        self, tenant: str, received: ReceivedRequest | ReceivedWhatIf, *, claim: bool = False
+    ) -> Submitted:
         """Accept a request: find its result, join the task that makes it, or queue a new one.
+
+        Parameters
+        ----------
+        claim
+            Claim a new task at once where no other waits: this process has room for it.
 
         Raises
         ------
@@ -121,11 +69,13 @@ class TaskQueue:
         with self.database.write() as connection:
             if received.profile is not None:
                 save_profile(connection, tenant, received.profile)
-            fingerprint = connection.scalar(
-                select(ProfileRecord.fingerprint).where(
-                    ProfileRecord.tenant == tenant, ProfileRecord.sha256 == received.profile_sha256
+                fingerprint: str | None = received.profile.fingerprint
+            else:
+                fingerprint = connection.scalar(
+                    select(ProfileRecord.fingerprint).where(
+                        ProfileRecord.tenant == tenant, ProfileRecord.sha256 == received.profile_sha256
+                    )
                 )
-            )
             if fingerprint is None:
                 raise Refused(invalid_request(f"profile_id: there is no profile {received.profile_sha256}"))
             schedule = None
@@ -142,9 +92,11 @@ class TaskQueue:
                 TaskRecord.tenant == tenant, TaskRecord.key == received.key, TaskRecord.state.in_(LIVE)
             )
             task_id = connection.scalar(live)
+            claimed = None
             if task_id is None:
-                self._refuse_when_full(connection, tenant)
+                at_once = self._num_queued(connection, tenant) == 0 and claim
                 task_id = uuid.uuid4().hex
+                now = datetime.now(UTC)
                 added = connection.execute(
                     insert(connection, TaskRecord)
                     .values(
@@ -155,27 +107,32 @@ class TaskQueue:
                         result_id=new_id,
                         profile_sha256=received.profile_sha256,
                         options=received.options,
-                        state="queued",
-                        attempts=0,
                         num_done=0 if isinstance(received, ReceivedWhatIf) else None,
                         num_total=received.num_cells if isinstance(received, ReceivedWhatIf) else None,
-                        created_at=datetime.now(UTC),
+                        created_at=now,
+                        **(self._started(now, 0) if at_once else {"state": "queued", "attempts": 0}),
                     )
                     .on_conflict_do_nothing()
                 )
                 if not added.rowcount:
                     # Another service process was faster between our look and our insert.
                     task_id = connection.scalar(live)
-            return Submitted(result_id=new_id, schedule=None, task_id=task_id)
+                elif at_once:
+                    claimed = self._claimed(connection, task_id)
+            return Submitted(result_id=new_id, schedule=None, task_id=task_id, claimed=claimed)
 
-    def _refuse_when_full(self, connection: Connection, tenant: str) -> None:
-        queued = select(func.count()).select_from(TaskRecord).where(TaskRecord.state == "queued")
-        of_tenant = connection.scalar(queued.where(TaskRecord.tenant == tenant)) or 0
+    def _num_queued(self, connection: Connection, tenant: str) -> int:
+        """Return how many tasks wait, of all tenants; refuse one more where that is too many."""
+        of_all, of_tenant = connection.execute(
+            select(func.count(), func.count().filter(TaskRecord.tenant == tenant))
+            .select_from(TaskRecord)
+            .where(TaskRecord.state == "queued")
+        ).one()
         if of_tenant >= self._max_queued_per_tenant:
             raise queue_full(f"{of_tenant} tasks of yours wait already", retry_after_s=5)
-        of_all = connection.scalar(queued) or 0
         if of_all >= self._max_queued:
             raise queue_full(f"{of_all} tasks wait already", retry_after_s=10)
+        return of_all
 
     def claim(self, kind: str, running: Collection[str] = ()) -> ClaimedTask | None:
         """Take the next task of a kind.
@@ -205,9 +162,7 @@ class TaskQueue:
                         TaskRecord.started_at.is_not(None),
                     )
                     .group_by(TaskRecord.tenant)
-                )
-                .tuples()
-                .all()
+                ).all()
             )
             never = datetime.min.replace(tzinfo=UTC)
             tenants.sort(key=lambda tenant: (at_work[tenant], turns.get(tenant, never), tenant))
@@ -238,17 +193,20 @@ class TaskQueue:
         connection.execute(update(TaskRecord).where(expired).values(state="queued", lease_owner=None))
 
     def _start(self, connection: Connection, task_id: str, now: datetime) -> ClaimedTask:
-        connection.execute(
-            update(TaskRecord)
-            .where(TaskRecord.id == task_id)
-            .values(
-                state="running",
-                started_at=now,
-                attempts=TaskRecord.attempts + 1,
-                lease_owner=self.owner,
-                lease_until=now + self._lease,
-            )
-        )
+        started = self._started(now, TaskRecord.attempts)
+        connection.execute(update(TaskRecord).where(TaskRecord.id == task_id).values(started))
+        return self._claimed(connection, task_id)
+
+    def _started(self, now: datetime, attempts: Any) -> dict[str, Any]:
+        return {
+            "state": "running",
+            "started_at": now,
+            "attempts": attempts + 1,
+            "lease_owner": self.owner,
+            "lease_until": now + self._lease,
+        }
+
+    def _claimed(self, connection: Connection, task_id: str) -> ClaimedTask:
         row = connection.execute(
             select(
                 TaskRecord.id,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from pace.api.settings import telemetry_wanted
-from pace.api.tasks import ClaimedTask
+from pace.api.task_state import ClaimedTask
 from pace.version import __version__
 
 if TYPE_CHECKING:

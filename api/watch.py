@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from pace.api.tasks import TaskQueue, TaskStatus
+from pace.api.task_state import TaskStatus
+from pace.api.tasks import TaskQueue
 
 log = structlog.get_logger(__name__)
 

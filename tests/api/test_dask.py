@@ -28,13 +28,27 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
-        self._start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
-        log = self._log(0)
+        self.address = self._start_scheduler("0")
+
+    def _start_scheduler(self, port: str) -> str:
+        number = len(self.processes)
+        self._start("dask_scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
+        log = self._log(number)
         while "Scheduler at:" not in log:
-            assert self.processes[0].poll() is None, log
+            assert self.processes[number].poll() is None, log
             time.sleep(0.05)
-            log = self._log(0)
-        self.address = log.partition("Scheduler at:")[2].split()[0]
+            log = self._log(number)
+        return log.partition("Scheduler at:")[2].split()[0]
+
+    def lose_scheduler(self) -> None:
+        """Kill the scheduler, and the workers with it."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def start_again(self) -> None:
+        """Start another scheduler at the same address."""
+        assert self._start_scheduler(self.address.rpartition(":")[2]) == self.address
 
     def add_worker(self, *options: str) -> None:
         """Start one more worker."""
@@ -165,3 +179,38 @@ def test_a_runaway_on_the_cluster_is_stopped(cluster: Cluster, tmp_path: Path) -
         assert runaway.status_code == 422, runaway.text
         assert "0.3 s" in runaway.json()["detail"]
         assert service.post_schedule(layered_profile(3)).status_code == 201
+
+
+@pytest.mark.slow
+def test_a_lost_scheduler_loses_no_task(tmp_path: Path) -> None:
+    """What it had is done by the next one; meanwhile tasks wait, however long, and are not tried in vain."""
+    folder = tmp_path / "dask"
+    folder.mkdir()
+    cluster = Cluster(folder)
+    try:
+        cluster.add_worker("--no-nanny")
+        with (
+            ServiceProcess(tmp_path, executor=f"dask+{cluster.address}", max_attempts=2) as service,
+            service.caller() as caller,
+        ):
+            _wait_for_capacity(service, 1)
+            document = layered_profile(4000)
+            question = {"profile": document, "options": {"fusion": "pace"}}
+            path = caller.http.post("/v1/schedules", json=question, headers=ASYNC).headers["location"]
+            _busy_worker(cluster)
+            cluster.lose_scheduler()
+            while service.http.get("/readyz").status_code == 200:
+                time.sleep(0.05)
+            later = caller.http.post("/v1/schedules", json={"profile": layered_profile(9)}, headers=ASYNC)
+            assert caller.http.get(path).json()["state"] in ("queued", "running")
+            cluster.start_again()
+            cluster.add_worker("--no-nanny")
+            for location in (path, later.headers["location"]):
+                while (task := caller.http.get(location).json())["state"] != "done":
+                    assert task["state"] in ("queued", "running"), task
+                    time.sleep(0.05)
+            answer = caller.http.get(caller.http.get(path).json()["location"]).json()
+    finally:
+        cluster.close()
+    expected = optimize(parse_profile(json.dumps(document)), Options(fusion="pace"))
+    assert answer["schedule"] == json.loads(expected.to_json())

@@ -1,0 +1,84 @@
+"""The queue of tasks by itself, on both databases: what is claimed at once, and what waits its turn."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from pace.api.database import Database
+from pace.api.migrations import upgrade
+from pace.api.problems import Refused
+from pace.api.received import ReceivedRequest
+from pace.api.settings import Settings
+from pace.api.tasks import TaskQueue
+from pace.api.work import ReadLimits, read_request, solve
+from tests.api.profiles import layered_profile
+
+_LIMITS = ReadLimits(max_bytes=10**6, max_ops=10**4, max_gradients=10**4, max_cells=10**4)
+
+
+def _request(num_layers: int) -> ReceivedRequest:
+    body = json.dumps({"profile": layered_profile(num_layers), "job": "train"}).encode()
+    return read_request(body, gzipped=False, limits=_LIMITS)
+
+
+@pytest.fixture
+def queue(database_url: str) -> Iterator[TaskQueue]:
+    """An empty queue that takes three tasks, two of a tenant."""
+    database = Database(Settings(database_url=database_url).parsed_database_url)
+    upgrade(database)
+    yield TaskQueue(database, max_queued=3, max_queued_per_tenant=2, lease_s=60, max_attempts=2)
+    database.close()
+
+
+def test_a_task_is_claimed_as_it_is_accepted_where_none_waits(queue: TaskQueue) -> None:
+    """It comes with all that a later claim would bring, and is nobody else's any more."""
+    accepted = queue.submit("a", _request(3), claim=True)
+    assert accepted.claimed is not None
+    assert (accepted.claimed.id, accepted.claimed.attempts) == (accepted.task_id, 1)
+    assert queue.claim("schedule") is None
+    status = queue.status("a", accepted.claimed.id)
+    assert status is not None
+    assert status.state == "running"
+    queue.finish(accepted.claimed, solve(accepted.claimed.profile_document, accepted.claimed.options))
+    again = queue.submit("a", _request(3), claim=True)
+    assert again.schedule is not None
+    assert (again.task_id, again.claimed) == (None, None)
+
+
+def test_who_asks_for_the_same_joins_the_task(queue: TaskQueue) -> None:
+    """Two processes never do it both."""
+    first = queue.submit("a", _request(3), claim=True)
+    second = queue.submit("a", _request(3), claim=True)
+    assert second.task_id == first.task_id
+    assert second.claimed is None
+
+
+def test_nobody_is_passed_over(queue: TaskQueue) -> None:
+    """While another task waits, a new one waits too, whoever has room for it."""
+    waiting = queue.submit("a", _request(3))
+    later = queue.submit("b", _request(4), claim=True)
+    assert (waiting.claimed, later.claimed) == (None, None)
+    claimed = [queue.claim("schedule"), queue.claim("schedule")]
+    assert [task.id for task in claimed if task is not None] == [waiting.task_id, later.task_id]
+
+
+def test_a_process_that_dies_with_what_it_claimed_leaves_it_to_others(queue: TaskQueue) -> None:
+    """A task claimed as it was accepted is under a lease like any other."""
+    accepted = queue.submit("a", _request(3), claim=True)
+    queue.release()
+    claimed = queue.claim("schedule")
+    assert claimed is not None
+    assert (claimed.id, claimed.attempts) == (accepted.task_id, 1)
+
+
+def test_too_many_that_wait_are_refused(queue: TaskQueue) -> None:
+    """First by tenant, then for all; what is under way does not count."""
+    assert queue.submit("a", _request(2), claim=True).claimed is not None
+    queue.submit("a", _request(3))
+    queue.submit("a", _request(4))
+    with pytest.raises(Refused, match="2 tasks of yours wait"):
+        queue.submit("a", _request(5), claim=True)
+    queue.submit("b", _request(3))
+    with pytest.raises(Refused, match="3 tasks wait"):
+        queue.submit("b", _request(4), claim=True)
