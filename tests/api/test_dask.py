@@ -85,9 +85,9 @@ class Cluster:
                     child.kill()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Start a scheduler; workers come with the tests."""
+    """Start a scheduler; workers come with the test."""
     cluster = Cluster(tmp_path_factory.mktemp("dask"))
     yield cluster
     cluster.close()
@@ -182,35 +182,29 @@ def test_a_runaway_on_the_cluster_is_stopped(cluster: Cluster, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_lost_scheduler_loses_no_task(tmp_path: Path) -> None:
+def test_a_lost_scheduler_loses_no_task(cluster: Cluster, tmp_path: Path) -> None:
     """What it had is done by the next one; meanwhile tasks wait, however long, and are not tried in vain."""
-    folder = tmp_path / "dask"
-    folder.mkdir()
-    cluster = Cluster(folder)
-    try:
+    cluster.add_worker("--no-nanny")
+    with (
+        ServiceProcess(tmp_path, executor=f"dask+{cluster.address}", max_attempts=2) as service,
+        service.caller() as caller,
+    ):
+        _wait_for_capacity(service, 1)
+        document = layered_profile(4000)
+        question = {"profile": document, "options": {"fusion": "pace"}}
+        path = caller.http.post("/v1/schedules", json=question, headers=ASYNC).headers["location"]
+        _busy_worker(cluster)
+        cluster.lose_scheduler()
+        while service.http.get("/readyz").status_code == 200:
+            time.sleep(0.05)
+        later = caller.http.post("/v1/schedules", json={"profile": layered_profile(9)}, headers=ASYNC)
+        assert caller.http.get(path).json()["state"] in ("queued", "running")
+        cluster.start_again()
         cluster.add_worker("--no-nanny")
-        with (
-            ServiceProcess(tmp_path, executor=f"dask+{cluster.address}", max_attempts=2) as service,
-            service.caller() as caller,
-        ):
-            _wait_for_capacity(service, 1)
-            document = layered_profile(4000)
-            question = {"profile": document, "options": {"fusion": "pace"}}
-            path = caller.http.post("/v1/schedules", json=question, headers=ASYNC).headers["location"]
-            _busy_worker(cluster)
-            cluster.lose_scheduler()
-            while service.http.get("/readyz").status_code == 200:
+        for location in (path, later.headers["location"]):
+            while (task := caller.http.get(location).json())["state"] != "done":
+                assert task["state"] in ("queued", "running"), task
                 time.sleep(0.05)
-            later = caller.http.post("/v1/schedules", json={"profile": layered_profile(9)}, headers=ASYNC)
-            assert caller.http.get(path).json()["state"] in ("queued", "running")
-            cluster.start_again()
-            cluster.add_worker("--no-nanny")
-            for location in (path, later.headers["location"]):
-                while (task := caller.http.get(location).json())["state"] != "done":
-                    assert task["state"] in ("queued", "running"), task
-                    time.sleep(0.05)
-            answer = caller.http.get(caller.http.get(path).json()["location"]).json()
-    finally:
-        cluster.close()
+        answer = caller.http.get(caller.http.get(path).json()["location"]).json()
     expected = optimize(parse_profile(json.dumps(document)), Options(fusion="pace"))
     assert answer["schedule"] == json.loads(expected.to_json())
