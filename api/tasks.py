@@ -94,7 +94,7 @@ class TaskQueue:
             task_id = connection.scalar(live)
             claimed = None
             if task_id is None:
-                at_once = self._num_queued(connection, tenant) == 0 and claim
+                at_once = self._require_room(connection, tenant) == 0 and claim
                 task_id = uuid.uuid4().hex
                 now = datetime.now(UTC)
                 added = connection.execute(
@@ -121,8 +121,8 @@ class TaskQueue:
                     claimed = self._claimed(connection, task_id)
             return Submitted(result_id=new_id, schedule=None, task_id=task_id, claimed=claimed)
 
-    def _num_queued(self, connection: Connection, tenant: str) -> int:
-        """Return how many tasks wait, of all tenants; refuse one more where that is too many."""
+    def _require_room(self, connection: Connection, tenant: str) -> int:
+        """Refuse one more task where too many wait; return how many do, of all tenants."""
         of_all, of_tenant = connection.execute(
             select(func.count(), func.count().filter(TaskRecord.tenant == tenant))
             .select_from(TaskRecord)

@@ -7,23 +7,16 @@ It knows buffers as tensors and groups as numbers; gradients, models and optimiz
 elsewhere. Every rank submits every group exactly once a round; that is what makes the order of
 collectives equal on all ranks without asking which gradients a rank happened to compute:
 
-- planned: segments go out in the plan's order, each when its group is submitted.
-- leader and follower: rank 0 chooses, and publishes the choice before it sends; the others send what it
-  chose. Where the transport matches collectives by name, the others submit at once and rank 0's
-  submission decides. The choice is the longest tail among what is submitted ("priority"), or the plan's
-  order with overtaking of what is late ("adaptive").
-
-When to overtake is the ski-rental problem: an adaptive leader idles for a late segment as long as the one
-that would overtake it takes, and then sends that one. It so loses at most twice what a leader who knew
-the future would lose. Overtaking at once loses more in the ordinary case: plans cut segments so that the
-network is free the moment an urgent group becomes ready, and what is in flight is not recalled.
+- planned: all ranks keep to the plan's order.
+- leader and follower: rank 0 chooses (``turns.py``), and publishes the choice before it sends; the others
+  send what it chose. Where the transport matches collectives by name, the others submit at once and rank
+  0's submission decides.
 
 Of tensors on a device (a GPU) the host hands over and waits for groups that the device has yet to compute
 and to sum. A group then counts as submitted when the device has computed it, and a wait blocks the host
 only until the transport has all of the group; for the sum the device waits.
 """
 
-import heapq
 import math
 import threading
 import time
@@ -32,11 +25,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pace.errors import CommunicationFailed
-from pace.runtime.jobs import Job, Segment, last_times
+from pace.runtime.jobs import Job, Segment, jobs_of, last_times
 from pace.runtime.on_device import OnDevice
 from pace.runtime.plan import Plan
 from pace.runtime.report import GroupTimes, SegmentTimes
 from pace.runtime.transport import Discipline, Role, Transport, role_of
+from pace.runtime.turns import Turns
 
 
 class Engine:
@@ -79,38 +73,13 @@ class Engine:
         self._on_stall = on_stall
         self._explain = explain
         self._groups = plan.groups
-        self._jobs = [Job(number) for number in range(len(plan.groups))]
-        by_tail = sorted(
-            zip(plan.groups, self._jobs, strict=True), key=lambda p: (-p[0].tail_s, p[0].ready_s)
-        )
-        for rank, (_, job) in enumerate(by_tail):
-            job.rank = rank
-        self._order = [
-            Segment(
-                number,
-                self._jobs[planned.group],
-                tensor,
-                f"{name}.{planned.group}.{planned.offset_bytes}",
-                planned,
-            )
-            for number, (planned, tensor) in enumerate(zip(plan.segments, tensors, strict=True))
-        ]
-        for segment in self._order:
-            segment.job.segments.append(segment)
-        self._discipline = discipline
+        self._jobs, self._segments = jobs_of(plan, tensors, name)
         self.role: Role = role_of(transport, discipline)
+        self._turns = Turns(self._segments, discipline=discipline, role=self.role)
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
-        # The first segment of the plan that is not sent yet this round, and how many rounds are over.
-        self._position = 0
-        self._rounds = 0
-        # By round first: a peer may be waiting for this round's last segment before it can compute any of
-        # the next round's gradients. Then by a number that no two jobs share, so none are compared.
-        self._queue: list[tuple[int, int, Job]] = []
-        self._idle_since: float | None = None
         self._ahead: Segment | None = None
         self._last_done_s = 0.0
-        self._unsent = 0
         self._in_flight_bytes = 0
         self._in_flight = 0
         self._closed = False
@@ -166,12 +135,7 @@ class Engine:
 
     def _enter(self, job: Job) -> None:
         """Let a group be sent from now on; with the lock held."""
-        job.submitted = True
-        self._unsent += job.unsent
-        job.rounds += 1
-        if self.role in ("leader", "submitter"):
-            heapq.heappush(self._queue, (job.rounds, self._turn(job), job))
-        if self.role != "planned" or self._order[self._position].job is job:
+        if self._turns.enter(job):
             self._wake.notify()
 
     def _enter_computed(self, job: Job) -> None:
@@ -276,10 +240,10 @@ class Engine:
         """Block until a segment may be sent, and account for it; None once closed."""
         if self.role == "follower":
             with self._lock:
-                self._wake.wait_for(lambda: self._stopped() or self._unsent > 0)
+                self._wake.wait_for(lambda: self._stopped() or self._turns.num_waiting > 0)
                 if self._stopped():
                     return None
-            chosen = self._order[self._transport.decide(None)]
+            chosen = self._segments[self._transport.decide(None)]
             with self._lock:
                 self._wake.wait_for(lambda: self._stopped() or chosen.job.submitted)
                 return None if self._stopped() else self._take(chosen)
@@ -287,7 +251,7 @@ class Engine:
             while True:
                 if self._stopped():
                     return None
-                segment = self._candidate()
+                segment = self._turns.next()
                 wait_s = math.inf if segment is None else self._wait_s(segment)
                 if segment is not None and wait_s <= 0:
                     self._take(segment)
@@ -300,25 +264,13 @@ class Engine:
     def _stopped(self) -> bool:
         return self._closed or self._failure is not None
 
-    def _candidate(self) -> Segment | None:
-        if self._unsent == 0:
-            return None
-        if self.role == "planned":
-            segment = self._order[self._position]
-            return segment if segment.job.submitted else None
-        return self._queue[0][-1].following()
-
-    def _turn(self, job: Job) -> int:
-        return job.following().number if self._discipline == "adaptive" else job.rank
-
     def _wait_s(self, candidate: Segment) -> float:
         """How much longer to wait before `candidate` is handed over: for room, and for who is before it."""
         if self.role == "submitter":
             return 0.0  # rank 0 decides by being last: whoever held back would undo its choice
-        now = time.perf_counter()
-        if self._discipline == "adaptive" and candidate is not self._order[self._position]:
-            return math.inf if self._in_flight else self._patience_s(candidate, now)
-        self._idle_since = None
+        patience_s = self._turns.patience_s(candidate, idle=self._in_flight == 0)
+        if patience_s > 0:
+            return patience_s
         within_credit = self._in_flight_bytes + candidate.size_bytes <= self._credit_bytes
         if self._in_flight == 0 or within_credit:
             return 0.0
@@ -327,35 +279,14 @@ class Engine:
         if self._in_flight > 1 or ahead is None or ahead.shortest_s == math.inf:
             return math.inf
         start_s = max(ahead.sent_s, self._last_done_s)
-        return start_s + ahead.shortest_s - self._transport.hand_over_s - now
-
-    def _patience_s(self, candidate: Segment, now: float) -> float:
-        if self._idle_since is None:
-            self._idle_since = now
-        elapsed_s = now - self._idle_since
-        known_s = candidate.shortest_s if candidate.shortest_s < math.inf else 0.0
-        if elapsed_s >= known_s:
-            self._idle_since = None
-        return known_s - elapsed_s
+        return start_s + ahead.shortest_s - self._transport.hand_over_s - time.perf_counter()
 
     def _take(self, segment: Segment) -> Segment:
         job = segment.job
         if job.unsent == len(job.segments):
             job.sent_s = time.perf_counter()
-        job.unsent -= 1
-        job.submitted = job.unsent > 0
-        if self.role in ("leader", "submitter"):
-            heapq.heappop(self._queue)
-            if job.unsent:
-                heapq.heappush(self._queue, (job.rounds, self._turn(job), job))
-        self._unsent -= 1
+        self._turns.take(segment)
         self._ahead = segment
-        segment.rounds += 1
-        while self._order[self._position].rounds > self._rounds:
-            self._position += 1
-            if self._position == len(self._order):
-                self._position = 0
-                self._rounds += 1
         self._in_flight += 1
         self.sent_segments += 1
         self.sent_bytes += segment.size_bytes
@@ -377,7 +308,7 @@ class Engine:
             if job.remaining == 0:
                 job.done_s = segment.done_s
                 job.done.set()
-            if self._unsent or self._closed:
+            if self._turns.num_waiting or self._closed:
                 self._wake.notify_all()
 
     def _fail(self, what: str, job: Job | None, error: BaseException | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pace.runtime.plan import PlannedGroup, PlannedSegment
+from pace.runtime.plan import Plan, PlannedGroup, PlannedSegment
 from pace.runtime.report import GroupTimes, SegmentTimes
 
 
@@ -16,6 +16,8 @@ class Job:
 
     Attributes
     ----------
+    rank
+        Its place among all groups, longest tail first.
     submitted
         Whether it may be sent and has something left to send.
     sent
@@ -103,6 +105,27 @@ class Segment:
         self.done_s = 0.0
         self.shortest_s = math.inf
         self.summed: Any = None
+
+
+def jobs_of(plan: Plan, tensors: Sequence[torch.Tensor], name: str) -> tuple[list[Job], list[Segment]]:
+    """Return a plan's groups, and its segments in planned order with the tensors that are sent."""
+    jobs = [Job(number) for number in range(len(plan.groups))]
+    by_tail = sorted(zip(plan.groups, jobs, strict=True), key=lambda p: (-p[0].tail_s, p[0].ready_s))
+    for rank, (_, job) in enumerate(by_tail):
+        job.rank = rank
+    segments = [
+        Segment(
+            number,
+            jobs[planned.group],
+            tensor,
+            f"{name}.{planned.group}.{planned.offset_bytes}",
+            planned,
+        )
+        for number, (planned, tensor) in enumerate(zip(plan.segments, tensors, strict=True))
+    ]
+    for segment in segments:
+        segment.job.segments.append(segment)
+    return jobs, segments
 
 
 def last_times(

@@ -123,26 +123,10 @@ def test_adaptive_lets_others_overtake_what_is_late() -> None:
             assert _sent(engine)[before:] == [2, 1, 0, 0]
 
 
-def test_the_leader_waits_as_long_as_the_overtaking_segment_would_take() -> None:
-    """Ski rental: nothing at all while that is not known, and then as long as it took at its fastest."""
-    with _engine("adaptive", [0, 1], [1.0, 3.0]) as engine:
-        first, second = engine._order
-        engine._idle_since = None
-        assert second.shortest_s == math.inf
-        assert engine._wait_s(second) <= 0
-        second.shortest_s = 60.0
-        assert engine._wait_s(second) == 60.0
-        assert 0 < engine._wait_s(second) < 60.0
-        assert engine._wait_s(first) == 0
-        engine._in_flight = 1
-        assert engine._wait_s(second) == math.inf  # the network is not idle: nothing is lost by waiting
-        engine._in_flight = 0
-
-
 def test_ranks_that_follow_over_horovod_submit_at_once() -> None:
     """Whatever is in flight and whoever is before it: only rank 0 chooses."""
     with _engine("adaptive", [0, 1], [1.0, 3.0]) as engine:
-        first, second = engine._order
+        first, second = engine._segments
         second.shortest_s = 60.0
         engine._ahead, engine._in_flight = first, 2
         assert engine._wait_s(second) == math.inf
@@ -156,7 +140,7 @@ def test_ranks_that_follow_over_horovod_submit_at_once() -> None:
 def test_the_next_is_handed_over_just_before_the_one_under_way_ends() -> None:
     """Not while its duration is unknown; then so long before its expected end as the transport asks for."""
     with _engine("static", [0, 1], [1.0, 3.0]) as engine:
-        first, second = engine._order
+        first, second = engine._segments
         engine._in_flight, engine._in_flight_bytes = 1, first.size_bytes
         engine._ahead = first
         assert engine._wait_s(second) == math.inf
