@@ -276,10 +276,10 @@ class Engine:
             return 0.0
         # Beyond the credit, just before the one under way ends: what the hand-over takes is hidden.
         ahead = self._ahead
-        if self._in_flight > 1 or ahead is None or ahead.shortest_s == math.inf:
+        if self._in_flight > 1 or ahead is None or ahead.expected_s == math.inf:
             return math.inf
         start_s = max(ahead.sent_s, self._last_done_s)
-        return start_s + ahead.shortest_s - self._transport.hand_over_s - time.perf_counter()
+        return start_s + ahead.expected_s - self._transport.hand_over_s - time.perf_counter()
 
     def _take(self, segment: Segment) -> Segment:
         job = segment.job
@@ -299,8 +299,7 @@ class Engine:
             self._fail("failed", segment.job, error)
         job = segment.job
         with self._lock:
-            carried_s = segment.done_s - max(segment.sent_s, self._last_done_s)
-            segment.shortest_s = min(segment.shortest_s, carried_s)
+            segment.note(segment.done_s - max(segment.sent_s, self._last_done_s))
             self._last_done_s = segment.done_s
             self._in_flight -= 1
             self._in_flight_bytes -= segment.size_bytes

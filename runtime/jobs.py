@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 
 from pace.runtime.plan import Plan, PlannedGroup, PlannedSegment
 from pace.runtime.report import GroupTimes, SegmentTimes
+
+_ROUNDS_KEPT = 8
 
 
 class Job:
@@ -73,19 +76,24 @@ class Segment:
 
     Attributes
     ----------
+    expected_s
+        How long the network will be busy with it when all ranks are there: as long as in the second shortest
+        of the last rounds. Longer ones waited for a rank. The shortest may be a mistake: where the end of
+        the segment before was noticed late, this one seems to have taken no time at all.
     summed
         The moment at which the device has the sum, where the transport knows it beforehand.
     """
 
     __slots__ = (
+        "_recent",
         "done_s",
+        "expected_s",
         "job",
         "name",
         "number",
         "offset_bytes",
         "rounds",
         "sent_s",
-        "shortest_s",
         "size_bytes",
         "summed",
         "tensor",
@@ -103,8 +111,14 @@ class Segment:
         self.rounds = 0
         self.sent_s = 0.0
         self.done_s = 0.0
-        self.shortest_s = math.inf
+        self.expected_s = math.inf
+        self._recent: deque[float] = deque(maxlen=_ROUNDS_KEPT)
         self.summed: Any = None
+
+    def note(self, busy_s: float) -> None:
+        """Take note of how long the network was busy with it."""
+        self._recent.append(busy_s)
+        self.expected_s = sorted(self._recent)[:2][-1]
 
 
 def jobs_of(plan: Plan, tensors: Sequence[torch.Tensor], name: str) -> tuple[list[Job], list[Segment]]:

@@ -84,7 +84,7 @@ class Turns:
         if self._idle_since is None:
             self._idle_since = now
         elapsed_s = now - self._idle_since
-        known_s = segment.shortest_s if segment.shortest_s < math.inf else 0.0
+        known_s = segment.expected_s if segment.expected_s < math.inf else 0.0
         if elapsed_s >= known_s:
             self._idle_since = None
         return known_s - elapsed_s

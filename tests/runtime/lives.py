@@ -15,7 +15,7 @@ import torch
 from pace.runtime.clock import HostClock
 from pace.runtime.gloo import GlooTransport
 from pace.runtime.replanning import Replanning
-from pace.runtime.transport import Done
+from pace.runtime.transport import After, Done
 from pace.schedule import Schedule
 from tests.runtime.models import batches, build, weights
 from tests.runtime.training import OPTIMIZERS, Weights, backward, trainable, wrap
@@ -166,10 +166,12 @@ def _logical_time(tick: int) -> Iterator[None]:
 
     send = GlooTransport.allreduce
 
-    def send_slowly(transport: GlooTransport, segment: torch.Tensor, name: str, done: Done) -> None:
+    def send_slowly(
+        transport: GlooTransport, segment: torch.Tensor, name: str, done: Done, after: After | None = None
+    ) -> Any:
         nonlocal ticks
         ticks += TICKS
-        send(transport, segment, name, done)
+        return send(transport, segment, name, done, after)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HostClock, "now", now)

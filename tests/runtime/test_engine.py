@@ -105,7 +105,7 @@ def test_adaptive_keeps_to_the_plan_when_nothing_is_late() -> None:
     with _engine("adaptive", [0, 1, 0, 2], [1.0, 3.0, 2.0]) as engine:
         for job in engine._jobs:
             for segment in job.segments:
-                segment.shortest_s = 60.0  # so long would a segment wait for the one whose turn it is
+                segment.expected_s = 60.0  # so long would a segment wait for the one whose turn it is
         for _ in range(3):
             assert _round(engine, [2, 1, 0]) == [0, 1, 0, 2]
 
@@ -127,7 +127,7 @@ def test_ranks_that_follow_over_horovod_submit_at_once() -> None:
     """Whatever is in flight and whoever is before it: only rank 0 chooses."""
     with _engine("adaptive", [0, 1], [1.0, 3.0]) as engine:
         first, second = engine._segments
-        second.shortest_s = 60.0
+        second.expected_s = 60.0
         engine._ahead, engine._in_flight = first, 2
         assert engine._wait_s(second) == math.inf
         engine.role = "submitter"
@@ -144,9 +144,9 @@ def test_the_next_is_handed_over_just_before_the_one_under_way_ends() -> None:
         engine._in_flight, engine._in_flight_bytes = 1, first.size_bytes
         engine._ahead = first
         assert engine._wait_s(second) == math.inf
-        first.sent_s, first.shortest_s = time.perf_counter(), 60.0
+        first.sent_s, first.expected_s = time.perf_counter(), 60.0
         assert 50.0 < engine._wait_s(second) < 60.0 - engine._transport.hand_over_s
-        first.shortest_s = engine._transport.hand_over_s
+        first.expected_s = engine._transport.hand_over_s
         assert engine._wait_s(second) <= 0
         engine._in_flight = 2  # one ahead of it, no more
         assert engine._wait_s(second) == math.inf

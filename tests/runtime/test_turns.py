@@ -79,9 +79,9 @@ def test_ski_rental() -> None:
     turns, (_, job), (first, second) = _turns("adaptive", [0, 1], [1.0, 3.0])
     _enter(turns, job)
     assert turns.next() is second
-    assert second.shortest_s == math.inf
+    assert second.expected_s == math.inf
     assert turns.patience_s(second, idle=True) <= 0
-    second.shortest_s = 60.0
+    second.expected_s = 60.0
     assert turns.patience_s(second, idle=False) == math.inf
     patience_s = turns.patience_s(second, idle=True)
     assert 59.0 < patience_s <= 60.0
@@ -93,12 +93,23 @@ def test_patience_begins_anew_when_the_late_one_came() -> None:
     """What was waited for one segment does not count for the next."""
     turns, (first, second), segments = _turns("adaptive", [0, 1, 0], [1.0, 3.0])
     _enter(turns, second)
-    segments[1].shortest_s = 60.0
+    segments[1].expected_s = 60.0
     turns.patience_s(segments[1], idle=True)
     assert turns._idle_since is not None
     _enter(turns, first)
     assert turns.patience_s(segments[0], idle=True) == 0
     assert turns._idle_since is None
+
+
+def test_one_mistaken_time_changes_no_expectation() -> None:
+    """Neither one too short nor one too long; a network that became slower is believed in eight rounds."""
+    _, _, (segment,) = _turns("adaptive", [0], [1.0])
+    expected = []
+    for busy_s in (0.5, 0.2, 0.21, 0.0, 0.2, 9.0, *[0.4] * 8):
+        segment.note(busy_s)
+        expected.append(segment.expected_s)
+    assert expected[:6] == [0.5, 0.5, 0.21, 0.2, 0.2, 0.2]
+    assert expected[-1] == 0.4
 
 
 @pytest.mark.parametrize("seed", range(20))
