@@ -21,6 +21,8 @@ _ANSWER_S = 1.5
 # How long the store's keeper stays for ranks that notice a failure later than itself.
 _LINGER_S = 6.0
 
+EVERYTHING_SENT = "every rank has sent all of its groups: the network is slow, or a rank is silent"
+
 
 class Store(Protocol):
     """The part of torch's key-value stores that is used here."""
@@ -147,11 +149,11 @@ class Peers:
         return ", ".join(told)
 
     def explain_stall(self) -> str:
-        """Say which ranks have not submitted which groups; empty when all have."""
+        """Say which ranks have not submitted which groups."""
         self._stalled, self._stalled_at = self.look(), time.monotonic()
         if self._stalled is None:
             return f"the store that rank {self._keeper} keeps does not answer"
-        return _unsent(self._stalled)
+        return _unsent(self._stalled) or EVERYTHING_SENT
 
 
 def _unsent(said: list[dict[str, Any]]) -> str:

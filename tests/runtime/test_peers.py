@@ -6,7 +6,7 @@ import time
 
 from torch._C._distributed_c10d import HashStore
 
-from pace.runtime.peers import Peers
+from pace.runtime.peers import EVERYTHING_SENT, Peers
 
 
 def test_the_keeper_stays_until_the_others_have_left() -> None:
@@ -39,9 +39,9 @@ def test_who_was_silent_since_a_stall_is_named_and_nobody_else() -> None:
     alive = [Peers(store, rank, 3, dict) for rank in range(2)]
     store.set("alive/2", json.dumps({"beat": 7}))
     time.sleep(0.1)
-    assert alive[0].explain_stall() == ""
+    assert alive[0].explain_stall() == EVERYTHING_SENT
     assert alive[0].explain_failure() == "rank 2 gives no sign of life"
-    assert alive[1].explain_stall() == ""
+    assert alive[1].explain_stall() == EVERYTHING_SENT
     time.sleep(1.5)
     assert alive[1].explain_failure() == "rank 2 gives no sign of life"
     for peers in alive:
