@@ -12,7 +12,7 @@ from pace.errors import InvalidOptions
 from pace.graph import FloatArray
 from pace.problem import Partition, Problem
 from pace.profile import Profile
-from pace.simulate.grouped import GroupedSender, carriers, cut_evenly
+from pace.simulate.grouped import GroupedSender, carriers, cut_evenly, over_groups
 from pace.simulate.horovod import Horovod
 from pace.simulate.knobs import Bytes, SomeBytes, knobs
 from pace.simulate.scheduled import Scheduled
@@ -27,11 +27,10 @@ def _singles(problem: Problem) -> Partition:
 def _whole(
     problem: Problem, groups: Partition, rules: Rules, priority: FloatArray | None = None
 ) -> GroupedSender:
-    sizes = np.array([problem.sizes[list(group)].sum() for group in groups], dtype=np.int64)
     return GroupedSender(
         groups=groups,
         segment_groups=np.arange(len(groups), dtype=np.int64),
-        segment_bytes=sizes,
+        segment_bytes=over_groups(np.add, problem.sizes, groups),
         cost=problem.cost,
         rules=rules,
         num_gradients=len(problem.sizes),
@@ -187,11 +186,11 @@ class DearSender:
     def traffic(self, ready_s: FloatArray) -> Traffic:
         """Send reduce-scatters as groups become ready and all-gathers behind the last of them."""
         count = len(self.groups)
-        ready = np.array([ready_s[list(group)].max() for group in self.groups])
-        sizes = np.array([self.problem.sizes[list(group)].sum() for group in self.groups], dtype=np.int64)
+        ready = over_groups(np.maximum, ready_s, self.groups)
+        sizes = over_groups(np.add, self.problem.sizes, self.groups)
         half = self.problem.cost(sizes) / 2
         last = int(np.argmax(ready)) if count else 0
-        first_use = np.array([-self.problem.tail[list(group)].max() for group in self.groups])
+        first_use = -over_groups(np.maximum, self.problem.tail, self.groups)
         behind = ready.max(initial=0.0) + 1
         everything = carriers(self.groups, np.arange(count), len(ready_s))
         return Traffic(

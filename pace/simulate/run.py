@@ -8,7 +8,7 @@ from pace.errors import InvalidOptions
 from pace.graph import FloatArray
 from pace.profile import Profile, Timing
 from pace.simulate.network import carry
-from pace.simulate.traffic import Policy, Sender, Traffic
+from pace.simulate.traffic import Policy, Sender, Traffic, over_runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +102,11 @@ def _run(sender: Sender, timing: Timing, durations: FloatArray) -> Window:
     traffic = sender.traffic(timing.ready_s)
     starts, ends = carry(traffic, sender.rules)
     arrival = timing.ready_s.copy()
-    for gradient, carriers in enumerate(traffic.carriers):
-        if len(carriers):
-            arrival[gradient] = max(arrival[gradient], ends[carriers].max())
+    counts = np.array([len(carriers) for carriers in traffic.carriers], dtype=np.int64)
+    reduced = counts > 0
+    if reduced.any():
+        last = over_runs(np.maximum, ends[np.concatenate(traffic.carriers)], counts[reduced])
+        arrival[reduced] = np.maximum(arrival[reduced], last)
     tail = timing.tail_s
     waits = arrival + tail
     if sender.rules.barrier and len(arrival):

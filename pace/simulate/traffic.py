@@ -1,11 +1,16 @@
 """What a policy puts on the network: transfers, their order, and what they carry."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pace.graph import FloatArray
 from pace.profile import Profile
 from pace.solver.instance import IntArray
+
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +79,9 @@ class Policy(Protocol):
 
     def prepare(self, profile: Profile) -> Sender:
         """Decide all that is decided before training, from the profile."""
+
+
+def over_runs(operation: np.ufunc, values: NDArray[T], lengths: IntArray) -> NDArray[T]:
+    """Reduce runs of values, none of them empty, to one each."""
+    reduced: NDArray[T] = operation.reduceat(values, np.cumsum(lengths) - lengths)
+    return reduced
