@@ -1,6 +1,6 @@
 """How exact a captured profile is: six real models, the profile's compute time against plain iterations.
 
-    python benchmarks/capture.py [--iterations N] [--json OUT]
+    python benchmarks/capture.py [--models A ...] [--iterations N] [--json OUT]
 
 Every model trains in this process, on this machine's CPU. Per model, in one run and in turn: iterations
 with the capture's hooks, iterations without anything, and iterations under torch.profiler for comparison.
@@ -238,14 +238,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="A")
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the numbers here, too")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     rows = []
-    for name, build in MODELS.items():
-        rows.append(measure(name, build, arguments.iterations))
+    for name in arguments.models:
+        rows.append(measure(name, MODELS[name], arguments.iterations))
         print(f"{name}: {rows[-1].error:+.1%}", flush=True)
     machine = f"{platform.machine()}, {arguments.threads} of {torch.multiprocessing.cpu_count()} cores"
     print(f"\ntorch {torch.__version__}, transformers {transformers.__version__}, {machine}\n\n{table(rows)}")
