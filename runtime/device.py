@@ -37,7 +37,8 @@ class CudaDevice(CudaClock):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._communication = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        make: Any = torch.cuda.Stream  # untyped in torch
+        self._communication: torch.cuda.Stream = make(device)
 
     def wait_for(self, moment: torch.cuda.Event) -> None:
         """Have the current stream wait for a moment of any stream; see ``Device``."""

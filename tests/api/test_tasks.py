@@ -63,8 +63,8 @@ def test_nobody_is_passed_over(queue: TaskQueue) -> None:
     assert [task.id for task in claimed if task is not None] == [waiting.task_id, later.task_id]
 
 
-def test_a_process_that_dies_with_what_it_claimed_leaves_it_to_others(queue: TaskQueue) -> None:
-    """A task claimed as it was accepted is under a lease like any other."""
+def test_a_process_that_ends_gives_back_what_it_claimed(queue: TaskQueue) -> None:
+    """A task claimed as it was accepted is queued again like any other, and the attempt does not count."""
     accepted = queue.submit("a", _request(3), claim=True)
     queue.release()
     claimed = queue.claim("schedule")

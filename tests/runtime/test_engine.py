@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import HashStore
 
 from pace.runtime.engine import Engine
 from pace.runtime.gloo import GlooTransport
-from pace.runtime.plan import Plan, PlannedGroup, PlannedSegment
 from pace.runtime.transport import After, Discipline, Done
+from tests.runtime.plans import plan_of
 
 ELEMENTS = 4
 
@@ -37,22 +37,7 @@ def _engine(discipline: Discipline, segments: list[int], tails: list[float]) -> 
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         transport = _Recording()
-        plan = Plan(
-            source="schedule",
-            groups=tuple(
-                PlannedGroup(gradients=(f"g{n}",), size_bytes=64, dtype="float32", ready_s=float(n), tail_s=t)
-                for n, t in enumerate(tails)
-            ),
-            segments=tuple(
-                PlannedSegment(
-                    group=group,
-                    offset_bytes=4 * ELEMENTS * segments[:at].count(group),
-                    size_bytes=4 * ELEMENTS,
-                )
-                for at, group in enumerate(segments)
-            ),
-            credit_bytes=1,
-        )
+        plan = plan_of(segments, tails, segment_bytes=4 * ELEMENTS)
         tensors = [torch.ones(ELEMENTS) for _ in segments]
         engine = Engine(plan, tensors, transport, discipline=discipline, timeout_s=60, name="test")
         try:

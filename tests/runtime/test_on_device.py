@@ -15,12 +15,12 @@ from torch._C._distributed_c10d import HashStore
 
 import pace.runtime.torch
 from pace.errors import CommunicationFailed
-from pace.runtime.compression import compressed
+from pace.runtime.compression import Compression, compressed
 from pace.runtime.engine import Engine
-from pace.runtime.plan import Plan, PlannedGroup, PlannedSegment
 from pace.runtime.transport import Discipline
 from tests.runtime.launch import run_ranks
 from tests.runtime.loops import LOOPS, run_loop, run_plainly
+from tests.runtime.plans import plan_of
 from tests.runtime.queued_device import LaggingDevice, QueuedDevice, QueuedTransport
 from tests.runtime.training import Case, difference, equal_bits, train_case, train_plainly
 
@@ -37,40 +37,22 @@ class _Bench:
         *,
         segments: int = 1,
         knows_moments: bool = True,
-        wire: str = "none",
+        wire: Compression = "none",
     ) -> None:
         self.device = QueuedDevice()
         self.transport = QueuedTransport(self.device, knows_moments=knows_moments)
         self.buffers = [torch.zeros(segments * ELEMENTS) for _ in range(num_groups)]
-        backward = list(reversed(range(num_groups)))
-        plan = Plan(
-            source="schedule",
-            groups=tuple(
-                PlannedGroup(
-                    gradients=(f"g{group}",),
-                    size_bytes=4 * segments * ELEMENTS,
-                    dtype="float32",
-                    ready_s=float(num_groups - group),
-                    tail_s=float(num_groups - group),
-                )
-                for group in range(num_groups)
-            ),
-            segments=tuple(
-                PlannedSegment(group=group, offset_bytes=4 * ELEMENTS * part, size_bytes=4 * ELEMENTS)
-                for group in backward
-                for part in range(segments)
-            ),
-            credit_bytes=1,
-        )
+        order = [group for group in reversed(range(num_groups)) for _ in range(segments)]
+        tails = [float(num_groups - group) for group in range(num_groups)]
+        plan = plan_of(order, tails, segment_bytes=4 * ELEMENTS)
+        starts = [segment.offset_bytes // 4 for segment in plan.segments]
         tensors = [
-            self.buffers[group][ELEMENTS * part : ELEMENTS * (part + 1)]
-            for group in backward
-            for part in range(segments)
+            self.buffers[group][start : start + ELEMENTS] for group, start in zip(order, starts, strict=True)
         ]
         self.engine = Engine(
             plan,
             tensors,
-            compressed(self.transport, wire),  # type: ignore[arg-type]
+            compressed(self.transport, wire),  # type: ignore[arg-type]  # its device is a narrower one
             discipline=discipline,
             timeout_s=60,
             name="bench",
@@ -98,9 +80,9 @@ class _Bench:
 
 
 @contextmanager
-def _bench(*arguments: object, **options: object) -> Iterator[_Bench]:
+def _bench(*arguments: Any, **options: Any) -> Iterator[_Bench]:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    bench = _Bench(*arguments, **options)  # type: ignore[arg-type]
+    bench = _Bench(*arguments, **options)
     try:
         yield bench
     finally:

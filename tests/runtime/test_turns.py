@@ -7,27 +7,16 @@ import pytest
 import torch
 
 from pace.runtime.jobs import Job, Segment, jobs_of
-from pace.runtime.plan import Plan, PlannedGroup, PlannedSegment
 from pace.runtime.transport import Discipline, Role
 from pace.runtime.turns import Turns
+from tests.runtime.plans import plan_of
 
 
 def _turns(
     discipline: Discipline, groups: list[int], tails: list[float], role: Role = "leader"
 ) -> tuple[Turns, list[Job], list[Segment]]:
     """Turns whose planned order is `groups` (one number for each segment)."""
-    plan = Plan(
-        source="schedule",
-        groups=tuple(
-            PlannedGroup(gradients=(f"g{n}",), size_bytes=64, dtype="float32", ready_s=float(n), tail_s=tail)
-            for n, tail in enumerate(tails)
-        ),
-        segments=tuple(
-            PlannedSegment(group=group, offset_bytes=4 * groups[:at].count(group), size_bytes=4)
-            for at, group in enumerate(groups)
-        ),
-        credit_bytes=1,
-    )
+    plan = plan_of(groups, tails, segment_bytes=4)
     jobs, segments = jobs_of(plan, [torch.ones(1) for _ in groups], "test")
     return Turns(segments, discipline=discipline, role=role), jobs, segments
 
@@ -83,9 +72,8 @@ def test_ski_rental() -> None:
     assert turns.patience_s(second, idle=True) <= 0
     second.expected_s = 60.0
     assert turns.patience_s(second, idle=False) == math.inf
-    patience_s = turns.patience_s(second, idle=True)
-    assert 59.0 < patience_s <= 60.0
-    assert 59.0 < turns.patience_s(second, idle=True) < patience_s
+    assert turns.patience_s(second, idle=True) == 60.0
+    assert 0 < turns.patience_s(second, idle=True) < 60.0
     assert turns.patience_s(first, idle=True) == 0
 
 
@@ -94,11 +82,10 @@ def test_patience_begins_anew_when_the_late_one_came() -> None:
     turns, (first, second), segments = _turns("adaptive", [0, 1, 0], [1.0, 3.0])
     _enter(turns, second)
     segments[1].expected_s = 60.0
-    turns.patience_s(segments[1], idle=True)
-    assert turns._idle_since is not None
+    assert turns.patience_s(segments[1], idle=True) == 60.0
     _enter(turns, first)
     assert turns.patience_s(segments[0], idle=True) == 0
-    assert turns._idle_since is None
+    assert turns.patience_s(segments[1], idle=True) == 60.0
 
 
 def test_one_mistaken_time_changes_no_expectation() -> None:
