@@ -66,11 +66,12 @@ class Metrics:
             child = self._children[labels] = self._requests.labels(method, route, str(status))
         child.observe(seconds)
 
-    def observe_task(self, kind: str, num_gradients: int, seconds: float) -> None:
-        """Count a solve or a what-if."""
-        if kind == "what-if":
-            self._what_ifs.observe(seconds)
-            return
+    def observe_what_if(self, num_gradients: int, seconds: float) -> None:  # noqa: ARG002  # as for a solve
+        """Count a what-if; its time follows from its grid, not from the profile's size."""
+        self._what_ifs.observe(seconds)
+
+    def observe_solve(self, num_gradients: int, seconds: float) -> None:
+        """Count a solve of so many gradients."""
         size = next((str(size) for size in _SIZES if num_gradients <= size), "more")
         self._solves.labels(size).observe(seconds)
 

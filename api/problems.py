@@ -1,117 +1,109 @@
 """Which error is answered with which problem document (RFC 9457). All of the mapping is here."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 
-from pydantic import ValidationError
+from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import InterfaceError, OperationalError
+from starlette.exceptions import HTTPException
 
-from pace.api.documents import Problem
-from pace.errors import InvalidOptions, InvalidProfile, InvalidSchedule, PaceError, SolverFailed
+from pace.api import errors
+from pace.client.documents import Problem
+from pace.documents.base import explain
+from pace.errors import InvalidOptions, InvalidProfile, InvalidSchedule, SolverFailed
 
 _SQLITE_FULL = 13
 _POSTGRESQL_DISK_FULL = "53100"
 
 
-class Refused(PaceError):
-    """A request that is answered with a problem document.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """A kind of problem: the end of its type, which is stable, its status, and its title."""
 
-    Parameters
-    ----------
-    problem
-        What to answer.
-    headers
-        Further headers of the answer, such as Retry-After.
-    """
+    name: str
+    status: int
+    title: str | None = None
 
-    def __init__(self, problem: Problem, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(problem.detail)
-        self.problem = problem
-        self.headers = dict(headers or {})
+    def problem(self, detail: str) -> Problem:
+        """Say what is wrong this time; the title is the status's phrase unless there is a better one."""
+        title = self.title or HTTPStatus(self.status).phrase
+        return Problem(type=f"urn:pace:problem:{self.name}", title=title, status=self.status, detail=detail)
 
 
-class WorkerDied(Refused):
-    """A worker process ended before it answered, not by its limits; ``problem`` says how."""
+_INVALID_REQUEST = _Kind(name="invalid-request", status=422, title="Invalid request")
+_LIMIT_EXCEEDED = _Kind(name="limit-exceeded", status=422, title="Limit exceeded")
+_INTERNAL_ERROR = _Kind(name="internal-error", status=500)
+_STORAGE_FULL = _Kind(name="storage-full", status=507)
+_STORAGE_UNAVAILABLE = _Kind(name="storage-unavailable", status=503)
+
+# An error is answered by the first of its classes that is here; its message is the detail.
+_KINDS: dict[type[Exception], _Kind] = {
+    InvalidProfile: _Kind(name="invalid-profile", status=422, title="Invalid profile"),
+    InvalidOptions: _Kind(name="invalid-options", status=422, title="Invalid options"),
+    InvalidSchedule: _Kind(name="invalid-schedule", status=422, title="Invalid schedule"),
+    SolverFailed: _Kind(name="solver-failed", status=500, title="Solver failed"),
+    errors.InvalidRequest: _INVALID_REQUEST,
+    errors.NotFound: _Kind(name="not-found", status=404),
+    errors.Unauthorized: _Kind(name="unauthorized", status=401),
+    errors.Forbidden: _Kind(name="forbidden", status=403),
+    errors.RateLimited: _Kind(name="rate-limited", status=429),
+    errors.QueueFull: _Kind(name="queue-full", status=429),
+    errors.UnsupportedMediaType: _Kind(name="unsupported-media-type", status=415),
+    errors.ContentTooLarge: _Kind(name="too-large", status=413),
+    errors.InUse: _Kind(name="in-use", status=409),
+    errors.TaskIsFinished: _Kind(name="finished", status=409),
+    errors.TaskCancelled: _Kind(name="cancelled", status=409, title="Cancelled"),
+    errors.LimitExceeded: _LIMIT_EXCEEDED,
+    errors.WorkerDied: _Kind(name="worker-died", status=500, title="Worker died"),
+    errors.ExecutorMismatch: _Kind(name="executor-mismatch", status=503),
+    errors.NotInstalled: _Kind(name="not-installed", status=501),
+    errors.ResultDeleted: _Kind(name="gone", status=503),
+    errors.ServiceStopping: _Kind(name="stopping", status=503),
+}
 
 
-def make_problem(kind: str, status: int, detail: str, title: str | None = None) -> Problem:
-    """Build a problem of a stable kind; the title is the status's phrase unless given."""
-    return Problem(
-        type=f"urn:pace:problem:{kind}",
-        title=title or HTTPStatus(status).phrase,
-        status=status,
-        detail=detail,
-    )
-
-
-def invalid_request(detail: str) -> Problem:
-    """Say that the body or a parameter is not what the interface asks for."""
-    return make_problem("invalid-request", 422, detail, "Invalid request")
-
-
-def not_found(detail: str) -> Problem:
-    """Say that there is no such resource, or none that this caller may know of."""
-    return make_problem("not-found", 404, detail)
-
-
-def too_large(detail: str) -> Problem:
-    """Say that a body or document is beyond a limit."""
-    return make_problem("too-large", 413, detail)
-
-
-def faults_of(error: ValidationError) -> str:
-    """Say what pydantic found: one line for each fault, with its place."""
-    return "\n".join(
-        ": ".join([*map(str, fault["loc"]), fault["msg"].removeprefix("Value error, ")])
-        for fault in error.errors(include_url=False, include_input=False)[:20]
-    )
-
-
-def queue_full(detail: str, retry_after_s: int) -> Refused:
-    """Refuse what would be more work than may wait."""
-    return Refused(make_problem("queue-full", 429, detail), {"Retry-After": str(retry_after_s)})
-
-
-def limit_exceeded(detail: str) -> Problem:
-    """Say that work is beyond its time or memory. Not a 5xx: asking again would not help."""
-    return make_problem("limit-exceeded", 422, detail, "Limit exceeded")
-
-
-def problem_of(error: BaseException) -> tuple[Problem, dict[str, str]]:
-    """Map any error to the problem that tells of it, and to further headers of the answer.
+def problem_of(error: BaseException) -> Problem:
+    """Return the problem that tells of an error.
 
     What was not foreseen becomes a problem without a word about the inside of the service.
     """
-    if isinstance(error, Refused):
-        return error.problem, error.headers
-    return _problem_of(error), {}
+    match error:
+        case errors.TaskFailed():
+            return error.problem
+        case OperationalError() if _disk_is_full(error):
+            detail = (
+                "the database's disk is full; what was accepted is kept, and nothing new until there is room"
+            )
+            return _STORAGE_FULL.problem(detail)
+        case OperationalError() | InterfaceError():
+            return _STORAGE_UNAVAILABLE.problem("the database does not answer; ask again later")
+        case MemoryError():
+            return _LIMIT_EXCEEDED.problem("the work needed more memory than one request may use")
+        case RequestValidationError():
+            return _INVALID_REQUEST.problem(explain(error))
+        case HTTPException():
+            return _Kind(name="http", status=error.status_code).problem(str(error.detail))
+    for kind in type(error).__mro__:
+        if kind in _KINDS:
+            return _KINDS[kind].problem(str(error))
+    return _INTERNAL_ERROR.problem("the service failed; the request id finds the cause in its log")
+
+
+def headers_of(error: BaseException) -> dict[str, str]:
+    """Return the headers that an error's answer has besides the usual ones."""
+    match error:
+        case errors.Overloaded():
+            return {"Retry-After": str(error.retry_after_s)}
+        case errors.Unauthorized():
+            return {"WWW-Authenticate": "Bearer"}
+        case errors.UnsupportedMediaType(accepted_encoding=str(accepted)):
+            return {"Accept-Encoding": accepted}
+        case HTTPException():
+            return dict(error.headers or {})
+    return {}
 
 
 def _disk_is_full(error: OperationalError) -> bool:
     # SQLite's error code is SQLITE_FULL; PostgreSQL's state is disk_full. Drivers are told apart by these.
     code = getattr(error.orig, "sqlite_errorcode", 0)
     return code == _SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _POSTGRESQL_DISK_FULL
-
-
-def _problem_of(error: BaseException) -> Problem:
-    match error:
-        case OperationalError() if _disk_is_full(error):
-            detail = (
-                "the database's disk is full; what was accepted is kept, and nothing new until there is room"
-            )
-            return make_problem("storage-full", 507, detail)
-        case OperationalError() | InterfaceError():
-            return make_problem("storage-unavailable", 503, "the database does not answer; ask again later")
-        case InvalidProfile():
-            return make_problem("invalid-profile", 422, str(error), "Invalid profile")
-        case InvalidOptions():
-            return make_problem("invalid-options", 422, str(error), "Invalid options")
-        case InvalidSchedule():
-            return make_problem("invalid-schedule", 422, str(error), "Invalid schedule")
-        case SolverFailed():
-            return make_problem("solver-failed", 500, str(error), "Solver failed")
-        case MemoryError():
-            return limit_exceeded("the work needed more memory than one request may use")
-    return make_problem(
-        "internal-error", 500, "the service failed; the request id finds the cause in its log"
-    )

@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pace.client.documents import TaskKindName
 from pace.version import __version__
 
 
@@ -40,7 +41,8 @@ class ReceivedRequest:
         The options' canonical JSON.
     """
 
-    kind: ClassVar = "schedule"
+    kind: ClassVar[TaskKindName] = "schedule"
+    num_steps: ClassVar[int | None] = None  # a solve cannot tell how far it is
 
     job: str | None
     profile_sha256: str
@@ -52,12 +54,17 @@ class ReceivedRequest:
         """SHA-256 over profile, options and solver version: equal keys have equal schedules."""
         return _hash(__version__, self.profile_sha256, self.options)
 
+    @property
+    def identity(self) -> tuple[str | None, ...]:
+        """Equal for requests that may be accepted together."""
+        return (self.kind, self.job, self.key)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedWhatIf:
     """A valid request for a what-if; `options` is the canonical JSON of all but the profile."""
 
-    kind: ClassVar = "what-if"
+    kind: ClassVar[TaskKindName] = "what-if"
 
     profile_sha256: str
     profile: ReceivedProfile | None
@@ -68,6 +75,16 @@ class ReceivedWhatIf:
     def key(self) -> str:
         """SHA-256 over profile, question and version: equal keys have equal answers."""
         return _hash("what-if", __version__, self.profile_sha256, self.options)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Progress is counted in cells."""
+        return self.num_cells
+
+    @property
+    def identity(self) -> tuple[str | None, ...]:
+        """Equal for requests that may be accepted together."""
+        return (self.kind, self.key)
 
 
 def _hash(*parts: str) -> str:

@@ -22,7 +22,7 @@ def serve(
     import structlog
     import uvicorn
 
-    from pace.api.app import create_app
+    from pace.api.http.app import create_app
     from pace.api.logs import set_up_logs
     from pace.api.settings import Settings
 

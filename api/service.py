@@ -7,26 +7,26 @@ from typing import Any
 
 import structlog
 
-from pace.api.answers import Answer, AnswerCache, schedule_answer
-from pace.api.auth import Gate
-from pace.api.database import Database
-from pace.api.dispatch import Dispatcher
-from pace.api.executor import Executor
-from pace.api.intake import Intake
-from pace.api.keys import KeyRing
+from pace.api.access import AccessControl
+from pace.api.errors import QueueFull
 from pace.api.metrics import Metrics
-from pace.api.migrations import upgrade
-from pace.api.problems import queue_full
 from pace.api.received import ReceivedRequest, ReceivedWhatIf
-from pace.api.retention import prune, vacuum
 from pace.api.settings import Settings
-from pace.api.store import Store, StoredSchedule
-from pace.api.task_state import Submitted, TaskStatus
-from pace.api.tasks import TaskQueue
+from pace.api.storage.database import Database
+from pace.api.storage.keys import KeyRing
+from pace.api.storage.migrations import upgrade
+from pace.api.storage.retention import prune, vacuum
+from pace.api.storage.store import ResourceStore
+from pace.api.storage.what_if_store import WhatIfStore
+from pace.api.tasks.dispatcher import Dispatcher
+from pace.api.tasks.executors import make_executors
+from pace.api.tasks.kinds import KINDS
+from pace.api.tasks.queue import TaskQueue
+from pace.api.tasks.state import Submitted, TaskStatus
 from pace.api.tracing import Spans
-from pace.api.what_if_store import WhatIfStore
-from pace.api.work import ReadLimits, load_solver
-from pace.api.workers import WorkerPool
+from pace.api.workers.body_reader import BodyReader
+from pace.api.workers.functions import ReadLimits
+from pace.api.workers.pool import WorkerPool
 
 log = structlog.get_logger(__name__)
 
@@ -39,9 +39,11 @@ class Service:
         self.metrics = metrics
         self.spans = spans
         self.database = Database(settings.parsed_database_url)
-        self.store = Store(self.database)
+        self.store = ResourceStore(self.database)
         self.what_ifs = WhatIfStore(self.database)
-        self.gate = Gate(KeyRing(self.database) if settings.needs_keys else None, settings.rate_limit)
+        self.access = AccessControl(
+            KeyRing(self.database) if settings.needs_keys else None, settings.rate_limit
+        )
         self.tasks = TaskQueue(
             self.database,
             max_queued=settings.max_queued,
@@ -50,7 +52,7 @@ class Service:
             max_attempts=settings.max_attempts,
         )
         self.readers = WorkerPool("reading the body", 1, settings.read_memory_bytes)
-        self.solvers, self.planners = _executors(settings)
+        self.executors = make_executors(settings)
         # Started by its first request: many services never draw or simulate.
         self.computers = WorkerPool("the computation", 1, settings.solve_memory_bytes)
         limits = ReadLimits(
@@ -59,7 +61,7 @@ class Service:
             max_gradients=settings.max_gradients,
             max_cells=settings.max_cells,
         )
-        self.intake = Intake(
+        self.body_reader = BodyReader(
             self.readers,
             limits,
             max_waiting=settings.max_reading,
@@ -68,17 +70,16 @@ class Service:
         )
         self.dispatcher = Dispatcher(
             self.tasks,
-            {"schedule": self.solvers, "what-if": self.planners},
+            self.executors,
             metrics=metrics,
             spans=spans,
             timeout_s=settings.solve_timeout_s,
             lease_s=settings.lease_s,
         )
         self._accepting: dict[tuple[str | None, ...], asyncio.Task[Submitted]] = {}
-        self._answers = AnswerCache(settings.answer_cache_bytes, ttl_s=2.0)
         metrics.gauge("pace_tasks_queued", "Tasks that wait, of all tenants", self.tasks.num_queued)
         metrics.gauge("pace_tasks_running", "Tasks in this process", lambda: self.dispatcher.num_running)
-        metrics.gauge("pace_solvers_alive", "Solver processes", lambda: self.solvers.num_alive)
+        metrics.gauge("pace_solvers_alive", "Solver processes", lambda: self.executors["schedule"].num_alive)
         metrics.gauge("pace_readers_alive", "Reader processes", lambda: self.readers.num_alive)
 
     async def start(self) -> None:
@@ -87,7 +88,9 @@ class Service:
             log.warning("keys-are-off", reason="listening on loopback only; PACE_AUTH=required turns them on")
         await asyncio.to_thread(upgrade, self.database)
         self.readers.start()
-        self.solvers.start()
+        for name, executor in self.executors.items():
+            if KINDS[name].starts_at_once:
+                executor.start()
         self.dispatcher.start()
         self._chores = [asyncio.create_task(self.metrics.watch_event_loop())]
         if self.settings.retention_days:
@@ -98,10 +101,8 @@ class Service:
         for chore in self._chores:
             chore.cancel()
         await self.dispatcher.stop(self.settings.drain_s)
-        await asyncio.to_thread(self.solvers.close)
-        await asyncio.to_thread(self.planners.close)
-        await asyncio.to_thread(self.readers.close)
-        await asyncio.to_thread(self.computers.close)
+        for executor in (*self.executors.values(), self.readers, self.computers):
+            await asyncio.to_thread(executor.close)
         self.database.close()
 
     async def _prune_hourly(self) -> None:
@@ -117,8 +118,7 @@ class Service:
 
     async def submit(self, tenant: str, received: ReceivedRequest | ReceivedWhatIf) -> Submitted:
         """Accept a request; equal requests that come while one is being accepted are accepted with it."""
-        job = received.job if isinstance(received, ReceivedRequest) else None
-        key = (tenant, received.kind, job, received.key)
+        key = (tenant, *received.identity)
         accepting = self._accepting.get(key)
         if accepting is None:
             accepting = asyncio.create_task(self._accept(tenant, received))
@@ -143,54 +143,14 @@ class Service:
         status = await asyncio.to_thread(self.tasks.cancel, tenant, task_id)
         if status is not None and status.state == "cancelled":
             self.dispatcher.cancel(task_id)
-            self.dispatcher.watches.look(tenant, task_id)
+            self.dispatcher.watches.refresh(tenant, task_id)
         return status
 
-    async def schedule(self, tenant: str, schedule_id: str) -> Answer | None:
-        """Return the answer that holds a schedule, or None when there is none."""
-        answer = self._answers.get(tenant, schedule_id)
-        if answer is not None:
-            self.metrics.cache_hits.inc()
-            return answer
-        self.metrics.cache_misses.inc()
-        stored = await asyncio.to_thread(self.store.get_schedule, tenant, schedule_id)
-        return None if stored is None else self.remember(tenant, stored)
-
-    def remember(self, tenant: str, stored: StoredSchedule) -> Answer:
-        """Make an answer of a stored schedule and keep it for those who ask next."""
-        answer = self._answers.get(tenant, stored.id)
-        if answer is None:
-            answer = schedule_answer(stored)
-            self._answers.put(tenant, stored.id, answer)
-        return answer
-
     async def compute(self, function: Callable[..., bytes], *arguments: Any) -> bytes:
-        """Run a function of ``pace.api.work`` that is no solve; raises Refused."""
+        """Run a function of ``pace.api.workers.functions`` that is no solve."""
         if self.computers.waiting >= self.settings.max_computing:
-            raise queue_full(f"{self.computers.waiting} computations wait already", retry_after_s=5)
+            raise QueueFull(f"{self.computers.waiting} computations wait already", retry_after_s=5)
         result: bytes = await self.computers.run(
             function, *arguments, timeout_s=self.settings.solve_timeout_s, attempts=3
         )
         return result
-
-    def forget(self, tenant: str, schedule_id: str) -> None:
-        """Drop a deleted schedule's answer."""
-        self._answers.drop(tenant, schedule_id)
-
-
-def _executors(settings: Settings) -> tuple[Executor, Executor]:
-    memory_bytes = settings.solve_memory_bytes
-    if settings.executor == "processes":
-        # What-ifs have processes of their own, so that no job's start waits for a plan; the first
-        # what-if starts them.
-        return (
-            WorkerPool("the solve", settings.solver_processes, memory_bytes, prepare=load_solver),
-            WorkerPool("the what-if", settings.what_if_processes, memory_bytes, prepare=load_solver),
-        )
-    from pace.api.dask_executor import DaskCluster, DaskExecutor
-
-    cluster = DaskCluster(settings.executor.removeprefix("dask+"))
-    return (
-        DaskExecutor(cluster, "the solve", memory_bytes, priority=1),
-        DaskExecutor(cluster, "the what-if", memory_bytes, most=settings.what_if_processes),
-    )

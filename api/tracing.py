@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from pace.api.settings import telemetry_wanted
-from pace.api.task_state import ClaimedTask
 from pace.version import __version__
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class Spans:
         self._asked: OrderedDict[str, Any] = OrderedDict()
 
     def remember(self, task_id: str) -> None:
-        """Note that the current request asked for a task."""
+        """Remember that the current request asked for a task."""
         if self._provider is not None:
             from opentelemetry import context
 
@@ -37,20 +36,15 @@ class Spans:
                 self._asked.popitem(last=False)
 
     @contextmanager
-    def of_task(self, task: ClaimedTask) -> Iterator[None]:
-        """Open a span; errors that leave it are recorded."""
+    def of_task(self, task_id: str, name: str, **attributes: str | int) -> Iterator[None]:
+        """Open a span of a task; errors that leave it are recorded."""
         if self._provider is None:
             yield
             return
         tracer = self._provider.get_tracer("pace.api", __version__)
-        attributes: dict[str, str | int] = {
-            "pace.task.id": task.id,
-            "pace.task.attempt": task.attempts,
-            "pace.profile.gradients": task.num_gradients,
-        }
-        name = "solve" if task.kind == "schedule" else "what-if"
-        asked = self._asked.pop(task.id, None)
-        with tracer.start_as_current_span(name, context=asked, attributes=attributes):
+        asked = self._asked.pop(task_id, None)
+        about = {"pace.task.id": task_id, **attributes}
+        with tracer.start_as_current_span(name, context=asked, attributes=about):
             yield
 
     def close(self) -> None:

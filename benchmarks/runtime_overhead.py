@@ -26,8 +26,10 @@ from torch import nn
 
 from pace.runtime.device import Device
 from pace.runtime.fetch import PlanSource
+from pace.runtime.gradient_gates import set_local_gradient
 from pace.runtime.optimizer import WrappedOptimizer
-from pace.runtime.peers import Store
+from pace.runtime.options import WrapperOptions
+from pace.runtime.peers import Peers
 from pace.runtime.plan import GradientSize, Plan, plan_locally, plan_plainly
 from pace.runtime.transport import After, Done, Sequencing
 
@@ -39,7 +41,7 @@ class NoTransport:
     size = 1
     sequencing: Sequencing = "decision"
     hand_over_s = 0.0
-    peer_store: Store | None = None
+    peers: Peers | None = None
     device: Device | None = None
 
     def allreduce(
@@ -87,22 +89,26 @@ def wrap_alone(
     model: nn.Module, make_plan: Callable[[list[GradientSize]], Plan], order: Any
 ) -> WrappedOptimizer:
     """Wrap SGD over the transport that does nothing."""
-    return WrappedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1e-6),
-        model,
-        transport=NoTransport(),
-        source=FixedPlan(make_plan),
+    options = WrapperOptions(
         mode="overlap",
         order=order,
         op="average",
         compression="none",
         backward_passes_per_step=1,
+        credit_bytes=None,
         timeout_s=60.0,
+        broadcast_parameters=True,
+    )
+    return WrappedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1e-6),
+        model,
+        transport=NoTransport(),
+        prepare=lambda: (options, FixedPlan(make_plan)),
     )
 
 
 def measure_alone(rounds: int) -> dict[str, Any]:
-    """Time engine, hand-over and pre-hook in this process; medians in microseconds."""
+    """Time engine, hand-over and an idle gate in this process; medians in microseconds."""
     model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(100)))
     num_gradients = 200
     found: dict[str, Any] = {}
@@ -130,7 +136,7 @@ def measure_alone(rounds: int) -> dict[str, Any]:
     for _ in range(20 * rounds):
         optimizer.zero_grad()
         for slot, gradient in zip(optimizer._rounds.slots, gradients, strict=True):
-            slot.parameter.grad = gradient
+            set_local_gradient(slot.parameter, gradient)
         start = time.perf_counter()
         for slot in optimizer._rounds.slots:
             for hook in slot.parameter._post_accumulate_grad_hooks.values():
@@ -139,21 +145,20 @@ def measure_alone(rounds: int) -> dict[str, Any]:
         optimizer.step()
         optimizer.synchronize()
     found["hand_over_per_gradient_us"] = statistics.median(hand_over) * 1e6
-    layer = model[0]
-    (pre_hook,) = [hook for hook in layer._forward_pre_hooks.values() if type(hook).__name__ == "_PreHook"]
-    calls = []
+    gated = model[0]._parameters
+    reads = []
     for _ in range(20 * rounds):
         start = time.perf_counter()
         for _ in range(1000):
-            pre_hook(layer, ())
-        calls.append((time.perf_counter() - start) / 1000)
-    found["idle_pre_hook_us"] = statistics.median(calls) * 1e6
+            gated["weight"]
+        reads.append((time.perf_counter() - start) / 1000)
+    found["idle_gate_us"] = statistics.median(reads) * 1e6
     found["gradient_bytes"] = sum(g.numel() * g.element_size() for g in gradients)
     found["buffer_bytes"] = sum(group.buffer.nbytes for group in optimizer._rounds.groups)
     _one_step(model, optimizer)
     optimizer.synchronize()
     inside = {group.buffer.untyped_storage().data_ptr() for group in optimizer._rounds.groups}
-    outside = [s for s in optimizer._rounds.slots if s.shared.untyped_storage().data_ptr() not in inside]
+    outside = [s for s in optimizer._rounds.slots if s.shown.untyped_storage().data_ptr() not in inside]
     found["gradients_outside_buffers"] = len(outside)
     optimizer.close()
     return found

@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pace import Gradient, Op, Options, Profile, optimize
-from pace.allreduce import AffineAllReduce
-from pace.baselines import ddp_buckets, mg_wfbp_groups, window_behind_barrier
-from pace.fusion import fuse
+from pace.allreduce.baselines import ddp_buckets, mg_wfbp_groups, window_behind_barrier
+from pace.allreduce.fusion import fuse
+from pace.allreduce.problem import FusionProblem
+from pace.documents.collective_costs import AffineAllReduce
 from pace.models import build, with_ratio
-from pace.problem import Problem
 from pace.solver import jackson, lp
 from pace.solver.instance import Instance
 
@@ -115,7 +115,7 @@ def measure_optimize(repeats: int) -> dict[str, float]:
         times[f"optimize, {label}"] = median_s(lambda p=profile: optimize(p), repeats)  # type: ignore[misc]
     transformer = with_ratio(model("transformer", 1), 1.0)
     times["fusion pace, every number of groups, 164 gradients"] = median_s(
-        lambda: fuse(Problem.of(transformer), Options(fusion="pace")), repeats
+        lambda: fuse(FusionProblem.of(transformer), Options(fusion="pace")), repeats
     )
     return times
 
@@ -129,7 +129,7 @@ def gaps(profile: Profile) -> dict[str, float]:
     """Return each rule's gap to the bound: the window over the bound, less one."""
     schedule = optimize(profile)
     lower = schedule.predicted.lower_bound_s
-    problem = Problem.of(profile)
+    problem = FusionProblem.of(profile)
 
     def ideal(options: Options) -> float:
         buffers = problem.buffers(fuse(problem, options).partitions[0])

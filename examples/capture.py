@@ -12,7 +12,7 @@ from cnn import Batches, build_model
 from torch.nn.functional import cross_entropy
 from workers import join, leave
 
-from pace.api.client import Client
+from pace.client import Client
 from pace.runtime.allreduce_cost import gradient_bytes, horovod_network, measure_allreduce, torch_network
 from pace.runtime.profiler import Capture
 
@@ -52,7 +52,7 @@ def main() -> None:
                 "Two all-reduces at once were faster than one after the other: the schedule is pessimistic."
             )
         if arguments.out is not None:
-            (arguments.out / "profile.json").write_text(profile.model_dump_json(indent=2))
+            (arguments.out / "profile.json").write_bytes(profile.to_json())
             (arguments.out / "schedule.json").write_bytes(schedule.to_json())
             (arguments.out / "capture.txt").write_text(str(capture.report))
     leave(arguments.backend)

@@ -22,10 +22,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from pace.profile import Profile, load_profile
-from pace.schedule import Schedule, load_schedule
-from pace.simulate import make_policy, simulate
-from pace.timeline import chrome_trace
+from pace.documents.profile import Profile, load_profile
+from pace.documents.schedule import Schedule, load_schedule
+from pace.simulation import make_policy, simulate
+from pace.view.timeline import chrome_trace
 
 HERE = Path(__file__).parent
 JOB = "demo"

@@ -19,7 +19,7 @@ from workers import join, leave
 
 from pace.runtime.optimizer import WrappedOptimizer
 
-# Under PACE the first 22 steps are a trial: plain, with the schedule and a barrier, without the barrier.
+# Under PACE the first 19 steps are a trial: plain, with the schedule and a barrier, without the barrier.
 WARMUP_STEPS = 25
 
 

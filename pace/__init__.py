@@ -1,31 +1,87 @@
 """PACE: schedules gradient all-reduces so that communication hides behind compute.
 
-``optimize(profile)`` returns the schedule of a profiled training iteration. The service lives in
-``pace.api``, the optimizer wrappers in ``pace.runtime``; neither is imported here.
+A profile is one measured training iteration; its schedule says which gradients to fuse, how to cut them, and
+in which order to send the pieces::
+
+    profile = pace.load_profile("profile.json")
+    schedule = pace.optimize(profile)
+    assert pace.check(profile, schedule) == []
+    pace.simulate(profile, pace.make_policy("ddp")).iteration_s
+
+What is exported here is loaded when it is first used. Where the rest is:
+
+- ``pace.runtime.torch``, ``pace.runtime.horovod``: optimizers that train by a schedule.
+- ``pace.documents``: profiles, schedules, options, costs of all-reduces.
+- ``pace.allreduce``: fusion, bounds, segments; what to pass to DDP and to Horovod (``frameworks``).
+- ``pace.simulation``, ``pace.whatif``: policies of the field; other networks and scales.
+- ``pace.models``, ``pace.formats``: profiles computed from layer shapes; profiles and costs from other tools.
+- ``pace.checker``: the independent judge of schedules.
+- ``pace.view``: timelines and charts.
+- ``pace.client``, ``pace.api``: the service's client, and the service.
+- ``pace.solver``: the mathematics.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from pace.errors import (
     CommunicationFailed,
+    FormatError,
     InvalidOptions,
     InvalidProfile,
     InvalidSchedule,
+    InvalidUse,
     PaceError,
     ScheduleMismatch,
     ServiceUnavailable,
     SolverFailed,
 )
-from pace.optimize import optimize
-from pace.options import Options
-from pace.profile import Gradient, Op, Profile, load_profile, parse_profile
-from pace.schedule import Schedule, load_schedule, parse_schedule
 from pace.version import __version__
 
+if TYPE_CHECKING:
+    from pace.allreduce.optimize import optimize
+    from pace.checker import check
+    from pace.documents.options import Options
+    from pace.documents.profile import Gradient, Op, Profile, load_profile, parse_profile
+    from pace.documents.schedule import Schedule, load_schedule, parse_schedule
+    from pace.formats.chakra import read_chakra
+    from pace.formats.fit import fit_cost
+    from pace.formats.horovod_timeline import read_horovod_profile
+    from pace.formats.kineto import read_kineto
+    from pace.formats.layers import read_layer_csv
+    from pace.formats.pipedream import read_pipedream
+    from pace.formats.shaped_steps import read_execution_trace_profile
+    from pace.simulation import POLICIES, make_policy, simulate
+    from pace.whatif import Grid, what_if
+
+_HOMES = {
+    "pace.allreduce.optimize": ("optimize",),
+    "pace.checker": ("check",),
+    "pace.documents.options": ("Options",),
+    "pace.documents.profile": ("Gradient", "Op", "Profile", "load_profile", "parse_profile"),
+    "pace.documents.schedule": ("Schedule", "load_schedule", "parse_schedule"),
+    "pace.formats.chakra": ("read_chakra",),
+    "pace.formats.fit": ("fit_cost",),
+    "pace.formats.horovod_timeline": ("read_horovod_profile",),
+    "pace.formats.kineto": ("read_kineto",),
+    "pace.formats.layers": ("read_layer_csv",),
+    "pace.formats.pipedream": ("read_pipedream",),
+    "pace.formats.shaped_steps": ("read_execution_trace_profile",),
+    "pace.simulation": ("POLICIES", "make_policy", "simulate"),
+    "pace.whatif": ("Grid", "what_if"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
 __all__ = [
+    "POLICIES",
     "CommunicationFailed",
+    "FormatError",
     "Gradient",
+    "Grid",
     "InvalidOptions",
     "InvalidProfile",
     "InvalidSchedule",
+    "InvalidUse",
     "Op",
     "Options",
     "PaceError",
@@ -35,9 +91,31 @@ __all__ = [
     "ServiceUnavailable",
     "SolverFailed",
     "__version__",
+    "check",
+    "fit_cost",
     "load_profile",
     "load_schedule",
+    "make_policy",
     "optimize",
     "parse_profile",
     "parse_schedule",
+    "read_chakra",
+    "read_execution_trace_profile",
+    "read_horovod_profile",
+    "read_kineto",
+    "read_layer_csv",
+    "read_pipedream",
+    "simulate",
+    "what_if",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'pace' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

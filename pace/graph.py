@@ -1,6 +1,6 @@
 """The augmented graph of one window and the longest paths through it.
 
-Works on indices and arrays; the profile document that it is built from is in ``pace.profile``.
+Works on indices and arrays; the profile document that it is built from is in ``pace.documents.profile``.
 """
 
 from collections import deque
@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from pace.solver.arrays import FloatArray
 
 
 # eq=False: comparing arrays gives arrays, and profiles, which cache their graph, must be comparable.

@@ -1,65 +1,220 @@
-"""Makes all ranks start alike: from rank 0's plan and weights, checked against every rank's model."""
+"""What ranks tell one another before training, and what they conclude: all begin alike, or all raise."""
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
 
-import structlog
 import torch
 from torch import nn
 
-from pace.errors import InvalidUse, PaceError, ScheduleMismatch
-from pace.runtime.plan import GradientSize, Plan, PlannedGroup, PlannedSegment
+from pace.errors import InvalidOptions, InvalidSchedule, InvalidUse, PaceError, ScheduleMismatch
+from pace.runtime.event_log import log
+from pace.runtime.parameters import dtype_name
+from pace.runtime.plan import Plan, PlannedGroup, PlannedSegment
 from pace.runtime.transport import Transport
 
-log = structlog.get_logger("pace.runtime")
+T = TypeVar("T")
+
+# How many ranks, or parameters, a message names.
+_MOST_NAMED = 5
+
+_SHARED_ERRORS: dict[str, type[PaceError]] = {
+    kind.__name__: kind for kind in (InvalidOptions, InvalidSchedule, InvalidUse, ScheduleMismatch)
+}
 
 
-def agree_on_plan(
-    transport: Transport, make_plan: Callable[[list[GradientSize]], Plan], gradients: list[GradientSize]
-) -> Plan:
-    """Return rank 0's plan on every rank.
+@dataclass(slots=True, kw_only=True)
+class Form:
+    """What must be equal on all ranks of a parameter that is trained.
 
-    Every rank makes its own plan too, so that a rank with another schedule or another model is found
-    before the first all-reduce, and a rank that cannot make one does not leave the others waiting.
+    Attributes
+    ----------
+    state
+        "trained", "frozen", or "not the optimizer's".
+    strides
+        How its elements lie in memory; 0 along dimensions of one element, where they mean nothing.
+    """
+
+    shape: list[int]
+    dtype: str
+    state: str
+    strides: list[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class Statement:
+    """What a rank says about itself; what is missing it could not find out, because of `error`.
+
+    Attributes
+    ----------
+    forms
+        The model's parameters by name.
+    options
+        Arguments, which must be equal on all ranks.
+    schedule
+        Hash of the plan that follows from the schedule given; None without one.
+    terms
+        Where to ask for a schedule: the first rank's holds for all.
+    barrier_reason
+        See ``Start``.
+    error
+        The class and the text of what was raised.
+    """
+
+    forms: dict[str, Form] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    schedule: str | None = None
+    terms: list[Any] = field(default_factory=list)
+    barrier_reason: str | None = None
+    error: list[str] | None = None
+
+
+def forms_of(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str, Form]:
+    """Describe a model's parameters."""
+    return {
+        name: Form(
+            shape=list(parameter.shape),
+            dtype=dtype_name(parameter),
+            state="trained"
+            if name in trained
+            else "not the optimizer's"
+            if parameter.requires_grad
+            else "frozen",
+            strides=[
+                stride if size > 1 else 0
+                for size, stride in zip(parameter.shape, parameter.stride(), strict=True)
+            ],
+        )
+        for name, parameter in ((n.replace("_orig_mod.", ""), p) for n, p in model.named_parameters())
+    }
+
+
+def exchange(transport: Transport, describe: Callable[[Statement], T]) -> tuple[T, list[Statement]]:
+    """Return what `describe` returns here, and what it wrote down on every rank (`forms` excepted).
 
     Raises
     ------
     ScheduleMismatch
-        On every rank, when the schedule does not fit a rank's model or the ranks' models differ.
+        On every rank, when models or schedules differ.
+    InvalidOptions
+        On every rank, when arguments differ.
+    PaceError
+        On every rank, of one class, when `describe` raised on one; the message names the rank, unless all
+        ranks have the same error.
     """
+    mine = Statement()
+    result: list[T] = []
+    error: Exception | None = None
     try:
-        plan, error = make_plan(gradients), None
-    except PaceError as raised:
-        plan, error = None, raised
-    mine = {
-        "gradients": [asdict(gradient) for gradient in gradients],
-        "plan": plan.sha256 if plan else None,
-        "error": str(error) if error else None,
-    }
-    said: list[dict[str, Any]] = [json.loads(each) for each in transport.gather(json.dumps(mine).encode())]
+        result.append(describe(mine))
+    except Exception as raised:  # whatever it is, the other ranks must not wait for this one
+        error = raised
+        known = isinstance(raised, tuple(_SHARED_ERRORS.values()))
+        mine.error = [type(raised).__name__, str(raised) if known else f"{type(raised).__name__}: {raised}"]
+    document = asdict(mine)
+    forms = json.dumps(document.pop("forms"))
+    document["forms_sha256"] = hashlib.sha256(forms.encode()).hexdigest() if mine.forms else None
+    documents = [json.loads(each) for each in transport.gather(json.dumps(document, default=float).encode())]
+    # Large, and mostly the same everywhere: sent only to say what differs.
+    digests = [each.pop("forms_sha256") for each in documents]
+    if len({digest for digest in digests if digest is not None}) > 1:
+        _refuse_other_models([json.loads(each) for each in transport.gather(forms.encode())], error)
+    said = [Statement(**each) for each in documents]
+    _refuse_errors(said, error)
+    _refuse_other_options(said)
+    _refuse_other_schedules(said)
+    return result[0], said
+
+
+def _refuse_other_models(said: list[dict[str, dict[str, Any]]], error: Exception | None) -> None:
     faults = [
-        f"rank {rank} has another model than rank 0:"
-        f" {_first_difference(said[0]['gradients'], each['gradients'])}"
+        f"rank {rank} has another model than rank {first}: {'; '.join(differences)}"
+        for first, reference in [next((rank, each) for rank, each in enumerate(said) if each)]
         for rank, each in enumerate(said)
-        if each["gradients"] != said[0]["gradients"]
+        if each and (differences := list(_differences(each, reference))[:_MOST_NAMED])
     ]
     if faults:
-        raise ScheduleMismatch("; ".join(faults)) from error
-    if error is not None:
+        raise ScheduleMismatch("; ".join(faults[:_MOST_NAMED])) from error
+
+
+def _differences(theirs: dict[str, dict[str, Any]], reference: dict[str, dict[str, Any]]) -> Iterator[str]:
+    for name in (*reference, *(name for name in theirs if name not in reference)):
+        one, other = theirs.get(name), reference.get(name)
+        if "trained" not in (one and one["state"], other and other["state"]):
+            continue
+        if one is None:
+            yield f"it has no parameter {name}"
+        elif other is None:
+            yield f"it has a parameter {name} besides"
+        elif one["state"] != other["state"]:
+            yield f"{name} is {one['state']} instead of {other['state']}"
+        elif (one["shape"], one["dtype"]) != (other["shape"], other["dtype"]):
+            yield (
+                f"{name} is {one['dtype']} of shape {tuple(one['shape'])} instead of"
+                f" {other['dtype']} of shape {tuple(other['shape'])}"
+            )
+        elif one["strides"] != other["strides"]:
+            yield (
+                f"{name} lies in memory with strides {tuple(one['strides'])} instead of"
+                f" {tuple(other['strides'])}: use the same memory format on all ranks"
+            )
+
+
+def _refuse_errors(said: list[Statement], error: Exception | None) -> None:
+    errors = {rank: each.error for rank, each in enumerate(said) if each.error is not None}
+    if not errors:
+        return
+    if (
+        error is not None
+        and len(errors) == len(said)
+        and all(each == said[0].error for each in errors.values())
+    ):
         raise error
-    faults = [f"rank {rank}: {each['error']}" for rank, each in enumerate(said) if each["error"]]
-    faults += [
-        f"rank {rank} was given another schedule than rank 0"
-        for rank, each in enumerate(said)
-        if not each["error"] and each["plan"] != said[0]["plan"]
+    kind = _SHARED_ERRORS.get(next(iter(errors.values()))[0], InvalidUse)
+    shown = [f"rank {rank}: {text}" for rank, (_, text) in list(errors.items())[:_MOST_NAMED]]
+    raise kind("; ".join(shown)) from error
+
+
+def _refuse_other_options(said: list[Statement]) -> None:
+    faults = [
+        f"{name} is {_by_rank([each.options[name] for each in said])}"
+        for name in said[0].options
+        if any(each.options[name] != said[0].options[name] for each in said)
     ]
     if faults:
-        raise ScheduleMismatch("; ".join(faults))
-    assert plan is not None
-    # One and the same bytes: floats derived on two machines may differ where their hashes agree today.
+        raise InvalidOptions(f"the arguments differ between ranks: {'; '.join(faults)}")
+
+
+def _by_rank(values: list[Any]) -> str:
+    """Say which ranks have which value: "'fp16' on rank 0 and 'none' on ranks 1, 2"."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(repr(value), []).append(rank)
+    return " and ".join(
+        f"{value} on rank{'s' if len(having) > 1 else ''} {', '.join(map(str, having[:_MOST_NAMED]))}"
+        f"{', ...' if len(having) > _MOST_NAMED else ''}"
+        for value, having in list(ranks.items())[:_MOST_NAMED]
+    )
+
+
+def _refuse_other_schedules(said: list[Statement]) -> None:
+    first = said[0].schedule
+    faults = []
+    for rank, each in enumerate(said):
+        if each.schedule is None and first is not None:
+            faults.append(f"rank {rank} was given no schedule and rank 0 one")
+        elif each.schedule is not None and first is None:
+            faults.append(f"rank {rank} was given a schedule and rank 0 none")
+        elif each.schedule != first:
+            faults.append(f"rank {rank} was given another schedule than rank 0")
+    if faults:
+        raise ScheduleMismatch("; ".join(faults[:_MOST_NAMED]))
+
+
+def agree_on_plan(transport: Transport, plan: Plan) -> Plan:
+    """Return rank 0's plan on every rank: floats derived on two machines may differ."""
     return decode_plan(transport.broadcast(encode_plan(plan) if transport.rank == 0 else None))
 
 
@@ -107,7 +262,7 @@ def agree_on_weights(transport: Transport, model: nn.Module, *, broadcast: bool)
         host = tensor.cpu().contiguous().clone()
         transport.broadcast_tensor(_bytes_of(host))
         tensor.copy_(host)
-    if differing:
+    if differing and transport.rank == 0:
         log.info("pace.weights_broadcast", tensors=len(differing), of=len(state))
 
 
@@ -134,13 +289,3 @@ def decode_plan(payload: bytes) -> Plan:
     )
     fields["segments"] = tuple(PlannedSegment(**segment) for segment in fields["segments"])
     return Plan(**fields)
-
-
-def _first_difference(theirs: list[dict[str, Any]], mine: list[dict[str, Any]]) -> str:
-    for left, right in zip(theirs, mine, strict=False):
-        if left != right:
-            return (
-                f"{right['name']} ({right['size_bytes']} bytes, {right['dtype']}) "
-                f"instead of {left['name']} ({left['size_bytes']} bytes, {left['dtype']})"
-            )
-    return f"{len(mine)} gradients instead of {len(theirs)}"

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from pace.allreduce import SampledAllReduce
+from pace.documents.collective_costs import SampledAllReduce
 from pace.errors import InvalidOptions
 
 SMALLEST_BYTES = 1024
@@ -151,12 +151,12 @@ def measure_allreduce(
     sizes = []
     for size_bytes in measured_sizes(largest_bytes):
         tensor = buffer[: size_bytes // 4]
-        _time_run(network, [tensor], calls=warmup_calls)
+        time_run(network, [tensor], calls=warmup_calls)
         durations: list[float] = []
         calls = calls_at_once
         # Every rank holds the same minima, so all ranks make and stop after the same runs.
         while True:
-            mean = _time_run(network, [tensor], calls=calls, before=1 if calls == calls_at_once else calls)
+            mean = time_run(network, [tensor], calls=calls, before=1 if calls == calls_at_once else calls)
             if calls * mean < SECONDS_PER_RUN and not durations:
                 calls *= 2
                 continue
@@ -206,7 +206,7 @@ def median_interval(durations: list[float], confidence: float) -> tuple[float, f
     return ordered[left_out], ordered[count - 1 - left_out]
 
 
-def _time_run(network: Network, tensors: list[torch.Tensor], *, calls: int, before: int = 1) -> float:
+def time_run(network: Network, tensors: list[torch.Tensor], *, calls: int, before: int = 1) -> float:
     """Return the mean duration of `calls` rounds without a pause, in each of which all tensors go at once.
 
     As many as `before` go first and do not count: buffers and rate limiters on the way let something pass at
@@ -239,8 +239,8 @@ def _finish(network: Network) -> None:
 
 def _pair_speedup(network: Network, size_bytes: int) -> float:
     pair = [torch.zeros(size_bytes // 4, dtype=torch.float32, device=network.device) for _ in range(2)]
-    one = [_time_run(network, pair[:1], calls=CALLS_AT_ONCE) for _ in range(MIN_RUNS)]
-    both = [_time_run(network, pair, calls=CALLS_AT_ONCE) for _ in range(MIN_RUNS)]
+    one = [time_run(network, pair[:1], calls=CALLS_AT_ONCE) for _ in range(MIN_RUNS)]
+    both = [time_run(network, pair, calls=CALLS_AT_ONCE) for _ in range(MIN_RUNS)]
     return 2 * float(np.median(one)) / float(np.median(both))
 
 

@@ -7,17 +7,16 @@ import collections
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
-import structlog
 import torch
 
+from pace.runtime.event_log import log
 from pace.runtime.fetch import PlanSource
 from pace.runtime.plan import GradientSize, Plan, plan_plainly
 from pace.runtime.replanner import Replanner
 from pace.runtime.transport import Transport
 from pace.runtime.trial import Candidate, Trial
-
-log = structlog.get_logger("pace.runtime")
 
 
 class Choice:
@@ -105,7 +104,7 @@ class Choice:
             self._change(self._plainly(), switch)
             self.replanner.begin_profile("training drifted")
         elif news is not None:
-            log.info("pace.schedule_adopted", round=number, groups=len(news.groups))
+            self._say("pace.schedule_adopted", round=number, groups=len(news.groups))
             self._trial = None
             self._change(self._start(news), switch)
         # What was done here is no part of the next iteration.
@@ -124,7 +123,9 @@ class Choice:
             if self._trial.winner is not None:
                 self.measured_s = self._trial.measured_s
                 self._trial = None
-                log.info("pace.mode_chosen", mode=self.running.name, measured_s=self.measured_s)
+                if self.running.name == "plain":
+                    self.replanner.rest()
+                self._say("pace.mode_chosen", mode=self.running.name, measured_s=self.measured_s)
 
     def _plainly(self) -> Candidate:
         return Candidate(name="plain", plan=plan_plainly(self._sizes), barrier=True)
@@ -154,3 +155,8 @@ class Choice:
             candidates.append(Candidate(name="overlap", plan=plan, barrier=False))
         self._trial = Trial(candidates, self._transport)
         return self._trial.current
+
+    def _say(self, event: str, **values: Any) -> None:
+        # All ranks know the same: one of them says it.
+        if self._transport.rank == 0:
+            log.info(event, **values)

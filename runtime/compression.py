@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 import torch
 
-from pace.errors import InvalidOptions
 from pace.runtime.device import apart
 from pace.runtime.transport import After, Done, Transport
 
@@ -35,7 +34,5 @@ class CompressedTransport:
 
 def compressed(transport: Transport, compression: Compression) -> Any:
     """Wrap a transport so that it sends in the wire format asked for."""
-    if compression not in _DTYPES:
-        raise InvalidOptions(f"compression is {compression!r}; {', '.join(_DTYPES)} are supported")
     dtype = _DTYPES[compression]
     return transport if dtype is None else CompressedTransport(transport, dtype)

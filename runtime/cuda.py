@@ -23,15 +23,20 @@ class CudaTransport(GlooTransport):
         super().__init__(timeout_s=timeout_s, process_group=process_group)
         self.device: CudaDevice = device
         self._nccl: Any = None
-        if "nccl" in str(dist.get_backend(process_group)):
-            ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-            # Only members make it: in a smaller process group the other ranks wrap nothing.
-            self._nccl = dist.new_group(
-                ranks, backend="nccl", timeout=self._timeout, use_local_synchronization=True
-            )
         self._waiting: queue.SimpleQueue[tuple[Any, Any, After | None, Done] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name="pace.completions", daemon=True)
         self._thread.start()
+        if "nccl" in str(dist.get_backend(process_group)):
+            ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+            try:
+                with self._control_message("making a process group for NCCL"):
+                    # Only members make it: in a smaller process group the other ranks wrap nothing.
+                    self._nccl = dist.new_group(
+                        ranks, backend="nccl", timeout=self._timeout, use_local_synchronization=True
+                    )
+            except BaseException:
+                self.close(failed=True)
+                raise
 
     def allreduce(
         self,

@@ -50,8 +50,13 @@ class CudaDevice(CudaClock):
         return stream
 
 
-def device_of(model: torch.nn.Module) -> CudaDevice | None:
-    """Return the device on which a model's gradients are computed; None where the host computes them."""
+def device_of(model: object) -> CudaDevice | None:
+    """Return the device on which a model's gradients are computed; None where the host computes them.
+
+    Also None for what is no model, which is refused where all ranks learn of it.
+    """
+    if not isinstance(model, torch.nn.Module):
+        return None
     device = next((p.device for p in model.parameters() if p.requires_grad), torch.device("cpu"))
     return CudaDevice(device) if device.type == "cuda" else None
 

@@ -105,6 +105,13 @@ class Engine:
         """The first thing that went wrong; nothing is sent after it."""
         return self._failure
 
+    def rebind(self, group: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Send other tensors for the segments of a group that is not under way, in planned order."""
+        job = self._jobs[group]
+        assert job.done.is_set(), f"group {group} is under way"
+        for segment, tensor in zip(job.segments, tensors, strict=True):
+            segment.tensor = tensor
+
     def submit(self, group: int) -> None:
         """Hand over a group whose buffer is filled; it belongs to the engine until it is done.
 
@@ -146,6 +153,10 @@ class Engine:
         with self._lock:
             job.submitted_s = time.perf_counter()
             self._enter(job)
+
+    def done(self, group: int, within_s: float) -> bool:
+        """Whether a group is reduced, after waiting for it for at most a moment."""
+        return self._jobs[group].done.wait(within_s)
 
     def wait(self, group: int) -> None:
         """See to it that a submitted group is reduced before what the caller does next.

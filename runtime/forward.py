@@ -7,18 +7,31 @@ attention that reads its output projection's weight without calling it, an avera
 ``model.parameters()``.
 """
 
-from collections.abc import Callable, ItemsView, Iterable, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any
 
-import structlog
 import torch
 from torch import nn
 
 from pace.runtime.buffers import Slot
-
-log = structlog.get_logger("pace.runtime")
+from pace.runtime.event_log import log
 
 Use = Callable[[Iterable[Slot]], None]
+
+
+class Attention:
+    """Whether gates and hooks have anything to do; most of the time they have not.
+
+    Attributes
+    ----------
+    needed
+        Whether updates are pending, or uses are being learned.
+    """
+
+    __slots__ = ("needed",)
+
+    def __init__(self) -> None:
+        self.needed = True
 
 
 class GatedParameters(dict[str, nn.Parameter | None]):
@@ -28,20 +41,24 @@ class GatedParameters(dict[str, nn.Parameter | None]):
         self,
         parameters: Mapping[str, nn.Parameter | None],
         slots: Mapping[str, Slot],
+        attention: Attention,
         use: Use,
         look: Use,
     ) -> None:
         super().__init__(parameters)
         self._slots = {name: (slot,) for name, slot in slots.items()}
+        self._attention = attention
         self._all = tuple(slots.values())
         self._use = use
         self._look = look
 
     def __getitem__(self, name: str) -> nn.Parameter | None:
-        slot = self._slots.get(name)
-        if slot is not None:
-            self._use(slot)
-        return super().__getitem__(name)
+        if self._attention.needed:
+            slots = self._slots.get(name)
+            if slots is not None:
+                slots[0].claimed = True
+                self._use(slots)
+        return dict.__getitem__(self, name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Read one parameter."""
@@ -57,9 +74,19 @@ class GatedParameters(dict[str, nn.Parameter | None]):
         self._look(self._all)
         return super().values()
 
+    def __iter__(self) -> Iterator[str]:
+        """List the names; defined here so that ``dict(...)`` and ``{**...}`` read through ``__getitem__``."""
+        return super().__iter__()
+
     def copy(self) -> dict[str, nn.Parameter | None]:
         """Read all parameters into a plain dict."""
         return dict(self.items())
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Take one parameter out."""
+        if name in self:
+            self[name]
+        return super().pop(name, *default)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles of the module are modules of their own: they get a plain dict.
@@ -69,12 +96,21 @@ class GatedParameters(dict[str, nn.Parameter | None]):
 class _PreHook:
     """Makes a module's parameters current before its forward; does nothing in a copied module."""
 
-    def __init__(self, slots: tuple[Slot, ...], use: Use) -> None:
+    def __init__(self, slots: tuple[Slot, ...], attention: Attention, use: Use) -> None:
         self._slots = slots
+        self._attention = attention
         self._use = use
 
     def __call__(self, _module: nn.Module, _inputs: Any) -> None:
-        self._use(self._slots)
+        if self._attention.needed:
+            for slot in self._slots:
+                slot.announced = True
+            self._use(self._slots)
+
+    @property
+    def idle(self) -> bool:
+        """Whether gates see every use that this hook announces."""
+        return all(slot.claimed or not slot.announced for slot in self._slots)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_hook, ()
@@ -93,6 +129,10 @@ class ForwardWatch:
 
     Parameters
     ----------
+    slots
+        Of the parameters to watch; without any, only the model's forward is.
+    attention
+        Whether `use` needs to be called.
     use
         Called with the slots of parameters that are about to be used.
     look
@@ -113,12 +153,14 @@ class ForwardWatch:
         model: nn.Module,
         slots: Mapping[nn.Parameter, Slot],
         *,
+        attention: Attention,
         use: Use,
         look: Use,
         enter: Callable[[], None],
     ) -> None:
         self._gated: list[tuple[nn.Module, GatedParameters]] = []
         self._handles: list[Any] = []
+        self._hooks: list[tuple[_PreHook, Any]] = []
         self.unseen: list[Slot] = []
         self.unreadable: list[Slot] = []
         if not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks
@@ -146,30 +188,44 @@ class ForwardWatch:
                 self.unreadable += own.values()
                 continue
             # What is compiled is gated too, for whoever reads parameters outside of compiled code.
-            gated = GatedParameters(module._parameters, own, use, look)
+            gated = GatedParameters(module._parameters, own, attention, use, look)
             module._parameters = gated
             self._gated.append((module, gated))
             plain = {name: slot for name, slot in own.items() if id(slot) not in unseen}
             if plain and next(module.children(), None) is None:
-                hook = _PreHook(tuple(plain.values()), use)
-                self._handles.append(module.register_forward_pre_hook(hook))
+                hook = _PreHook(tuple(plain.values()), attention, use)
+                self._hooks.append((hook, module.register_forward_pre_hook(hook)))
+
+    def drop_idle_hooks(self) -> None:
+        """Take off the hooks that turned out to see no more than the gates: each costs every forward pass."""
+        for hook, handle in self._hooks:
+            if hook.idle:
+                handle.remove()
+        self._hooks = [(hook, handle) for hook, handle in self._hooks if not hook.idle]
 
     def close(self) -> None:
         """Take the hooks and gates off again."""
-        for handle in self._handles:
+        for handle in (*self._handles, *(handle for _, handle in self._hooks)):
             handle.remove()
         self._handles.clear()
+        self._hooks.clear()
         for module, gated in self._gated:
             if module._parameters is gated:
                 module._parameters = dict(dict.items(gated))
         self._gated.clear()
 
 
-class _EnterHook(_PreHook):
-    """Runs before the outermost module."""
+class _EnterHook:
+    """Runs before the outermost module; does nothing in a copied one."""
 
     def __init__(self, enter: Callable[[], None]) -> None:
-        super().__init__((), lambda _slots: enter())
+        self._enter = enter
+
+    def __call__(self, _module: nn.Module, _inputs: Any) -> None:
+        self._enter()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_hook, ()
 
 
 def _dynamo_loaded() -> bool:

@@ -5,11 +5,13 @@ Process groups of the runtime's own, so that the user's collectives never come b
 
 import atexit
 import datetime
-import itertools
+import hashlib
 import os
 import threading
 import time
-from typing import Any
+import weakref
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,13 +24,12 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
-from pace.errors import InvalidUse
+from pace.errors import InvalidOptions, InvalidUse
+from pace.runtime.deadline import call_within
 from pace.runtime.device import Device
+from pace.runtime.peers import Peers
 from pace.runtime.peers import Store as PeerStore
-from pace.runtime.transport import After, Done, Sequencing
-
-# Ranks must build their transports in the same order, as with torch.distributed.new_group.
-_instances = itertools.count()
+from pace.runtime.transport import After, Done, Sequencing, control_message
 
 _closing: list[threading.Thread] = []
 
@@ -57,26 +58,58 @@ class GlooTransport:
     sequencing: Sequencing = "decision"
     hand_over_s = 1e-3
     device: Device | None = None
+    peers: Peers | None = None
 
     def __init__(self, *, timeout_s: float, process_group: dist.ProcessGroup | None = None) -> None:
         if not dist.is_initialized():
             raise InvalidUse("call torch.distributed.init_process_group() before DistributedOptimizer(...)")
-        group = process_group or dist.group.WORLD
-        assert group is not None
+        group: Any = dist.group.WORLD if process_group is None else process_group
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise InvalidUse(
+                f"rank {dist.get_rank()} is not in the process group: only its members wrap an optimizer for"
+                " it; the others use the torch optimizer as it is"
+            )
+        if not isinstance(group, dist.ProcessGroup):
+            raise InvalidOptions(f"process_group is {group!r}; a torch.distributed.ProcessGroup is needed")
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
-        members = "-".join(map(str, dist.get_process_group_ranks(group)))
-        number = next(_instances)
-        self.store: Store = PrefixStore(f"pace/{number}/{hash_text(members)}", _default_store())
-        self.peer_store: PeerStore | None = self.store.clone()  # type: ignore[attr-defined]  # missing in its stub
         self._timeout = datetime.timedelta(seconds=timeout_s)
-        self._segments = self._connect("segments", _THREADS)
-        self._control = self._connect("control", 1)
-        self._decisions = self._connect("decisions", 1)
+        self._segments: Any = None
+        self._control: Any = None
+        self._decisions: Any = None
         self._sum = AllreduceOptions()
         self._sum.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
+        members = dist.get_process_group_ranks(group)
+        try:
+            with self._control_message("connecting to the other ranks"):
+                self._connect_all(f"{group.group_name}/{'-'.join(map(str, members))}", members)
+        except BaseException:
+            _forget_meetings()
+            self.close(failed=True)
+            if self.peers is not None:
+                self.peers.linger()
+            raise
 
-    def _connect(self, name: str, threads: int) -> Any:
+    def _connect_all(self, group: str, members: list[int]) -> None:
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        stores = call_within(
+            self._timeout.total_seconds(),
+            lambda: _open_stores(group, self.rank, self._timeout),
+            name="pace.store",
+        )
+        keeper = members.index(0) if 0 in members else None
+        self.peers = Peers(stores.peers, self.rank, self.size, keeper=keeper, global_ranks=members)
+        connected = call_within(
+            max(deadline - time.monotonic(), 0.0),
+            lambda: [
+                self._connect(stores.meetings, name, threads)
+                for name, threads in (("segments", _THREADS), ("control", 1), ("decisions", 1))
+            ],
+            name="pace.connect",
+        )
+        self._segments, self._control, self._decisions = connected
+
+    def _connect(self, store: Store, name: str, threads: int) -> Any:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in its stub
         interfaces = [i for i in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if i]
         options._devices = [ProcessGroupGloo.create_device(interface=i) for i in interfaces] or [
@@ -84,7 +117,13 @@ class GlooTransport:
         ]
         options._threads = threads
         options._timeout = self._timeout
-        return ProcessGroupGloo(PrefixStore(name, self.store), self.rank, self.size, options)
+        return ProcessGroupGloo(PrefixStore(name, store), self.rank, self.size, options)
+
+    def _control_message(self, what: str) -> AbstractContextManager[None]:
+        return control_message(self.rank, self.size, self._explain, what)
+
+    def _explain(self) -> str:
+        return self.peers.explain_failure() if self.peers is not None else "the job's store does not answer"
 
     def allreduce(
         self,
@@ -120,14 +159,15 @@ class GlooTransport:
     def broadcast(self, payload: bytes | None) -> bytes:
         """Give rank 0's payload to all ranks."""
         length = torch.tensor([0 if payload is None else len(payload)], dtype=torch.int64)
-        self._broadcast(self._control, length)
+        self.broadcast_tensor(length)
         message = _to_tensor(payload or b"", int(length.item()))
-        self._broadcast(self._control, message)
+        self.broadcast_tensor(message)
         return message.numpy().tobytes()
 
     def broadcast_tensor(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor in the host's memory with rank 0's; see ``Transport``."""
-        self._broadcast(self._control, tensor)
+        with self._control_message("a broadcast"):
+            self._broadcast(self._control, tensor)
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Give every rank's payload to every rank."""
@@ -148,11 +188,16 @@ class GlooTransport:
     def _gather(self, message: torch.Tensor) -> list[torch.Tensor]:
         outputs = [torch.empty_like(message) for _ in range(self.size)]
         if message.numel():
-            self._control.allgather([outputs], [message], AllgatherOptions()).wait()
+            with self._control_message("a gathering"):
+                self._control.allgather([outputs], [message], AllgatherOptions()).wait()
         return outputs
 
     def close(self, *, failed: bool) -> None:
         """Close the process groups; see ``Transport``."""
+        if self.peers is not None:
+            self.peers.close(failed=failed)
+            if not failed:
+                self.peers.release()
         groups = [self._segments, self._control, self._decisions]
         self._segments = self._control = self._decisions = None
         if failed:
@@ -164,16 +209,38 @@ class GlooTransport:
             groups.clear()
 
 
-def hash_text(text: str) -> str:
-    """Shorten a text to what fits a key; equal on all ranks."""
-    import hashlib
+class _Stores(NamedTuple):
+    """Connections to the job's store: one that waits keeps others from using it."""
 
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    meetings: Store
+    peers: PeerStore
 
 
-def _default_store() -> Store:
-    store: Store = dist.distributed_c10d._get_default_store()
-    return store
+# One for all wrappers, with the job's own connection that it was made from: a connection can cost the store a
+# reverse look-up of names, which it makes all ranks wait for.
+_meetings: tuple[Any, Any] | None = None
+
+
+def _forget_meetings() -> None:
+    global _meetings
+    _meetings = None
+
+
+def _open_stores(group: str, rank: int, timeout: datetime.timedelta) -> _Stores:
+    global _meetings
+    default: Any = dist.distributed_c10d._get_default_store()
+    known = _meetings
+    store = known[1] if known is not None and known[0]() is default else default.clone()
+    # The job's own time-out, which is torch's half hour, would also hold for Gloo's waits for other ranks.
+    store.set_timeout(timeout)
+    name = f"pace/{hashlib.sha256(group.encode()).hexdigest()[:16]}"
+    # Counted in the store, by group and rank: members build the transports of a group in the same order, and
+    # may be in any number of other groups.
+    number = store.add(f"{name}/{rank}", 1)
+    name = f"{name}/{number}"
+    peers: Any = PrefixStore(name, default.clone())
+    _meetings = weakref.ref(default), store
+    return _Stores(PrefixStore(name, store), peers)
 
 
 def _to_tensor(payload: bytes, length: int) -> torch.Tensor:

@@ -6,23 +6,32 @@ from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
-import structlog
 import torch
 from torch import nn
 
+from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.compression import Compression
 from pace.runtime.device import device_of
+from pace.runtime.event_log import log
 from pace.runtime.fetch import PlanSource
-from pace.runtime.hvd import HorovodTransport
-from pace.runtime.optimizer import Mode, Op, WrappedOptimizer
+from pace.runtime.hvd import HorovodTransport, open_store
+from pace.runtime.optimizer import WrappedOptimizer
+from pace.runtime.options import (
+    Mode,
+    Op,
+    WrapperOptions,
+    connecting_timeout_s,
+    refusal,
+    require_bool,
+    require_whole,
+)
 from pace.runtime.replanning import Replanning
+from pace.runtime.start import released_on_failure
 from pace.runtime.transport import Order
-from pace.schedule import Schedule
 
 __all__ = ["DistributedOptimizer", "init"]
 
-log = structlog.get_logger("pace.runtime")
 
 # Horovod would fuse segments that wait together into one operation, and undo the schedule.
 _SETTINGS = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_DISABLE_GROUP_FUSION": "1"}
@@ -38,10 +47,12 @@ def init(*arguments: Any, **options: Any) -> None:
     """
     if hvd.is_initialized():
         _refuse_wrong_settings()
+        open_store(anew=False)
         return
     for name, value in _SETTINGS.items():
         os.environ[name] = value
     hvd.init(*arguments, **options)
+    open_store(anew=True)
 
 
 def _refuse_wrong_settings() -> None:
@@ -97,7 +108,7 @@ class DistributedOptimizer(WrappedOptimizer):
         gradient_predivide_factor: float | None = None,
         num_groups: int = 0,
         groups: Any = None,
-        sparse_as_dense: bool = True,  # noqa: ARG002  # Horovod's signature
+        sparse_as_dense: bool = True,
         process_set: Any = hvd.global_process_set,
         *,
         model: nn.Module,
@@ -116,24 +127,30 @@ class DistributedOptimizer(WrappedOptimizer):
             raise InvalidUse("call pace.runtime.horovod.init() before DistributedOptimizer(...)")
         _refuse_wrong_settings()
         _refuse_foreign(process_set)
-        if named_parameters is not None:
-            _refuse_unnamed(optimizer, named_parameters)
-        op = _op(op)
-        compression = _compression(compression)
-        divisor, scale = _split_average(op, gradient_predivide_factor, process_set.size())
-        if num_groups or groups is not None:
-            log.info("pace.groups_superseded", by="the schedule, which says what is fused")
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad and parameter.dtype is torch.bfloat16:
-                raise InvalidOptions(f"{name} is bfloat16, which Horovod cannot sum")
-            if parameter.requires_grad and parameter.is_cuda and not hvd.nccl_built():
-                raise InvalidOptions(f"{name} is on a GPU and this Horovod was built without NCCL")
-        transport = HorovodTransport(process_set, scale=scale, device=device_of(model))
-        super().__init__(
-            optimizer,
-            model,
-            transport=transport,
-            source=PlanSource(
+        transport = HorovodTransport(
+            process_set, timeout_s=connecting_timeout_s(timeout_s), device=device_of(model)
+        )
+
+        def prepare() -> tuple[WrapperOptions, PlanSource]:
+            if named_parameters is not None:
+                _refuse_unnamed(optimizer, named_parameters)
+            _refuse_what_horovod_cannot_sum(model)
+            options = WrapperOptions(
+                mode=mode,
+                order=order,
+                op=_op(op),
+                compression=_compression(compression),
+                backward_passes_per_step=backward_passes_per_step,
+                credit_bytes=credit_bytes,
+                timeout_s=timeout_s,
+                broadcast_parameters=broadcast_parameters,
+                gradient_predivide_factor=gradient_predivide_factor,
+            )
+            transport.scale = _scale(options, transport.size)
+            if _asks_for_groups(num_groups, groups) and transport.rank == 0:
+                log.info("pace.groups_superseded", by="the schedule, which says what is fused")
+            require_bool("sparse_as_dense", sparse_as_dense)
+            return options, PlanSource(
                 transport,
                 schedule=schedule,
                 service=service,
@@ -142,19 +159,15 @@ class DistributedOptimizer(WrappedOptimizer):
                 api_key=api_key,
                 timeout_s=timeout_s,
                 replanning=replanning,
-            ),
-            mode=mode,
-            order=order,
-            op=op,
-            divisor=divisor,
-            compression=compression,
-            backward_passes_per_step=backward_passes_per_step,
-            timeout_s=timeout_s,
-            broadcast_parameters=broadcast_parameters,
-        )
+            )
+
+        with released_on_failure(transport):
+            super().__init__(optimizer, model, transport=transport, prepare=prepare)
 
 
 def _refuse_foreign(process_set: Any) -> None:
+    if not isinstance(process_set, hvd.ProcessSet):
+        raise refusal("process_set", process_set, "a horovod.torch.ProcessSet")
     if process_set.process_set_id is None:
         raise InvalidUse(
             f"{process_set} is not known to Horovod: give it to pace.runtime.horovod.init(process_sets=[...])"
@@ -169,7 +182,7 @@ def _refuse_foreign(process_set: Any) -> None:
 def _refuse_unnamed(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]]
 ) -> None:
-    given = list(named_parameters)
+    given = _pairs(named_parameters)
     names = [name for name, _ in given]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -184,19 +197,39 @@ def _refuse_unnamed(
         )
 
 
-def _split_average(op: Op, predivide: float | None, size: int) -> tuple[float, float]:
-    """Return what gradients are divided by before the sum, and what the sum is multiplied by."""
-    if op == "sum":
-        if predivide not in (None, 1.0):
-            raise InvalidOptions(
-                f"gradient_predivide_factor is {predivide:g} and op a sum: it splits averages; leave it out"
-            )
-        return 1.0, 1.0
-    if predivide is None:
-        return size, 1.0
-    if not 0 < predivide < float("inf"):
-        raise InvalidOptions(f"gradient_predivide_factor is {predivide:g}; a positive number is needed")
-    return predivide, predivide / size
+def _pairs(named_parameters: Any) -> list[tuple[str, torch.Tensor]]:
+    try:
+        return [(str(name), parameter) for name, parameter in named_parameters]
+    except (TypeError, ValueError):
+        raise InvalidOptions(
+            f"named_parameters is of type {type(named_parameters).__name__}; pairs of a name and a parameter"
+            " are needed, as model.named_parameters() gives"
+        ) from None
+
+
+def _refuse_what_horovod_cannot_sum(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype is torch.bfloat16:
+            raise InvalidOptions(f"{name} is bfloat16, which Horovod cannot sum")
+        if parameter.requires_grad and parameter.is_cuda and not hvd.nccl_built():
+            raise InvalidOptions(f"{name} is on a GPU and this Horovod was built without NCCL")
+
+
+def _scale(options: WrapperOptions, size: int) -> float:
+    """Return what sums are multiplied by, after gradients were divided by ``options.divisor``."""
+    factor = options.gradient_predivide_factor
+    if options.op == "sum" and factor not in (None, 1.0):
+        raise InvalidOptions(
+            f"gradient_predivide_factor is {factor:g} and op a sum: it splits averages; leave it out"
+        )
+    return 1.0 if factor is None or options.op == "sum" else factor / size
+
+
+def _asks_for_groups(num_groups: Any, groups: Any) -> bool:
+    require_whole("num_groups", num_groups, least=0)
+    if groups is not None and not isinstance(groups, list | tuple):
+        require_whole("groups", groups, least=0)
+    return bool(num_groups) or groups is not None
 
 
 def _op(op: Any) -> Op:
@@ -209,7 +242,7 @@ def _op(op: Any) -> Op:
             "op is hvd.Adasum, which looks at whole gradients and so cannot be cut into segments: use"
             " hvd.Average or hvd.Sum, or hvd.DistributedOptimizer"
         )
-    raise InvalidOptions(f"op is {op!r}; hvd.Average and hvd.Sum are supported")
+    raise refusal("op", op, "hvd.Average, hvd.Sum, 'average' or 'sum'")
 
 
 def _compression(compression: Any) -> Compression:
@@ -219,10 +252,8 @@ def _compression(compression: Any) -> Compression:
         return "fp16"
     if compression == "bf16":
         raise InvalidOptions("compression is 'bf16': Horovod cannot sum bfloat16; use fp16")
-    if isinstance(compression, type):
-        raise InvalidOptions(
-            f"compression is {compression.__name__}; hvd.Compression.none and hvd.Compression.fp16 are"
-            " supported"
-        )
-    chosen: Compression = compression  # any other value is refused where it is used
+    if compression not in ("none", "fp16"):
+        shown = compression.__name__ if isinstance(compression, type) else compression
+        raise refusal("compression", shown, "hvd.Compression.none, hvd.Compression.fp16, 'none' or 'fp16'")
+    chosen: Compression = compression
     return chosen

@@ -10,27 +10,34 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import horovod.torch as hvd
-import structlog
 import torch
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from pace.runtime.deadline import call_within
 from pace.runtime.device import Device, apart
-from pace.runtime.peers import Store
-from pace.runtime.transport import After, Done, Sequencing
+from pace.runtime.event_log import log
+from pace.runtime.peers import Peers
+from pace.runtime.transport import After, Done, Sequencing, control_message
 
-_STORE_TIMEOUT = datetime.timedelta(seconds=30)
+_STORE_TIMEOUT_S = 30.0
+_ADDRESS_BYTES = 300
 
 # Half of what hvd.synchronize() itself sleeps between two looks.
 _LOOK_S = 5e-4
 
-log = structlog.get_logger("pace.runtime")
 
 # Ranks must build their transports in the same order: names tell the instances apart. By process set,
 # as ranks that share one may differ in how many others they are in.
 _instances: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
+
+
+# What ranks say that they are alive in, once `open_store` was called; None where that failed.
+_store: TCPStore | None = None
+_store_opened = False
 
 
 class _Call(NamedTuple):
@@ -49,8 +56,13 @@ class HorovodTransport:
     ----------
     process_set
         The processes that train together; ranks and size are counted within it.
+    timeout_s
+        A control message that takes longer fails.
+
+    Attributes
+    ----------
     scale
-        What every sum is multiplied by.
+        What every sum is multiplied by; the same on all ranks.
     """
 
     sequencing: Sequencing = "submission"
@@ -61,7 +73,7 @@ class HorovodTransport:
         self,
         process_set: Any = hvd.global_process_set,
         *,
-        scale: float = 1.0,
+        timeout_s: float,
         device: Device | None = None,
     ) -> None:
         self.rank: int = process_set.rank()
@@ -69,15 +81,35 @@ class HorovodTransport:
         self._process_set = process_set
         # Horovod's broadcast counts roots over all processes, not within the set.
         self._root: int = process_set.ranks[0]
-        self._scale = scale
+        self.scale = 1.0
         self.device = device
         number = process_set.process_set_id
         self._prefix = f"pace.{number}.{next(_instances[number])}"
         self._calls = itertools.count()
-        self.peer_store: Store | None = self._open_store()
+        self._timeout_s = timeout_s
+        self.peers: Peers | None = None
         self._waiting: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name=f"{self._prefix}.completions", daemon=True)
         self._thread.start()
+        try:
+            with self._control_message("connecting to the other ranks"):
+                self.peers = self._open_peers()
+            # All are here, or the error says who is not.
+            self.gather(b"")
+        except BaseException:
+            self.close(failed=True)
+            if self.peers is not None:
+                self.peers.linger()
+            raise
+
+    def _open_peers(self) -> Peers | None:
+        if _store is None:
+            return None
+        connect: Any = _store.clone  # type: ignore[attr-defined]  # missing in its stub
+        store: Any = PrefixStore(self._prefix, call_within(self._timeout_s, connect, name="pace.store"))
+        members = self._process_set.ranks
+        keeper = members.index(0) if 0 in members else None
+        return Peers(store, self.rank, self.size, keeper=keeper, global_ranks=members)
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """Start to sum a segment; see ``Transport``."""
@@ -87,7 +119,7 @@ class HorovodTransport:
                 segment,
                 name=f"{self._prefix}.{name}",
                 op=hvd.Sum,
-                postscale_factor=self._scale,
+                postscale_factor=self.scale,
                 process_set=self._process_set,
             )
         self._waiting.put(_Call(handle, done, after))
@@ -143,8 +175,13 @@ class HorovodTransport:
 
     def broadcast_tensor(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor in the host's memory with rank 0's; see ``Transport``."""
-        if tensor.numel():
-            hvd.broadcast_(tensor, self._root, name=self._control_name(), process_set=self._process_set)
+        if not tensor.numel():
+            return
+        with self._control_message("a broadcast"):
+            handle = hvd.broadcast_async_(
+                tensor, self._root, name=self._control_name(), process_set=self._process_set
+            )
+            _end_of(handle, self._timeout_s)
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Give every rank's payload to every rank."""
@@ -154,32 +191,77 @@ class HorovodTransport:
         return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
     def _allgather(self, tensor: torch.Tensor) -> Any:
-        return hvd.allgather(tensor, name=self._control_name(), process_set=self._process_set)
+        with self._control_message("a gathering"):
+            handle = hvd.allgather_async(tensor, name=self._control_name(), process_set=self._process_set)
+            return _end_of(handle, self._timeout_s)
 
-    def _open_store(self) -> Store | None:
-        """Open a store on rank 0; Horovod's own cannot be reached from outside."""
-        store = None
-        address = b""
-        if self.rank == 0:
-            with contextlib.suppress(RuntimeError, OSError):
-                host = _own_address()
-                store = TCPStore(host, 0, self.size, True, _STORE_TIMEOUT, wait_for_workers=False)
-                address = f"{host}:{store.port}".encode()
-        host, _, port = self.broadcast(address if self.rank == 0 else None).decode().rpartition(":")
-        if self.rank != 0 and port:
-            with contextlib.suppress(RuntimeError, OSError):
-                store = TCPStore(host, int(port), self.size, False, _STORE_TIMEOUT)
-        if store is None:
-            log.warning("pace.no_peer_store", consequence="errors will not name the rank at fault")
-        return store
+    def _control_message(self, what: str) -> AbstractContextManager[None]:
+        return control_message(self.rank, self.size, self._explain, what)
+
+    def _explain(self) -> str:
+        if self.peers is not None:
+            return self.peers.explain_failure()
+        return (
+            ""
+            if _store is None
+            else "rank 0 of the whole job is gone: the store that it keeps does not answer"
+        )
 
     def _control_name(self) -> str:
         return f"{self._prefix}.control.{next(self._calls)}"
 
     def close(self, *, failed: bool) -> None:
         """Stop waiting for handles; see ``Transport``."""
+        if self.peers is not None:
+            self.peers.close(failed=failed)
+            if not failed:
+                self.peers.release()
         self._waiting.put(None)
         self._thread.join(timeout=1.0 if failed else None)
+
+
+def open_store(*, anew: bool) -> None:
+    """Open a store on rank 0 and connect every rank to it: Horovod's own cannot be reached from outside.
+
+    Every rank must call it. Without a store training runs all the same, and errors name no rank.
+
+    Parameters
+    ----------
+    anew
+        Whether Horovod was initialised just now; otherwise a store that is open stays.
+    """
+    global _store, _store_opened
+    if _store_opened and not anew:
+        return
+    _store, _store_opened = None, True
+    address = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
+    if hvd.rank() == 0:
+        with contextlib.suppress(RuntimeError, OSError):
+            host = _own_address()
+            _store = _connect(host, 0, server=True)
+            address = _to_tensor(f"{host}:{_store.port}".encode(), _ADDRESS_BYTES)
+    with contextlib.suppress(RuntimeError, OSError):
+        _end_of(hvd.broadcast_async_(address, 0, name="pace.store"), _STORE_TIMEOUT_S)
+        host, _, port = _to_bytes(address).rstrip(b"\0").decode().rpartition(":")
+        if hvd.rank() != 0 and port:
+            _store = _connect(host, int(port), server=False)
+    if _store is None and hvd.rank() == 0:
+        log.warning("pace.no_peer_store", consequence="errors will not name the rank at fault")
+
+
+def _connect(host: str, port: int, *, server: bool) -> TCPStore:
+    timeout = datetime.timedelta(seconds=_STORE_TIMEOUT_S)
+    return TCPStore(host, port, hvd.size(), server, timeout, wait_for_workers=False)
+
+
+def _end_of(handle: Any, timeout_s: float) -> Any:
+    """Wait for what was begun, which Horovod's own ``synchronize`` does for ever."""
+    deadline = time.monotonic() + timeout_s
+    while not hvd.poll(handle):
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"no end within {timeout_s:g} s")
+        time.sleep(_LOOK_S)
+    return hvd.synchronize(handle)
 
 
 def _own_address() -> str:

@@ -3,9 +3,8 @@
 import threading
 from collections.abc import Callable
 
-import structlog
-
 from pace.errors import InvalidOptions, InvalidProfile
+from pace.runtime.event_log import log
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
@@ -13,7 +12,9 @@ LONGEST_DELAY_S = 60.0
 # How often, in steps, ranks tell one another what is new: a few bytes.
 STEPS_BETWEEN = 20
 
-log = structlog.get_logger("pace.runtime")
+# Right after a profile was handed in, when a schedule is likely to come: how often, and for how many steps.
+STEPS_BETWEEN_SOON = 2
+STEPS_SOON = 60
 
 
 class LateSchedule:
@@ -43,8 +44,11 @@ class LateSchedule:
             if self._closed:
                 return
             submit = self._submit
-            # Another job of this name may have handed in a profile first: nothing is solved twice.
-            self._found = self._ask() or (b"" if submit is None else self._hand_in(submit))
+            try:
+                # Another job of this name may have handed in a profile first: nothing is solved twice.
+                self._found = self._ask() or (b"" if submit is None else self._hand_in(submit))
+            except Exception as error:  # whatever it is, it may be gone when the service is asked again
+                log.warning("pace.question_failed", reason=f"{type(error).__name__}: {error}")
             if self._found:
                 return
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)

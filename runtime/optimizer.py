@@ -9,33 +9,31 @@ import atexit
 import contextlib
 import json
 import math
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import structlog
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
-from pace.runtime.agreement import agree_on_plan, agree_on_weights
+from pace.errors import CommunicationFailed, InvalidUse
 from pace.runtime.choice import Choice
-from pace.runtime.compression import Compression, compressed
+from pace.runtime.compression import compressed
+from pace.runtime.event_log import log
 from pace.runtime.fetch import PlanSource
-from pace.runtime.parameters import gradient_sizes, trained_parameters
-from pace.runtime.peers import Peers
+from pace.runtime.gated_param_groups import gate_param_groups, ungate_param_groups
+from pace.runtime.options import WrapperOptions
 from pace.runtime.plan import Plan
+from pace.runtime.reduction import Averaging
 from pace.runtime.report import Report, Totals, chrome_trace
 from pace.runtime.rounds import Rounds
 from pace.runtime.stand_in import StandIn
-from pace.runtime.transport import Discipline, Order, Transport
-from pace.runtime.update import why_not_per_group
-
-Mode = Literal["overlap", "barrier", "auto"]
-Op = Literal["average", "sum"]
-
-log = structlog.get_logger("pace.runtime")
+from pace.runtime.start import Prepare, start_together
+from pace.runtime.transport import Discipline, Transport
+from pace.runtime.usage import Usage
 
 
 class WrappedOptimizer(StandIn):
@@ -47,11 +45,8 @@ class WrappedOptimizer(StandIn):
         The user's optimizer; its parameter groups and state stay its own.
     model
         The module whose parameters it updates.
-    source
-        Where the plan comes from, now and later.
-    divisor
-        What gradients are divided by before they are summed, instead of what `op` says: for transports that
-        do the rest of an average.
+    prepare
+        Checks what the user gave; see ``pace.runtime.start``.
     """
 
     def __init__(
@@ -60,60 +55,57 @@ class WrappedOptimizer(StandIn):
         model: nn.Module,
         *,
         transport: Transport,
-        source: PlanSource,
-        mode: Mode,
-        order: Order,
-        op: Op,
-        compression: Compression,
-        backward_passes_per_step: int,
-        timeout_s: float,
-        divisor: float | None = None,
-        broadcast_parameters: bool = True,
+        prepare: Prepare,
     ) -> None:
-        if backward_passes_per_step < 1:
-            raise InvalidOptions(
-                f"backward_passes_per_step is {backward_passes_per_step}, at least 1 is needed"
-            )
+        self._closed = True  # until it is complete
+
+        def checked() -> tuple[WrapperOptions, PlanSource]:
+            _refuse_wrapped(optimizer)
+            return prepare()
+
+        start = start_together(transport, optimizer, model, checked)
+        options, reason = start.options, start.barrier_reason
         self.optimizer = optimizer
         self.model = model
-        self.backward_passes_per_step = backward_passes_per_step
-        self._timeout_s = timeout_s
-        self._divisor = divisor or (transport.size if op == "average" else 1)
-        try:
-            self._transport: Transport = compressed(transport, compression)
-            self._parameters = trained_parameters(model, optimizer)
-            sizes = gradient_sizes(self._parameters)
-            plan = agree_on_plan(transport, source.make, sizes)
-            agree_on_weights(transport, model, broadcast=broadcast_parameters)
-        except BaseException:
-            transport.close(failed=True)  # who catches the error and wraps again is to leak no threads
-            raise
+        self.backward_passes_per_step = options.backward_passes_per_step
+        self._timeout_s = options.timeout_s
+        divisor, mean = options.divisor(transport.size), options.op == "average"
+        self._averaging = Averaging(divisor=divisor, scale=divisor / transport.size if mean else 1, mean=mean)
+        self._usage = Usage(options.backward_passes_per_step)
+        self._transport: Transport = compressed(transport, options.compression)
+        self._parameters = start.parameters
         planned = set(self._parameters.values())
-        self._frozen = [p for g in optimizer.param_groups for p in g["params"] if p not in planned]
-        reason = why_not_per_group(optimizer)
-        if reason is not None and mode != "barrier":
+        updated = [p for group in optimizer.param_groups for p in group["params"]]
+        self._num_updated = len(updated)
+        self._frozen = [parameter for parameter in updated if parameter not in planned]
+        if reason is not None and options.mode != "barrier" and transport.rank == 0:
             log.warning("pace.barrier_mode", reason=reason)
-        self._order = order
-        self._peers: Peers | None = None
-        self._closed = False
+        self._order = options.order
         self._choice = Choice(
-            plan,
-            source,
-            sizes,
+            start.plan,
+            start.source,
+            start.sizes,
             self._transport,
             model,
-            auto=mode == "auto",
-            barrier=mode == "barrier" or reason is not None,
+            auto=options.mode == "auto",
+            barrier=options.mode == "barrier" or reason is not None,
             per_group=reason is None,
-            timeout_s=timeout_s,
+            timeout_s=options.timeout_s,
         )
         self._plan = self._choice.running.plan
         self._barrier = self._choice.running.barrier
         self._num_plans = 0
-        self._rounds = self._install(number=0, before=Totals())
+        try:
+            self._rounds = self._install(number=0, before=Totals())
+        except BaseException:
+            self._choice.close()  # it may be asking a service
+            raise
+        gate_param_groups(optimizer, _weakly(self._finish_pending))
         self._rounds.aside = self._choice.replanner.aside
-        store = transport.peer_store
-        self._peers = Peers(store, transport.rank, transport.size, self._progress) if store else None
+        self._peers = transport.peers
+        if self._peers is not None:
+            self._peers.follow(self._progress, self._answer)
+        self._closed = False
         _live.add(self)
 
     def _install(self, *, number: int, before: Totals) -> Rounds:
@@ -126,14 +118,15 @@ class WrappedOptimizer(StandIn):
             self._transport,
             per_group=not self._barrier,
             discipline=self._discipline(),
-            divisor=self._divisor,
-            backward_passes_per_step=self.backward_passes_per_step,
+            averaging=self._averaging,
+            usage=self._usage,
             timeout_s=self._timeout_s,
             name=f"pace.{self._num_plans}",
             number=number,
             before=before,
-            on_stall=self._report_stall,
-            explain=self._explain_failure,
+            on_stall=_weakly(self._report_stall),
+            explain=_weakly(self._explain_failure, otherwise=""),
+            ask=_weakly(self._ask),
         )
 
     def _discipline(self) -> Discipline:
@@ -152,10 +145,27 @@ class WrappedOptimizer(StandIn):
         self._plan, self._barrier = plan, barrier
         self._rounds = self._install(number=before.number, before=before.totals)
         self._rounds.accumulating = before.accumulating
+        self._rounds.reduction.turn = before.reduction.turn
+
+    def _ask(self, turn: int) -> None:
+        if self._peers is not None:
+            self._peers.ask(turn)
+
+    def _answer(self, turn: int) -> bool:
+        return self._rounds.answer(turn)
+
+    def _finish_pending(self) -> None:
+        self._rounds.finish_all()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the optimizer's state, after every pending update."""
+        super().load_state_dict(state_dict)
+        gate_param_groups(self.optimizer, _weakly(self._finish_pending))
 
     def _progress(self) -> dict[str, Any]:
         return {
             "round": self._rounds.number,
+            "open": self._rounds.reduction.open,
             "missing": self._rounds.missing()[:20],
             "failed": self._rounds.engine.failure is not None,
         }
@@ -178,60 +188,67 @@ class WrappedOptimizer(StandIn):
         CommunicationFailed
             When an all-reduce failed or a peer is gone.
         InvalidUse
-            When a parameter that was frozen at the start has a gradient now.
+            When the optimizer has parameters that it had not when it was wrapped, or one that was frozen then
+            has a gradient.
         """
+        self._refuse_closed()
         self._refuse_unplanned()
-        if self._barrier:
-            loss = self._step_at_once(closure)
-            self._end_step()
-            return loss
+        loss = self._step_at_once(closure) if self._barrier else self._step_later(closure)
+        self._end_step()
+        return loss
+
+    def _step_later(self, closure: Callable[[], Any] | None) -> Any:
+        """Note the hyper-parameters; updates follow as parameters are used."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for hook in self.optimizer._optimizer_step_pre_hooks.values():
-            hook(self.optimizer, (), {})
-        self._rounds.complete()
+        own = self.optimizer
+        for hook in (*_global_optimizer_pre_hooks.values(), *own._optimizer_step_pre_hooks.values()):
+            hook(own, (), {})
+        self._rounds.seal(read=False)
         self._rounds.adopt_replaced()
         self._rounds.end_pending()
-        self._end_step()
+        after = (*own._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values())
+        if after:  # they expect all parameters to be updated
+            self._rounds.synchronize()
+        for hook in after:
+            hook(own, (), {})
         return loss
 
     def _end_step(self) -> None:
+        # What a scheduler looks at; in overlap mode it does not see the optimizer's own step() being called.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers add it
         try:
             self._choice.after_step(self._rounds.number, self._rounds.engine.waited_s, self._switch)
-        except (CommunicationFailed, RuntimeError) as error:  # what transports raise where ranks agree
-            if self._rounds.engine.failure is not None:
-                raise
-            self._rounds.engine.abandon()
-            raise CommunicationFailed(f"{error}; {self._explain_failure()}") from error
+        except CommunicationFailed:
+            if self._rounds.engine.failure is None:
+                self._rounds.engine.abandon()
+            raise
         self._rounds.aside = self._choice.replanner.aside
 
     def _step_at_once(self, closure: Callable[[], Any] | None) -> Any:
         """Reduce everything, then let the user's optimizer update everything."""
-        rounds = self._rounds
         if closure is not None:
 
             def reduced() -> Any:
                 with torch.enable_grad():
                     loss = closure()
-                rounds.complete()
-                rounds.wait_for_all()
-                rounds.end()
+                self._reduce()
                 return self._mean(loss)
 
             return self.optimizer.step(reduced)
-        rounds.complete()
+        self._reduce()
+        with self._rounds.gradients_in_place():
+            return self.optimizer.step()
+
+    def _reduce(self) -> None:
+        rounds = self._rounds
+        rounds.seal(read=False)
         rounds.wait_for_all()
         rounds.adopt_replaced()
+        rounds.take_over()
         rounds.end()
-        for slot in rounds.slots:
-            slot.parameter.grad = None if slot.skip else slot.view
-        try:
-            return self.optimizer.step()
-        finally:
-            for slot in rounds.slots:
-                slot.parameter.grad = None if slot.skip else slot.shared
 
     def _mean(self, loss: Any) -> Any:
         """Average a closure's loss: optimizers that decide by it must decide alike on all ranks."""
@@ -241,7 +258,17 @@ class WrappedOptimizer(StandIn):
         mean = math.fsum(said) / len(said)
         return torch.full_like(loss, mean) if isinstance(loss, torch.Tensor) else mean
 
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise InvalidUse("the wrapper was closed: step() the torch optimizer itself, or wrap it again")
+
     def _refuse_unplanned(self) -> None:
+        groups = self.optimizer.param_groups
+        if sum(len(dict.__getitem__(group, "params")) for group in groups) != self._num_updated:
+            raise InvalidUse(
+                "the optimizer has other parameters than when it was wrapped, which the plan does not cover:"
+                " wrap it again after add_param_group"
+            )
         for parameter in self._frozen:
             if parameter.grad is not None:
                 raise InvalidUse(
@@ -252,20 +279,11 @@ class WrappedOptimizer(StandIn):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset all gradients; those still in flight from the last step stay untouched until applied.
 
-        Called between a backward pass and ``step()``, it discards the round: every rank must do so.
+        Called between a backward pass and ``step()``, it discards this rank's contribution.
         """
-        self._rounds.discard()
-        for slot in self._rounds.slots:
-            slot.passes = 0
-            if set_to_none:
-                slot.parameter.grad = None
-            elif slot.parameter.grad is slot.shared:
-                if slot.fused.pending:
-                    slot.fused.zero_after = True
-                else:
-                    slot.view.zero_()
-            elif slot.parameter.grad is not None:
-                slot.parameter.grad.zero_()
+        self._rounds.zero(set_to_none=set_to_none)
+        for parameter in self._frozen:
+            parameter.grad = None
 
     def synchronize(self) -> None:
         """Wait until nothing is in flight: gradients are reduced and updates applied."""
@@ -279,11 +297,12 @@ class WrappedOptimizer(StandIn):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Only accumulate gradients in backward passes inside; the next one outside sends the sum."""
-        before, self._rounds.accumulating = self._rounds.accumulating, True
+        before = self._rounds.accumulating
+        self._rounds.accumulate(accumulating=True)
         try:
             yield
         finally:
-            self._rounds.accumulating = before
+            self._rounds.accumulate(accumulating=before)
 
     @property
     def rank(self) -> int:
@@ -338,7 +357,7 @@ class WrappedOptimizer(StandIn):
         """
         self._close(linger=True)
 
-    def _close(self, *, linger: bool) -> None:
+    def _close(self, *, linger: bool, reason: str | None = None) -> None:
         if self._closed:
             return
         failed = self._rounds.engine.failure is not None
@@ -347,22 +366,46 @@ class WrappedOptimizer(StandIn):
                 self.synchronize()
         finally:
             self._closed = True
-            self._rounds.closed = True
             failed = self._rounds.engine.failure is not None
             self._choice.close()
+            ungate_param_groups(self.optimizer)
             if self._peers is not None:
-                self._peers.close()
+                self._peers.close(reason, failed=failed)
             self._rounds.close()
             self._transport.close(failed=failed)
             if failed and linger and self._peers is not None:
                 self._peers.linger()
             _live.discard(self)
 
+    def __del__(self) -> None:
+        # Dropped without close(): nobody can step any more, so only updates that are due are waited for.
+        if getattr(self, "_closed", True):
+            return
+        try:
+            if self._rounds.engine.failure is None:
+                self._rounds.finish_all()
+        finally:
+            self._rounds.engine.abandon()
+            self._close(linger=False)
+
     def __enter__(self) -> "WrappedOptimizer":
         return self
 
-    def __exit__(self, *_raised: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
+        self._close(linger=True, reason=None if kind is None else kind.__name__)
+
+
+def _refuse_wrapped(optimizer: torch.optim.Optimizer) -> None:
+    mine = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    for wrapper in list(_live):
+        if wrapper.optimizer is optimizer:
+            raise InvalidUse("the optimizer is already wrapped: close() the wrapper before wrapping it again")
+        taken = [name for name, parameter in wrapper._parameters.items() if parameter in mine]
+        if taken:
+            raise InvalidUse(
+                "the model is already wrapped, with another optimizer that also updates"
+                f" {', '.join(taken[:5])}: close() that wrapper first"
+            )
 
 
 _live: "weakref.WeakSet[WrappedOptimizer]" = weakref.WeakSet()
@@ -372,6 +415,23 @@ _live: "weakref.WeakSet[WrappedOptimizer]" = weakref.WeakSet()
 def _abandon_all() -> None:
     # A process that ends without close(), by an exception say, must not take its threads into the
     # interpreter's own end.
+    uncaught: type[BaseException] | None = getattr(sys, "last_type", None)
     for wrapper in list(_live):
+        blamed_others = wrapper._rounds.engine.failure is not None
+        if wrapper._peers is not None and not blamed_others:
+            wrapper._peers.close(uncaught.__name__ if uncaught else None)
         wrapper._rounds.engine.abandon()
-        wrapper._close(linger=False)
+        # Its reason is in the store that the first rank keeps.
+        tell = uncaught is not None and issubclass(uncaught, Exception)
+        wrapper._close(linger=tell and not blamed_others)
+
+
+def _weakly(method: Callable[..., Any], otherwise: Any = None) -> Callable[..., Any]:
+    """Call a method of an object that the caller is not to keep alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> Any:
+        alive = reference()
+        return otherwise if alive is None else alive(*arguments)
+
+    return call

@@ -3,9 +3,12 @@
 import torch
 from torch import nn
 
+from pace.documents.profile import ELEMENT_BYTES
 from pace.errors import InvalidOptions
-from pace.profile import ELEMENT_BYTES
 from pace.runtime.plan import GradientSize
+
+# Each sums gradients over ranks or devices by itself. Names, as importing FSDP takes a second.
+_REDUCING = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 
 def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
@@ -17,6 +20,13 @@ def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
         When the optimizer updates a parameter that is not the model's, or of a dtype without a name, or takes
         sparse gradients only.
     """
+    for module in model.modules():
+        kinds = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.")}
+        if found := kinds & _REDUCING:
+            raise InvalidOptions(
+                f"the model is, or holds, a {found.pop()}, which reduces gradients itself: give the model"
+                " that it wraps, and call that one in the loop"
+            )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise InvalidOptions("SparseAdam takes sparse gradients only, and gradients are sent dense: use Adam")
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
@@ -30,6 +40,10 @@ def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
         shapes = ", ".join(str(tuple(parameter.shape)) for parameter in list(strangers)[:5])
         raise InvalidOptions(f"the optimizer updates parameters that are not the model's, of shapes {shapes}")
     for name, parameter in named.items():
+        if not issubclass(type(parameter), nn.Parameter):  # isinstance() says what the parameter claims
+            raise InvalidOptions(
+                f"{name} is a {type(parameter).__name__}; only plain parameters are supported"
+            )
         if dtype_name(parameter) not in ELEMENT_BYTES:
             raise InvalidOptions(f"{name} is {dtype_name(parameter)}, which cannot be scheduled")
     return {name: parameter for name, parameter in named.items() if parameter.requires_grad}

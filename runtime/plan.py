@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
 
+from pace.documents.fingerprint import fingerprint
+from pace.documents.profile import ELEMENT_BYTES
+from pace.documents.schedule import Schedule
 from pace.errors import ScheduleMismatch
-from pace.fingerprint import fingerprint
-from pace.profile import ELEMENT_BYTES
-from pace.schedule import Schedule
 
 MEBIBYTE = 1 << 20
 

@@ -25,10 +25,10 @@ from typing import Any, Self
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from pace.allreduce import AllReduce
+from pace.documents.collective_costs import AllReduce
+from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.profile import Profile
-from pace.runtime.recorder import CaptureReport, Recorder
+from pace.runtime.recorder import CaptureReport, Recorder, warn_if_inexact
 from pace.runtime.window import Granularity
 
 __all__ = ["Capture", "CaptureReport"]
@@ -139,7 +139,9 @@ class Capture:
         -----
         Logs a warning when the profile's compute time is more than 10 % off the plain iterations.
         """
-        return self._recorder.profile(name, workers=workers, allreduce=allreduce, metadata=metadata)
+        profile = self._recorder.profile(name, workers=workers, allreduce=allreduce, metadata=metadata)
+        warn_if_inexact(profile)
+        return profile
 
 
 def _snapshot(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ Where the iterations come from is the caller's part: ``profiler`` puts a context
 nothing, ``self_profile`` records a job that trains under the runtime.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,20 +12,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import structlog
 import torch
 
-from pace.allreduce import AllReduce
+from pace.documents.collective_costs import AllReduce
+from pace.documents.profile import DType, Gradient, Profile
 from pace.errors import InvalidOptions, InvalidProfile
-from pace.profile import DType, Gradient, Profile
 from pace.runtime.clock import clock_for
+from pace.runtime.event_log import log
 from pace.runtime.trace import Trace, Tracer
 from pace.runtime.window import Granularity, Window, lay_out, middle_half
 from pace.version import __version__
 
+# A profile whose compute time is farther off the plain iterations than this is worth a warning.
 INEXACT = 0.1
-
-log = structlog.get_logger("pace.runtime")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +70,28 @@ class CaptureReport:
         )
 
 
+def num_steps(*, iterations: int, warmup: int, recorded_per_plain: int = 1) -> int:
+    """Return how many iterations a recorder needs to record so many: warm-up, trace and plain ones too."""
+    return warmup + 1 + iterations + math.ceil(iterations / recorded_per_plain)
+
+
 class Recorder:
-    """Records iterations alternately with hooks, whose intervals give the ops' durations, and without.
+    """Records iterations with hooks, whose intervals give the ops' durations, and some without in between.
 
     Parameters
     ----------
     model
         On the CPU or on one CUDA device.
     iterations
-        How many iterations to record, and as many plain ones in between.
+        How many iterations to record.
     warmup
         How many iterations to let pass first.
     granularity
         See ``Capture``.
     gradients
         Names of the parameters whose gradients are sent; all that want one by default.
+    recorded_per_plain
+        How many recorded iterations a plain one follows.
 
     Raises
     ------
@@ -100,6 +107,7 @@ class Recorder:
         warmup: int,
         granularity: Granularity = "module",
         gradients: Collection[str] | None = None,
+        recorded_per_plain: int = 1,
     ) -> None:
         if iterations < 1 or warmup < 1:
             raise InvalidOptions(f"iterations={iterations} and warmup={warmup}: each must be at least 1")
@@ -115,7 +123,10 @@ class Recorder:
         self._clock = clock_for(model)
         self._tracer = Tracer(model, self._clock, operators=granularity == "operator")
         self._num_warmup = warmup
-        self._num_iterations = iterations
+        self._num_steps = num_steps(
+            iterations=iterations, warmup=warmup, recorded_per_plain=recorded_per_plain
+        )
+        self._recorded_per_plain = recorded_per_plain
         self._iteration = 0
         self._tracing = False
         self._traces: list[Trace] = []
@@ -127,14 +138,16 @@ class Recorder:
     @property
     def finished(self) -> bool:
         """Whether all iterations have been recorded."""
-        return self._iteration > self._num_warmup + 2 * self._num_iterations
+        return self._iteration >= self._num_steps
 
     def begin(self) -> None:
         """Begin an iteration."""
-        # Warm-up, one full trace, then captured and plain iterations in turn, so that both see the
-        # same machine: a clock rate or a neighbour that changes slowly disturbs both alike.
+        # Warm-up, one full trace, then captured iterations with plain ones in between, so that both see
+        # the same machine: a clock rate or a neighbour that changes slowly disturbs both alike.
         number = self._iteration - self._num_warmup
-        if number == 0 or (number > 0 and number % 2 == 1):
+        last = self._iteration == self._num_steps - 1
+        plain = last or number % (self._recorded_per_plain + 1) == 0
+        if number == 0 or (number > 0 and not plain):
             self._tracer.start(None if self.window is None else self.window.nodes_to_mark)
             self._tracing = True
         else:
@@ -196,8 +209,6 @@ class Recorder:
         window, intervals_s = self._measurement()
         ops = window.measured(intervals_s)
         report = self.report
-        if abs(report.error) > INEXACT:
-            log.warning("pace.capture_inexact", profile=name, report=str(report))
         parameters = dict(self._model.named_parameters())
         last_backward = [op.name for op in ops if op.name.startswith("bwd/")]
         # All-reduce carries a parameter that got no gradient as well: that it gets none is known last.
@@ -235,8 +246,7 @@ class Recorder:
 
     def _measurement(self) -> tuple[Window, npt.NDArray[np.float64]]:
         if not self.finished or self.window is None:
-            needed = self._num_warmup + 1 + 2 * self._num_iterations
-            raise InvalidProfile(f"capture ended after {self._iteration} of {needed} iterations")
+            raise InvalidProfile(f"capture ended after {self._iteration} of {self._num_steps} iterations")
         like = [trace for trace in self._traces if tuple(trace.places) == self.window.places]
         if 2 * len(like) < len(self._traces):
             raise InvalidProfile(
@@ -255,6 +265,19 @@ class Recorder:
         seconds = self._clock.seconds(stamps)
         # Pairs: from an end to the next start.
         return sum(end - start for start, end in zip(seconds[::2], seconds[1::2], strict=True))
+
+
+def warn_if_inexact(profile: Profile) -> None:
+    """Log a warning when the profile's compute time is far from the plain iterations beside it."""
+    found = profile.metadata
+    if abs(found["capture_error"]) > INEXACT:
+        log.warning(
+            "pace.capture_inexact",
+            profile=profile.name,
+            error=found["capture_error"],
+            plain_iteration_s=found["plain_iteration_s"],
+            overhead=found["capture_overhead"],
+        )
 
 
 def _typical(totals_s: npt.NDArray[np.float64]) -> float:

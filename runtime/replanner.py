@@ -9,24 +9,22 @@ import time
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
-import structlog
 import torch
 
 from pace.runtime import late
 from pace.runtime.drift import Drift, Typical
+from pace.runtime.event_log import log
 from pace.runtime.fetch import PlanSource
 from pace.runtime.plan import GradientSize, Plan
 from pace.runtime.self_profile import SelfProfile
 from pace.runtime.transport import Transport
 
 State = Literal["none", "watching", "profiling", "submitting", "asking"]
-"""What is done about the plan: nothing, since none came from a schedule; watching how the schedule does;
+"""What is done about the plan: nothing, since no schedule is in force; watching how the schedule does;
 recording iterations; waiting for the service to schedule the profile; only asking the service."""
 
 # An iteration may do something else (an evaluation, a checkpoint) and be traced as the model.
 ATTEMPTS = 3
-
-log = structlog.get_logger("pace.runtime")
 
 
 class Replanner:
@@ -64,6 +62,7 @@ class Replanner:
         self._late: late.LateSchedule | None = None
         self._searching = False
         self._submitting = False
+        self._num_awaited = 0
         self._drift: Drift | None = None
         self._drift_said = False
         self._profile: SelfProfile | None = None
@@ -137,6 +136,7 @@ class Replanner:
         self._failures = 0
         self.num_profiles += 1
         self._submitting = True
+        self._num_awaited = 0
         self._search()
         if profile is not None:
             source = self._source
@@ -149,6 +149,10 @@ class Replanner:
         """Take note of an iteration under the plan that was chosen, and of how long training stood still."""
         if self._drift is not None:
             self._drift.record(iteration_s, waited_s)
+
+    def rest(self) -> None:
+        """Watch no longer: plain operation was faster than the schedule, so there is no plan to replace."""
+        self._drift = None
 
     def forget(self) -> None:
         """Something else ran than the plan that was chosen."""
@@ -169,22 +173,21 @@ class Replanner:
         -------
         A plan to adopt, "profile" where one should be made, or neither; the same on all ranks.
         """
-        if number % late.STEPS_BETWEEN or (self._drift is None and not self._searching):
+        self._num_awaited += self._submitting
+        soon = self._submitting and self._num_awaited <= late.STEPS_SOON
+        if number % (late.STEPS_BETWEEN_SOON if soon else late.STEPS_BETWEEN):
             return None
-        payload = self._late.poll() if self._late is not None else b""
-        typical = self._drift.typical() if self._drift is not None and settled else None
+        if self._searching:
+            payload = self._transport.broadcast(self._late.poll() if self._late is not None else None)
+            if payload:
+                return self._adopt(payload)
+        if self._drift is None:
+            return None
         mine = {
-            "found": bool(payload),
-            "own": bool(payload) and json.loads(payload)["profile_sha256"] in self._own_profiles,
-            "typical": typical,
+            "typical": self._drift.typical() if settled else None,
             "rested": time.monotonic() - self._last_change_s >= self._settings.interval_s,
         }
         said = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
-        if said[0]["found"]:
-            payload = self._transport.broadcast(payload if self._transport.rank == 0 else None)
-            return self._adopt(payload, own=said[0]["own"])
-        if self._drift is None:
-            return None
         self._drift.look([None if each["typical"] is None else Typical(*each["typical"]) for each in said])
         wanted = self._drift.drifted and not self._searching and self.can_profile
         if self._drift.drifted and not self._drift_said:
@@ -204,12 +207,11 @@ class Replanner:
             self._late = late.LateSchedule(lambda: self._source.ask(self._sizes))
         self._searching = True
 
-    def _adopt(self, payload: bytes, *, own: bool) -> Plan | None:
+    def _adopt(self, payload: bytes) -> Plan:
         self._searching = self._submitting = False
         self._late = None
         plan = self._source.read(payload, self._sizes)
-        if plan is None:
-            return None
+        assert plan is not None  # rank 0 found that it fits
         own = json.loads(payload)["profile_sha256"] in self._own_profiles
         own = json.loads(
             self._transport.broadcast(json.dumps(own).encode() if self._transport.rank == 0 else None)

@@ -23,8 +23,8 @@ class Replanning:
     Attributes
     ----------
     profile_iterations
-        How many iterations to record; as many plain ones lie in between, and 4 come before. 0: a job
-        never profiles itself.
+        How many iterations to record; 4 come before, and a plain one after every fourth. 0: a job never
+        profiles itself.
     drift_ratio
         Training drifts when an iteration, or the compute in it, takes so many times longer or shorter than
         in the first iterations under the plan; at least 1.

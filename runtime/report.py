@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pace.runtime.plan import Plan
-
-MICROSECONDS = 1e6
+from pace.view.chrome_trace import ChromeTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,56 +105,29 @@ class Report:
 
 def chrome_trace(report: Report, plan: Plan, *, name: str) -> dict[str, Any]:
     """Return the last round as a Chrome trace document (JSON-ready)."""
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"measured: {name}"}}
-    ]
-    lanes: list[str] = []
+    trace = ChromeTrace(f"measured: {name}", pid=1)
+    num_rows = 0
     busy: list[tuple[float, int]] = []
     for segment in sorted(report.segments, key=lambda segment: segment.sent_s):
-        # Slices of one lane must not overlap: a lane for each all-reduce under way at once.
+        # Slices of one row must not overlap: a row for each all-reduce under way at once.
         if busy and busy[0][0] <= segment.sent_s:
-            _, lane = heapq.heappop(busy)
+            _, row = heapq.heappop(busy)
         else:
-            lane = len(lanes)
-            lanes.append("network" if lane == 0 else f"network {lane}")
-        heapq.heappush(busy, (segment.done_s, lane))
-        events.append(
-            {
-                "ph": "X",
-                "pid": 1,
-                "tid": lane,
-                "name": f"group {segment.group}",
-                "ts": segment.sent_s * MICROSECONDS,
-                "dur": (segment.done_s - segment.sent_s) * MICROSECONDS,
-                "args": {
-                    "group": segment.group,
-                    "offset_bytes": segment.offset_bytes,
-                    "size_bytes": segment.size_bytes,
-                    "gradients": list(plan.groups[segment.group].gradients),
-                },
-            }
-        )
-    for lane, lane_name in enumerate(lanes):
-        events.append({"ph": "M", "pid": 1, "tid": lane, "name": "thread_name", "args": {"name": lane_name}})
-    events += _backlog(report)
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"plan_sha256": plan.sha256}}
-
-
-def _backlog(report: Report) -> list[dict[str, Any]]:
-    """Bytes that are submitted and not yet reduced, as a counter."""
-    changes = [(group.submitted_s, group.size_bytes) for group in report.groups]
-    changes += [(segment.done_s, -segment.size_bytes) for segment in report.segments]
-    total = 0
-    events = []
-    for when, change in sorted(changes):
-        total += change
-        events.append(
-            {
-                "ph": "C",
-                "pid": 1,
-                "name": "bytes waiting",
-                "ts": when * MICROSECONDS,
-                "args": {"bytes": total},
-            }
-        )
-    return events
+            row = num_rows
+            num_rows += 1
+            trace.add_row(row, "network" if row == 0 else f"network {row}")
+        heapq.heappush(busy, (segment.done_s, row))
+        arguments = {
+            "group": segment.group,
+            "offset_bytes": segment.offset_bytes,
+            "size_bytes": segment.size_bytes,
+            "gradients": list(plan.groups[segment.group].gradients),
+        }
+        trace.add_slice(row, f"group {segment.group}", segment.sent_s, segment.done_s, arguments)
+    trace.add_backlog(
+        [
+            *((group.submitted_s, group.size_bytes) for group in report.groups),
+            *((segment.done_s, -segment.size_bytes) for segment in report.segments),
+        ]
+    )
+    return trace.document(plan_sha256=plan.sha256)

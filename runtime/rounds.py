@@ -1,9 +1,8 @@
 """Rounds of gradients: from the hook that sees one to the update that uses it, for one plan.
 
-A *round* begins with the first gradient handed over after a step and ends with the next ``step()``.
-In every round every group is submitted exactly once on every rank, with zeros for gradients that this
-rank did not compute: that is what keeps ranks in step. Here live buffers, hooks and the engine of one
-plan; what the training loop calls lives in ``optimizer``, which plan to run in ``choice``.
+A round ends with the next ``step()``. Here live the hooks on a model's parameters and the updates still to be
+applied; how gradients are summed lives in ``reduction``, what user code sees of them in ``gradient_access``,
+what the training loop calls in ``optimizer``, and which plan to run in ``choice``.
 """
 
 import contextlib
@@ -15,14 +14,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from pace.errors import InvalidUse
+from pace.errors import InvalidUse, PaceError
 from pace.runtime.buffers import FusedGroup, Slot, build_groups, segment_tensors
+from pace.runtime.callers import in_collective, inside_zero_grad
 from pace.runtime.engine import Engine
-from pace.runtime.forward import ForwardWatch
+from pace.runtime.forward import Attention, ForwardWatch
+from pace.runtime.gradient_access import Gate, GradientAccess
+from pace.runtime.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
 from pace.runtime.plan import Plan
+from pace.runtime.reduction import Averaging, Reduction
 from pace.runtime.report import Totals
 from pace.runtime.transport import Discipline, Transport
-from pace.runtime.update import GroupUpdate
+from pace.runtime.update import GroupUpdate, gradients_in_place
+from pace.runtime.usage import Usage
 
 
 class Rounds:
@@ -34,21 +38,19 @@ class Rounds:
         Whether groups are updated one by one as they are needed, instead of all in ``step()``.
     discipline
         Who decides which segment goes next.
-    divisor
-        What gradients are divided by before they are summed.
-    backward_passes_per_step
-        The least number of times that a gradient is accumulated into before it is complete.
+    usage
+        What earlier rounds, under another plan too, taught about the loop.
     number
         How many rounds have ended before.
     before
         What was sent and waited for in them.
     on_stall, explain
         See ``Engine``.
+    ask
+        See ``Reduction.attach``.
 
     Attributes
     ----------
-    open
-        Whether a gradient of the next step has been seen.
     accumulating
         Whether gradients only add up for now.
     closed
@@ -68,44 +70,45 @@ class Rounds:
         *,
         per_group: bool,
         discipline: Discipline,
-        divisor: float,
-        backward_passes_per_step: int,
+        averaging: Averaging,
+        usage: Usage,
         timeout_s: float,
         name: str,
         number: int,
         before: Totals,
         on_stall: Callable[[int], None],
         explain: Callable[[], str],
+        ask: Callable[[int], None],
     ) -> None:
-        self.groups = build_groups(plan, parameters)
+        self.groups = build_groups(plan, parameters, num_ranks=transport.size)
         self.slots = [slot for group in self.groups for slot in group.slots]
-        self.number = number
+        self.reduction = Reduction(plan, self.groups, transport, averaging)
+        self.reduction.step = number
+        self._usage = usage
         self._before = before
-        self.open = False
         self.accumulating = False
         self.closed = False
         self.aside: Callable[[], contextlib.AbstractContextManager[None]] | None = None
-        self._divisor = divisor
-        self._backward_passes_per_step = backward_passes_per_step
         self._lock = threading.RLock()
         self._num_pending = 0
-        self._learning = True
+        self._accumulated = False
+        self._thread = threading.get_ident()
+        self._num_arrived = 0
+        self._asked = (0, 0, False)
         self._entered = False
-        self._at_entry: list[FusedGroup] = []
-        self._at_step: list[FusedGroup] = []
-        self._handles: list[Any] = []
-        for slot in self.slots:
-            slot.shared.settle = _weakly(self, slot)
-            register: Any = slot.parameter.register_post_accumulate_grad_hook  # untyped in torch
-            self._handles.append(register(self._hook(slot)))
+        usage.lay_out(self.slots)
+        self._at_entry, self._at_step = self._groups_with(usage.at_entry), self._groups_with(usage.at_step)
+        self.access = GradientAccess(self, self.reduction, usage)
+        self._gates = [(slot, Gate(self.access, slot)) for slot in self.slots]
+        self._handles = [_register(slot.parameter, _hook(self, slot)) for slot in self.slots]
         self._update = GroupUpdate(optimizer, self.groups) if per_group else None
+        # Without updates to come there is nothing to be finished before a parameter is used.
+        watched = {slot.parameter: slot for slot in self.slots} if per_group else {}
+        self._attention = Attention()
         self._watch = ForwardWatch(
-            model,
-            {slot.parameter: slot for slot in self.slots},
-            use=self._use,
-            look=self._look,
-            enter=self._enter,
+            model, watched, attention=self._attention, use=self._use, look=self._look, enter=self._enter
         )
+        self._attend()
         # Last: a model that cannot be hooked is to leave no thread behind.
         self.engine = Engine(
             plan,
@@ -117,17 +120,45 @@ class Rounds:
             on_stall=on_stall,
             explain=explain,
         )
+        self.reduction.attach(self.engine, ask)
+        for slot, gate in self._gates:
+            self._take_existing(slot)
+            open_gate(slot.parameter, gate)
+
+    def _attend(self) -> None:
+        learning = self._update is not None and not self._usage.watched
+        self._attention.needed = learning or self._num_pending > 0
+
+    def _groups_with(self, names: frozenset[str]) -> list[FusedGroup]:
+        return [group for group in self.groups if not names.isdisjoint(group.planned.gradients)]
+
+    def _take_existing(self, slot: Slot) -> None:
+        """Go on with a gradient that was there before: later ones add to it."""
+        gradient = local_gradient(slot.parameter)
+        if gradient is not None:
+            with torch.no_grad():
+                slot.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            set_local_gradient(slot.parameter, None)
+            slot.base = slot.present = True
 
     def close(self) -> None:
         """Take hooks and gates off and stop the engine, which must have nothing left to do."""
+        self.closed = True
         self._watch.close()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for slot in self.slots:
-            if slot.parameter.grad is slot.shared:
-                slot.parameter.grad = slot.view
+        for slot, gate in self._gates:
+            close_gate(slot.parameter, gate)
+            if local_gradient(slot.parameter) is None and slot.base:
+                set_local_gradient(slot.parameter, slot.shown)
+        self._gates.clear()
         self.engine.close()
+
+    @property
+    def number(self) -> int:
+        """How many rounds have ended."""
+        return self.reduction.step
 
     @property
     def totals(self) -> Totals:
@@ -140,118 +171,120 @@ class Rounds:
 
     def missing(self) -> list[int]:
         """Groups that this rank has not submitted in the round now open."""
-        return [group.number for group in self.groups if not group.submitted] if self.open else []
+        return [group.number for group in self.groups if not group.submitted] if self.reduction.open else []
 
     # From the backward pass to the engine.
 
-    def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
-        def hook(_parameter: torch.Tensor) -> None:
-            if self.accumulating:
-                return
-            slot.passes += 1
-            if self._learning or self.aside is not None:
-                self._hold(slot)
-            elif slot.passes >= slot.expected:
-                self._hand_over(slot)
-
-        return hook
-
-    def _hold(self, slot: Slot) -> None:
-        """Keep a gradient until ``step()``: in the first round, more may come for the same parameter."""
-        self._refuse_more(slot)
-        gradient = slot.parameter.grad
-        if gradient is not slot.shared and gradient is not None:
-            with torch.no_grad():
-                slot.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-            slot.parameter.grad = slot.shared
-        self.open = True
-
-    def _hand_over(self, slot: Slot) -> None:
-        group = slot.fused
-        self._refuse_more(slot)
-        if group.pending:
+    def arrived(self, slot: Slot) -> None:
+        """Take in what autograd has just added to a gradient."""
+        if self.accumulating:
+            self._accumulated = True
+            return
+        reduction = self.reduction
+        if slot.fused.pending:
             raise InvalidUse(
                 f"{slot.name} was used in a way the runtime cannot see before its last update was applied;"
                 f" call synchronize() before using it"
             )
-        self._fill(slot)
-        with self._lock:
-            group.missing -= 1
-            self.open = True
-            if group.missing:
-                return
-            group.submitted = True
-        self.engine.submit(group.number)
-
-    def _refuse_more(self, slot: Slot) -> None:
-        if slot.filled:
-            raise InvalidUse(
-                f"the gradient of {slot.name} was computed again before step(): it is already being"
-                f" all-reduced; accumulate with backward_passes_per_step or no_sync()"
-            )
-
-    def _fill(self, slot: Slot) -> None:
-        """Bring this rank's contribution into the buffer, scaled for the average."""
-        gradient = slot.parameter.grad
-        view = slot.view
-        with torch.no_grad():
-            if gradient is None:
-                view.zero_()
-                if slot.passes:  # computed, then taken away: the update is to leave the parameter alone
-                    slot.filled = True
-                    return
-            elif gradient is slot.shared:
-                if self._divisor != 1:
-                    view.div_(self._divisor)
-            else:
-                if gradient.is_sparse:
-                    gradient = gradient.to_dense()
-                if self._divisor != 1:
-                    torch.div(gradient, self._divisor, out=view)
-                else:
-                    view.copy_(gradient)
-        slot.parameter.grad = slot.shared
-        slot.filled = True
-
-    def complete(self) -> None:
-        """Submit every group that is not yet, with zeros for gradients that were not computed."""
-        if self.aside is None:
-            self._submit_rest()
+        self._num_arrived += 1
+        if reduction.sealed:
+            self._reopen(slot)
+        reduction.open = reduction.computed = True
+        slot.passes += 1
+        if slot.fused.submitted or slot.dropped:
+            reduction.scattered = True
             return
-        with self.aside():
-            self._submit_rest()
-            self.wait_for_all()
+        if slot.passes == slot.expected and self._usage.eager and self.aside is None:
+            with self._lock:
+                reduction.arrive(slot)
 
-    def _submit_rest(self) -> None:
-        if self._learning and self.open:
+    def answer(self, turn: int) -> bool:
+        """Seal the round because another rank waits for it, if this one is in a collective of the user's own.
+
+        The rank that asks will come to that collective only later: it reads gradients that the other ranks do
+        not read. So every rank in it has computed all that the reader is to see. Called from another thread,
+        again and again; acts when nothing has changed from one call to the next.
+
+        Returns
+        -------
+        Whether the round was sealed.
+        """
+        now = (turn, self._num_arrived, in_collective(self._thread))
+        before, self._asked = self._asked, now
+        if before != now or not now[-1] or self.reduction.turn >= turn or self._busy():
+            return False
+        if not self._lock.acquire(timeout=0.1):
+            return False
+        try:
+            if self.reduction.sealed or self._busy():
+                return False
+            self.seal(read=False)
+            if self._num_arrived != now[1]:  # a backward pass began in the meantime
+                self.engine.abandon()
+            # Another turn may follow, in which the rank that asks needs this one as well.
+            with contextlib.suppress(PaceError):  # the training thread will meet it
+                self.reduction.resolve_all()
+        finally:
+            self._lock.release()
+        return True
+
+    def _busy(self) -> bool:
+        return self.accumulating or self.closed or self.aside is not None
+
+    def _reopen(self, slot: Slot | None) -> None:
+        for each in self.slots:
+            if each.passes > each.expected:
+                self._usage.adapt(each)
+        self.reduction.reopen(slot)
+
+    def accumulate(self, *, accumulating: bool) -> None:
+        """Begin or end to only add gradients up."""
+        if accumulating and self.reduction.sealed:
+            self.reduction.adopt_replaced()
+        self.accumulating = accumulating
+        if self._accumulated and not accumulating:
+            self._accumulated = False
+            if self.reduction.sealed:
+                self._reopen(None)
+            self.reduction.open = self.reduction.scattered = True
+
+    def seal(self, *, read: bool) -> None:
+        """Make this rank's contribution final: submit what is left, with zeros for what was not computed."""
+        with self._lock:
+            if self.reduction.sealed:
+                return
+            if self.aside is None:
+                self._seal(read)
+                return
+            with self.aside():
+                self._seal(read)
+                self.wait_for_all()
+
+    def _seal(self, read: bool) -> None:
+        self.finish_all()
+        if self.reduction.live():
             self._learn()
-        for group in self.groups:
-            if group.submitted:
-                continue
-            self._finish(group)
-            for slot in group.slots:
-                if not slot.filled:
-                    self._fill(slot)
-            group.missing = 0
-            group.submitted = True
-            self.open = True
-            self.engine.submit(group.number)
+        self.reduction.seal(read=read)
 
     def _learn(self) -> None:
-        """Draw conclusions from the first round.
+        """Draw conclusions from the first round, and from the first that was watched.
 
         How often each gradient arrives in a round (reentrant checkpoints deliver in parts), and which
         parameters were used without the gates noticing.
         """
-        for slot in self.slots:
-            slot.expected = max(slot.passes, self._backward_passes_per_step)
-        unseen = [slot for slot in self.slots if slot.passes and not slot.claimed]
-        unreadable = {slot.fused.number: slot.fused for slot in self._watch.unreadable}
-        late = {slot.fused.number: slot.fused for slot in (*unseen, *self._watch.unseen)}
+        if not self._usage.learned:
+            self._usage.learn_passes(self.slots)
+        if self._update is None or self._usage.watched:
+            return
+        unseen = {slot.name for slot in self.slots if slot.passes and not (slot.claimed or slot.announced)}
+        unseen |= {slot.name for slot in self._watch.unseen}
+        unreadable = {slot.name for slot in self._watch.unreadable}
         if not self._entered:
-            unreadable, late = unreadable | late, {}
-        self._at_entry, self._at_step = list(late.values()), list(unreadable.values())
-        self._learning = False
+            unseen, unreadable = set(), unreadable | unseen
+        self._usage.learn_uses(at_entry=frozenset(unseen), at_step=frozenset(unreadable))
+        self._watch.drop_idle_hooks()
+        self._at_entry = self._groups_with(self._usage.at_entry)
+        self._at_step = self._groups_with(self._usage.at_step)
 
     # The end of a round.
 
@@ -265,106 +298,101 @@ class Rounds:
         self._update.snapshot()
         self._end(pending=True)
         for group in self._at_step:
-            self._finish(group)
+            self.finish(group)
 
     def _end(self, *, pending: bool) -> None:
+        for slot in self.slots:
+            if slot.passes != slot.expected:
+                self._usage.adapt(slot)
+        self._usage.end_round()
+        self._thread = threading.get_ident()
+        self.reduction.end()
         for group in self.groups:
-            group.missing = len(group.slots)
-            group.submitted = False
             group.pending = pending
-            for slot in group.slots:
-                slot.filled = False
-                slot.passes = 0
         self._num_pending = len(self.groups) if pending else 0
-        self.number += 1
-        self.open = False
+        self._attend()
 
     def wait_for_all(self) -> None:
-        """Wait until every group that was submitted is reduced."""
-        for group in self.groups:
-            self.engine.wait(group.number)
+        """Wait until every group of a sealed round is reduced."""
+        self.reduction.resolve_all()
 
     def adopt_replaced(self) -> None:
-        """Respect gradients that the user replaced or took away after the backward pass."""
-        for slot in self.slots:
-            gradient = slot.parameter.grad
-            slot.skip = gradient is None
-            if gradient is not slot.shared and gradient is not None:
-                self.engine.wait(slot.fused.number)
-                with torch.no_grad():
-                    slot.view.copy_(gradient)
-                slot.parameter.grad = slot.shared
+        """Respect gradients that user code replaced after they were reduced."""
+        self.reduction.adopt_replaced()
 
-    def discard(self) -> None:
-        """End the round, if one is open, without using its gradients; every rank must do so."""
-        if self.open:
-            self.complete()
-            self.wait_for_all()
-            self.end()
+    def take_over(self) -> None:
+        """See ``Reduction.take_over``; for updates that are applied in ``step()``."""
+        self.reduction.take_over()
 
     def synchronize(self) -> None:
         """Wait until nothing is in flight: gradients are reduced and updates applied."""
-        for group in self.groups:
-            self._finish(group)
-        if self.open:
-            self.complete()
+        self.finish_all()
+        if self.reduction.live():
+            self.seal(read=True)
+        if self.reduction.sealed:
             self.wait_for_all()
+
+    def zero(self, *, set_to_none: bool) -> None:
+        """Clear all gradients; what is in flight for the last step's update is left alone."""
+        change = self.access.clear if set_to_none else self.access.zero
+        for slot in self.slots:
+            change(slot)
+        self.reduction.live()
+
+    @contextlib.contextmanager
+    def gradients_in_place(self) -> Iterator[None]:
+        """Let an optimizer find the reduced gradients where torch keeps them, without a gate."""
+        with gradients_in_place(self.slots):
+            yield
 
     # From the engine to the parameters.
 
-    def _finish(self, group: FusedGroup) -> None:
+    def finish(self, group: FusedGroup) -> None:
         """Wait for a group's all-reduce and apply its update, if one is pending."""
-        if not group.pending:
-            return
-        with self._lock:
-            self._apply(group)
+        if group.pending:
+            with self._lock:
+                self._apply(group)
 
     def _apply(self, group: FusedGroup) -> None:
         if not group.pending:  # another thread was faster
             return
-        self.engine.wait(group.number)
+        self.reduction.resolve(group)
+        self.reduction.take_over()
         assert self._update is not None
         group.pending = False
         self._num_pending -= 1
+        self._attend()
         with _plain_mode(group.buffer.device.type):
             self._update.apply(group.number)
-            if group.zero_after:
-                group.zero_after = False
-                group.buffer.zero_()
+        for slot in group.slots:
+            slot.cleared = slot.zeroed_later = False
+
+    def finish_all(self) -> None:
+        """Apply every update that is pending."""
+        if self._num_pending:
+            for group in self.groups:
+                self.finish(group)
 
     def _look(self, slots: Iterable[Slot]) -> None:
-        if self._num_pending:
+        if self._num_pending and not inside_zero_grad():
             for slot in slots:
-                if slot.fused.pending:
-                    self._finish(slot.fused)
+                self.finish(slot.fused)
 
     def _use(self, slots: Iterable[Slot]) -> None:
-        if self._num_pending:
-            self._look(slots)
-        if self._learning:
-            for slot in slots:
-                slot.claimed = True
+        for slot in slots:
+            if slot.fused.pending:
+                self.finish(slot.fused)
 
     def _enter(self) -> None:
+        if nn.parallel.DistributedDataParallel._active_ddp_module is not None:
+            raise InvalidUse(
+                "the model is inside DistributedDataParallel, which would reduce gradients a second time:"
+                " use the model itself"
+            )
         self._entered = True
         if self._num_pending:
             for group in self._at_entry:
-                self._finish(group)
-
-    def settle(self, slot: Slot) -> None:
-        """Make a gradient readable: what user code that touches ``parameter.grad`` waits for."""
-        group = slot.fused
-        if group.pending:
-            self._finish(group)
-        elif self.open and not self.closed:
-            if not group.submitted:
-                if torch._C._current_graph_task_id() != -1:
-                    raise InvalidUse(
-                        f"the gradient of {slot.name} was read during the backward pass, before its"
-                        f" all-reduce could start"
-                    )
-                self.complete()
-            self.engine.wait(group.number)
+                self.finish(group)
 
 
 @contextlib.contextmanager
@@ -381,12 +409,25 @@ def _plain_mode(device: str) -> Iterator[None]:
             yield
 
 
-def _weakly(rounds: Rounds, slot: Slot) -> Callable[[], None]:
+def _register(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Register a hook that runs when a gradient has been added to; frozen parameters may thaw later."""
+    register: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
+    if parameter.requires_grad:
+        return register(hook)
+    parameter.requires_grad_(True)
+    try:
+        return register(hook)
+    finally:
+        parameter.requires_grad_(False)
+
+
+def _hook(rounds: Rounds, slot: Slot) -> Callable[[torch.Tensor], None]:
+    # Weakly: parameters outlive wrappers, and must not keep them.
     reference = weakref.ref(rounds)
 
-    def settle() -> None:
+    def hook(_parameter: torch.Tensor) -> None:
         alive = reference()
         if alive is not None:
-            alive.settle(slot)
+            alive.arrived(slot)
 
-    return settle
+    return hook

@@ -1,4 +1,4 @@
-"""A job that trains under the runtime profiles itself: its compute, and its network at the end.
+"""A job that trains under the runtime profiles itself: its compute, and its network between steps.
 
 All ranks record the same iterations, so that ranks which share a machine disturb one another as they do
 in training. Training must run with a barrier meanwhile, and its communication inside ``aside``.
@@ -10,23 +10,24 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import structlog
 import torch
 
+from pace.documents.fingerprint import fingerprint
+from pace.documents.profile import Profile, parse_profile
 from pace.errors import CommunicationFailed
-from pace.fingerprint import fingerprint
-from pace.profile import Profile, parse_profile
-from pace.runtime.allreduce_cost import measure_allreduce
+from pace.runtime.cost_sampler import BUDGET_S, CostSampler
+from pace.runtime.event_log import log
 from pace.runtime.plan import GradientSize
-from pace.runtime.recorder import Recorder
+from pace.runtime.recorder import Recorder, num_steps, warn_if_inexact
 from pace.runtime.transport import Transport
 
 WARM_UP = 3
 
+# Plain iterations only judge the recorded ones, so one after so many of those is enough.
+RECORDED_PER_PLAIN = 4
+
 # Rank 0's own profile is as good as the slowest rank's where it is nearly as long, and need not be sent.
 NEARLY = 0.95
-
-log = structlog.get_logger("pace.runtime")
 
 
 class SelfProfile:
@@ -66,12 +67,26 @@ class SelfProfile:
         self._network = TransportNetwork(
             transport, next(iter(model.parameters())).device, timeout_s=timeout_s
         )
-        self._left = WARM_UP + 1 + 2 * iterations
+        self._left = num_steps(iterations=iterations, warmup=WARM_UP, recorded_per_plain=RECORDED_PER_PLAIN)
+        # Calls between steps let a device run dry, which its next recorded iteration would show: there all
+        # of them are made at the end.
+        self._slices = self._left - WARM_UP if self._network.device.type == "cpu" else 1
+        self._sampler = CostSampler(
+            self._network,
+            largest_bytes=sum(gradient.size_bytes for gradient in gradients),
+            slices=self._slices,
+        )
         self._fault = ""
         self._recorder: Recorder | None = None
         try:
             names = {gradient.name for gradient in gradients}
-            self._recorder = Recorder(model, iterations=iterations, warmup=WARM_UP, gradients=names)
+            self._recorder = Recorder(
+                model,
+                iterations=iterations,
+                warmup=WARM_UP,
+                gradients=names,
+                recorded_per_plain=RECORDED_PER_PLAIN,
+            )
             self._recorder.begin()
         except Exception as error:  # whatever a model does to its modules must not stop it from training
             self._give_up(error)
@@ -81,19 +96,34 @@ class SelfProfile:
         return nullcontext() if self._recorder is None else self._recorder.aside()
 
     def step(self) -> bool:
-        """End an iteration; True when there are enough."""
+        """End an iteration and measure the network a little; True when there are enough.
+
+        Every rank must call it with nothing in flight.
+
+        Raises
+        ------
+        CommunicationFailed
+            When a peer is gone.
+        """
         self._left -= 1
-        if self._recorder is not None:
-            try:
-                self._recorder.end()
-                if self._left:
-                    self._recorder.begin()
-            except Exception as error:  # as above
-                self._give_up(error)
+        self._record(Recorder.end)
+        if self._left == self._slices - 1 and self._transport.rank == 0:
+            log.info("pace.measuring_network", expected_s=BUDGET_S, steps=self._slices)
+        if self._left < self._slices:
+            self._sampler.advance()
+        if self._left:
+            self._record(Recorder.begin)
         return self._left == 0
 
+    def _record(self, what: Callable[[Recorder], None]) -> None:
+        if self._recorder is not None:
+            try:
+                what(self._recorder)
+            except Exception as error:  # as above
+                self._give_up(error)
+
     def finish(self) -> tuple[bool, Profile | None]:
-        """Measure the network and agree on a profile: that of the rank which computes longest.
+        """Measure what is left of the network and agree on a profile: the rank's that computes longest.
 
         Every rank must call it with nothing in flight.
 
@@ -106,16 +136,7 @@ class SelfProfile:
         CommunicationFailed
             When a peer is gone.
         """
-        cost = measure_allreduce(
-            self._network,
-            largest_bytes=sum(gradient.size_bytes for gradient in self._gradients),
-            precision=0.1,
-            max_runs=10,
-            max_seconds_per_size=0.5,
-            warmup_calls=1,
-            calls_at_once=3,
-            pairs=False,
-        )
+        cost = self._sampler.finish()
         mine: Profile | None = None
         compute_s: float | None = None
         if self._recorder is not None:
@@ -137,11 +158,13 @@ class SelfProfile:
                 log.warning("pace.profile_failed", reason=said[0]["fault"])
             return False, None
         slowest = max(able, key=lambda rank: (said[rank]["compute_s"], -rank))
-        if 0 in able and said[0]["compute_s"] >= NEARLY * said[slowest]["compute_s"]:
-            return True, mine if self._transport.rank == 0 else None
-        chosen = mine.model_dump_json() if mine is not None and self._transport.rank == slowest else ""
-        payload = self._transport.gather(chosen.encode())[slowest]
-        return True, parse_profile(payload) if self._transport.rank == 0 else None
+        if 0 not in able or said[0]["compute_s"] < NEARLY * said[slowest]["compute_s"]:
+            chosen = mine.model_dump_json() if mine is not None and self._transport.rank == slowest else ""
+            mine = parse_profile(self._transport.gather(chosen.encode())[slowest])
+        if mine is None or self._transport.rank != 0:
+            return True, None
+        warn_if_inexact(mine)
+        return True, mine
 
     def stop(self) -> None:
         """Take the hooks off in the middle of an iteration; idempotent."""

@@ -6,15 +6,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pace.documents.schedule import Schedule
 from pace.runtime.compression import Compression
 from pace.runtime.cuda import CudaTransport
 from pace.runtime.device import device_of
 from pace.runtime.fetch import PlanSource
 from pace.runtime.gloo import GlooTransport
-from pace.runtime.optimizer import Mode, Op, WrappedOptimizer
+from pace.runtime.optimizer import WrappedOptimizer
+from pace.runtime.options import Mode, Op, WrapperOptions, connecting_timeout_s
 from pace.runtime.replanning import Replanning
+from pace.runtime.start import released_on_failure
 from pace.runtime.transport import Order
-from pace.schedule import Schedule
 
 __all__ = ["DistributedOptimizer"]
 
@@ -89,16 +91,25 @@ class DistributedOptimizer(WrappedOptimizer):
         broadcast_parameters: bool = True,
     ) -> None:
         device = device_of(model)
+        waiting_s = connecting_timeout_s(timeout_s)
         transport = (
-            GlooTransport(timeout_s=timeout_s, process_group=process_group)
+            GlooTransport(timeout_s=waiting_s, process_group=process_group)
             if device is None
-            else CudaTransport(device, timeout_s=timeout_s, process_group=process_group)
+            else CudaTransport(device, timeout_s=waiting_s, process_group=process_group)
         )
-        super().__init__(
-            optimizer,
-            model,
-            transport=transport,
-            source=PlanSource(
+
+        def prepare() -> tuple[WrapperOptions, PlanSource]:
+            options = WrapperOptions(
+                mode=mode,
+                order=order,
+                op=op,
+                compression=compression,
+                backward_passes_per_step=backward_passes_per_step,
+                credit_bytes=credit_bytes,
+                timeout_s=timeout_s,
+                broadcast_parameters=broadcast_parameters,
+            )
+            return options, PlanSource(
                 transport,
                 schedule=schedule,
                 service=service,
@@ -107,12 +118,7 @@ class DistributedOptimizer(WrappedOptimizer):
                 api_key=api_key,
                 timeout_s=timeout_s,
                 replanning=replanning,
-            ),
-            mode=mode,
-            order=order,
-            op=op,
-            compression=compression,
-            backward_passes_per_step=backward_passes_per_step,
-            timeout_s=timeout_s,
-            broadcast_parameters=broadcast_parameters,
-        )
+            )
+
+        with released_on_failure(transport):
+            super().__init__(optimizer, model, transport=transport, prepare=prepare)

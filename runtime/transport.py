@@ -1,12 +1,14 @@
 """What the engine asks of whatever carries its segments."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol
 
 import torch
 
+from pace.errors import CommunicationFailed
 from pace.runtime.device import Device
-from pace.runtime.peers import Store
+from pace.runtime.peers import Peers
 
 Done = Callable[[BaseException | None], None]
 
@@ -35,15 +37,20 @@ once because rank 0 chooses by being last."""
 
 
 class Transport(Protocol):
-    """Carries segments and a few control messages between ranks; one instance a wrapper."""
+    """Carries segments and a few control messages between ranks; one instance a wrapper.
+
+    Control messages (``broadcast``, ``broadcast_tensor``, ``gather``) that fail, or do not end within the
+    transport's time-out, raise ``CommunicationFailed``, which names the rank at fault where that is known. So
+    does building a transport.
+    """
 
     rank: int
     size: int
     sequencing: Sequencing
     hand_over_s: float
     """How long before the segment under way ends the next is best handed over."""
-    peer_store: Store | None
-    """A key-value store of all ranks, kept by the first; None where there is none."""
+    peers: Peers | None
+    """Who is alive and how far; None where ranks have no store in common."""
     device: Device | None
     """Where segments lie; None for the host's memory."""
 
@@ -81,7 +88,23 @@ class Transport(Protocol):
         """Give every rank's payload to every rank, in rank order."""
 
     def close(self, *, failed: bool) -> None:
-        """Let go of threads and connections; with `failed`, of calls under way too."""
+        """Let go of threads and connections, `peers` included; with `failed`, of calls under way too.
+
+        After a failure `peers` can be asked still, until its ``linger`` or ``release``.
+        """
+
+
+@contextlib.contextmanager
+def control_message(rank: int, size: int, explain: Callable[[], str], what: str) -> Iterator[None]:
+    """Turn what backends raise inside into ``CommunicationFailed`` with what is known of the other ranks."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        known = explain()
+        raise CommunicationFailed(
+            f"rank {rank} of {size}: {what} failed: {lines[0]}{'; ' if known else ''}{known}"
+        ) from error
 
 
 def role_of(transport: Transport, discipline: Discipline) -> Role:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pace.runtime.plan import Plan
 from pace.runtime.transport import Transport
 
-# The first iterations of each turn pay for new buffers and learn the order of use.
-WARM_UP = 2
+# The first iteration of each turn pays for new buffers and sends nothing before its end, since it learns the
+# order of use. Without a barrier that is waited for in the second.
+WARM_UP_BARRIER = 1
+WARM_UP_OVERLAP = 2
 
 # Of each turn; every candidate has two turns.
 MEASURED = 2
@@ -29,6 +31,11 @@ class Candidate:
     plan: Plan
     barrier: bool
 
+    @property
+    def warm_up(self) -> int:
+        """How many iterations of a turn are not counted."""
+        return WARM_UP_BARRIER if self.barrier else WARM_UP_OVERLAP
+
 
 class Trial:
     """Walks through candidates and back, then holds what all ranks measured and which one won.
@@ -44,9 +51,9 @@ class Trial:
         self._durations: list[list[float]] = [[] for _ in candidates]
         there = list(range(len(candidates)))
         self._turns = there + there[::-1]
-        self._warm_up = WARM_UP
         self._measured = 0
         self._current = self._turns.pop(0)
+        self._warm_up = self.current.warm_up
         self.measured_s: dict[str, float] = {}
         self.winner: Candidate | None = None
 
@@ -71,7 +78,8 @@ class Trial:
         before, self._current = self._current, self._turns.pop(0)
         if self._current == before:  # at the turning point nothing changes, so nothing warms up
             return False
-        self._warm_up = WARM_UP
+        # The larger of both, on the way there and back alike, or a drift would favour one of them.
+        self._warm_up = max(self._candidates[before].warm_up, self.current.warm_up)
         return True
 
     def _decide(self) -> None:

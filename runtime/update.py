@@ -1,11 +1,13 @@
 """Applies the user's optimizer to one group at a time, as it stood when ``step()`` was called."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from pace.runtime.buffers import FusedGroup, Slot
+from pace.runtime.buffers import FusedGroup, Slot, dense
+from pace.runtime.gradient_gates import local_gradient, set_local_gradient, without_gates
 
 
 def _unhooked(kind: type[torch.optim.Optimizer]) -> Any:
@@ -41,8 +43,6 @@ def why_not_per_group(optimizer: torch.optim.Optimizer) -> str | None:
     """Say why this optimizer's update cannot be applied group by group; None when it can."""
     if _unhooked(type(optimizer)) not in _PER_PARAMETER:
         return f"{type(optimizer).__name__} is not known to update each parameter from its own gradient alone"
-    if optimizer._optimizer_step_post_hooks:
-        return "it has step post-hooks, which expect all parameters to be updated"
     return None
 
 
@@ -71,29 +71,55 @@ class GroupUpdate:
         self._hyper: list[dict[str, Any]] = []
 
     def snapshot(self) -> None:
-        """Keep the hyper-parameters now in force."""
+        """Keep the hyper-parameters now in force, and what a GradScaler left for a fused update."""
         self._hyper = [
-            {
-                key: value.clone() if isinstance(value, torch.Tensor) else value
-                for key, value in param_group.items()
-                if key != "params"
-            }
+            {key: _kept(value) for key, value in dict.items(param_group) if key != "params"}
             for param_group in self._optimizer.param_groups
         ]
-        self._twin.__dict__.update(self._optimizer.__dict__)
+        attributes = self._twin.__dict__
+        attributes.clear()
+        attributes.update(self._optimizer.__dict__)
+        for name in SCALING:
+            if name in attributes:
+                attributes[name] = _kept(attributes[name])
 
     def apply(self, group: int) -> None:
         """Update the parameters of a group from the gradients in its buffer."""
-        shown = []
-        param_groups = []
-        for index, slots in self._members[group]:
-            for slot in slots:
-                shown.append((slot.parameter, slot.parameter.grad))
-                slot.parameter.grad = None if slot.skip else slot.view
-            param_groups.append(self._hyper[index] | {"params": [slot.parameter for slot in slots]})
-        self._twin.param_groups = param_groups
-        try:
+        self._twin.param_groups = [
+            self._hyper[index] | {"params": [slot.parameter for slot in slots]}
+            for index, slots in self._members[group]
+        ]
+        with gradients_in_place([slot for _, slots in self._members[group] for slot in slots]):
             self._step(self._twin)
-        finally:
-            for parameter, gradient in shown:
-                parameter.grad = gradient
+
+
+# What a GradScaler sets on an optimizer whose fused update divides by the scale itself.
+SCALING = ("grad_scale", "found_inf")
+
+
+def _kept(value: Any) -> Any:
+    # Tensors are changed in place: a learning rate by the loop, a scale by GradScaler.update().
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+@contextlib.contextmanager
+def gradients_in_place(slots: Sequence[Slot]) -> Iterator[None]:
+    """Put reduced gradients where torch keeps a parameter's gradient, and nothing where there is none."""
+    for slot in slots:
+        set_local_gradient(slot.parameter, _laid_out(slot) if slot.present else None)
+    try:
+        with without_gates():
+            yield
+    finally:
+        for slot in slots:
+            if slot.present and local_gradient(slot.parameter) is None:
+                slot.base = False  # the optimizer cleared it
+            set_local_gradient(slot.parameter, None)
+
+
+def _laid_out(slot: Slot) -> torch.Tensor:
+    """Return the gradient with the parameter's strides: its memory format may have changed since."""
+    view = slot.view
+    if view.stride() == slot.parameter.stride() or not dense(slot.parameter):
+        return view
+    return torch.empty_like(slot.parameter, memory_format=torch.preserve_format).copy_(view)

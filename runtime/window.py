@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pace.profile import Op
+from pace.documents.profile import Op
 from pace.runtime.trace import BackwardGraph, Place, Trace
 
 Granularity = Literal["module", "operator"]

@@ -13,7 +13,7 @@ from pace.solver.instance import Instance, Solution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
+class CriticalSet:
     """A set of jobs and the bound that it proves: min_ready + total_processing + min_tail."""
 
     jobs: tuple[int, ...]
@@ -27,7 +27,7 @@ class Certificate:
         return self.min_ready + self.total_processing + self.min_tail
 
 
-def certify(instance: Instance, solution: Solution) -> Certificate:
+def certify(instance: Instance, solution: Solution) -> CriticalSet:
     """Read the critical set off a longest-tail-first schedule. O(n).
 
     Let job c attain the objective and s be the last moment before its end at which the machine idled or
@@ -36,12 +36,12 @@ def certify(instance: Instance, solution: Solution) -> Certificate:
 
     Returns
     -------
-    Certificate
+    CriticalSet
         An empty set with bound 0 where there are no jobs. Jobs without processing prove their own
         ready + tail.
     """
     if len(instance) == 0:
-        return Certificate(jobs=(), min_ready=0.0, total_processing=0.0, min_tail=0.0)
+        return CriticalSet(jobs=(), min_ready=0.0, total_processing=0.0, min_tail=0.0)
     critical = int(np.argmax(solution.completion + instance.tail))
     chosen = {critical}
     piece = (
@@ -57,7 +57,7 @@ def certify(instance: Instance, solution: Solution) -> Certificate:
         moment = solution.starts[piece]
         piece -= 1
     jobs = sorted(chosen)
-    return Certificate(
+    return CriticalSet(
         jobs=tuple(jobs),
         min_ready=float(instance.ready[jobs].min()),
         total_processing=float(np.sum(instance.processing[jobs])),

@@ -1,6 +1,6 @@
 """The duration of one all-reduce as a function of its bytes: monotone and piecewise linear.
 
-``g(0) = 0``: nothing sent, nothing paid. Every cost that the documents of ``pace.allreduce`` describe is
+``g(0) = 0``: nothing sent, nothing paid. Every cost that the documents of ``pace.documents`` describe is
 such a curve once the number of workers is known.
 """
 
@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from pace.solver.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

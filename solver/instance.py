@@ -7,10 +7,8 @@ or in slots once `in_slots` has rounded them.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+from pace.solver.arrays import FloatArray, IntArray
 
 # Quotients such as 1.1 / 0.1 exceed the integer that they stand for by a rounding error.
 ROUNDING = 1e-9

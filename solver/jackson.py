@@ -1,7 +1,7 @@
 """Longest tail first: Jackson's preemptive schedule, optimal for 1 | r_j, q_j, pmtn | Cmax.
 
 Theorem (Horn 1974; Carlier 1982). Serving, at every moment, a released unfinished job of longest tail
-minimises max(completion + tail). Proof by exchange: if at some moment job j is served while i waits with
+minimizes max(completion + tail). Proof by exchange: if at some moment job j is served while i waits with
 q_i > q_j, swapping the first such moment with a later one of i moves no job's end past the later of the
 two, and that end then belongs to the shorter tail. ``pace.solver.certificate`` gives the matching lower
 bound, so no answer has to be believed.
@@ -11,7 +11,8 @@ import heapq
 
 import numpy as np
 
-from pace.solver.instance import FloatArray, Instance, IntArray, Solution
+from pace.solver.arrays import FloatArray, IntArray
+from pace.solver.instance import Instance, Solution
 
 
 def solve(instance: Instance) -> Solution:

@@ -8,14 +8,15 @@ The paper prices x[i, t] at (T N)^(t + q_i), which doubles cannot hold. Here the
 the rank of q_i among the distinct tails, from 1. Take slots t1 < t2 and jobs i, j released by t1 with
 q_i > q_j: serving i first costs (t2 - t1)(w_i - w_j) > 0 less, and moving any slot's work to an earlier free
 slot costs less too. So every optimum serves the longest tail in every slot, which is the lexicographically
-least and hence minimises the maximum of t + q. Prices are integers, so no tolerance can confuse two tails.
+least and hence minimizes the maximum of t + q. Prices are integers, so no tolerance can confuse two tails.
 """
 
 import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-from pace.solver.instance import FloatArray, Instance, IntArray, Solution
+from pace.solver.arrays import FloatArray, IntArray
+from pace.solver.instance import Instance, Solution
 from pace.solver.jackson import joined
 
 MAX_VARIABLES = 4_000_000

@@ -1,7 +1,7 @@
-"""Which neighbours on a chain to fuse: the paper's MaxMinSize and the exact optimum on layered instances.
+"""Which neighbors on a chain to fuse: the paper's MaxMinSize and the exact optimum on layered instances.
 
 A chain is the gradients in order of ready time; a partition cuts it into runs, one run a group. Dtypes and
-names are unknown here: ``pace.fusion`` calls these for each class of gradients that may share a buffer.
+names are unknown here: ``pace.allreduce.fusion`` calls these for each class that may share a buffer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +10,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost import CostCurve, Line
-from pace.solver.instance import FloatArray, Instance, IntArray
+from pace.solver.instance import Instance
 
 EXACT = 1e-12
 
@@ -41,7 +42,7 @@ class Chain:
         return bool(np.all(np.diff(self.tail) >= 0))
 
     def contracted(self, num_elements: int) -> tuple["Chain", IntArray]:
-        """Return the chain with neighbours put together until `num_elements` are left, and where each begins.
+        """Return the chain with neighbors put together until `num_elements` are left, and where each begins.
 
         Elements are of about equal size, so what is lost by never cutting inside one is small.
         """
@@ -92,7 +93,7 @@ def best_layered(
     max_group_bytes: int | None = None,
     tolerance: float = EXACT,
 ) -> tuple[list[int], float]:
-    """Return the first elements of the runs that minimise max(completion + tail), and that minimum.
+    """Return the first elements of the runs that minimize max(completion + tail), and that minimum.
 
     Exact on a layered chain (``Chain.is_layered``): there a contiguous partition is optimal, and the
     critical sets are suffixes, so a partition costs the maximum over its runs a of

@@ -1,15 +1,17 @@
-"""The realisable plan: groups cut into segments that each pay g in full and are never recalled.
+"""The realizable plan: groups cut into segments that each pay g in full and are never recalled.
 
-The oracle preempts for free; a network does not. Given groups, ``send`` makes the segments and prices them
-with what they really cost, for several rules of when a cut is worth its latency, and keeps the fastest.
+The oracle preempts for free; a network does not. ``cut_while_sending`` cuts groups where a longer tail would
+wait too long, ``cut_as_solved`` where an oracle preempted; ``send_in_order`` gives segments their times.
+Choosing the fastest of several such plans is left to the caller.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost import CostCurve
-from pace.solver.instance import FloatArray, Instance, IntArray, Solution
+from pace.solver.instance import Instance, Solution
 
 MAX_SEGMENTS_PER_GROUP = 64
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from pace import Gradient, Op, Options, Profile
-from pace.allreduce import (
+from pace.documents.collective_costs import (
     AffineAllReduce,
     AllReduce,
     HalvingDoublingAllReduce,
@@ -23,8 +23,9 @@ from pace.allreduce import (
     TreeAllReduce,
     TwoLevelAllReduce,
 )
-from pace.profile import ELEMENT_BYTES, DType
-from pace.solver.instance import FloatArray, Instance
+from pace.documents.profile import ELEMENT_BYTES, DType
+from pace.solver.arrays import FloatArray
+from pace.solver.instance import Instance
 
 T = TypeVar("T")
 

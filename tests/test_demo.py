@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pace.check import check
-from pace.profile import load_profile
-from pace.schedule import load_schedule
+from pace.checker import check
+from pace.documents.profile import load_profile
+from pace.documents.schedule import load_schedule
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,6 +1,6 @@
 """What is built and installed from the tree: contents of the wheel and the sdist, imports, pins.
 
-Behaviour of the installed code is tested elsewhere; here only that all of it arrives and what it imports.
+Behavior of the installed code is tested elsewhere; here only that all of it arrives and what it imports.
 """
 
 import json
@@ -149,7 +149,7 @@ def test_sdist_builds_the_same_wheel(copy: Path, tmp_path: Path) -> None:
 def test_installed_wheel_imports_without_torch(installed: Path, tmp_path: Path) -> None:
     """With the api and client extras alone, every module imports but those inside the runtime."""
     # Only Alembic can import its environment, with a context of its own around it; Dask is one more extra.
-    skip = ["pace.runtime.", "pace.api.migrations.env", "pace.api.dask_"]
+    skip = ["pace.runtime.", "pace.api.storage.migrations.env", "pace.api.workers.dask_"]
     files, loaded = import_all(installed / "bin" / "python", tmp_path, skip=skip)
     assert {"pace.solver", "pace.api", "pace.runtime"} <= files.keys()
     outside = {name: file for name, file in files.items() if not Path(file).is_relative_to(installed)}
@@ -166,7 +166,8 @@ def test_installed_command_runs(installed: Path, tmp_path: Path) -> None:
 
 def test_core_and_solver_import_nothing_that_belongs_to_an_extra(tmp_path: Path) -> None:
     """The core, its command line included, and the solver load no torch, web framework or Horovod."""
-    files, loaded = import_all(Path(sys.executable), tmp_path, skip=["pace.api", "pace.runtime"])
+    skip = ["pace.api", "pace.client.http", "pace.runtime"]
+    files, loaded = import_all(Path(sys.executable), tmp_path, skip=skip)
     assert "pace.cli" in files
     assert sorted(loaded & set(FOREIGN)) == []
 

@@ -6,9 +6,9 @@ python -m benchmarks.reproduce.bytescheduler
 from itertools import product
 
 from pace import Gradient, Op, Profile
-from pace.allreduce import AffineAllReduce, RingAllReduce
+from pace.documents.collective_costs import AffineAllReduce, RingAllReduce
 from pace.models import build, with_ratio
-from pace.simulate import make_policy, simulate
+from pace.simulation import make_policy, simulate
 
 BATCHES = {"vgg16": 64, "resnet50": 32, "transformer": 2048}
 # ByteScheduler's best partition and credit under NCCL, in MB (Table 1).

@@ -11,11 +11,11 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pace.allreduce import RingAllReduce
+from pace.documents.collective_costs import RingAllReduce
+from pace.documents.profile import Profile
 from pace.models import build
-from pace.profile import Profile
-from pace.simulate import make_policy, simulate
-from pace.simulate.traffic import Policy
+from pace.simulation import make_policy, simulate
+from pace.simulation.traffic import Policy
 from pace.whatif import Scenario, profile_at
 
 BATCHES = {"vgg16": 64, "resnet50": 32, "seq2seq": 4096, "transformer": 2048}

@@ -12,8 +12,8 @@ import argparse
 import numpy as np
 
 from pace.models import build
-from pace.simulate.tictac import tao, tio
-from pace.simulate.worker import WorkerDag, parameter_server_worker, run_worker
+from pace.simulation.tictac import tao, tio
+from pace.simulation.worker import WorkerDag, parameter_server_worker, run_worker
 from pace.solver.cost import CostCurve
 
 MODELS = {"vgg16": 64, "resnet50": 32, "inception-v3": 32}

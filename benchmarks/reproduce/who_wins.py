@@ -7,9 +7,9 @@ Nothing is measured: profiles are computed from architectures and windows are si
 
 import argparse
 
+from pace.documents.profile import Profile
 from pace.models import build
-from pace.profile import Profile
-from pace.simulate import POLICIES
+from pace.simulation import POLICIES
 from pace.whatif import Cell, Grid, what_if
 
 BANDWIDTHS_GBPS = (1.0, 2.0, 5.0, 8.0, 10.0, 12.0, 15.0, 20.0, 25.0, 40.0, 100.0)

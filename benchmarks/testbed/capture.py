@@ -7,7 +7,7 @@ from benchmarks.testbed.contenders import Backend
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.joining import join_horovod, join_torch, serve_horovod
 from benchmarks.testbed.processes import Answer, ranks
-from pace.allreduce import SampledAllReduce
+from pace.documents.collective_costs import SampledAllReduce
 from pace.runtime.allreduce_cost import AllReduceMeasurement, measure_allreduce
 
 _PORT = 19000

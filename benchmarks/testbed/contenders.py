@@ -8,8 +8,8 @@ that the user has: left alone, one bucket would hold a whole scaled model and no
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pace.options import Options
-from pace.runtime.optimizer import Mode
+from pace.documents.options import Options
+from pace.runtime.options import Mode
 from pace.runtime.transport import Order
 
 MEBIBYTE = 1 << 20

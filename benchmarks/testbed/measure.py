@@ -18,9 +18,9 @@ from benchmarks.testbed.reference import TOLERANCE, FloatArray, expected_weights
 from benchmarks.testbed.replay import renamed
 from benchmarks.testbed.results import ContenderResult, SettingResult
 from benchmarks.testbed.scaling import Fitted
-from pace.allreduce import AllReduce
-from pace.profile import Profile
-from pace.schedule import Schedule
+from pace.documents.collective_costs import AllReduce
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule
 
 _FIRST_PORT = 20000
 _ROUND_TIMEOUT_S = 300.0
@@ -230,7 +230,7 @@ def _trace(entry: _Entry) -> None:
 
 
 def _bound(profile: Profile, cost: AllReduce) -> float:
-    from pace.optimize import optimize
+    from pace.allreduce.optimize import optimize
 
     return optimize(profile.replace(allreduce=cost)).predicted.lower_bound_s
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.testbed.contenders import DDP_FIRST_MIB, DDP_MIB, HOROVOD_THRESHOLD_BYTES, MEBIBYTE, Contender
-from pace.optimize import optimize
-from pace.options import Options
-from pace.profile import Profile
-from pace.schedule import Schedule, Segment
-from pace.simulate import make_policy, simulate
-from pace.simulate.scheduled import sender_of
-from pace.simulate.traffic import Policy, Sender
+from pace.allreduce.optimize import optimize
+from pace.documents.options import Options
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule, Segment
+from pace.simulation import make_policy, simulate
+from pace.simulation.scheduled import sender_of
+from pace.simulation.traffic import Policy, Sender
 
 # ByteScheduler's code: so many parameters of 4 bytes in a partition and in flight.
 PARTITION_BYTES, CREDIT_BYTES = 4_000_000, 16_000_000

@@ -18,8 +18,8 @@ from benchmarks.testbed.processes import Answer, ranks
 from benchmarks.testbed.reference import LEARNING_RATE, FloatArray, scale_of
 from benchmarks.testbed.scaling import Fitted
 from benchmarks.testbed.stream import Stream
-from pace.allreduce import AllReduce
-from pace.profile import Profile
+from pace.documents.collective_costs import AllReduce
+from pace.documents.profile import Profile
 from pace.runtime.profiler import Capture
 
 CAPTURED_ITERATIONS = 10

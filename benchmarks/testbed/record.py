@@ -16,7 +16,7 @@ from benchmarks.testbed.rates import verify_rates
 from benchmarks.testbed.real import captured
 from benchmarks.testbed.results import SettingResult, as_document
 from benchmarks.testbed.scaling import Fitted, fit
-from pace.allreduce import SampledAllReduce
+from pace.documents.collective_costs import SampledAllReduce
 from pace.models import build, communication_ratio
 from pace.version import __version__
 

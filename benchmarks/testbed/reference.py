@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.testbed.replay import directions_of, initial_weights
-from pace.profile import Profile
+from pace.documents.profile import Profile
 
 LEARNING_RATE = 0.02
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from benchmarks.testbed.stream import Stream
+from pace.documents.profile import ELEMENT_BYTES, Gradient, Profile
 from pace.errors import InvalidProfile
-from pace.profile import ELEMENT_BYTES, Gradient, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ gradient is large, which is early, which op is long. Latency cannot be scaled: i
 
 from dataclasses import dataclass
 
-from pace.allreduce import AllReduce
+from pace.documents.collective_costs import AllReduce
+from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.errors import InvalidProfile
 from pace.models import communication_ratio
-from pace.profile import ELEMENT_BYTES, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

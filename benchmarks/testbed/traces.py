@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pace.profile import Profile
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule
 from pace.runtime.report import Report
-from pace.schedule import Schedule
-from pace.timeline import chrome_trace
+from pace.view.timeline import chrome_trace
 
 MICROSECONDS = 1e6
 

@@ -16,8 +16,8 @@ from benchmarks.testbed.processes import Answer
 from benchmarks.testbed.real import RealModel
 from benchmarks.testbed.reference import LEARNING_RATE, FloatArray, scale_of, sha256
 from benchmarks.testbed.replay import Replay
-from pace.profile import Profile
-from pace.schedule import Schedule
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pace.allreduce import AllReduce, SampledAllReduce
+from pace.documents.collective_costs import AllReduce, SampledAllReduce
+from pace.documents.profile import Profile
 from pace.errors import FormatError
 from pace.formats.chakra_messages import stream_nodes
 from pace.formats.execution_trace import TracedTensor, tensors_of
 from pace.formats.kineto_steps import ACCUMULATE, BACKWARD, COMMUNICATION
 from pace.formats.reading import warn
 from pace.formats.training_step import StepGradient, StepOp, TrainingStep, profile_of_step
-from pace.profile import Profile
 
 _COLLECTIVE, _SEND, _RECEIVE = 7, 5, 6
 _ALL_REDUCE = 0

@@ -2,15 +2,15 @@
 
 Products of matrices are known by name; every other operator is taken to read its inputs and write its
 outputs once, unless those that it calls move more, and views to do nothing of their own. The rules are
-those of ``pace.models``.
+those by which ``pace.models`` counts layers.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pace.documents.profile import ELEMENT_BYTES
 from pace.formats.execution_trace import TracedOp
-from pace.profile import ELEMENT_BYTES
 
 Shape = tuple[int, ...]
 
@@ -75,10 +75,6 @@ class CountedWork:
 
     def __add__(self, other: "CountedWork") -> "CountedWork":
         return CountedWork(self.flops + other.flops, self.moved_bytes + other.moved_bytes)
-
-    def duration_s(self, *, tflops: float, memory_gbytes_per_s: float) -> float:
-        """Time at stated rates: the slower of the products and the memory traffic."""
-        return max(self.flops / (tflops * 1e12), self.moved_bytes / (memory_gbytes_per_s * 1e9))
 
 
 def product_of(op: TracedOp) -> CountedWork | None:

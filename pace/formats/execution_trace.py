@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pace.documents.profile import ELEMENT_BYTES, DType
 from pace.errors import FormatError
 from pace.formats.kineto_trace import DTYPES, elements_of
 from pace.formats.reading import read_json_before, stream_json, warn
-from pace.profile import ELEMENT_BYTES, DType
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _STEP = "ProfilerStep#"

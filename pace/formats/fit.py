@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pace.allreduce import AffineAllReduce, SampledAllReduce
+from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.errors import FormatError, InvalidOptions
 from pace.formats.cost_csv import read_cost_csv
 from pace.formats.cost_log import CostLog
@@ -55,10 +55,10 @@ def read_cost_log(path: str | Path, format: str = "auto") -> CostLog:  # noqa: A
     Raises
     ------
     FormatError
-        If the format is not recognised or the file cannot be read as it.
+        If the format is not recognized or the file cannot be read as it.
     """
     if format == "auto":
-        format = _recognise(path)  # noqa: A001
+        format = _recognize(path)  # noqa: A001
     if format not in _READERS:
         raise InvalidOptions(f'no log format "{format}": choose auto or one of {", ".join(FORMATS)}')
     return _READERS[format](path)
@@ -113,7 +113,7 @@ def _affine(samples: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> tuple
     return affine, float(np.abs(predicted[positive] / seconds[positive] - 1).max())
 
 
-def _recognise(path: str | Path) -> str:
+def _recognize(path: str | Path) -> str:
     with open_binary(path) as file:
         head = file.read(_SNIFFED_BYTES).decode("utf-8", errors="replace")
     if "NEGOTIATE_" in head or '"process_sort_index"' in head:

@@ -14,11 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pace.allreduce import SampledAllReduce
+from pace.documents.collective_costs import SampledAllReduce
+from pace.documents.profile import ELEMENT_BYTES, DType, Gradient, Op, Profile
 from pace.errors import FormatError
 from pace.formats.cost_log import CostLog, cost_log
 from pace.formats.reading import number, stream_json, validated, warn
-from pace.profile import ELEMENT_BYTES, DType, Gradient, Op, Profile
 
 _TOOL = "Horovod timeline"
 _NEGOTIATE = "NEGOTIATE_ALLREDUCE"

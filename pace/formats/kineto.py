@@ -8,7 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from pace.allreduce import AllReduce, SampledAllReduce
+from pace.documents.collective_costs import AllReduce, SampledAllReduce
+from pace.documents.profile import Profile
 from pace.errors import FormatError, InvalidOptions
 from pace.formats.execution_trace import ExecutionTrace, TracedTensor, read_execution_trace
 from pace.formats.kineto_steps import RecordedGradient, RecordedOp, RecordedStep, recorded_steps
@@ -22,7 +23,6 @@ from pace.formats.training_step import (
     gradient_names,
     profile_of_step,
 )
-from pace.profile import Profile
 
 Clock = Literal["auto", "device", "host"]
 

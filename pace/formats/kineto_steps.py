@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 
+from pace.documents.profile import DType
 from pace.errors import FormatError
 from pace.formats.kineto_trace import DeviceWork, HostOp, KinetoTrace, Thread
 from pace.formats.reading import warn
-from pace.profile import DType
 
 BACKWARD = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pace.documents.profile import ELEMENT_BYTES, DType
 from pace.errors import FormatError
 from pace.formats.reading import number, read_json_before, stream_json
-from pace.profile import ELEMENT_BYTES, DType
 
 Thread = tuple[int | str, int | str]
 

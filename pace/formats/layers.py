@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pace.allreduce import AllReduce
+from pace.documents.collective_costs import AllReduce
+from pace.documents.profile import ELEMENT_BYTES, DType, Gradient, Op, Profile
 from pace.errors import FormatError
 from pace.formats.reading import number, read_text, validated, whole_number
-from pace.profile import ELEMENT_BYTES, DType, Gradient, Op, Profile
 
 _SECONDS = {"_s": 1.0, "_ms": 1e-3, "_us": 1e-6}
 _TIMES = {f"{way}{unit}" for way in ("forward", "backward") for unit in _SECONDS}

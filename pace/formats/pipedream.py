@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
-from pace.allreduce import AllReduce
+from pace.documents.collective_costs import AllReduce
+from pace.documents.profile import Profile
 from pace.errors import FormatError
 from pace.formats.layers import LayerRow, profile_of_layers
 from pace.formats.reading import number, read_lines, warn, whole_number
-from pace.profile import Profile
 
 _FIELD = re.compile(r"(\w+)=([^,\s]+)")
 _TIMES = ("forward_compute_time", "backward_compute_time")

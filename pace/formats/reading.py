@@ -14,6 +14,7 @@ from typing import IO, Any, cast
 
 from pydantic import ValidationError
 
+from pace.documents.base import explain
 from pace.errors import FormatError
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -166,5 +167,4 @@ def validated(path: object) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        faults = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors()[:5])
-        raise FormatError(path, f"makes no valid profile: {faults}") from None
+        raise FormatError(path, f"makes no valid profile: {explain(error)}") from None

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from pace.allreduce import AllReduce
-from pace.errors import FormatError, InvalidOptions
+from pace.device_rates import DeviceRates
+from pace.documents.collective_costs import AllReduce
+from pace.documents.profile import Profile
+from pace.errors import FormatError
 from pace.formats.counted_ops import CountedWork, product_of, work_with_calls
 from pace.formats.execution_trace import TracedOp, read_execution_trace
 from pace.formats.kineto_steps import COMMUNICATION
 from pace.formats.op_tree import MAX_DEPTH, OpTree, last_step
 from pace.formats.training_step import profile_of_step
-from pace.models.window import MEMORY_GBYTES_PER_TFLOP
-from pace.profile import Profile
 
 
 def read_execution_trace_profile(
@@ -35,16 +35,12 @@ def read_execution_trace_profile(
     FormatError
         If the trace cannot be read or has no training step.
     """
-    if memory_gbytes_per_s is None:
-        memory_gbytes_per_s = device_tflops * MEMORY_GBYTES_PER_TFLOP
-    for option, value in (("device_tflops", device_tflops), ("memory_gbytes_per_s", memory_gbytes_per_s)):
-        if not 0 < value < float("inf"):
-            raise InvalidOptions(f"{option} is {value}: expected a positive number")
+    rates = DeviceRates.of(device_tflops, memory_gbytes_per_s)
     tree = OpTree(path, read_execution_trace(path, keep_ops=True).ops)
 
     def duration(op: TracedOp) -> float:
         work = _work(tree, op)
-        return work.duration_s(tflops=device_tflops, memory_gbytes_per_s=memory_gbytes_per_s)
+        return rates.duration_s(work.flops, work.moved_bytes)
 
     step = last_step(tree, duration)
     return profile_of_step(
@@ -57,8 +53,8 @@ def read_execution_trace_profile(
             "origin": "computed",
             "tool": "PyTorch execution trace",
             "note": "Structure and shapes were recorded; durations are counted work, not measured.",
-            "device_tflops": device_tflops,
-            "memory_gbytes_per_s": memory_gbytes_per_s,
+            "device_tflops": rates.tflops,
+            "memory_gbytes_per_s": rates.memory_gbytes_per_s,
         },
     )
 

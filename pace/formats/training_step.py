@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pace.allreduce import AllReduce
+from pace.documents.collective_costs import AllReduce
+from pace.documents.profile import DType, Gradient, Op, Profile
 from pace.errors import FormatError
 from pace.formats.reading import validated
-from pace.profile import DType, Gradient, Op, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """BERT-large (Devlin et al. 2019) for pre-training on sequences of 512 tokens."""
 
-from pace.models.network import Network, Value
+from pace.models.layers import Architecture, Value
 from pace.models.transformer import attend
 
 _FEATURES = 1024
@@ -10,13 +10,13 @@ _VOCABULARY = 30_522
 _LENGTH = 512
 
 
-def bert_large() -> Network:
-    """24 layers, normalised after each sublayer, with both pre-training heads; 336 million parameters.
+def bert_large() -> Architecture:
+    """24 layers, normalized after each sublayer, with both pre-training heads; 336 million parameters.
 
     The masked-token head sees every token, as frameworks compute it; the next-sentence head sees
     the first token of each sequence.
     """
-    net = Network(unit="tokens")
+    net = Architecture(unit="tokens")
     words = net.embedding("embeddings.word", net.data(1), _VOCABULARY, _FEATURES)
     positions = net.embedding("embeddings.position", net.data(1), _LENGTH, _FEATURES)
     types = net.embedding("embeddings.type", net.data(1), 2, _FEATURES)
@@ -34,7 +34,7 @@ def bert_large() -> Network:
     return net
 
 
-def _block(net: Network, name: str, x: Value) -> Value:
+def _block(net: Architecture, name: str, x: Value) -> Value:
     query = net.linear(f"{name}.attention.query", x, _FEATURES)
     key = net.linear(f"{name}.attention.key", x, _FEATURES)
     value = net.linear(f"{name}.attention.value", x, _FEATURES)

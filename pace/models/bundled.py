@@ -6,7 +6,6 @@
 import sys
 from pathlib import Path
 
-from pace.formats.profile_json import dump_profile
 from pace.models import build
 
 _DEVICE_TFLOPS = 8.0
@@ -15,18 +14,18 @@ _WORKERS = 8
 _BATCHES = {"vgg16": 64, "resnet50": 32, "transformer": 8192}
 
 
-def bundled_documents() -> dict[str, str]:
-    """Return the text of every example profile by its file name."""
+def bundled_documents() -> dict[str, bytes]:
+    """Return every example profile as JSON by its file name."""
     return {
-        f"{name}.json": dump_profile(build(name, device_tflops=_DEVICE_TFLOPS, batch=batch, workers=_WORKERS))
+        f"{name}.json": build(name, device_tflops=_DEVICE_TFLOPS, batch=batch, workers=_WORKERS).to_json()
         for name, batch in _BATCHES.items()
     }
 
 
 def _write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in bundled_documents().items():
-        (folder / name).write_text(text, encoding="utf-8")
+    for name, document in bundled_documents().items():
+        (folder / name).write_bytes(document)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al. 2019) in its four sizes, for sequences of 1024 tokens."""
 
-from pace.models.network import Network, Value
+from pace.models.layers import Architecture, Value
 from pace.models.transformer import attend
 
 _VOCABULARY = 50_257
@@ -8,9 +8,9 @@ _LENGTH = 1024
 _FEATURES_PER_HEAD = 64
 
 
-def gpt2(*, layers: int, features: int) -> Network:
-    """Return the decoder, normalised before each sublayer, its output tied to the embedding."""
-    net = Network(unit="tokens")
+def gpt2(*, layers: int, features: int) -> Architecture:
+    """Return the decoder, normalized before each sublayer, its output tied to the embedding."""
+    net = Architecture(unit="tokens")
     tokens = net.embedding("wte", net.data(1), _VOCABULARY, features)
     positions = net.embedding("wpe", net.data(1), _LENGTH, features)
     x = net.dropout("drop", net.add("embed", tokens, positions))
@@ -21,7 +21,7 @@ def gpt2(*, layers: int, features: int) -> Network:
     return net
 
 
-def _block(net: Network, name: str, x: Value) -> Value:
+def _block(net: Architecture, name: str, x: Value) -> Value:
     features = x.size
     y = net.linear(f"{name}.attn.c_attn", net.layer_norm(f"{name}.ln_1", x), 3 * features)
     y = net.view(f"{name}.attn.split", y, 3, features)

@@ -1,11 +1,11 @@
 """Inception-v3 (Szegedy et al. 2016) for 299 x 299 images and 1000 classes, without the auxiliary head."""
 
-from pace.models.network import Network, Value
+from pace.models.layers import Architecture, Value
 
 
-def inception_v3() -> Network:
-    """94 convolutions, each normalised, in branches that join by concatenation; torchvision's form."""
-    net = Network(unit="images")
+def inception_v3() -> Architecture:
+    """94 convolutions, each normalized, in branches that join by concatenation; torchvision's form."""
+    net = Architecture(unit="images")
     x = _conv(net, "conv1", net.data(3, 299, 299), 32, 3, stride=2)
     x = _conv(net, "conv2", x, 32, 3)
     x = _conv(net, "conv3", x, 64, 3, padding=1)
@@ -28,7 +28,7 @@ def inception_v3() -> Network:
 
 
 def _conv(
-    net: Network,
+    net: Architecture,
     name: str,
     x: Value,
     channels: int,
@@ -41,19 +41,19 @@ def _conv(
     return net.elementwise(f"{name}.relu", net.batch_norm(f"{name}.bn", x))
 
 
-def _row(net: Network, name: str, x: Value, channels: int, taps: int) -> Value:
+def _row(net: Architecture, name: str, x: Value, channels: int, taps: int) -> Value:
     return _conv(net, name, x, channels, (1, taps), padding=(0, taps // 2))
 
 
-def _column(net: Network, name: str, x: Value, channels: int, taps: int) -> Value:
+def _column(net: Architecture, name: str, x: Value, channels: int, taps: int) -> Value:
     return _conv(net, name, x, channels, (taps, 1), padding=(taps // 2, 0))
 
 
-def _pooled(net: Network, name: str, x: Value, channels: int) -> Value:
+def _pooled(net: Architecture, name: str, x: Value, channels: int) -> Value:
     return _conv(net, f"{name}.pool_1x1", net.avg_pool(f"{name}.pool", x, 3, padding=1), channels, 1)
 
 
-def _block_a(net: Network, name: str, x: Value, pool_channels: int) -> Value:
+def _block_a(net: Architecture, name: str, x: Value, pool_channels: int) -> Value:
     one = _conv(net, f"{name}.1x1", x, 64, 1)
     five = _conv(net, f"{name}.5x5_1", x, 48, 1)
     five = _conv(net, f"{name}.5x5_2", five, 64, 5, padding=2)
@@ -63,7 +63,7 @@ def _block_a(net: Network, name: str, x: Value, pool_channels: int) -> Value:
     return net.concat(f"{name}.concat", one, five, three, _pooled(net, name, x, pool_channels))
 
 
-def _block_b(net: Network, name: str, x: Value) -> Value:
+def _block_b(net: Architecture, name: str, x: Value) -> Value:
     three = _conv(net, f"{name}.3x3", x, 384, 3, stride=2)
     double = _conv(net, f"{name}.double_1", x, 64, 1)
     double = _conv(net, f"{name}.double_2", double, 96, 3, padding=1)
@@ -71,7 +71,7 @@ def _block_b(net: Network, name: str, x: Value) -> Value:
     return net.concat(f"{name}.concat", three, double, net.max_pool(f"{name}.pool", x, 3, stride=2))
 
 
-def _block_c(net: Network, name: str, x: Value, channels: int) -> Value:
+def _block_c(net: Architecture, name: str, x: Value, channels: int) -> Value:
     one = _conv(net, f"{name}.1x1", x, 192, 1)
     seven = _conv(net, f"{name}.7x7_1", x, channels, 1)
     seven = _row(net, f"{name}.7x7_2", seven, channels, 7)
@@ -84,7 +84,7 @@ def _block_c(net: Network, name: str, x: Value, channels: int) -> Value:
     return net.concat(f"{name}.concat", one, seven, double, _pooled(net, name, x, 192))
 
 
-def _block_d(net: Network, name: str, x: Value) -> Value:
+def _block_d(net: Architecture, name: str, x: Value) -> Value:
     three = _conv(net, f"{name}.3x3_1", x, 192, 1)
     three = _conv(net, f"{name}.3x3_2", three, 320, 3, stride=2)
     seven = _conv(net, f"{name}.7x7_1", x, 192, 1)
@@ -94,7 +94,7 @@ def _block_d(net: Network, name: str, x: Value) -> Value:
     return net.concat(f"{name}.concat", three, seven, net.max_pool(f"{name}.pool", x, 3, stride=2))
 
 
-def _block_e(net: Network, name: str, x: Value) -> Value:
+def _block_e(net: Architecture, name: str, x: Value) -> Value:
     one = _conv(net, f"{name}.1x1", x, 320, 1)
     three = _conv(net, f"{name}.3x3_1", x, 384, 1)
     three_row = _row(net, f"{name}.3x3_2a", three, 384, 3)

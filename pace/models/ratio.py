@@ -1,6 +1,6 @@
 """Rescale a profile's network to a wanted ratio of communication to compute."""
 
-from pace.allreduce import (
+from pace.documents.collective_costs import (
     AffineAllReduce,
     AllReduce,
     HalvingDoublingAllReduce,
@@ -10,8 +10,8 @@ from pace.allreduce import (
     TreeAllReduce,
     TwoLevelAllReduce,
 )
+from pace.documents.profile import Profile
 from pace.errors import InvalidProfile
-from pace.profile import Profile
 
 _Network = RingAllReduce | TreeAllReduce | HalvingDoublingAllReduce | NetworkLevel
 

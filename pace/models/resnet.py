@@ -1,18 +1,18 @@
 """ResNet-50 for 224 x 224 images and 1000 classes, in two forms that frameworks ship."""
 
-from pace.models.network import Network, Value
+from pace.models.layers import Architecture, Value
 
 _STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 _EXPANSION = 4
 
 
-def resnet50_preactivation() -> Network:
-    """He et al. 2016, "Identity Mappings": normalise before each convolution; MXNet's form.
+def resnet50_preactivation() -> Architecture:
+    """He et al. 2016, "Identity Mappings": normalize before each convolution; MXNet's form.
 
-    53 convolutions, 51 normalisations (one of them of the images, none on the shortcuts) and one
+    53 convolutions, 51 normalizations (one of them of the images, none on the shortcuts) and one
     linear layer: the 157 gradients of the PACE paper's Table II.
     """
-    net = Network(unit="images")
+    net = Architecture(unit="images")
     x = net.batch_norm("bn_data", net.data(3, 224, 224))
     x = net.conv("conv0", x, 64, 7, stride=2, padding=3)
     x = net.elementwise("relu0", net.batch_norm("bn0", x))
@@ -26,7 +26,7 @@ def resnet50_preactivation() -> Network:
 
 
 def _preactivation_unit(
-    net: Network, name: str, x: Value, channels: int, stride: int, *, project: bool
+    net: Architecture, name: str, x: Value, channels: int, stride: int, *, project: bool
 ) -> Value:
     first = y = net.elementwise(f"{name}.relu1", net.batch_norm(f"{name}.bn1", x))
     y = net.conv(f"{name}.conv1", y, channels, 1)
@@ -39,9 +39,9 @@ def _preactivation_unit(
     return net.add(f"{name}.add", y, x)
 
 
-def resnet50_v15() -> Network:
+def resnet50_v15() -> Architecture:
     """He et al. 2015 with the stride in the 3 x 3 convolution; torchvision's form, 161 gradients."""
-    net = Network(unit="images")
+    net = Architecture(unit="images")
     x = net.conv("conv1", net.data(3, 224, 224), 64, 7, stride=2, padding=3)
     x = net.elementwise("relu", net.batch_norm("bn1", x))
     x = net.max_pool("maxpool", x, 3, stride=2, padding=1)
@@ -53,7 +53,7 @@ def resnet50_v15() -> Network:
 
 
 def _postactivation_unit(
-    net: Network, name: str, x: Value, channels: int, stride: int, *, project: bool
+    net: Architecture, name: str, x: Value, channels: int, stride: int, *, project: bool
 ) -> Value:
     y = net.batch_norm(f"{name}.bn1", net.conv(f"{name}.conv1", x, channels, 1))
     y = net.elementwise(f"{name}.relu1", y)
@@ -66,7 +66,7 @@ def _postactivation_unit(
     return net.elementwise(f"{name}.relu3", net.add(f"{name}.add", y, x))
 
 
-def _classify(net: Network, x: Value) -> Network:
+def _classify(net: Architecture, x: Value) -> Architecture:
     x = net.avg_pool("avgpool", x, x.shape[1])
     x = net.view("flatten", x, x.size)
     net.softmax_loss("loss", net.linear("fc", x, 1000))

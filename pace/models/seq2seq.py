@@ -5,16 +5,16 @@ without describing it. This is the plainest model known to us that meets the thr
 two bidirectional LSTM layers, a decoder of two, general attention once over all steps.
 """
 
-from pace.models.network import Network, Value
+from pace.models.layers import Architecture, Value
 
 _FEATURES = 512
 _VOCABULARY = 32_000
 _LENGTH = 22  # tokens of a sentence, in both languages
 
 
-def seq2seq() -> Network:
+def seq2seq() -> Architecture:
     """Return the model; a unit is a pair of tokens, one of each language."""
-    net = Network(unit="tokens")
+    net = Architecture(unit="tokens")
     source = net.embedding("source.embedding", net.data(1), _VOCABULARY, _FEATURES)
     steps = [[source.part(1 / _LENGTH)]] * _LENGTH
     for layer in (1, 2):
@@ -41,7 +41,7 @@ def seq2seq() -> Network:
     return net
 
 
-def _unroll(net: Network, name: str, steps: list[list[Value]], state: list[Value]) -> list[Value]:
+def _unroll(net: Architecture, name: str, steps: list[list[Value]], state: list[Value]) -> list[Value]:
     results = []
     for number, x in enumerate(steps):
         state = [net.lstm_cell(f"{name}.step{number}", name, x, state, _FEATURES)]

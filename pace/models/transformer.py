@@ -1,6 +1,6 @@
 """The base Transformer for translation (Vaswani et al. 2017), and the parts that its relatives share."""
 
-from pace.models.network import Network, Value
+from pace.models.layers import Architecture, Value
 
 _FEATURES = 512
 _INNER = 2048
@@ -10,15 +10,15 @@ _VOCABULARY = 32_000
 _LENGTH = 32  # tokens of a sentence, in both languages
 
 
-def transformer() -> Network:
-    """Return an encoder and a decoder of 6 layers each, normalised before each sublayer.
+def transformer() -> Architecture:
+    """Return an encoder and a decoder of 6 layers each, normalized before each sublayer.
 
     Attention has no biases, projects its own queries, keys and values in one product, and those
     between decoder and encoder in three; embeddings and output are not tied. This is Sockeye's
     form, and it has the 164 gradients of the PACE paper's Table II. A unit is a pair of tokens, one
     of each language.
     """
-    net = Network(unit="tokens")
+    net = Architecture(unit="tokens")
     source = _embed(net, "source")
     for layer in range(_LAYERS):
         name = f"encoder.{layer}"
@@ -36,14 +36,14 @@ def transformer() -> Network:
     return net
 
 
-def _embed(net: Network, name: str) -> Value:
+def _embed(net: Architecture, name: str) -> Value:
     x = net.embedding(f"{name}.embedding", net.data(1), _VOCABULARY, _FEATURES)
     x = net.scale(f"{name}.scale", x)
     x = net.elementwise(f"{name}.positions", x, backward=None)  # fixed positions are added
     return net.dropout(f"{name}.dropout", x)
 
 
-def _self_attention(net: Network, name: str, x: Value) -> Value:
+def _self_attention(net: Architecture, name: str, x: Value) -> Value:
     y = net.layer_norm(f"{name}.norm", x)
     fused = net.linear(f"{name}.qkv", y, 3 * _FEATURES, bias=False)
     fused = net.view(f"{name}.split", fused, 3, _FEATURES)
@@ -53,7 +53,7 @@ def _self_attention(net: Network, name: str, x: Value) -> Value:
     return net.add(f"{name}.add", net.dropout(f"{name}.dropout", y), x)
 
 
-def _cross_attention(net: Network, name: str, x: Value, memory: Value) -> Value:
+def _cross_attention(net: Architecture, name: str, x: Value, memory: Value) -> Value:
     y = net.layer_norm(f"{name}.norm", x)
     query = net.linear(f"{name}.q", y, _FEATURES, bias=False)
     key = net.linear(f"{name}.k", memory, _FEATURES, bias=False)
@@ -63,7 +63,7 @@ def _cross_attention(net: Network, name: str, x: Value, memory: Value) -> Value:
     return net.add(f"{name}.add", net.dropout(f"{name}.dropout", y), x)
 
 
-def _feed_forward(net: Network, name: str, x: Value) -> Value:
+def _feed_forward(net: Architecture, name: str, x: Value) -> Value:
     y = net.linear(f"{name}.fc1", net.layer_norm(f"{name}.norm", x), _INNER)
     y = net.dropout(f"{name}.relu_dropout", net.elementwise(f"{name}.relu", y))
     y = net.dropout(f"{name}.dropout", net.linear(f"{name}.fc2", y, _FEATURES))
@@ -71,7 +71,7 @@ def _feed_forward(net: Network, name: str, x: Value) -> Value:
 
 
 def attend(
-    net: Network, name: str, query: Value, key: Value, value: Value, *, heads: int, length: int
+    net: Architecture, name: str, query: Value, key: Value, value: Value, *, heads: int, length: int
 ) -> Value:
     """Scaled dot-product attention over `length` tokens, as frameworks without a fused kernel run it.
 
@@ -91,7 +91,7 @@ def attend(
     return _split_heads(net, f"{name}.context", context)
 
 
-def _split_heads(net: Network, name: str, x: Value) -> Value:
+def _split_heads(net: Architecture, name: str, x: Value) -> Value:
     x = net.view(f"{name}.reshape1", x, *x.shape)
     x = net.transpose(f"{name}.transpose", x)
     return net.view(f"{name}.reshape2", x, *x.shape)

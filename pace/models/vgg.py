@@ -1,13 +1,13 @@
 """VGG16 (Simonyan and Zisserman 2015, configuration D) for 224 x 224 images and 1000 classes."""
 
-from pace.models.network import Network
+from pace.models.layers import Architecture
 
 _CHANNELS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
-def vgg16() -> Network:
+def vgg16() -> Architecture:
     """13 convolutions and 3 linear layers with biases: 32 gradients, 138.4 million parameters."""
-    net = Network(unit="images")
+    net = Architecture(unit="images")
     x = net.data(3, 224, 224)
     for block, channels in enumerate(_CHANNELS, start=1):
         for layer, count in enumerate(channels, start=1):

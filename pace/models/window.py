@@ -4,45 +4,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pace.allreduce import AllReduce, RingAllReduce
-from pace.models.network import Network, Work
-from pace.profile import ELEMENT_BYTES, DType, Gradient, Op, Profile
+from pace.device_rates import DeviceRates
+from pace.documents.collective_costs import AllReduce, RingAllReduce
+from pace.documents.profile import ELEMENT_BYTES, DType, Gradient, Op, Profile
+from pace.models.layers import Architecture, Work
 
 Streams = Literal[0, 1, 2]
 
-# 10^9 bytes a second for every 10^12 operations: a GTX 1080 Ti's data sheet has 484 beside 11.3.
-MEMORY_GBYTES_PER_TFLOP = 40.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """What a device sustains, as opposed to its peak.
+class LayerTimes:
+    """How long layers take on a device, for activations, parameters and gradients of one dtype."""
 
-    Attributes
-    ----------
-    tflops
-        10^12 operations of matrix products in a second.
-    memory_gbytes_per_s
-        10^9 bytes read and written in a second.
-    dtype
-        Of activations, parameters and gradients.
-    """
-
-    tflops: float
-    memory_gbytes_per_s: float
+    rates: DeviceRates
     dtype: DType
 
     def duration_s(self, work: Work, batch: int) -> float:
-        """Time of one direction of a layer: the slower of its products and its memory traffic."""
-        computing = work.flops * batch / (self.tflops * 1e12)
+        """Time of one direction of a layer."""
         elements = work.moved * batch + work.moved_once
-        moving = elements * ELEMENT_BYTES[self.dtype] / (self.memory_gbytes_per_s * 1e9)
-        return float(f"{max(computing, moving):.6g}")  # the counts are no more exact than that
+        seconds = self.rates.duration_s(work.flops * batch, elements * ELEMENT_BYTES[self.dtype])
+        return float(f"{seconds:.6g}")  # the counts are no more exact than that
 
 
 def window(
-    network: Network,
-    device: Device,
+    network: Architecture,
+    times: LayerTimes,
     *,
     name: str,
     batch: int,
@@ -56,12 +42,12 @@ def window(
     A parameter that several layers use gets one gradient, ready when the last of their backward ops
     has added its part; each of the layers waits for it.
     """
-    ops = _backward(network, device, batch) + _forward(network, device, batch)
+    ops = _backward(network, times, batch) + _forward(network, times, batch)
     return Profile(
         name=name,
         workers=workers,
         ops=_on_streams(ops, streams),
-        gradients=_gradients(network, device.dtype),
+        gradients=_gradients(network, times.dtype),
         allreduce=allreduce,
         metadata=metadata,
     )
@@ -73,7 +59,7 @@ def default_allreduce(workers: int) -> RingAllReduce:
     return RingAllReduce(bandwidth_bytes_per_s=1.25e9, latency_s=0.3e-3 / messages if messages else 0.0)
 
 
-def _backward(network: Network, device: Device, batch: int) -> list[Op]:
+def _backward(network: Architecture, times: LayerTimes, batch: int) -> list[Op]:
     # For every layer: the backward ops that end before its result's gradient is complete, and the
     # elements read to add the gradient's parts, one for each use of the result.
     before: dict[str, dict[str, None]] = {layer.name: {} for layer in network.layers}
@@ -92,14 +78,14 @@ def _backward(network: Network, device: Device, batch: int) -> list[Op]:
             last_user.update(dict.fromkeys(layer.parameters, name))
             work = replace(layer.backward, moved=layer.backward.moved + to_add[layer.name])
             reduced = ancestors.add(name, tuple(deps))
-            ops.append(Op(name=name, duration_s=device.duration_s(work, batch), deps=reduced))
+            ops.append(Op(name=name, duration_s=times.duration_s(work, batch), deps=reduced))
             sources = {name: None}
         for producer in layer.producers:
             before[producer].update(sources)
     return ops
 
 
-def _elements_to_add(network: Network) -> dict[str, float]:
+def _elements_to_add(network: Architecture) -> dict[str, float]:
     used = dict.fromkeys((layer.name for layer in network.layers), 0.0)
     for layer in network.layers:
         for value in layer.inputs:
@@ -127,7 +113,7 @@ class _Ancestors:
         return needed
 
 
-def _forward(network: Network, device: Device, batch: int) -> list[Op]:
+def _forward(network: Architecture, times: LayerTimes, batch: int) -> list[Op]:
     ops = []
     for layer in network.layers:
         # Without a stream nothing else keeps the next iteration behind this one's backward pass.
@@ -136,7 +122,7 @@ def _forward(network: Network, device: Device, batch: int) -> list[Op]:
         ops.append(
             Op(
                 name=f"fwd/{layer.name}",
-                duration_s=device.duration_s(layer.forward, batch),
+                duration_s=times.duration_s(layer.forward, batch),
                 deps=tuple(deps),
                 waits_for=layer.parameters,
             )
@@ -144,7 +130,7 @@ def _forward(network: Network, device: Device, batch: int) -> list[Op]:
     return ops
 
 
-def _gradients(network: Network, dtype: DType) -> tuple[Gradient, ...]:
+def _gradients(network: Architecture, dtype: DType) -> tuple[Gradient, ...]:
     first_user: dict[str, str] = {}
     for layer in network.layers:
         for parameter in layer.parameters:

@@ -6,9 +6,9 @@ from itertools import product
 from math import inf, prod
 from typing import Any
 
+from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.profile import Profile
-from pace.simulate import make_policy
+from pace.simulation import make_policy
 from pace.whatif.scenario import ALGORITHMS, Algorithm, Scenario, TwoLevel, measured_batch, networked_at
 
 DEFAULT_POLICIES = ("fifo", "horovod", "ddp", "bytescheduler", "optimal")
@@ -36,7 +36,7 @@ class Grid:
     Attributes
     ----------
     policies
-        Names in ``pace.simulate.POLICIES``.
+        Names in ``pace.simulation.POLICIES``.
     baseline
         The policy that speed-ups are against; by default "ddp", or the first one without it.
     two_level

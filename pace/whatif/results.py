@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pace.profile import Profile
+from pace.documents.profile import Profile
 from pace.whatif.grid import AXES, Grid
 from pace.whatif.scenario import ASSUMPTIONS, Scenario, measured_batch
 

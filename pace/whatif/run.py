@@ -10,9 +10,9 @@ from functools import lru_cache
 from itertools import islice, pairwise
 from multiprocessing import get_context
 
+from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.profile import Profile
-from pace.simulate import make_policy, simulate
+from pace.simulation import make_policy, simulate
 from pace.whatif.grid import Grid
 from pace.whatif.results import Cell, WhatIf
 from pace.whatif.scenario import Scenario, computed_at, measured_batch, networked_at
@@ -158,7 +158,7 @@ def _cells(
 
 
 def _with_gains(grid: Grid, cells: list[Cell]) -> Iterator[Cell]:
-    """Fill in what each Gb/s is worth between neighbours in bandwidth."""
+    """Fill in what each Gb/s is worth between neighbors in bandwidth."""
     order = sorted(range(len(grid.bandwidth_gbps)), key=lambda at: grid.bandwidth_gbps[at])
     following = dict(pairwise(order))
     policies, bandwidths = len(grid.policies), len(grid.bandwidth_gbps)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pace.allreduce import (
+from pace.documents.collective_costs import (
     AffineAllReduce,
     AllReduce,
     HalvingDoublingAllReduce,
@@ -15,8 +15,8 @@ from pace.allreduce import (
     TreeAllReduce,
     TwoLevelAllReduce,
 )
+from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.errors import InvalidOptions
-from pace.profile import ELEMENT_BYTES, Profile
 
 Algorithm = Literal["ring", "tree", "halving-doubling", "two-level"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
@@ -131,17 +131,9 @@ def networked_at(profile: Profile, scenario: Scenario, two_level: TwoLevel | Non
     """
     workers = profile.workers if scenario.workers is None else scenario.workers
     try:
-        allreduce = _allreduce_at(profile, scenario, workers, two_level)
-        cost = allreduce.cost(workers)
+        return profile.with_network(_allreduce_at(profile, scenario, workers, two_level), workers)
     except ValueError as error:
         raise InvalidOptions(f'profile "{profile.name}": {error}') from None
-    # Ops and gradients are the profile's, and so is their timing: validating them for every point of a grid
-    # and walking the graph anew would take longer than the simulation.
-    changed = profile.model_copy(update={"allreduce": allreduce, "workers": workers})
-    for stale in ("sha256", "fingerprint"):
-        changed.__dict__.pop(stale, None)
-    changed.__dict__["cost"] = cost
-    return changed
 
 
 def _allreduce_at(

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.profile import Profile
-from pace.simulate import make_policy, simulate
+from pace.simulation import make_policy, simulate
 from pace.whatif.grid import AXES, Grid
 from pace.whatif.results import Answer
 from pace.whatif.scenario import Scenario, TwoLevel, computed_at, networked_at

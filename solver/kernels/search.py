@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
+from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.compiled import compiled
-from pace.solver.instance import FloatArray, IntArray
 from pace.solver.kernels.jackson import serve
 from pace.solver.kernels.partition import price
 

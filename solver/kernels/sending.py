@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.compiled import compiled
-from pace.solver.instance import FloatArray, IntArray
 from pace.solver.kernels.jackson import admit, drop_first
 from pace.solver.kernels.partition import price
 

@@ -14,9 +14,9 @@ from typing import Any, Self
 
 import httpx
 
-from pace.api.database import Database
-from pace.api.keys import SCOPES, KeyRing, Scope
 from pace.api.settings import Settings
+from pace.api.storage.database import Database
+from pace.api.storage.keys import SCOPES, KeyRing, Scope
 
 START_TIMEOUT_S = 60.0
 

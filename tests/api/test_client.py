@@ -5,14 +5,15 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from pace import InvalidOptions, Options, ServiceUnavailable, optimize, parse_profile
-from pace.api.client import Client
+from pace.client import Client
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 
@@ -190,8 +191,50 @@ def test_a_service_that_drips_does_not_hold_the_client() -> None:
             ended.set()
 
 
+def test_headers_that_drip_do_not_hold_the_client() -> None:
+    """Neither do headers that never end, for any question; the connection is cut, not left behind."""
+    ended = threading.Event()
+    cut: list[str] = []
+
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        try:
+            while not ended.wait(0.05):
+                handler.wfile.write(b"x: y\r\n")
+        except OSError:
+            cut.append(handler.path)
+
+    with _server(drip) as url, Client(url, timeout_s=0.5) as client:
+        try:
+            assert not client.healthy()
+            with pytest.raises(ServiceUnavailable, match="cannot be reached"):
+                client.newest_schedule("train", PROFILE.fingerprint)
+            while len(cut) < 2:
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+
+def test_an_endless_answer_is_given_up() -> None:
+    """Longer than any schedule: it is not kept in memory until the time-out."""
+
+    def flood(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        with suppress(OSError):
+            while True:
+                handler.wfile.write(bytes(1 << 20))
+
+    with (
+        _server(flood) as url,
+        Client(url, timeout_s=250) as client,
+        pytest.raises(ServiceUnavailable, match="answered with more than 67108864 bytes"),
+    ):
+        client.newest_schedule("train", PROFILE.fingerprint)
+
+
 def test_the_client_is_light() -> None:
     """A training process that fetches a schedule loads neither FastAPI nor SQLAlchemy."""
-    code = "import sys, pace.api.client; print(*sys.modules)"
+    code = "import sys, pace.client.http; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"fastapi", "starlette", "sqlalchemy", "torch", "uvicorn"} & set(loaded.split())

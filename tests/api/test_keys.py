@@ -14,7 +14,7 @@ import pytest
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
 
-_KEYS = "import sys; from pace.api.keys_cli import app; app()"
+_KEYS = "import sys; from pace.cli.keys import app; app()"
 
 
 def _keys(database_url: str, *arguments: str) -> Any:

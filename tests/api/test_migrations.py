@@ -5,11 +5,11 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect
 from sqlalchemy.engine import make_url
 
-from pace.api.database import Database
-from pace.api.keys import KeyRing
-from pace.api.migrations import downgrade, upgrade
-from pace.api.records import Record
 from pace.api.settings import Settings
+from pace.api.storage.database import Database
+from pace.api.storage.keys import KeyRing
+from pace.api.storage.migrations import downgrade, upgrade
+from pace.api.storage.records import Record
 
 
 def _database(url: str) -> Database:

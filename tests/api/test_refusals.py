@@ -59,7 +59,7 @@ def test_unknown_options_are_refused(small_service: ServiceProcess) -> None:
 
 
 def test_options_that_do_not_fit_one_another_are_refused(small_service: ServiceProcess) -> None:
-    """What only the optimiser can know is told in the same way."""
+    """What only the optimizer can know is told in the same way."""
     answer = small_service.post_schedule(layered_profile(3), options={"oracle": "lp"})
     assert "slot" in _refused(answer, 422, "invalid-options")["detail"]
 

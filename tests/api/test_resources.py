@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from pace import optimize, parse_profile
-from pace.simulate import make_policy, simulate
-from pace.timeline import chrome_trace
+from pace.simulation import make_policy, simulate
+from pace.view.timeline import chrome_trace
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 

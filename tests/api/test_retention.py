@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import insert, select, update
 
-from pace.api.database import Database
-from pace.api.migrations import upgrade
-from pace.api.records import (
+from pace.api.settings import Settings
+from pace.api.storage.database import Database
+from pace.api.storage.migrations import upgrade
+from pace.api.storage.records import (
     ProfileRecord,
     Record,
     ReportRecord,
@@ -20,8 +21,7 @@ from pace.api.records import (
     SolutionRecord,
     TaskRecord,
 )
-from pace.api.retention import prune, vacuum
-from pace.api.settings import Settings
+from pace.api.storage.retention import prune, vacuum
 from tests.api.postgresql import PostgresqlServer
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from pace import Options, optimize, parse_profile
-from pace.api.documents import ScheduleResource, example_profile
+from pace.client.documents import ScheduleResource, example_profile
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from pace.api.database import Database
-from pace.api.migrations import upgrade
-from pace.api.problems import Refused
+from pace.api.errors import QueueFull
 from pace.api.received import ReceivedRequest
 from pace.api.settings import Settings
-from pace.api.tasks import TaskQueue
-from pace.api.work import ReadLimits, read_request, solve
+from pace.api.storage.database import Database
+from pace.api.storage.migrations import upgrade
+from pace.api.tasks.queue import TaskQueue
+from pace.api.workers.functions import ReadLimits, read_request, solve
 from tests.api.profiles import layered_profile
 
 _LIMITS = ReadLimits(max_bytes=10**6, max_ops=10**4, max_gradients=10**4, max_cells=10**4)
@@ -42,7 +42,7 @@ def test_a_task_is_claimed_as_it_is_accepted_where_none_waits(queue: TaskQueue) 
     assert status.state == "running"
     queue.finish(accepted.claimed, solve(accepted.claimed.profile_document, accepted.claimed.options))
     again = queue.submit("a", _request(3), claim=True)
-    assert again.schedule is not None
+    assert again.result is not None
     assert (again.task_id, again.claimed) == (None, None)
 
 
@@ -77,8 +77,8 @@ def test_too_many_that_wait_are_refused(queue: TaskQueue) -> None:
     assert queue.submit("a", _request(2), claim=True).claimed is not None
     queue.submit("a", _request(3))
     queue.submit("a", _request(4))
-    with pytest.raises(Refused, match="2 tasks of yours wait"):
+    with pytest.raises(QueueFull, match="2 tasks of yours wait"):
         queue.submit("a", _request(5), claim=True)
     queue.submit("b", _request(3))
-    with pytest.raises(Refused, match="3 tasks wait"):
+    with pytest.raises(QueueFull, match="3 tasks wait"):
         queue.submit("b", _request(4), claim=True)

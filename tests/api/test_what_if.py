@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from pace import InvalidOptions, parse_profile
-from pace.api.client import Client
-from pace.api.documents import TaskResource
+from pace.client import Client
+from pace.client.documents import TaskResource
 from pace.whatif import Grid, what_if
 from pace.whatif.target import answer_all
 from tests.api.process import Caller, ServiceProcess

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pace.allreduce import AffineAllReduce
-from pace.profile import Profile
+from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.profile import Profile
 from pace.runtime.profiler import Capture
 from pace.runtime.window import Granularity
 

@@ -127,6 +127,8 @@ def _start(
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "PYTHONFAULTHANDLER": "1",
+        # torch's stores look up names: a name server that drops a question is not waited for long.
+        "RES_OPTIONS": "timeout:1 attempts:2",
         "HOROVOD_RANK": str(rank),
         "HOROVOD_LOCAL_RANK": str(rank),
     }

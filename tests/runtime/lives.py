@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+import pace.runtime.late
+from pace.documents.schedule import Schedule
 from pace.runtime.clock import HostClock
 from pace.runtime.gloo import GlooTransport
 from pace.runtime.replanning import Replanning
 from pace.runtime.transport import After, Done
-from pace.schedule import Schedule
 from tests.runtime.models import batches, build, weights
 from tests.runtime.training import OPTIMIZERS, Weights, backward, trainable, wrap
 
@@ -51,17 +52,29 @@ class Diary:
 
 
 class Job:
-    """A wrapped training whose forward pass takes as long as it is told to, on top of its own work."""
+    """A wrapped training whose forward pass takes as long as it is told to, on top of its own work.
 
-    def __init__(self, rank: int, logs: list[Any], transport: str = "gloo", **options: Any) -> None:
+    Parameters
+    ----------
+    shunned
+        The source of plans under which the forward pass is slow, so that a trial keeps another.
+    """
+
+    def __init__(
+        self, rank: int, logs: list[Any], transport: str = "gloo", *, shunned: str = "", **options: Any
+    ) -> None:
         self.logs = logs
         self.model = build("conv")
         self.pause_s = 0.0
-        self.model.register_forward_pre_hook(lambda *_: time.sleep(self.pause_s))
+        self._shunned = shunned
+        self.model.register_forward_pre_hook(self._pause)
         self.optimizer = wrap(transport, OPTIMIZERS["sgd"](trainable(self.model)), self.model, **options)
         self.batch = batches("conv", 1, rank)[0]
         self.diary = Diary()
         self._note()
+
+    def _pause(self, *_: Any) -> None:
+        time.sleep(self.pause_s + SLOW_S * (self.optimizer._plan.source == self._shunned))
 
     def _note(self) -> None:
         for seen, now in (
@@ -117,12 +130,22 @@ class Job:
 
 def first_start(rank: int, url: str, logs: list[Any]) -> Diary:
     """The service knows nothing: profile, submit, adopt; later drift comes too soon to do anything."""
-    job = Job(rank, logs, service=url, job="life", replanning=NEVER_AGAIN, mode="auto")
+    job = Job(rank, logs, service=url, job="life", replanning=NEVER_AGAIN, mode="auto", shunned="plain")
     job.pause_s = FAST_S
     job.train(MOST_STEPS, until=lambda: job.adopted() and job.optimizer.report().drift is not None)
     job.slow_down()
     job.train(MOST_STEPS, until=lambda: job.replanner.drift.drifted)
     job.train(5)
+    return job.close()
+
+
+def that_keeps_plain(rank: int, url: str, logs: list[Any]) -> Diary:
+    """The schedule is there at once, and slower than plain operation; then iterations become far longer."""
+    job = Job(rank, logs, service=url, job="life", replanning=SETTINGS, mode="auto", shunned="schedule")
+    job.train(MOST_STEPS, until=lambda: job.optimizer.report().trial_s)
+    job.train(2 * WINDOW)
+    job.pause_s = 10 * job.optimizer.report().iteration_s + FAST_S
+    job.train(3 * WINDOW)
     return job.close()
 
 
@@ -138,6 +161,20 @@ def second_start(rank: int, url: str, logs: list[Any]) -> Diary:
     job.train(MOST_STEPS, until=lambda: job.replanner.drift.ratio is not None)
     job.train(5)
     return job.close()
+
+
+def that_gets_its_schedule_soon(rank: int, url: str, logs: list[Any]) -> Diary:
+    """Once the service has scheduled the profile, two more steps are enough to adopt it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace.runtime.late, "STEPS_BETWEEN", MOST_STEPS)
+        job = Job(rank, logs, service=url, job="soon", replanning=NEVER_AGAIN)
+        job.train(MOST_STEPS, until=lambda: job.replanner.state == "submitting")
+        deadline = time.monotonic() + PATIENCE_S
+        while rank == 0 and not job.replanner._late.poll():
+            assert time.monotonic() < deadline, "the service gave no schedule"
+            time.sleep(0.01)
+        job.train(2)
+        return job.close()
 
 
 def with_a_schedule_given(rank: int, schedule: Schedule, logs: list[Any]) -> Diary:

@@ -39,10 +39,10 @@ class Job:
             parameter.grad = None
         average_gradients(model, parts)
         for parameter, earlier in zip(trainable(model), before, strict=True):
-            assert parameter.grad is not None
-            parameter.grad *= scale
+            if parameter.grad is not None:
+                parameter.grad *= scale
             if earlier is not None:
-                parameter.grad += earlier
+                parameter.grad = earlier if parameter.grad is None else parameter.grad + earlier
 
 
 def _schedulers(job: Job) -> Any:

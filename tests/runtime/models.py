@@ -139,6 +139,54 @@ class Mixed(nn.Module):
         return loss
 
 
+class Experts(nn.Module):
+    """Every rank has an expert of its own; nobody calls the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, inputs: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
+        """Mean square of the output."""
+        hidden = self.experts[int(expert)](torch.tanh(self.first(inputs)))
+        loss: torch.Tensor = ((hidden - 1.0) ** 2).mean()
+        return loss
+
+
+class Strided(nn.Module):
+    """Parameters that lie in memory otherwise than their shapes say: channels last, and transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 4, 3, stride=2)
+        self.features.weight.data = self.features.weight.data.to(memory_format=torch.channels_last)
+        self.matrix = nn.Parameter((torch.randn(10, 36) / 6).t())
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy of images of 3 x 8 x 8."""
+        hidden = torch.tanh(self.features(images)).flatten(1)
+        return functional.cross_entropy(hidden @ self.matrix, labels)
+
+
+class Deepening(nn.Module):
+    """Recomputes a block that all depths share, as often as the batch says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.last = nn.Linear(6, 1)
+
+    def forward(self, inputs: torch.Tensor, depth: torch.Tensor) -> torch.Tensor:
+        """Mean square of the output."""
+        hidden = self.first(inputs)
+        for _ in range(int(depth)):
+            hidden = checkpoint(self.block, hidden, use_reentrant=True)
+        loss: torch.Tensor = ((self.last(hidden) - 1.0) ** 2).mean()
+        return loss
+
+
 def _images(generator: torch.Generator, _rank: int) -> Batch:
     return torch.randn(4, 3, 8, 8, generator=generator), torch.randint(0, 10, (4,), generator=generator)
 
@@ -155,6 +203,14 @@ def _branching(generator: torch.Generator, rank: int) -> Batch:
     return torch.randn(4, 6, generator=generator), torch.tensor(rank == 1)
 
 
+def _routed(generator: torch.Generator, rank: int) -> Batch:
+    return torch.randn(4, 6, generator=generator), torch.tensor(rank % 2)
+
+
+def _deepening(generator: torch.Generator, rank: int) -> Batch:
+    return torch.randn(4, 6, generator=generator), torch.randint(1, 4, (), generator=generator) + rank
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator, int], Batch]]] = {
     "conv": (ConvNet, _images),
     "transformer": (Transformer, _tokens),
@@ -163,6 +219,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator, int]
     "functional": (Functional, _vectors),
     "checkpointed": (Checkpointed, _vectors),
     "mixed": (Mixed, _tokens),
+    "experts": (Experts, _routed),
+    "strided": (Strided, _images),
+    "deepening": (Deepening, _deepening),
 }
 
 

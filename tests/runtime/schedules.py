@@ -4,13 +4,13 @@ import random
 
 from torch import nn
 
-from pace.allreduce import AffineAllReduce
-from pace.fingerprint import fingerprint
-from pace.optimize import optimize
-from pace.profile import ELEMENT_BYTES, Gradient, Op, Profile
+from pace.allreduce.optimize import optimize
+from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.fingerprint import fingerprint
+from pace.documents.profile import ELEMENT_BYTES, Gradient, Op, Profile
+from pace.documents.schedule import Execution, Group, Schedule, Segment
 from pace.runtime.parameters import gradient_sizes
 from pace.runtime.plan import GradientSize, cut
-from pace.schedule import Execution, Group, Schedule, Segment
 
 
 def sizes_of(model: nn.Module) -> list[GradientSize]:

@@ -9,6 +9,9 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import isotonic_regression
 
 from pace.errors import InvalidOptions
 from pace.runtime.allreduce_cost import (
@@ -20,6 +23,14 @@ from pace.runtime.allreduce_cost import (
     measured_sizes,
     median_interval,
     torch_network,
+)
+from pace.runtime.cost_sampler import (
+    BUDGET_S,
+    LONGEST_CALL_RATIO,
+    LONGEST_CALL_S,
+    SECONDS_PER_RUN,
+    CostSampler,
+    never_falling,
 )
 from tests.runtime.launch import Backend, run_ranks
 
@@ -57,10 +68,9 @@ class _Limited:
     num_workers = 1
     device = torch.device("cpu")
     rate_bytes_s = 40e6
-    bucket_bytes = 200_000.0
 
-    def __init__(self) -> None:
-        self._free_bytes = self.bucket_bytes
+    def __init__(self, bucket_bytes: float) -> None:
+        self.bucket_bytes = self._free_bytes = bucket_bytes
         self._seen_s = time.perf_counter()
 
     def start(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
@@ -81,9 +91,97 @@ class _Limited:
 
 def test_what_passes_at_once_after_a_pause_is_not_taken_for_the_rate() -> None:
     """No size costs less than the link's rate allows for ever; a few calls of 1 KiB would cost nothing."""
-    measured = measure_allreduce(_Limited(), largest_bytes=1 << 20, max_runs=3, precision=1.0, pairs=False)
-    for size in measured.sizes:
+    measured = measure_allreduce(
+        _Limited(200_000), largest_bytes=1 << 20, max_runs=3, precision=1.0, pairs=False
+    )
+    # Shorter runs bear less: at this rate the bucket holds a twelfth of a run.
+    sampled = CostSampler(_Limited(40_000), largest_bytes=1 << 20, slices=1).finish()
+    for size in (*measured.sizes, *sampled.sizes):
         assert size.duration_s >= 0.9 * size.size_bytes / _Limited.rate_bytes_s, size
+
+
+def _sample(_rank: int, _size: int, backend: Backend) -> tuple[AllReduceMeasurement, int]:
+    if backend == "horovod":
+        import horovod.torch as hvd
+
+        hvd.init()
+    network = horovod_network() if backend == "horovod" else torch_network()
+    sampler = CostSampler(network, largest_bytes=300_000, slices=8)
+    slices = 0
+    while not sampler.finished:
+        sampler.advance()
+        slices += 1
+    return sampler.finish(), slices
+
+
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_all_ranks_sample_the_same_in_slices(backend: Backend) -> None:
+    """Every rank makes the same calls in the same slices and holds the same numbers in the end."""
+    if backend == "horovod":
+        pytest.importorskip("horovod.torch")
+    (first, slices), (second, other) = run_ranks(_sample, 2, backend, backend=backend)
+    assert first.sizes == second.sizes
+    assert 1 < slices == other
+    sizes = [size.size_bytes for size in first.sizes]
+    assert len(sizes) >= 6
+    assert (sizes[0], sizes[-1] > 300_000) == (1024, True)
+    assert all(size.duration_s > 0 for size in first.sizes)
+    assert first.num_workers == 2
+
+
+class _Affine:
+    """A network on a clock of its own: a latency for every call, and seconds for every byte."""
+
+    num_workers = 2
+    device = torch.device("cpu")
+
+    def __init__(self, latency_s: float, seconds_per_byte: float) -> None:
+        self.latency_s = latency_s
+        self.seconds_per_byte = seconds_per_byte
+        self.now_s = 0.0
+        self.longest_call_s = 0.0
+
+    def start(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        del name
+        call_s = self.latency_s + tensor.numel() * tensor.element_size() * self.seconds_per_byte
+        self.longest_call_s = max(self.longest_call_s, call_s)
+        self.now_s += call_s
+        return lambda: None
+
+    def barrier(self) -> None:
+        pass
+
+    def minimum(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+
+@pytest.mark.parametrize(
+    "network", [_Affine(0.001, 1e-7), _Affine(0.0001, 1e-9), _Affine(0.02, 0.0), _Affine(0.05, 1e-6)]
+)
+def test_slices_stay_short_and_the_cost_exact(network: _Affine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 400 MB of gradients: nothing takes too long, and sizes that were left out follow the line."""
+    monkeypatch.setattr(time, "perf_counter", lambda: network.now_s)
+    sampler = CostSampler(network, largest_bytes=400_000_000, slices=25)
+    while not sampler.finished:
+        started_s = network.now_s
+        sampler.advance()
+        run_s = max(2 * network.longest_call_s, 4 * SECONDS_PER_RUN)
+        assert network.now_s - started_s <= BUDGET_S / 25 + run_s
+    smallest_s = network.latency_s + 1024 * network.seconds_per_byte
+    assert network.longest_call_s <= max(LONGEST_CALL_S, LONGEST_CALL_RATIO * smallest_s)
+    assert network.now_s <= BUDGET_S + 2 * network.longest_call_s
+    cost = sampler.finish().document.cost(2)
+    for size_bytes in (1024, 50_000, 3_000_000, 400_000_000):
+        expected_s = network.latency_s + size_bytes * network.seconds_per_byte
+        assert float(cost(size_bytes)) == pytest.approx(expected_s, rel=1e-6)
+
+
+@given(st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=12))
+def test_what_falls_is_smoothed_as_the_cost_would(durations_s: list[float]) -> None:
+    """Neither changes the other's result."""
+    smoothed = never_falling(durations_s)
+    assert smoothed == sorted(smoothed)
+    np.testing.assert_allclose(smoothed, isotonic_regression(durations_s).x, rtol=1e-9)
 
 
 def test_an_impossible_confidence_is_refused() -> None:

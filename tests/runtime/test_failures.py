@@ -2,16 +2,19 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import Any, cast
 
 import pytest
+from torch._C._distributed_c10d import TCPStore
 
 from tests.runtime.launch import Backend, Outcome, run_ranks, try_ranks
 from tests.runtime.models import Batch, batches, build
 from tests.runtime.schedules import shuffled_schedule
-from tests.runtime.training import OPTIMIZERS, backward, trainable, wrap
+from tests.runtime.training import OPTIMIZERS, backward, meet, trainable, wrap
 
 SIZE = 3
 TIMEOUT_S = 4.0
@@ -32,6 +35,7 @@ def _fail_at_third_step(rank: int, _size: int, transport: str, how: str, victim:
     model = build("conv")
     # With the first batch made, whatever torch starts once is started.
     shares: list[Batch] = batches("conv", 6, rank)
+    meet(transport)
     threads = {thread.ident for thread in threading.enumerate()}
     optimizer = wrap(transport, OPTIMIZERS["sgd"](trainable(model)), model, timeout_s=TIMEOUT_S)
     try:
@@ -125,3 +129,69 @@ def test_ranks_that_differ_are_refused_before_the_first_step(transport: str) -> 
             assert kind == "ScheduleMismatch"
             assert expected in message
         assert left == []
+
+
+def _leave_the_loop_early(rank: int, _size: int, transport: str) -> Any:
+    meet(transport)
+    model = build("conv")
+    optimizer = wrap(transport, OPTIMIZERS["sgd"](trainable(model)), model, timeout_s=TIMEOUT_S)
+    try:
+        for batch in batches("conv", 3 if rank == 1 else 4, rank):
+            optimizer.zero_grad()
+            backward(model(*batch))
+            optimizer.step()
+        optimizer.synchronize()
+        meet(transport)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    finally:
+        optimizer.close()
+    return None
+
+
+@pytest.mark.slow
+def test_a_rank_that_left_the_loop_early_is_named(transport: str) -> None:
+    """It waits for the others elsewhere, alive: they say which step it has not begun."""
+    ranks = run_ranks(_leave_the_loop_early, SIZE, transport, backend=cast("Backend", transport))
+    for kind, message in (ranks[0], ranks[2]):
+        assert kind == "CommunicationFailed"
+        assert "rank 1 has not begun step 4" in message
+        assert "rank 0 has" not in message
+        assert "rank 2 has" not in message
+
+
+_SCRIPT = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from pace.runtime.torch import DistributedOptimizer
+
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+dist.init_process_group("gloo", store=TCPStore("127.0.0.1", port, 2), rank=rank, world_size=2)
+model = torch.nn.Linear(4, 4)
+optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, timeout_s=20.0)
+for step in range(4):
+    if rank == 1 and step == 2:
+        raise ZeroDivisionError("this rank fails")
+    optimizer.zero_grad()
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_an_uncaught_exception_is_told_to_the_others() -> None:
+    """A script that ends by an exception says so as it goes: it has left, and why."""
+    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT, str(rank), str(store.port)], stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=120)[1] for process in ranks]
+    assert "ZeroDivisionError: this rank fails" in errors[1]
+    assert "CommunicationFailed" in errors[0]
+    assert "rank 1 has left the training (ZeroDivisionError)" in errors[0]

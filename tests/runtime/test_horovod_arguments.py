@@ -91,7 +91,7 @@ def test_arguments_mean_what_they_mean_to_horovod() -> None:
 
 _REFUSED: dict[str, tuple[Any, str]] = {
     "adasum": (lambda hvd, _model: {"op": hvd.Adasum}, "use hvd.Average or hvd.Sum"),
-    "greatest": (lambda hvd, _model: {"op": hvd.Max}, "hvd.Average and hvd.Sum are supported"),
+    "greatest": (lambda hvd, _model: {"op": hvd.Max}, "; hvd.Average, hvd.Sum, 'average' or 'sum' is needed"),
     "predivided sum": (
         lambda hvd, _model: {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
         "it splits averages",
@@ -99,7 +99,7 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "no factor": (lambda _hvd, _model: {"gradient_predivide_factor": 0.0}, "a positive number is needed"),
     "own compressor": (
         lambda hvd, _model: {"compression": type("Own", (hvd.Compression.none,), {})},
-        "compression is Own; hvd.Compression.none",
+        "compression is 'Own'; hvd.Compression.none",
     ),
     "bfloat16": (lambda _hvd, _model: {"compression": "bf16"}, "use fp16"),
     "unnamed": (
@@ -110,6 +110,14 @@ _REFUSED: dict[str, tuple[Any, str]] = {
         lambda _hvd, model: {"named_parameters": [("x", p) for p in model.parameters()]},
         "names x twice",
     ),
+    "no pairs": (
+        lambda _hvd, model: {"named_parameters": model.parameters()},
+        "pairs of a name and a parameter",
+    ),
+    "no group": (lambda _hvd, _model: {"num_groups": -1}, "num_groups is -1; a whole number of at least 0"),
+    "half a group": (lambda _hvd, _model: {"groups": 0.5}, "groups is 0.5; a whole number of at least 0"),
+    "dense": (lambda _hvd, _model: {"sparse_as_dense": "no"}, "sparse_as_dense is 'no'; True or False"),
+    "no text": (lambda _hvd, _model: {"gradient_predivide_factor": "2"}, "a positive number is needed"),
     "unknown set": (lambda hvd, _model: {"process_set": hvd.ProcessSet([0])}, "init(process_sets=[...])"),
 }
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pace.api.client import Client
+from pace.client import Client
 from tests.api.process import ServiceProcess
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import batches, build, weights

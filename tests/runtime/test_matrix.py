@@ -5,12 +5,16 @@ of a gradient that is zero is far below every optimizer's epsilon.
 """
 
 import itertools
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 
+from tests.runtime.beside_plain import assert_trains_as_plainly
 from tests.runtime.launch import Backend, run_ranks
+from tests.runtime.manners import MANNERS, Lesson
 from tests.runtime.models import MODELS, build
+from tests.runtime.rank_pool import RankPool
 from tests.runtime.schedules import shuffled_schedule
 from tests.runtime.training import (
     OPTIMIZERS,
@@ -26,7 +30,7 @@ from tests.runtime.training import (
 SIZE = 2
 STEPS = 4
 
-# Seven by thirteen pairs over eleven features: each meets every model and every optimizer.
+# Ten by seventeen pairs over eleven features: each meets every model and every optimizer.
 _FEATURES: list[dict[str, Any]] = [
     {"order": "static"},
     {"order": "adaptive"},
@@ -76,7 +80,7 @@ def _train_all(rank: int, size: int, transport: str) -> list[tuple[Weights, Weig
 
 @pytest.mark.slow
 def test_every_model_trains_with_every_optimizer(transport: str) -> None:
-    """Ninety-one pairs: weights of plain training and of DDP, the same bits on both ranks."""
+    """A hundred and seventy pairs: weights of plain training and of DDP, the same bits on both ranks."""
     ranks = run_ranks(_train_all, SIZE, transport, backend=cast("Backend", transport), timeout_s=280)
     for (case, _), (ours, theirs), (others, _) in zip(_cases(), *ranks, strict=True):
         near = 1e-8 if case.double else 1e-5
@@ -84,3 +88,41 @@ def test_every_model_trains_with_every_optimizer(transport: str) -> None:
         assert difference(ours, train_plainly(case, SIZE)) <= near, case
         if theirs is not None:
             assert difference(ours, theirs) <= near, case
+
+
+def _lessons() -> list[Lesson]:
+    optimizers = itertools.cycle(name for name in OPTIMIZERS if name not in ("lbfgs", "sgd-fused"))
+    lessons = []
+    for (manner, model), feature in zip(
+        itertools.product(MANNERS, MODELS), itertools.cycle(_FEATURES), strict=False
+    ):
+        options = dict(feature)
+        plan = options.pop("seed", None)
+        lessons.append(
+            Lesson(manner=manner, model=model, optimizer=next(optimizers), plan=plan, options=options)
+        )
+    return lessons
+
+
+@pytest.fixture(scope="module")
+def gloo() -> Iterator[RankPool]:
+    """Ranks over Gloo, which train plainly too."""
+    with RankPool(SIZE) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def pool(transport: str, gloo: RankPool) -> Iterator[RankPool]:
+    """Ranks that train under the runtime."""
+    if transport == "gloo":
+        yield gloo
+        return
+    with RankPool(SIZE, backend=cast("Backend", transport)) as ranks:
+        yield ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", _lessons(), ids=str)
+def test_every_model_trains_in_every_manner(gloo: RankPool, pool: RankPool, lesson: Lesson) -> None:
+    """Sixty pairs: what the loop sees and its weights are those of averaging gradients by hand."""
+    assert_trains_as_plainly(gloo, lesson, under=pool, steps=6, mode="overlap")

@@ -3,6 +3,8 @@
 import json
 import threading
 import time
+import weakref
+from typing import Any
 
 from torch._C._distributed_c10d import HashStore
 
@@ -46,3 +48,42 @@ def test_who_was_silent_since_a_stall_is_named_and_nobody_else() -> None:
     assert alive[1].explain_failure() == "rank 2 gives no sign of life"
     for peers in alive:
         peers.close()
+
+
+class _Training:
+    def progress(self) -> dict[str, Any]:
+        """Say nothing in particular."""
+        return {"round": 3, "open": False, "missing": []}
+
+
+def test_a_sign_of_life_keeps_no_training_alive() -> None:
+    """What is followed can be collected while its rank is alive; the rank goes on to say that it is."""
+    store = HashStore()
+    training = _Training()
+    peers = Peers(store, 0, 1, training.progress)
+    followed = weakref.ref(training)
+    del training
+    deadline = time.monotonic() + 30
+    while followed() is not None and time.monotonic() < deadline:  # it may be asked just now
+        time.sleep(0.01)
+    assert followed() is None
+    peers.close()
+    assert json.loads(store.get("alive/0"))["left"]
+
+
+def test_why_a_rank_left_and_what_it_has_not_begun_is_told() -> None:
+    """A rank that left says why; one that is alive, and behind, is named by its step."""
+    store = HashStore()
+    steps = [{"round": 4, "open": True, "missing": []}, {"round": 4, "open": False, "missing": []}]
+    asking, behind = (Peers(store, rank, 4, steps[rank].copy) for rank in range(2))
+    store.set("alive/2", json.dumps({"beat": 9, "round": 4, "open": True, "left": True, "failed": True}))
+    store.set("alive/3", json.dumps({"beat": 9, "round": 4, "open": True, "missing": [1, 2]}))
+    time.sleep(0.1)
+    assert asking.explain_stall() == (
+        "rank 1 has not begun step 5; rank 3 has not sent groups 1, 2 of its step 5"
+    )
+    behind.close("ValueError")
+    assert asking.explain_failure() == (
+        "rank 1 has left the training (ValueError), rank 3 gives no sign of life"
+    )
+    asking.close()

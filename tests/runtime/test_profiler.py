@@ -8,9 +8,10 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's own convention
 from torch.utils.checkpoint import checkpoint
 
-from pace.fingerprint import fingerprint
-from pace.profile import parse_profile
+from pace.documents.fingerprint import fingerprint
+from pace.documents.profile import parse_profile
 from pace.runtime.profiler import Capture
+from pace.runtime.recorder import Recorder, num_steps
 from pace.runtime.window import Granularity, WindowOp
 from tests.runtime.captures import ALLREDUCE, IMAGES, captured, consumers, layered, producers
 
@@ -263,3 +264,20 @@ def test_on_cuda(granularity: Granularity) -> None:
     assert producers(on_cuda) == producers(on_cpu)
     assert consumers(on_cuda) == consumers(on_cpu)
     assert capture.report.plain_iteration_s > 0
+
+
+def test_fewer_plain_iterations_judge_as_many_recorded_ones() -> None:
+    """One after every four and one at the end: ten recorded need 3 + 1 + 10 + 3 steps, and the default 29."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    recorder = Recorder(model, iterations=10, warmup=3, recorded_per_plain=4)
+    traced = []
+    while not recorder.finished:
+        recorder.begin()
+        traced.append(recorder._tracing)
+        model.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+        recorder.end()
+    assert traced == [*[False] * 3, True, *[True] * 4, False, *[True] * 4, False, *[True] * 2, False]
+    assert num_steps(iterations=10, warmup=3, recorded_per_plain=4) == len(traced) == 17
+    assert recorder.report.num_iterations == 10
+    assert num_steps(iterations=20, warmup=3, recorded_per_plain=4) == 29

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from pace.allreduce import AffineAllReduce
-from pace.fingerprint import fingerprint
-from pace.profile import Profile
+from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.fingerprint import fingerprint
+from pace.documents.profile import Profile
 from pace.runtime.profiler import Capture
 
 transformers = pytest.importorskip("transformers")

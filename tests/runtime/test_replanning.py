@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import torch
 
 import pace.runtime.late
+from pace.documents.profile import Profile, parse_profile
+from pace.documents.schedule import Schedule
 from pace.errors import CommunicationFailed
-from pace.profile import Profile, parse_profile
 from pace.runtime.profiler import Capture
-from pace.runtime.self_profile import SelfProfile
-from pace.schedule import Schedule
+from pace.runtime.recorder import num_steps
+from pace.runtime.self_profile import RECORDED_PER_PLAIN, WARM_UP, SelfProfile
 from tests.api.process import ServiceProcess
 from tests.runtime.launch import run_ranks, try_ranks
 from tests.runtime.lives import (
@@ -31,10 +31,13 @@ from tests.runtime.lives import (
     by_logical_time,
     first_start,
     second_start,
+    that_gets_its_schedule_soon,
+    that_keeps_plain,
     unlike_itself,
     whose_service_dies,
     with_a_schedule_given,
 )
+from tests.runtime.logs import captured_events
 from tests.runtime.models import batches, build
 from tests.runtime.schedules import shuffled_schedule
 from tests.runtime.training import (
@@ -52,7 +55,9 @@ def _live(rank: int, _size: int, url: str, pid: int, schedule: Schedule) -> dict
     pace.runtime.late.STEPS_BETWEEN = 4
     lives: dict[str, Any] = {
         "first": lambda logs: first_start(rank, url, logs),
+        "plain": lambda logs: that_keeps_plain(rank, url, logs),
         "second": lambda logs: second_start(rank, url, logs),
+        "soon": lambda logs: that_gets_its_schedule_soon(rank, url, logs),
         "given": lambda logs: with_a_schedule_given(rank, schedule, logs),
         "ticks": lambda logs: by_logical_time(rank, url, logs),
         "unlike": lambda logs: unlike_itself(rank, url, logs),
@@ -60,7 +65,7 @@ def _live(rank: int, _size: int, url: str, pid: int, schedule: Schedule) -> dict
     }
     found = {}
     for name, life in lives.items():
-        with structlog.testing.capture_logs() as logs:
+        with captured_events() as logs:
             found[name] = life(logs)
     return found
 
@@ -106,7 +111,7 @@ def test_a_job_without_a_schedule_profiles_itself_and_adopts_what_it_gets(lives:
     assert first.sources[0] == "plain"
     assert first.states == ["profiling", "submitting", "watching"]
     assert first.events["pace.profiling"] == first.events["pace.profile_submitted"] == 1
-    assert first.events["pace.schedule_adopted"] == 1
+    assert first.events["pace.measuring_network"] == first.events["pace.schedule_adopted"] == 1
     assert first.profiles == 1
 
 
@@ -119,6 +124,16 @@ def test_drift_within_the_interval_is_said_and_not_acted_upon(lives: Lives) -> N
     assert first.profiles == 1
 
 
+def test_a_job_that_chose_plain_operation_is_not_profiled_when_it_drifts(lives: Lives) -> None:
+    """No schedule is in force that a profile could replace; nothing is logged either."""
+    plain = lives["plain"]
+    assert plain.sources[-1] == "plain"
+    assert plain.states == ["watching", "none"]
+    assert plain.events["pace.mode_chosen"] == 1
+    assert plain.events["pace.profiling"] == plain.events["pace.drift"] == plain.profiles == 0
+    assert plain.drift is None
+
+
 def test_the_second_start_finds_the_schedule_and_replans_when_it_drifts(lives: Lives) -> None:
     """No profile at the start; one after the drift, and then none, since slow has become normal."""
     second = lives["second"]
@@ -129,6 +144,13 @@ def test_the_second_start_finds_the_schedule_and_replans_when_it_drifts(lives: L
     assert second.events["pace.schedule_adopted"] == 1
     assert second.profiles == 1
     assert second.profile_sha256 not in ("", lives["first"].profile_sha256)
+
+
+def test_a_schedule_is_adopted_soon_after_the_profile_was_handed_in(lives: Lives) -> None:
+    """Ranks look for it every other step, however rarely they look at other times."""
+    soon = lives["soon"]
+    assert soon.states == ["profiling", "submitting", "watching"]
+    assert soon.steps == num_steps(iterations=2, warmup=WARM_UP, recorded_per_plain=RECORDED_PER_PLAIN) + 2
 
 
 def test_a_schedule_that_was_given_is_never_replaced(lives: Lives) -> None:
@@ -223,7 +245,7 @@ def test_a_peer_lost_while_profiling_is_an_error_that_names_it(tmp_path: Path) -
 
 def _over_horovod(rank: int, _size: int, url: str) -> Diary:
     pace.runtime.late.STEPS_BETWEEN = 4
-    with structlog.testing.capture_logs() as logs:
+    with captured_events() as logs:
         job = Job(rank, logs, "horovod", service=url, job="horovod", replanning=NEVER_AGAIN)
         job.train(MOST_STEPS, until=job.adopted)
         job.train(10)

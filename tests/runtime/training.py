@@ -27,6 +27,10 @@ OPTIMIZERS: dict[str, Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]]
     "asgd": lambda parameters: torch.optim.ASGD(parameters, lr=1e-2),
     "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=2),
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=1e-3),
+    "sgd-fused": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, fused=True),
+    "adam-fused": lambda parameters: torch.optim.Adam(parameters, lr=1e-3, fused=True),
+    "adamw-fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.05, fused=True),
+    "adagrad-fused": lambda parameters: torch.optim.Adagrad(parameters, lr=1e-2, fused=True),
 }
 
 
@@ -63,6 +67,23 @@ def wrap(transport: str, optimizer: torch.optim.Optimizer, model: nn.Module, **o
     import pace.runtime.torch
 
     return pace.runtime.torch.DistributedOptimizer(optimizer, model, **options)
+
+
+def meet(transport: str) -> None:
+    """Wait for all ranks in a barrier of the job's own: on a busy machine some start long after others."""
+    if transport == "horovod":
+        import horovod.torch as hvd
+
+        import pace.runtime.horovod
+
+        pace.runtime.horovod.init()
+        hvd.barrier()
+        return
+    import torch.distributed as dist
+
+    import pace.runtime.torch
+
+    dist.barrier()
 
 
 def backward(loss: torch.Tensor) -> None:
@@ -121,13 +142,11 @@ def train_plainly(
 
 
 def average_gradients(model: nn.Module, parts: Sequence[Batch]) -> None:
-    """Leave the mean of the parts' gradients in the parameters: dense, zero where there is none."""
+    """Leave the mean of the parts' gradients in the parameters: dense, and none where no part has one."""
     for part in parts:
         backward(model(*part) / len(parts))
     for parameter in trainable(model):
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        elif parameter.grad.is_sparse:
+        if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.to_dense()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def optimum(jobs: list[tuple[float, float, float]]) -> float:
-    """Minimise the maximum of end + tail: which job each slot serves, and nothing else.
+    """Minimize the maximum of end + tail: which job each slot serves, and nothing else.
 
     Tails are multiples of 1/8 slot, so that eight times the objective is an integer.
     """

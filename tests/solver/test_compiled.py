@@ -14,7 +14,7 @@ from pace.models import build, with_ratio
 profile = build("seq2seq", device_tflops=5.6, batch=4096, workers=8, streams=int(sys.argv[1]))
 profile = with_ratio(profile, 1.0)
 if sys.argv[2] == "sampled":
-    from pace.allreduce import SampledAllReduce
+    from pace.documents.collective_costs import SampledAllReduce
 
     sizes = (1e3, 1e5, 1e6, 1e7, 1e8)
     samples = tuple((size, float(profile.cost(size)) * 1.1 ** (size < 1e6)) for size in sizes)

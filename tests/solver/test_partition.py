@@ -224,7 +224,7 @@ def test_before_a_barrier_no_runs_end_earlier(
 @given(layered_chains(max_elements=9), st.integers(1, 12))
 @properties(60)
 def test_a_contracted_chain_holds_the_same_bytes(chain: Chain, num_elements: int) -> None:
-    """Neighbours put together: no more elements than asked for, nothing lost, still layered."""
+    """Neighbors put together: no more elements than asked for, nothing lost, still layered."""
     coarse, starts = chain.contracted(num_elements)
     assert len(coarse) <= max(num_elements, 1)
     assert starts[0] == 0

@@ -1,4 +1,4 @@
-"""Realisable plans: every segment pays in full, none is recalled, all bytes go out once."""
+"""Realizable plans: every segment pays in full, none is recalled, all bytes go out once."""
 
 import numpy as np
 from hypothesis import given

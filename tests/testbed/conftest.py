@@ -6,8 +6,8 @@ from itertools import count
 import pytest
 
 from benchmarks.testbed.hosts import Host, Link, hosts, why_unavailable
-from pace.allreduce import AffineAllReduce
-from pace.profile import Gradient, Op, Profile
+from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.profile import Gradient, Op, Profile
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,9 @@ import pytest
 from benchmarks.testbed.contenders import BY_NAME, CONTENDERS
 from benchmarks.testbed.prediction import predict, schedule_for
 from benchmarks.testbed.replay import renamed
-from pace.allreduce import AffineAllReduce
-from pace.check import check
-from pace.profile import Profile
+from pace.checker import check
+from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.profile import Profile
 
 
 def test_ddp_s_buckets_and_barrier_by_hand(layered: Profile) -> None:
@@ -43,7 +43,7 @@ def test_bytescheduler_partitions_evenly(layered: Profile) -> None:
 def test_nobody_is_predicted_below_the_bound(layered: Profile, contender: object) -> None:
     """Every contender has a prediction, and none beats the bound that holds for all."""
     from benchmarks.testbed.contenders import Contender
-    from pace.optimize import optimize
+    from pace.allreduce.optimize import optimize
 
     assert isinstance(contender, Contender)
     profile = renamed(layered)

@@ -8,7 +8,7 @@ from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.measure import Effort, measure
 from benchmarks.testbed.real import MODELS, RealModel, captured, expected_weights
 from benchmarks.testbed.reference import LEARNING_RATE, TOLERANCE, scale_of
-from pace.allreduce import AffineAllReduce
+from pace.documents.collective_costs import AffineAllReduce
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

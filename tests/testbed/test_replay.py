@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.testbed.reference import LEARNING_RATE, TOLERANCE, expected_weights, scale_of
 from benchmarks.testbed.replay import Replay, directions_of, parameter_name, plan_replay, renamed
+from pace.documents.profile import Profile
 from pace.errors import InvalidProfile
 from pace.models import build
-from pace.profile import Profile
 
 
 def test_ops_become_stages(layered: Profile) -> None:

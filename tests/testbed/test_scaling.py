@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.testbed.scaling import fit
-from pace.allreduce import AffineAllReduce, SampledAllReduce
+from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.errors import InvalidProfile
 from pace.models import build, communication_ratio
 

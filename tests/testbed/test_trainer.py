@@ -17,8 +17,8 @@ from benchmarks.testbed.reference import TOLERANCE, expected_weights
 from benchmarks.testbed.replay import renamed
 from benchmarks.testbed.results import as_document, from_document
 from benchmarks.testbed.scaling import Fitted
-from pace.profile import Profile
-from pace.schedule import Schedule
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]
 

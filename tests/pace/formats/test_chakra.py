@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pace.allreduce import AffineAllReduce
+from pace.documents.collective_costs import AffineAllReduce
 from pace.errors import FormatError
 from pace.formats.chakra import read_chakra
 from pace.formats.reading import FormatWarning

@@ -13,7 +13,8 @@ from google.protobuf.proto import serialize_length_prefixed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pace.allreduce import AffineAllReduce
+from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.profile import Profile, parse_profile
 from pace.errors import FormatError
 from pace.formats.chakra import read_chakra
 from pace.formats.chakra_messages import stream_nodes
@@ -25,10 +26,8 @@ from pace.formats.layers import read_layer_csv
 from pace.formats.nccl_tests import read_nccl_tests
 from pace.formats.osu import read_osu
 from pace.formats.pipedream import read_pipedream
-from pace.formats.profile_json import dump_profile
 from pace.formats.reading import FormatWarning
 from pace.formats.shaped_steps import read_execution_trace_profile
-from pace.profile import Profile, parse_profile
 from tests.pace.formats.test_cost_logs import NCCL_HEADER, NCCL_ROWS, OSU
 from tests.pace.formats.test_layers import CSV, GRAPH
 from tests.pace.formats.traces import (
@@ -88,7 +87,7 @@ def _check(folder: Path, content: bytes, reader: Reader) -> None:
             assert str(folder) in str(error)  # noqa: PT017 - a refusal is one of two good outcomes
             return
     if isinstance(result, Profile):
-        assert parse_profile(dump_profile(result)).sha256 == result.sha256
+        assert parse_profile(result.to_json()).sha256 == result.sha256
         assert result.ops
     else:
         assert result.samples

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pace.allreduce import AffineAllReduce
+from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.profile import Profile
 from pace.errors import FormatError
 from pace.formats.kineto import read_kineto
 from pace.formats.reading import FormatWarning
-from pace.profile import Profile
 from tests.pace.formats.traces import (
     SIZES,
     execution_trace_document,

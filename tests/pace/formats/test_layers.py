@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from pace.allreduce import AffineAllReduce
+from pace.allreduce.optimize import optimize
+from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.profile import Profile
 from pace.errors import FormatError
 from pace.formats.layers import read_layer_csv
 from pace.formats.pipedream import read_pipedream
 from pace.formats.reading import FormatWarning
 from pace.models import build, with_ratio
-from pace.optimize import optimize
-from pace.profile import Profile
 
 COST = AffineAllReduce(latency_s=1e-3, seconds_per_byte=1e-9)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pace.allreduce import AffineAllReduce
+from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.profile import Profile
 from pace.formats.kineto import read_kineto
 from pace.formats.shaped_steps import read_execution_trace_profile
-from pace.profile import Profile
-from pace.simulate import make_policy, simulate
+from pace.simulation import make_policy, simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

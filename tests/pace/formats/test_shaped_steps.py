@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from pace.allreduce import AffineAllReduce
+from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.profile import Profile
 from pace.errors import FormatError, InvalidOptions
 from pace.formats.counted_ops import CountedWork, product_of, work_with_calls
 from pace.formats.execution_trace import TracedOp, TracedTensor
 from pace.formats.reading import FormatWarning
 from pace.formats.shaped_steps import read_execution_trace_profile
-from pace.profile import Profile
 from tests.pace.formats.traces import shaped_execution_trace, write_json
 
 COST = AffineAllReduce(latency_s=1e-3, seconds_per_byte=1e-9)

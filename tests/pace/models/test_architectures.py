@@ -2,9 +2,9 @@
 
 import pytest
 
+from pace.documents.profile import Profile
 from pace.models import NAMES, architecture, build
-from pace.models.network import Network
-from pace.profile import Profile
+from pace.models.layers import Architecture
 
 
 def _build(name: str, streams: int = 1) -> Profile:
@@ -136,7 +136,7 @@ def test_gradients_are_listed_as_they_become_ready(name: str) -> None:
 
 def test_a_parameter_keeps_its_size() -> None:
     """Tying layers of different shapes is refused."""
-    network = Network(unit="tokens")
+    network = Architecture(unit="tokens")
     x = network.linear("a", network.data(4), 8)
     with pytest.raises(ValueError, match=r'parameter "a\.weight" has two sizes'):
         network.linear("b", x, 8, tied_to="a.weight")

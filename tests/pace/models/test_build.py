@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from pace.documents.profile import parse_profile
 from pace.errors import InvalidOptions
 from pace.models import NAMES, build
 from pace.models.bundled import bundled_documents
-from pace.profile import parse_profile
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "profiles"
 
@@ -109,6 +109,6 @@ def test_bundled_profiles_are_current() -> None:
     """Examples change only by `python -m pace.models.bundled examples/profiles`."""
     documents = bundled_documents()
     assert {path.name for path in EXAMPLES.glob("*.json")} >= set(documents)
-    for name, text in documents.items():
-        assert (EXAMPLES / name).read_text(encoding="utf-8") == text, name
-        assert parse_profile(text).metadata["origin"] == "computed"
+    for name, document in documents.items():
+        assert (EXAMPLES / name).read_bytes() == document, name
+        assert parse_profile(document).metadata["origin"] == "computed"

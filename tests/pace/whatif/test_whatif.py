@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 
 from pace import Gradient, InvalidOptions, Op, Profile
-from pace.allreduce import AffineAllReduce, RingAllReduce, SampledAllReduce, TwoLevelAllReduce
+from pace.documents.collective_costs import (
+    AffineAllReduce,
+    RingAllReduce,
+    SampledAllReduce,
+    TwoLevelAllReduce,
+)
 from pace.models import build
-from pace.simulate import make_policy, simulate
+from pace.simulation import make_policy, simulate
 from pace.whatif import Grid, Scenario, bandwidth_for, estimate_s, profile_at, what_if
 from pace.whatif.scenario import GBPS, TwoLevel
 from pace.whatif.target import answer_all

@@ -1,0 +1,133 @@
+"""Why the service refuses a request or cannot answer it; ``pace.api.problems`` maps each to its answer.
+
+::
+
+    Refused
+    ├── InvalidRequest         a body or a parameter that is not what the interface asks for
+    ├── NotFound               no such resource, or none that this caller may know of
+    ├── Unauthorized           no API key, or one that is not valid
+    ├── Forbidden              the API key's scopes do not allow it
+    ├── UnsupportedMediaType   a body of another type or encoding
+    ├── ContentTooLarge        a body or a document beyond a limit
+    ├── InUse                  a resource that others refer to
+    ├── TaskIsFinished         a task that can no longer be cancelled
+    ├── TaskCancelled          a task that was cancelled
+    ├── TaskFailed             a task that ended without a result; carries its problem
+    ├── Overloaded             too much at once
+    │   ├── RateLimited        more requests than the tenant may send
+    │   └── QueueFull          more work than may wait
+    ├── LimitExceeded          work beyond its time or memory
+    ├── WorkerDied             a worker process that ended before it answered
+    ├── WorkerFailed           a worker's error that nobody foresaw
+    ├── ExecutorMismatch       a cluster whose workers cannot do the service's tasks
+    ├── NotInstalled           something that is not installed with this service
+    ├── ResultDeleted          a result that was deleted while its request was answered
+    └── ServiceStopping        the service is being stopped
+
+Worker processes send these to the service, so each can be pickled.
+"""
+
+from pace.client.documents import Problem
+from pace.errors import PaceError
+
+
+class Refused(PaceError):
+    """A request that is refused or cannot be answered; the message is for the caller."""
+
+
+class InvalidRequest(Refused):
+    """A body or a parameter that is not what the interface asks for."""
+
+
+class NotFound(Refused):
+    """No such resource, or none that this caller may know of."""
+
+
+class Unauthorized(Refused):
+    """No API key, or one that is not valid."""
+
+
+class Forbidden(Refused):
+    """The API key's scopes do not allow it."""
+
+
+class Overloaded(Refused):
+    """Too much at once; asking again in `retry_after_s` may help."""
+
+    def __init__(self, detail: str, retry_after_s: int = 1) -> None:
+        super().__init__(detail)
+        self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    """More requests than the tenant may send."""
+
+
+class QueueFull(Overloaded):
+    """More work than may wait."""
+
+
+class UnsupportedMediaType(Refused):
+    """A body of another type or encoding; `accepted_encoding` names one that is understood."""
+
+    def __init__(self, detail: str, accepted_encoding: str | None = None) -> None:
+        super().__init__(detail)
+        self.accepted_encoding = accepted_encoding
+
+
+class ContentTooLarge(Refused):
+    """A body or a document beyond a limit."""
+
+
+class InUse(Refused):
+    """A resource that others refer to."""
+
+
+class TaskIsFinished(Refused):
+    """A task that can no longer be cancelled."""
+
+
+class TaskCancelled(Refused):
+    """A task that was cancelled."""
+
+    def __init__(self, detail: str = "the task was cancelled") -> None:
+        super().__init__(detail)
+
+
+class TaskFailed(Refused):
+    """A task that ended without a result; `problem` says why, as it was stored."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return self.problem.detail
+
+
+class LimitExceeded(Refused):
+    """Work beyond its time or memory; asking again would not help."""
+
+
+class WorkerDied(Refused):
+    """A worker process that ended before it answered, and not by its limits."""
+
+
+class WorkerFailed(Refused):
+    """A worker's error that nobody foresaw; the worker's log has it."""
+
+
+class ExecutorMismatch(Refused):
+    """A cluster whose workers cannot do the service's tasks."""
+
+
+class NotInstalled(Refused):
+    """Something that is not installed with this service."""
+
+
+class ResultDeleted(Refused):
+    """A result that was deleted while its request was answered."""
+
+
+class ServiceStopping(Refused):
+    """The service is being stopped."""

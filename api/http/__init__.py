@@ -1,0 +1,1 @@
+"""The HTTP interface: the application, its routes, security, and errors as problem documents."""

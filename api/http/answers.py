@@ -1,0 +1,154 @@
+"""Builds answers from stored bytes: a stored document is never parsed to be sent again."""
+
+import base64
+import hashlib
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pace.api.storage.store import StoredProfile, StoredSchedule
+from pace.api.storage.what_if_store import StoredWhatIf
+from pace.client.documents import Problem
+
+JSON = "application/json"
+PROBLEM_JSON = "application/problem+json"
+
+
+class _Prepared(Response):
+    # Starlette would encode the same headers again for every answer.
+    def __init__(self, body: bytes, status: int, raw_headers: list[tuple[bytes, bytes]]) -> None:
+        self.status_code = status
+        self.body = body
+        self.background = None
+        self.raw_headers = raw_headers
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAnswer:
+    """A body with the digest by which the client knows that all of it arrived (RFC 9530)."""
+
+    body: bytes
+    digest: str
+    raw_headers: tuple[tuple[bytes, bytes], ...]
+
+    @classmethod
+    def of(cls, body: bytes, media_type: str = JSON) -> "PreparedAnswer":
+        """Compute the digest of a body."""
+        digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
+        headers = (
+            (b"content-type", media_type.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"content-digest", f"sha-256=:{digest}:".encode()),
+            (b"etag", f'"{digest[:32]}"'.encode()),
+            (b"cache-control", b"private, no-cache"),
+        )
+        return cls(body, digest, headers)
+
+    @property
+    def etag(self) -> str:
+        """A strong entity tag: equal bodies, equal tags."""
+        return f'"{self.digest[:32]}"'
+
+    def response(self, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+        """PreparedAnswer with this body."""
+        named = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        return _Prepared(self.body, status, [*self.raw_headers, *named])
+
+    def response_to(self, request: Request, headers: Mapping[str, str] | None = None) -> Response:
+        """PreparedAnswer a GET: 304 without a body if the caller has this body already."""
+        asked = request.headers.get("if-none-match")
+        if asked is not None and _matches(asked, self.etag):
+            same = {"ETag": self.etag, "Cache-Control": "private, no-cache", **(headers or {})}
+            return Response(status_code=304, headers=same)
+        return self.response(headers=headers)
+
+
+def schedule_answer(stored: StoredSchedule) -> PreparedAnswer:
+    """Return a ScheduleResource."""
+    head: dict[str, Any] = {
+        "id": stored.id,
+        "job": stored.job,
+        "fingerprint": stored.fingerprint,
+        "profile_sha256": stored.profile_sha256,
+        "created_at": stored.created_at.isoformat(),
+    }
+    return PreparedAnswer.of(_splice(head, "schedule", stored.document))
+
+
+def profile_answer(stored: StoredProfile) -> PreparedAnswer:
+    """Return a ProfileResource."""
+    head = stored.summary.model_dump(mode="json")
+    return PreparedAnswer.of(_splice(head, "profile", stored.document))
+
+
+def what_if_answer(stored: StoredWhatIf) -> PreparedAnswer:
+    """Return a WhatIfResource."""
+    return PreparedAnswer.of(_splice(stored.summary.model_dump(mode="json"), "what_if", stored.document))
+
+
+def document_answer(document: BaseModel) -> PreparedAnswer:
+    """Return any other document."""
+    return PreparedAnswer.of(document.model_dump_json().encode())
+
+
+def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """PreparedAnswer with a problem document."""
+    body = problem.model_dump_json(exclude_none=True).encode()
+    return Response(body, problem.status, media_type=PROBLEM_JSON, headers=dict(headers or {}))
+
+
+class AnswerCache:
+    """Answers that were read from storage not long ago.
+
+    Parameters
+    ----------
+    max_bytes
+        The least recently used are dropped beyond this.
+    ttl_s
+        After this an answer is read again: another service process may have deleted it.
+    """
+
+    def __init__(self, max_bytes: int, ttl_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._answers: OrderedDict[tuple[str, str], tuple[float, PreparedAnswer]] = OrderedDict()
+        self._held_bytes = 0
+
+    def get(self, tenant: str, resource_id: str) -> PreparedAnswer | None:
+        """Return a fresh answer, or None."""
+        until, answer = self._answers.get((tenant, resource_id), (0.0, None))
+        if until < time.monotonic():
+            return None
+        self._answers.move_to_end((tenant, resource_id))
+        return answer
+
+    def put(self, tenant: str, resource_id: str, answer: PreparedAnswer) -> None:
+        """Keep an answer."""
+        self.drop(tenant, resource_id)
+        self._answers[tenant, resource_id] = (time.monotonic() + self._ttl_s, answer)
+        self._held_bytes += len(answer.body)
+        while self._held_bytes > self._max_bytes:
+            _, (_, dropped) = self._answers.popitem(last=False)
+            self._held_bytes -= len(dropped.body)
+
+    def drop(self, tenant: str, resource_id: str) -> None:
+        """Drop an answer."""
+        held = self._answers.pop((tenant, resource_id), None)
+        if held is not None:
+            self._held_bytes -= len(held[1].body)
+
+
+def _splice(head: dict[str, Any], name: str, document: bytes) -> bytes:
+    return json.dumps(head)[:-1].encode() + f', "{name}": '.encode() + document.rstrip() + b"}\n"
+
+
+def _matches(if_none_match: str, etag: str) -> bool:
+    tags = (tag.strip().removeprefix("W/") for tag in if_none_match.split(","))
+    return any(tag in ("*", etag) for tag in tags)

@@ -1,0 +1,70 @@
+"""The FastAPI application: routes put together, errors turned into answers."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from pace.api.http.docs_page import add_docs
+from pace.api.http.fast_path import FastPath
+from pace.api.http.middleware import Envelope, error_response
+from pace.api.http.openapi import describe
+from pace.api.http.routes import health, profiles, reports, schedules, simulations, what_ifs
+from pace.api.http.routes import tasks as task_routes
+from pace.api.http.schedule_answers import ScheduleAnswers
+from pace.api.metrics import Metrics
+from pace.api.problems import problem_of
+from pace.api.service import Service
+from pace.api.settings import Settings
+from pace.api.tracing import trace
+from pace.errors import PaceError
+from pace.version import __version__
+
+log = structlog.get_logger(__name__)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Build the application; it starts its parts with the server and stops them with it."""
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service = Service(settings, metrics, spans)
+        app.state.service = service
+        app.state.schedule_answers = ScheduleAnswers(service)
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+            spans.close()
+
+    app = FastAPI(
+        title="PACE",
+        summary="Schedules gradient all-reduces so that communication hides behind compute",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    for routes in (health, profiles, schedules, task_routes, what_ifs, simulations, reports):
+        app.include_router(routes.router)
+    for kind in (PaceError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _answer_error)
+    app.add_middleware(FastPath)
+    app.add_middleware(Envelope, metrics=metrics, docs_policy=add_docs(app))
+    describe(app)
+    spans = trace(app)
+    return app
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    # Everything else goes up to the Envelope, which answers it in the same way.
+    problem = problem_of(error)
+    if problem.status >= 500:
+        log.error("request-failed", problem=problem.model_dump())
+    return error_response(error, request.scope)

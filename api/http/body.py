@@ -1,0 +1,55 @@
+"""Receives request bodies within their limit."""
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from pace.api.errors import ContentTooLarge, InvalidRequest, UnsupportedMediaType
+from pace.documents.base import explain
+
+MAX_SMALL_BYTES = 20_000
+
+D = TypeVar("D", bound=BaseModel)
+
+
+async def receive_small(request: Request, document: type[D]) -> D:
+    """Return a document that is never large enough to need a reader process."""
+    body, gzipped = await receive_body(request, MAX_SMALL_BYTES)
+    if gzipped:
+        raise UnsupportedMediaType("too small a body to be compressed")
+    try:
+        return document.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise InvalidRequest(explain(error)) from None
+
+
+async def receive_body(request: Request, max_bytes: int) -> tuple[bytes, bool]:
+    """Return the body as sent, and whether it is compressed by gzip.
+
+    Raises
+    ------
+    ContentTooLarge
+        As soon as more than `max_bytes` are announced or arrive.
+    UnsupportedMediaType
+        If it is not JSON, or encoded in another way.
+    """
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise UnsupportedMediaType(f'"{media_type}" is not application/json')
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip"):
+        detail = f'the content encoding "{encoding}" is neither gzip nor identity'
+        raise UnsupportedMediaType(detail, accepted_encoding="gzip")
+    too_large = ContentTooLarge(f"the body is larger than {max_bytes} bytes")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise too_large
+    chunks = []
+    received = 0
+    async for chunk in request.stream():
+        received += len(chunk)
+        if received > max_bytes:
+            raise too_large
+        chunks.append(chunk)
+    return b"".join(chunks), encoding == "gzip"

@@ -1,0 +1,101 @@
+"""Wraps every request: its id, safe headers, measurements, a log line, and an answer to any error."""
+
+import re
+import time
+import uuid
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pace.api.http import docs_page
+from pace.api.http.answers import problem_response
+from pace.api.http.fast_path import ROUTE_KEY
+from pace.api.metrics import Metrics
+from pace.api.problems import headers_of, problem_of
+from pace.errors import PaceError
+
+log = structlog.get_logger(__name__)
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_SAFE_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+]
+_NOTHING = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+_NO_STORE = (b"cache-control", b"no-store")
+
+
+class Envelope:
+    """ASGI middleware around the whole application.
+
+    Parameters
+    ----------
+    docs_policy
+        Content security policy of the page under /docs; everything else may load nothing.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, docs_policy: str) -> None:
+        self.app = app
+        self._docs = (b"content-security-policy", docs_policy.encode())
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started_s = time.perf_counter()
+        request_id = Headers(scope=scope).get("x-request-id", "")
+        # What the caller chose goes into logs and headers: nothing that could forge either.
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = uuid.uuid4().hex
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        status = 0
+
+        async def send_wrapped(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = message["headers"]
+                headers.append((b"x-request-id", request_id.encode()))
+                headers.extend(_SAFE_HEADERS)
+                headers.append(self._docs if scope["path"] == docs_page.PATH else _NOTHING)
+                if not any(name == b"cache-control" for name, _ in headers):
+                    headers.append(_NO_STORE)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_wrapped)
+        except PaceError as error:
+            await error_response(error, scope)(scope, receive, send_wrapped)
+        except Exception as error:
+            log.exception("request-failed", method=scope["method"], path=scope["path"])
+            if status:
+                raise
+            await error_response(error, scope)(scope, receive, send_wrapped)
+        finally:
+            route = str(scope.get(ROUTE_KEY) or getattr(scope.get("route"), "path", "none"))
+            seconds = time.perf_counter() - started_s
+            self.metrics.observe_request(scope["method"], route, status, seconds)
+            # Reads that go well are counted above; a line for each would cost more than the read.
+            if status >= 400 or scope["method"] not in ("GET", "HEAD"):
+                log.info(
+                    "request",
+                    method=scope["method"],
+                    path=scope["path"],
+                    status=status,
+                    seconds=round(seconds, 6),
+                    client=scope["client"] and scope["client"][0],
+                )
+
+
+def error_response(error: Exception, scope: Scope) -> Response:
+    """Answer an error with its problem document, named after the request."""
+    named = {
+        "instance": scope["path"],
+        "request_id": structlog.contextvars.get_contextvars().get("request_id"),
+    }
+    return problem_response(problem_of(error).model_copy(update=named), headers_of(error))

@@ -1,0 +1,28 @@
+"""How routes get at the running service."""
+
+from typing import Annotated
+
+from fastapi import Depends, Query, Request
+
+from pace.api.http.schedule_answers import ScheduleAnswers
+from pace.api.service import Service
+from pace.client.documents import JobName
+from pace.documents.schedule import Sha256
+
+
+async def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+async def _schedule_answers(request: Request) -> ScheduleAnswers:
+    answers: ScheduleAnswers = request.app.state.schedule_answers
+    return answers
+
+
+RunningService = Annotated[Service, Depends(_service)]
+KnownSchedules = Annotated[ScheduleAnswers, Depends(_schedule_answers)]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Largest number of items in a page")]
+Cursor = Annotated[str | None, Query(max_length=500, description="`next` of the page before")]
+OfJob = Annotated[JobName | None, Query(description="Only of this training job")]
+OfFingerprint = Annotated[Sha256 | None, Query(description="Only for models with this fingerprint")]

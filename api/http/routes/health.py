@@ -1,0 +1,57 @@
+"""Routes by which others watch the service. They need no API key."""
+
+import asyncio
+
+import structlog
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from sqlalchemy import text
+from starlette.responses import Response
+
+from pace.api.http.answers import document_answer
+from pace.api.http.parameters import RunningService
+from pace.client.documents import Health, Readiness
+from pace.version import __version__
+
+router = APIRouter()
+log = structlog.get_logger(__name__)
+
+
+@router.get("/healthz", summary="Is the service alive?")
+async def healthz() -> Health:
+    """Answer as long as the event loop runs, whatever else does not."""
+    return Health(version=__version__)
+
+
+@router.get(
+    "/readyz",
+    summary="Can the service do its work?",
+    response_model=Readiness,
+    responses={503: {"model": Readiness, "description": "Not now"}},
+)
+async def readyz(service: RunningService) -> Response:
+    """Say whether database and worker processes are there."""
+
+    def ask_database() -> None:
+        with service.database.read() as connection:
+            connection.execute(text("SELECT 1"))
+
+    database, workers = "ok", "ok"
+    try:
+        await asyncio.wait_for(asyncio.to_thread(ask_database), 5)
+    except Exception as error:  # whatever it is, the answer is "not ready"
+        log.warning("database-not-ready", error=str(error))
+        database = "does not answer"
+    for name, pool in (("solver", service.executors["schedule"]), ("reader", service.readers)):
+        if not pool.num_alive:
+            workers = f"no {name} process is alive"
+    ready = database == workers == "ok"
+    answer = document_answer(Readiness(ready=ready, database=database, workers=workers))
+    return answer.response(200 if ready else 503)
+
+
+@router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+async def metrics(service: RunningService) -> Response:
+    """Return what the service measured about itself."""
+    body = await asyncio.to_thread(service.metrics.render)
+    return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})

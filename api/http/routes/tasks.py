@@ -1,0 +1,132 @@
+"""Routes under /v1/tasks: how far work is, as a document or as events, and its cancellation."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import structlog
+from fastapi import APIRouter, Path, Request
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.responses import Response
+
+from pace.api.errors import NotFound, TaskFailed, TaskIsFinished
+from pace.api.http.answers import document_answer
+from pace.api.http.audit import audit
+from pace.api.http.openapi import problems
+from pace.api.http.parameters import RunningService
+from pace.api.http.security import Reader, Submitter
+from pace.api.service import Service
+from pace.api.tasks.state import Submitted, TaskStatus
+from pace.client.documents import ResourceId, TaskResource
+
+router = APIRouter(prefix="/v1/tasks/{task_id}")
+log = structlog.get_logger(__name__)
+
+TaskId = Annotated[ResourceId, Path()]
+EVENTS = "text/event-stream"
+
+
+@router.get(
+    "", summary="Get a task", response_model=TaskResource, responses=problems(401, 403, 404, 422, 429)
+)
+async def get_task(request: Request, service: RunningService, principal: Reader, task_id: TaskId) -> Response:
+    """Say how far a task is and where its result lies."""
+    status = await asyncio.to_thread(service.tasks.status, principal.tenant, task_id)
+    return document_answer(task_resource(_known(status, task_id))).response_to(request)
+
+
+@router.get(
+    "/events",
+    summary="Follow a task",
+    response_class=Response,
+    responses={
+        200: {
+            "content": {EVENTS: {"schema": {"type": "string"}}},
+            "description": "Server-sent events: `event` is the task's state, `data` the task",
+        },
+        **problems(401, 403, 404, 422, 429),
+    },
+)
+async def follow_task(service: RunningService, principal: Reader, task_id: TaskId) -> Response:
+    """Tell how far a task is whenever that changes; the last event tells how it ended."""
+    status = await asyncio.to_thread(service.tasks.status, principal.tenant, task_id)
+    _known(status, task_id)
+    return EventSourceResponse(_events(service, principal.tenant, task_id))
+
+
+async def _events(service: Service, tenant: str, task_id: str) -> AsyncIterator[ServerSentEvent]:
+    try:
+        async for status in service.dispatcher.watches.changes(tenant, task_id):
+            yield ServerSentEvent(task_resource(status).model_dump_json(), event=status.state)
+    except Exception as error:
+        # The answer has begun: it can only end, and the follower asks again.
+        log.warning("events-ended", task=task_id, error=str(error))
+
+
+@router.delete(
+    "",
+    summary="Cancel a task",
+    response_model=TaskResource,
+    responses=problems(401, 403, 404, 409, 422, 429),
+)
+async def cancel_task(service: RunningService, principal: Submitter, task_id: TaskId) -> Response:
+    """End a task for all who wait for it; who asks for its result afterwards starts a new one."""
+    status = _known(await service.cancel(principal.tenant, task_id), task_id)
+    if status.state != "cancelled":
+        raise TaskIsFinished(f"the task is {status.state} already")
+    audit("task-cancelled", principal, task=task_id)
+    return document_answer(task_resource(status)).response()
+
+
+async def wait_for_result(
+    service: Service, tenant: str, submitted: Submitted, prefer: str
+) -> Response | None:
+    """Wait for a task as its caller prefers; return None once its result is there, else 202.
+
+    Raises
+    ------
+    TaskFailed
+        If it ended without a result.
+    """
+    if submitted.task_id is None:
+        return None
+    wait_s = _preferred_wait_s(prefer, service.settings.wait_s)
+    status = await service.dispatcher.watches.wait(tenant, submitted.task_id, wait_s)
+    if status is not None and status.live:
+        headers = {"Location": f"/v1/tasks/{status.id}", "Retry-After": "1"}
+        return document_answer(task_resource(status)).response(202, headers)
+    if status is not None and status.problem is not None:
+        raise TaskFailed(status.problem)
+    return None
+
+
+def task_resource(status: TaskStatus) -> TaskResource:
+    """Return the document of a task."""
+    return TaskResource(
+        id=status.id,
+        kind=status.kind,
+        state=status.state,
+        created_at=status.created_at,
+        started_at=status.started_at,
+        finished_at=status.finished_at,
+        location=status.location if status.state == "done" else None,
+        problem=status.problem,
+        num_done=status.num_done,
+        num_total=status.num_total,
+    )
+
+
+def _known(status: TaskStatus | None, task_id: str) -> TaskStatus:
+    if status is None:
+        raise NotFound(f'there is no task "{task_id}"')
+    return status
+
+
+def _preferred_wait_s(prefer: str, default_s: float) -> float:
+    # RFC 7240: preferences that are not understood are ignored, never refused.
+    preferences = [part.strip().lower() for part in re.split("[,;]", prefer)]
+    for preference in preferences:
+        if match := re.fullmatch(r'wait\s*=\s*"?(\d{1,6})"?', preference):
+            return min(float(match[1]), default_s)
+    return 0.0 if "respond-async" in preferences else default_s

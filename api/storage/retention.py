@@ -1,0 +1,79 @@
+"""Deletes what nobody has asked for in a long time."""
+
+import contextlib
+from datetime import datetime
+
+from sqlalchemy import delete, exists, text
+
+from pace.api.storage.database import Database
+from pace.api.storage.records import (
+    ProfileRecord,
+    Record,
+    ReportRecord,
+    ScheduleRecord,
+    SolutionRecord,
+    TaskRecord,
+    WhatIfRecord,
+)
+
+_RESULTS: tuple[type[ScheduleRecord] | type[WhatIfRecord], ...] = (ScheduleRecord, WhatIfRecord)
+_PAGES_AT_ONCE = 2000
+
+
+def prune(database: Database, before: datetime) -> int:
+    """Delete what is older, of all tenants; return how many schedules and what-ifs went.
+
+    Schedules and what-ifs count from when they were last asked for by POST, reports and finished tasks
+    from their end. A profile goes with the last of these that refers to it, unless it is itself newer.
+    """
+    live = TaskRecord.state.in_(("queued", "running"))
+    num_pruned = 0
+    with database.write() as connection:
+        for record in _RESULTS:
+            of_result = (TaskRecord.tenant == record.tenant) & (TaskRecord.key == record.key)
+            pruned = connection.execute(
+                delete(record).where(record.asked_at < before, ~exists().where(of_result, live))
+            )
+            num_pruned += pruned.rowcount
+        unwanted = [
+            ~exists().where(record.tenant == SolutionRecord.tenant, record.key == SolutionRecord.key)
+            for record in _RESULTS
+        ]
+        connection.execute(delete(SolutionRecord).where(*unwanted))
+        connection.execute(delete(TaskRecord).where(~live, TaskRecord.finished_at < before))
+        connection.execute(delete(ReportRecord).where(ReportRecord.created_at < before))
+        unused = [
+            ~exists().where(
+                record.tenant == ProfileRecord.tenant, record.profile_sha256 == ProfileRecord.sha256
+            )
+            for record in (*_RESULTS, TaskRecord)
+        ]
+        connection.execute(delete(ProfileRecord).where(ProfileRecord.created_at < before, *unused))
+    return num_pruned
+
+
+def vacuum(database: Database) -> None:
+    """Give space that deleting freed back to the file system, a little at a time.
+
+    Others may read and write meanwhile: SQLite in between, PostgreSQL at any time. PostgreSQL's
+    tables keep their size on disk and use it again.
+    """
+    if database.is_sqlite:
+        before, left = -1, 0
+        while left != before:
+            before = left
+            with database.write() as connection:
+                # The driver's own cursor: it steps on by fetching, though the pragma has no columns.
+                cursor = connection.connection.cursor()
+                cursor.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
+                left = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+                incremental = connection.exec_driver_sql("PRAGMA auto_vacuum").scalar_one() == 2
+            if not incremental:
+                break
+        # Outside a transaction: the file shrinks when the write-ahead log is put into it.
+        with contextlib.closing(database.engine.raw_connection()) as raw:
+            raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for table in Record.metadata.sorted_tables:
+            connection.execute(text(f"VACUUM (ANALYZE, SKIP_LOCKED) {table.name}"))

@@ -1,0 +1,305 @@
+"""What is stored: profiles, schedules, reports. The queue of tasks is in ``pace.api.tasks.queue``.
+
+Every method is one transaction and blocks; the service calls them from threads. Every method takes
+the tenant first, and no row of another tenant is ever read.
+"""
+
+import hashlib
+import uuid
+import zlib
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, delete, select
+from sqlalchemy import insert as plain_insert
+from sqlalchemy.dialects import postgresql, sqlite
+
+from pace.api.errors import InUse
+from pace.api.received import ReceivedProfile, ReceivedRequest
+from pace.api.storage.database import Database
+from pace.api.storage.pages import read_page
+from pace.api.storage.records import (
+    ProfileRecord,
+    Record,
+    ReportRecord,
+    ScheduleRecord,
+    SolutionRecord,
+    TaskRecord,
+    WhatIfRecord,
+)
+from pace.client.documents import (
+    ProfilePage,
+    ProfileSummary,
+    ReportPage,
+    ReportRequest,
+    ReportResource,
+    SchedulePage,
+    ScheduleSummary,
+)
+
+_SOLVED = (SolutionRecord.tenant == ScheduleRecord.tenant) & (SolutionRecord.key == ScheduleRecord.key)
+_PROFILE_SUMMARY = (
+    ProfileRecord.sha256.label("id"),
+    ProfileRecord.name,
+    ProfileRecord.fingerprint,
+    ProfileRecord.num_ops,
+    ProfileRecord.num_gradients,
+    ProfileRecord.size_bytes,
+    ProfileRecord.created_at,
+)
+_SCHEDULE_SUMMARY = (
+    ScheduleRecord.id,
+    ScheduleRecord.job,
+    ScheduleRecord.fingerprint,
+    ScheduleRecord.profile_sha256,
+    ScheduleRecord.created_at,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSchedule:
+    """A schedule that can be answered with."""
+
+    id: str
+    job: str | None
+    fingerprint: str
+    profile_sha256: str
+    created_at: datetime
+    document: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredProfile:
+    """A profile that can be answered with."""
+
+    summary: ProfileSummary
+    document: bytes
+
+
+class ResourceStore:
+    """Profiles, schedules and reports in the database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def get_schedule(self, tenant: str, schedule_id: str) -> StoredSchedule | None:
+        """Return a schedule, or None when there is none or it is not solved yet."""
+        with self.database.read() as connection:
+            return find_schedule_by_id(connection, tenant, schedule_id)
+
+    def get_documents(self, tenant: str, schedule_id: str) -> tuple[bytes, bytes] | None:
+        """Return the compressed profile and the document of a schedule, or None when there is none."""
+        question = (
+            select(ProfileRecord.document, SolutionRecord.document.label("schedule"))
+            .select_from(ScheduleRecord)
+            .join(SolutionRecord, _SOLVED)
+            .join(
+                ProfileRecord,
+                (ProfileRecord.tenant == ScheduleRecord.tenant)
+                & (ProfileRecord.sha256 == ScheduleRecord.profile_sha256),
+            )
+            .where(ScheduleRecord.tenant == tenant, ScheduleRecord.id == schedule_id)
+        )
+        with self.database.read() as connection:
+            row = connection.execute(question).first()
+        return None if row is None else (row.document, row.schedule)
+
+    def get_profile_document(self, tenant: str, sha256: str) -> bytes | None:
+        """Return a profile's compressed document, or None when there is none."""
+        with self.database.read() as connection:
+            return connection.scalar(
+                select(ProfileRecord.document).where(
+                    ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256
+                )
+            )
+
+    def newest_schedule(self, tenant: str, job: str, fingerprint: str) -> StoredSchedule | None:
+        """Return the schedule that the job asked for last, of those that are solved."""
+        with self.database.read() as connection:
+            return find_schedule(
+                connection, tenant, ScheduleRecord.job == job, ScheduleRecord.fingerprint == fingerprint
+            )
+
+    def list_schedules(
+        self, tenant: str, job: str | None, fingerprint: str | None, limit: int, cursor: str | None
+    ) -> SchedulePage:
+        """Return a page of solved schedules."""
+        question = (
+            select(*_SCHEDULE_SUMMARY).join(SolutionRecord, _SOLVED).where(ScheduleRecord.tenant == tenant)
+        )
+        if job is not None:
+            question = question.where(ScheduleRecord.job == job)
+        if fingerprint is not None:
+            question = question.where(ScheduleRecord.fingerprint == fingerprint)
+        with self.database.read() as connection:
+            rows, following = read_page(
+                connection, question, ScheduleRecord.created_at, ScheduleRecord.id, limit, cursor
+            )
+        return SchedulePage(items=tuple(ScheduleSummary(**row._mapping) for row in rows), next=following)
+
+    def delete_schedule(self, tenant: str, schedule_id: str) -> bool:
+        """Delete a schedule, and its document with the last job that has it; say whether it was there."""
+        with self.database.write() as connection:
+            key = connection.scalar(
+                select(ScheduleRecord.key).where(
+                    ScheduleRecord.tenant == tenant, ScheduleRecord.id == schedule_id
+                )
+            )
+            if key is None:
+                return False
+            connection.execute(
+                delete(ScheduleRecord).where(
+                    ScheduleRecord.tenant == tenant, ScheduleRecord.id == schedule_id
+                )
+            )
+            used = select(ScheduleRecord.id).where(ScheduleRecord.tenant == tenant, ScheduleRecord.key == key)
+            if connection.scalar(used.limit(1)) is None:
+                connection.execute(
+                    delete(SolutionRecord).where(SolutionRecord.tenant == tenant, SolutionRecord.key == key)
+                )
+            return True
+
+    def put_profile(self, tenant: str, received: ReceivedProfile) -> ProfileSummary:
+        """Keep a profile; return it as it is stored."""
+        with self.database.write() as connection:
+            save_profile(connection, tenant, received)
+            row = connection.execute(
+                select(*_PROFILE_SUMMARY).where(
+                    ProfileRecord.tenant == tenant, ProfileRecord.sha256 == received.sha256
+                )
+            ).one()
+        return ProfileSummary(**row._mapping)
+
+    def get_profile(self, tenant: str, sha256: str) -> StoredProfile | None:
+        """Return a profile, or None when there is none."""
+        with self.database.read() as connection:
+            row = connection.execute(
+                select(*_PROFILE_SUMMARY, ProfileRecord.document).where(
+                    ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256
+                )
+            ).first()
+        if row is None:
+            return None
+        values = dict(row._mapping)
+        return StoredProfile(
+            document=zlib.decompress(values.pop("document")), summary=ProfileSummary(**values)
+        )
+
+    def list_profiles(self, tenant: str, limit: int, cursor: str | None) -> ProfilePage:
+        """Return a page of profiles."""
+        question = select(*_PROFILE_SUMMARY).where(ProfileRecord.tenant == tenant)
+        with self.database.read() as connection:
+            rows, following = read_page(
+                connection, question, ProfileRecord.created_at, ProfileRecord.sha256, limit, cursor
+            )
+        return ProfilePage(items=tuple(ProfileSummary(**row._mapping) for row in rows), next=following)
+
+    def delete_profile(self, tenant: str, sha256: str) -> bool:
+        """Delete a profile; say whether it was there.
+
+        Raises
+        ------
+        InUse
+            While schedules, what-ifs or tasks refer to it.
+        """
+        with self.database.write() as connection:
+            for record in (ScheduleRecord, WhatIfRecord, TaskRecord):
+                refers = select(record.id).where(record.tenant == tenant, record.profile_sha256 == sha256)
+                if record is TaskRecord:
+                    refers = refers.where(TaskRecord.state.in_(("queued", "running")))
+                if connection.scalar(refers.limit(1)) is not None:
+                    detail = f"schedules or what-ifs of profile {sha256} are stored; delete those first"
+                    raise InUse(detail)
+            deleted = connection.execute(
+                delete(ProfileRecord).where(ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256)
+            )
+            return bool(deleted.rowcount)
+
+    def add_report(self, tenant: str, report: ReportRequest) -> ReportResource:
+        """Keep what a job measured."""
+        stored = ReportResource(id=uuid.uuid4().hex, created_at=datetime.now(UTC), **report.model_dump())
+        with self.database.write() as connection:
+            connection.execute(plain_insert(ReportRecord).values(tenant=tenant, **stored.model_dump()))
+        return stored
+
+    def list_reports(
+        self, tenant: str, job: str | None, fingerprint: str | None, limit: int, cursor: str | None
+    ) -> ReportPage:
+        """Return a page of reports."""
+        columns = [column for column in ReportRecord.__table__.c if column.key != "tenant"]
+        question = select(*columns).where(ReportRecord.tenant == tenant)
+        if job is not None:
+            question = question.where(ReportRecord.job == job)
+        if fingerprint is not None:
+            question = question.where(ReportRecord.fingerprint == fingerprint)
+        with self.database.read() as connection:
+            rows, following = read_page(
+                connection, question, ReportRecord.created_at, ReportRecord.id, limit, cursor
+            )
+        return ReportPage(items=tuple(ReportResource(**row._mapping) for row in rows), next=following)
+
+
+def schedule_id(tenant: str, job: str | None, key: str) -> str:
+    """Return the id that a tenant's job's schedule has; 32 hexadecimal digits."""
+    parts = [tenant, "" if job is None else f"={job}", key]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def find_schedule(connection: Connection, tenant: str, *conditions: Any) -> StoredSchedule | None:
+    """Return the newest solved schedule that meets the conditions."""
+    row = connection.execute(
+        select(*_SCHEDULE_SUMMARY, SolutionRecord.document)
+        .join(SolutionRecord, _SOLVED)
+        .where(ScheduleRecord.tenant == tenant, *conditions)
+        .order_by(ScheduleRecord.asked_at.desc(), ScheduleRecord.id)
+        .limit(1)
+    ).first()
+    return None if row is None else StoredSchedule(**row._mapping)
+
+
+def find_schedule_by_id(connection: Connection, tenant: str, schedule_id: str) -> StoredSchedule | None:
+    """Return a schedule, or None when there is none or it is not solved yet."""
+    return find_schedule(connection, tenant, ScheduleRecord.id == schedule_id)
+
+
+def save_profile(connection: Connection, tenant: str, received: ReceivedProfile) -> None:
+    """Keep a profile unless it is there."""
+    known = select(ProfileRecord.sha256).where(
+        ProfileRecord.tenant == tenant, ProfileRecord.sha256 == received.sha256
+    )
+    # Looked up first: the document would be sent to the database only to be ignored.
+    if connection.scalar(known) is None:
+        statement = insert(connection, ProfileRecord).values(
+            tenant=tenant, created_at=datetime.now(UTC), **asdict(received)
+        )
+        # PostgreSQL cannot store NUL in text; the document keeps the name as it is.
+        statement = statement.values(name=received.name.replace("\0", "\N{REPLACEMENT CHARACTER}"))
+        connection.execute(statement.on_conflict_do_nothing())
+
+
+def save_schedule_request(
+    connection: Connection, tenant: str, received: ReceivedRequest, fingerprint: str
+) -> str:
+    """Record that a job asked for a schedule, now; return the schedule's id."""
+    now = datetime.now(UTC)
+    new_id = schedule_id(tenant, received.job, received.key)
+    statement = insert(connection, ScheduleRecord).values(
+        id=new_id,
+        tenant=tenant,
+        job=received.job,
+        key=received.key,
+        fingerprint=fingerprint,
+        profile_sha256=received.profile_sha256,
+        created_at=now,
+        asked_at=now,
+    )
+    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_={"asked_at": now}))
+    return new_id
+
+
+def insert(connection: Connection, record: type[Record]) -> "sqlite.Insert | postgresql.Insert":
+    """Return an INSERT that can say ON CONFLICT, for this connection's database."""
+    if connection.dialect.name == "sqlite":
+        return sqlite.insert(record)
+    return postgresql.insert(record)

@@ -1,0 +1,99 @@
+"""What-ifs in the database. As in ``pace.api.storage.store``: one transaction a method, the tenant first."""
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection, delete, select
+
+from pace.api.received import ReceivedWhatIf
+from pace.api.storage.database import Database
+from pace.api.storage.pages import read_page
+from pace.api.storage.records import SolutionRecord, WhatIfRecord
+from pace.api.storage.store import insert
+from pace.client.what_if_documents import WhatIfPage, WhatIfSummary
+
+_ANSWERED = (SolutionRecord.tenant == WhatIfRecord.tenant) & (SolutionRecord.key == WhatIfRecord.key)
+_SUMMARY = (
+    WhatIfRecord.id,
+    WhatIfRecord.profile_sha256,
+    WhatIfRecord.num_cells,
+    WhatIfRecord.created_at,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredWhatIf:
+    """A what-if that can be answered with."""
+
+    summary: WhatIfSummary
+    document: bytes
+
+
+class WhatIfStore:
+    """What-ifs that have an answer."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def get(self, tenant: str, what_if_id: str) -> StoredWhatIf | None:
+        """Return a what-if, or None when there is none or it is not answered yet."""
+        with self.database.read() as connection:
+            return find_what_if(connection, tenant, what_if_id)
+
+    def list(self, tenant: str, limit: int, cursor: str | None) -> WhatIfPage:
+        """Return a page of what-ifs."""
+        question = select(*_SUMMARY).join(SolutionRecord, _ANSWERED).where(WhatIfRecord.tenant == tenant)
+        with self.database.read() as connection:
+            rows, following = read_page(
+                connection, question, WhatIfRecord.created_at, WhatIfRecord.id, limit, cursor
+            )
+        return WhatIfPage(items=tuple(WhatIfSummary(**row._mapping) for row in rows), next=following)
+
+    def delete(self, tenant: str, what_if_id: str) -> bool:
+        """Delete a what-if and its document; say whether it was there."""
+        mine = (WhatIfRecord.tenant == tenant) & (WhatIfRecord.id == what_if_id)
+        with self.database.write() as connection:
+            key = connection.scalar(select(WhatIfRecord.key).where(mine))
+            if key is None:
+                return False
+            connection.execute(delete(WhatIfRecord).where(mine))
+            connection.execute(
+                delete(SolutionRecord).where(SolutionRecord.tenant == tenant, SolutionRecord.key == key)
+            )
+            return True
+
+
+def find_what_if(connection: Connection, tenant: str, what_if_id: str) -> StoredWhatIf | None:
+    """Return a what-if, or None when there is none or it is not answered yet."""
+    row = connection.execute(
+        select(*_SUMMARY, SolutionRecord.document)
+        .join(SolutionRecord, _ANSWERED)
+        .where(WhatIfRecord.tenant == tenant, WhatIfRecord.id == what_if_id)
+    ).first()
+    if row is None:
+        return None
+    values = dict(row._mapping)
+    return StoredWhatIf(document=values.pop("document"), summary=WhatIfSummary(**values))
+
+
+def save_what_if_request(
+    connection: Connection,
+    tenant: str,
+    received: ReceivedWhatIf,
+    fingerprint: str,  # noqa: ARG001  # as for schedules: both stand in one table of kinds
+) -> str:
+    """Record that a what-if was asked for, now; return its id."""
+    now = datetime.now(UTC)
+    new_id = hashlib.sha256(f"what-if\0{tenant}\0{received.key}".encode()).hexdigest()[:32]
+    statement = insert(connection, WhatIfRecord).values(
+        id=new_id,
+        tenant=tenant,
+        key=received.key,
+        profile_sha256=received.profile_sha256,
+        num_cells=received.num_cells,
+        created_at=now,
+        asked_at=now,
+    )
+    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_={"asked_at": now}))
+    return new_id

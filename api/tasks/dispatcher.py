@@ -1,0 +1,227 @@
+"""Moves tasks from the queue to executors and their results into storage."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ParamSpec
+
+import structlog
+from sqlalchemy.exc import InterfaceError, OperationalError
+
+from pace.api.errors import WorkerDied
+from pace.api.metrics import Metrics
+from pace.api.problems import problem_of
+from pace.api.tasks.kinds import KINDS
+from pace.api.tasks.queue import TaskQueue
+from pace.api.tasks.state import ClaimedTask
+from pace.api.tasks.watches import Watches
+from pace.api.tracing import Spans
+from pace.api.workers.executor import Executor
+from pace.client.documents import TaskKindName
+from pace.errors import PaceError
+
+log = structlog.get_logger(__name__)
+
+P = ParamSpec("P")
+
+_LONGEST_PAUSE_S = 5.0
+
+
+class Dispatcher:
+    """Runs the tasks that this service process claims.
+
+    Parameters
+    ----------
+    executors
+        For each kind of task; as many run at once as it has places.
+    poll_s
+        How often to look for tasks that other service processes queued.
+    """
+
+    def __init__(
+        self,
+        tasks: TaskQueue,
+        executors: Mapping[TaskKindName, Executor],
+        *,
+        metrics: Metrics,
+        spans: Spans,
+        timeout_s: float,
+        lease_s: float,
+        poll_s: float = 0.5,
+    ) -> None:
+        self._tasks = tasks
+        self._executors = executors
+        self._metrics = metrics
+        self._spans = spans
+        self._timeout_s = timeout_s
+        self._renew_every_s = lease_s / 3
+        self._poll_s = poll_s
+        self._queued = {kind: asyncio.Event() for kind in executors}
+        # By kind; each is named after its task.
+        self._running: dict[TaskKindName, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
+        # Places that may be taken by a task that is just being accepted.
+        self._kept = dict.fromkeys(executors, 0)
+        self._stopping = False
+        self._loops: list[asyncio.Task[None]] = []
+        self.watches = Watches(tasks)
+
+    @property
+    def num_running(self) -> int:
+        """How many tasks this service process runs now."""
+        return sum(map(len, self._running.values()))
+
+    def start(self) -> None:
+        """Begin to claim tasks."""
+        loops = [self._renew_leases(), *(self._claim_tasks(kind) for kind in self._executors)]
+        self._loops = [asyncio.create_task(loop) for loop in loops]
+
+    def notify(self, kind: TaskKindName) -> None:
+        """Say that a task of this kind was queued."""
+        self._queued[kind].set()
+
+    @contextlib.contextmanager
+    def place(self, kind: TaskKindName) -> Iterator[bool]:
+        """Keep a place for a task that may be claimed inside; yields whether there is one."""
+        free = not self._stopping and self._num_taken(kind) < self._executors[kind].size
+        self._kept[kind] += free
+        try:
+            yield free
+        finally:
+            self._kept[kind] -= free
+
+    def _num_taken(self, kind: TaskKindName) -> int:
+        return len(self._running[kind]) + self._kept[kind]
+
+    def begin(self, task: ClaimedTask) -> None:
+        """Do a task that was claimed."""
+        started = asyncio.create_task(self._run(task), name=task.id)
+        self._running[task.kind].add(started)
+        started.add_done_callback(lambda done: self._ended(task.kind, done))
+
+    def cancel(self, task_id: str) -> None:
+        """End a cancelled task if it runs here: the process that works on it is killed."""
+        for running in self._all_running():
+            if running.get_name() == task_id:
+                running.cancel()
+
+    async def stop(self, drain_s: float) -> None:
+        """Claim nothing more, let running tasks end, give back those that do not in time."""
+        self._stopping = True
+        renew, *claims = self._loops
+        for claim in claims:
+            claim.cancel()
+        await asyncio.gather(*claims, return_exceptions=True)
+        running = self._all_running()
+        if running:
+            await asyncio.wait(running, timeout=drain_s)
+        for task in (renew, *running):
+            task.cancel()
+        await asyncio.gather(renew, *running, return_exceptions=True)
+        await self.watches.close()
+        try:
+            await asyncio.to_thread(self._tasks.release)
+        except (OperationalError, InterfaceError) as error:
+            # The leases end by themselves.
+            log.warning("release-failed", error=str(error.orig))
+
+    def _all_running(self) -> list[asyncio.Task[None]]:
+        return [task for running in self._running.values() for task in running]
+
+    async def _claim_tasks(self, kind: TaskKindName) -> None:
+        executor, queued = self._executors[kind], self._queued[kind]
+        pause_s = self._poll_s
+        while True:
+            queued.clear()
+            task = None
+            if self._num_taken(kind) < executor.size:
+                try:
+                    names = [task.get_name() for task in self._all_running()]
+                    task = await asyncio.to_thread(self._tasks.claim, kind, names)
+                    pause_s = self._poll_s
+                except Exception as error:
+                    # The database may be gone or full for a while; the service must outlast that.
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    log.warning("claim-failed", error=str(error))
+            if task is not None:
+                self.begin(task)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await queued.wait()
+
+    def _ended(self, kind: TaskKindName, done: asyncio.Task[None]) -> None:
+        self._running[kind].discard(done)
+        self._queued[kind].set()
+        if not done.cancelled() and (error := done.exception()) is not None:
+            # The lease ends and the task is claimed again.
+            log.error("task-failed", task=done.get_name(), exc_info=error)
+
+    async def _run(self, task: ClaimedTask) -> None:
+        kind = KINDS[task.kind]
+        started = time.perf_counter()
+        try:
+            about = {"pace.task.attempt": task.attempts, "pace.profile.gradients": task.num_gradients}
+            with self._spans.of_task(task.id, kind.span, **about):
+                document = await self._executors[task.kind].run(
+                    kind.function,
+                    task.profile_document,
+                    task.options,
+                    timeout_s=self._timeout_s,
+                    progress=self._progress_of(task) if kind.tells_progress else None,
+                )
+            seconds = time.perf_counter() - started
+            await _persist(self._tasks.finish, task, document)
+            kind.observe(self._metrics, task.num_gradients, seconds)
+            log.info(kind.done_event, task=task.id, tenant=task.tenant, solve_s=seconds)
+        except WorkerDied as error:
+            # The profile need not be at fault: whoever killed the process may have wanted another.
+            again = await _persist(self._tasks.retry_or_fail, task, error)
+            log.warning("worker-died", task=task.id, again=again, problem=problem_of(error).model_dump())
+        except PaceError as error:
+            problem = problem_of(error)
+            self._metrics.count_failure(problem.type)
+            log.warning("not-solved", task=task.id, tenant=task.tenant, problem=problem.model_dump())
+            await _persist(self._tasks.fail, task, error)
+        finally:
+            self.watches.refresh(task.tenant, task.id)
+
+    def _progress_of(self, task: ClaimedTask) -> Callable[[int], None]:
+        loop = asyncio.get_running_loop()
+
+        def record(num_done: int) -> None:
+            # Called from the executor's thread.
+            try:
+                wanted = self._tasks.progress(task.id, num_done)
+            except (OperationalError, InterfaceError) as error:
+                log.warning("progress-not-stored", task=task.id, error=str(error.orig))
+                return
+            if not wanted:
+                loop.call_soon_threadsafe(self.cancel, task.id)
+            loop.call_soon_threadsafe(self.watches.refresh, task.tenant, task.id)
+
+        return record
+
+    async def _renew_leases(self) -> None:
+        while True:
+            await asyncio.sleep(self._renew_every_s)
+            running = [task.get_name() for task in self._all_running()]
+            if running:
+                try:
+                    for task_id in await asyncio.to_thread(self._tasks.renew, running):
+                        self.cancel(task_id)
+                except Exception as error:
+                    # As above; a lease that is not renewed in time is taken by another service.
+                    log.warning("renew-failed", error=str(error))
+
+
+async def _persist(store: Callable[P, Any], *arguments: P.args, **named: P.kwargs) -> Any:
+    """Store what was worked for, however long the database is gone or its disk full."""
+    pause_s = 0.5
+    while True:
+        try:
+            return await asyncio.to_thread(store, *arguments, **named)
+        except (OperationalError, InterfaceError) as error:
+            log.warning("not-stored-yet", error=str(error.orig), again_in_s=pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

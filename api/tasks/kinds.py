@@ -1,0 +1,93 @@
+"""The kinds of tasks: everything by which they differ, in one table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from pace.api.metrics import Metrics
+from pace.api.settings import Settings
+from pace.api.storage.store import StoredSchedule, find_schedule_by_id, save_schedule_request
+from pace.api.storage.what_if_store import StoredWhatIf, find_what_if, save_what_if_request
+from pace.api.workers.functions import answer_what_if, solve
+from pace.client.documents import TaskKindName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskKind:
+    """How tasks of one kind are stored, done and observed.
+
+    Attributes
+    ----------
+    function, tells_progress
+        What a worker process calls with the profile and the options, and whether it tells how far it is.
+    purpose
+        What the work is called in messages.
+    num_processes, num_on_cluster
+        How many tasks may run at once in processes of the service, and on a Dask cluster; None for as many as
+        the cluster has threads.
+    starts_at_once
+        Whether its processes start with the service, or with the first task.
+    priority
+        On a cluster: higher goes first.
+    result_path
+        Path of the result, up to its id.
+    save_request
+        Records a tenant's request, whose profile has this fingerprint; returns the result's id.
+    find_result
+        Returns a tenant's result by its id, if it is there.
+    observe
+        Counts a finished task of so many gradients and seconds.
+    span, done_event
+        Its name in traces, and the log's event when one is done.
+    """
+
+    function: Callable[..., bytes]
+    tells_progress: bool
+    purpose: str
+    num_processes: Callable[[Settings], int]
+    num_on_cluster: Callable[[Settings], int | None]
+    starts_at_once: bool
+    priority: int
+    result_path: str
+    save_request: Callable[[Connection, str, Any, str], str]
+    find_result: Callable[[Connection, str, str], StoredSchedule | StoredWhatIf | None]
+    observe: Callable[[Metrics, int, float], None]
+    span: str
+    done_event: str
+
+
+KINDS: dict[TaskKindName, TaskKind] = {
+    "schedule": TaskKind(
+        function=solve,
+        tells_progress=False,
+        purpose="the solve",
+        num_processes=lambda settings: settings.solver_processes,
+        num_on_cluster=lambda _: None,
+        starts_at_once=True,
+        priority=1,
+        result_path="/v1/schedules/",
+        save_request=save_schedule_request,
+        find_result=find_schedule_by_id,
+        observe=Metrics.observe_solve,
+        span="solve",
+        done_event="solved",
+    ),
+    # What-ifs have processes of their own, so that no job's start waits for a plan.
+    "what-if": TaskKind(
+        function=answer_what_if,
+        tells_progress=True,
+        purpose="the what-if",
+        num_processes=lambda settings: settings.what_if_processes,
+        num_on_cluster=lambda settings: settings.what_if_processes,
+        starts_at_once=False,
+        priority=0,
+        result_path="/v1/what-if/",
+        save_request=save_what_if_request,
+        find_result=find_what_if,
+        observe=Metrics.observe_what_if,
+        span="what-if",
+        done_event="what-if-answered",
+    ),
+}

@@ -1,0 +1,357 @@
+"""The queue of tasks, kept in the database so that no accepted task is lost.
+
+A task is queued, then running under a lease of one service process, then done, failed or cancelled.
+A lease that is not renewed ends, and the task is queued again: it outlives any process. Whichever
+process finishes it, the first answer stays.
+"""
+
+import uuid
+from collections import Counter
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, func, select, update
+
+from pace.api.errors import InvalidRequest, QueueFull, TaskCancelled, WorkerDied
+from pace.api.problems import problem_of
+from pace.api.received import ReceivedRequest, ReceivedWhatIf
+from pace.api.storage.database import Database
+from pace.api.storage.records import ProfileRecord, SolutionRecord, TaskRecord
+from pace.api.storage.store import insert, save_profile
+from pace.api.tasks.kinds import KINDS
+from pace.api.tasks.state import LIVE, ClaimedTask, Submitted, TaskStatus
+from pace.client.documents import Problem
+from pace.errors import PaceError
+
+
+class TaskQueue:
+    """Tasks in the database.
+
+    Parameters
+    ----------
+    lease_s
+        How long a claimed task stays with a process that does not renew its lease.
+    max_attempts
+        After so many claims without an answer a task is failed.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        max_queued: int,
+        max_queued_per_tenant: int,
+        lease_s: float,
+        max_attempts: int,
+    ) -> None:
+        self.database = database
+        self.owner = uuid.uuid4().hex
+        self._max_queued = max_queued
+        self._max_queued_per_tenant = max_queued_per_tenant
+        self._lease = timedelta(seconds=lease_s)
+        self._max_attempts = max_attempts
+
+    def submit(
+        self, tenant: str, received: ReceivedRequest | ReceivedWhatIf, *, claim: bool = False
+    ) -> Submitted:
+        """Accept a request: find its result, join the task that makes it, or queue a new one.
+
+        Parameters
+        ----------
+        claim
+            Claim a new task at once where no other waits: this process has room for it.
+
+        Raises
+        ------
+        QueueFull
+            If a new task is needed and too many wait.
+        InvalidRequest
+            If the request names a profile that is not stored.
+        """
+        with self.database.write() as connection:
+            if received.profile is not None:
+                save_profile(connection, tenant, received.profile)
+                fingerprint: str | None = received.profile.fingerprint
+            else:
+                fingerprint = connection.scalar(
+                    select(ProfileRecord.fingerprint).where(
+                        ProfileRecord.tenant == tenant, ProfileRecord.sha256 == received.profile_sha256
+                    )
+                )
+            if fingerprint is None:
+                raise InvalidRequest(f"profile_id: there is no profile {received.profile_sha256}")
+            kind = KINDS[received.kind]
+            new_id = kind.save_request(connection, tenant, received, fingerprint)
+            result = kind.find_result(connection, tenant, new_id)
+            if result is not None:
+                return Submitted(result_id=new_id, result=result, task_id=None)
+            live = select(TaskRecord.id).where(
+                TaskRecord.tenant == tenant, TaskRecord.key == received.key, TaskRecord.state.in_(LIVE)
+            )
+            task_id = connection.scalar(live)
+            claimed = None
+            if task_id is None:
+                at_once = self._require_room(connection, tenant) == 0 and claim
+                task_id = uuid.uuid4().hex
+                now = datetime.now(UTC)
+                added = connection.execute(
+                    insert(connection, TaskRecord)
+                    .values(
+                        id=task_id,
+                        kind=received.kind,
+                        tenant=tenant,
+                        key=received.key,
+                        result_id=new_id,
+                        profile_sha256=received.profile_sha256,
+                        options=received.options,
+                        num_done=None if received.num_steps is None else 0,
+                        num_total=received.num_steps,
+                        created_at=now,
+                        **(self._started(now, 0) if at_once else {"state": "queued", "attempts": 0}),
+                    )
+                    .on_conflict_do_nothing()
+                )
+                if not added.rowcount:
+                    # Another service process was faster between our look and our insert.
+                    task_id = connection.scalar(live)
+                elif at_once:
+                    claimed = self._claimed(connection, task_id)
+            return Submitted(result_id=new_id, result=None, task_id=task_id, claimed=claimed)
+
+    def _require_room(self, connection: Connection, tenant: str) -> int:
+        """Refuse one more task where too many wait; return how many do, of all tenants."""
+        of_all, of_tenant = connection.execute(
+            select(func.count(), func.count().filter(TaskRecord.tenant == tenant))
+            .select_from(TaskRecord)
+            .where(TaskRecord.state == "queued")
+        ).one()
+        if of_tenant >= self._max_queued_per_tenant:
+            raise QueueFull(f"{of_tenant} tasks of yours wait already", retry_after_s=5)
+        if of_all >= self._max_queued:
+            raise QueueFull(f"{of_all} tasks wait already", retry_after_s=10)
+        return of_all
+
+    def claim(self, kind: str, running: Collection[str] = ()) -> ClaimedTask | None:
+        """Take the next task of a kind.
+
+        Those `running` here stay so: if their leases ended, this process was starved for a moment.
+
+        Tenants take turns: first those with the fewest tasks running, among them the one whose last
+        start is longest ago, and of its tasks the oldest.
+        """
+        now = datetime.now(UTC)
+        queued = (TaskRecord.state == "queued") & (TaskRecord.kind == kind)
+        running_too = (TaskRecord.state == "running") & (TaskRecord.kind == kind)
+        with self.database.read() as connection:
+            expired = running_too & (TaskRecord.lease_until < now) & TaskRecord.id.not_in(running)
+            if connection.scalar(select(TaskRecord.id).where(queued | expired).limit(1)) is None:
+                return None
+        with self.database.write() as connection:
+            self._take_back_expired(connection, now, running)
+            at_work = Counter(connection.scalars(select(TaskRecord.tenant).where(running_too)))
+            tenants = list(connection.scalars(select(TaskRecord.tenant).where(queued).distinct()))
+            turns = dict(
+                connection.execute(
+                    select(TaskRecord.tenant, func.max(TaskRecord.started_at))
+                    .where(
+                        TaskRecord.tenant.in_(tenants),
+                        TaskRecord.kind == kind,
+                        TaskRecord.started_at.is_not(None),
+                    )
+                    .group_by(TaskRecord.tenant)
+                ).all()
+            )
+            never = datetime.min.replace(tzinfo=UTC)
+            tenants.sort(key=lambda tenant: (at_work[tenant], turns.get(tenant, never), tenant))
+            for tenant in tenants:
+                task_id = connection.scalar(
+                    select(TaskRecord.id)
+                    .where(queued, TaskRecord.tenant == tenant)
+                    .order_by(TaskRecord.created_at, TaskRecord.id)
+                    .limit(1)
+                    .with_for_update(skip_locked=True)
+                )
+                if task_id is not None:
+                    return self._start(connection, task_id, now)
+        return None
+
+    def _take_back_expired(self, connection: Connection, now: datetime, running: Collection[str]) -> None:
+        expired = (
+            (TaskRecord.state == "running") & (TaskRecord.lease_until < now) & TaskRecord.id.not_in(running)
+        )
+        died = WorkerDied(f"the processes that worked on this died {self._max_attempts} times")
+        connection.execute(
+            update(TaskRecord)
+            .where(expired, TaskRecord.attempts >= self._max_attempts)
+            .values(state="failed", finished_at=now, problem=_stored(died), lease_owner=None)
+        )
+        connection.execute(update(TaskRecord).where(expired).values(state="queued", lease_owner=None))
+
+    def _start(self, connection: Connection, task_id: str, now: datetime) -> ClaimedTask:
+        started = self._started(now, TaskRecord.attempts)
+        connection.execute(update(TaskRecord).where(TaskRecord.id == task_id).values(started))
+        return self._claimed(connection, task_id)
+
+    def _started(self, now: datetime, attempts: Any) -> dict[str, Any]:
+        return {
+            "state": "running",
+            "started_at": now,
+            "attempts": attempts + 1,
+            "lease_owner": self.owner,
+            "lease_until": now + self._lease,
+        }
+
+    def _claimed(self, connection: Connection, task_id: str) -> ClaimedTask:
+        row = connection.execute(
+            select(
+                TaskRecord.id,
+                TaskRecord.kind,
+                TaskRecord.tenant,
+                TaskRecord.key,
+                TaskRecord.options,
+                TaskRecord.attempts,
+                ProfileRecord.num_gradients,
+                ProfileRecord.document.label("profile_document"),
+            )
+            .join(
+                ProfileRecord,
+                (ProfileRecord.tenant == TaskRecord.tenant)
+                & (ProfileRecord.sha256 == TaskRecord.profile_sha256),
+            )
+            .where(TaskRecord.id == task_id)
+        ).one()
+        return ClaimedTask(**row._mapping)
+
+    def renew(self, running: Collection[str]) -> list[str]:
+        """Keep the leases of all tasks that this process has; return which of them were cancelled."""
+        with self.database.write() as connection:
+            connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.state == "running", TaskRecord.lease_owner == self.owner)
+                .values(lease_until=datetime.now(UTC) + self._lease)
+            )
+            cancelled = select(TaskRecord.id).where(
+                TaskRecord.id.in_(running), TaskRecord.state == "cancelled"
+            )
+            return list(connection.scalars(cancelled))
+
+    def progress(self, task_id: str, num_done: int) -> bool:
+        """Record how far a task is; say whether it is still to be done."""
+        with self.database.write() as connection:
+            recorded = connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.id == task_id, TaskRecord.state.in_(LIVE))
+                .values(num_done=num_done)
+            )
+            return bool(recorded.rowcount)
+
+    def cancel(self, tenant: str, task_id: str) -> TaskStatus | None:
+        """Cancel a task that is not finished; return how far it is then, or None if there is none."""
+        with self.database.write() as connection:
+            connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.tenant == tenant, TaskRecord.id == task_id, TaskRecord.state.in_(LIVE))
+                .values(
+                    state="cancelled",
+                    finished_at=datetime.now(UTC),
+                    lease_owner=None,
+                    problem=_stored(TaskCancelled()),
+                )
+            )
+        return self.status(tenant, task_id)
+
+    def release(self) -> None:
+        """Queue again what this process has not finished, as if it had never been claimed."""
+        with self.database.write() as connection:
+            connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.state == "running", TaskRecord.lease_owner == self.owner)
+                .values(state="queued", lease_owner=None, attempts=TaskRecord.attempts - 1)
+            )
+
+    def finish(self, task: ClaimedTask, document: bytes) -> None:
+        """Store a task's document unless it was cancelled; an earlier one for the same key stays."""
+        now = datetime.now(UTC)
+        with self.database.write() as connection:
+            finished = connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.id == task.id, TaskRecord.state != "cancelled")
+                .values(
+                    state="done",
+                    finished_at=now,
+                    lease_owner=None,
+                    problem=None,
+                    num_done=TaskRecord.num_total,
+                )
+            )
+            if not finished.rowcount:
+                return
+            connection.execute(
+                insert(connection, SolutionRecord)
+                .values(tenant=task.tenant, key=task.key, document=document, created_at=now)
+                .on_conflict_do_nothing()
+            )
+
+    def fail(self, task: ClaimedTask, error: PaceError) -> None:
+        """Store why a task has no result."""
+        with self.database.write() as connection:
+            connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.id == task.id, TaskRecord.state == "running")
+                .values(
+                    state="failed",
+                    finished_at=datetime.now(UTC),
+                    lease_owner=None,
+                    problem=_stored(error),
+                )
+            )
+
+    def num_queued(self) -> int:
+        """How many tasks wait, of all tenants."""
+        with self.database.read() as connection:
+            queued = select(func.count()).select_from(TaskRecord).where(TaskRecord.state == "queued")
+            return connection.scalar(queued) or 0
+
+    def retry_or_fail(self, task: ClaimedTask, error: WorkerDied) -> bool:
+        """Queue a task again whose worker died, unless it was tried often enough; say whether."""
+        if task.attempts >= self._max_attempts:
+            self.fail(task, error)
+            return False
+        with self.database.write() as connection:
+            connection.execute(
+                update(TaskRecord)
+                .where(
+                    TaskRecord.id == task.id,
+                    TaskRecord.state == "running",
+                    TaskRecord.lease_owner == self.owner,
+                )
+                .values(state="queued", lease_owner=None)
+            )
+        return True
+
+    def status(self, tenant: str, task_id: str) -> TaskStatus | None:
+        """Return how far a task is."""
+        with self.database.read() as connection:
+            row = connection.execute(
+                select(
+                    TaskRecord.id,
+                    TaskRecord.kind,
+                    TaskRecord.result_id,
+                    TaskRecord.state,
+                    TaskRecord.problem,
+                    TaskRecord.num_done,
+                    TaskRecord.num_total,
+                    TaskRecord.created_at,
+                    TaskRecord.started_at,
+                    TaskRecord.finished_at,
+                ).where(TaskRecord.tenant == tenant, TaskRecord.id == task_id)
+            ).first()
+        if row is None:
+            return None
+        problem = None if row.problem is None else Problem.model_validate_json(row.problem)
+        return TaskStatus(**{**row._mapping, "problem": problem})
+
+
+def _stored(error: PaceError) -> str:
+    return problem_of(error).model_dump_json()

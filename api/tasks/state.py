@@ -1,0 +1,71 @@
+"""What is known of a task: what a request came to, what is to be done, how far it is."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from pace.api.storage.store import StoredSchedule
+from pace.api.storage.what_if_store import StoredWhatIf
+from pace.api.tasks.kinds import KINDS
+from pace.client.documents import Problem, TaskKindName
+
+LIVE = ("queued", "running")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """What a request came to: a result that is there, or the task that will make it.
+
+    Attributes
+    ----------
+    result
+        The result if it is there.
+    task_id
+        None if the result is there.
+    claimed
+        The task if it is new and this process is to do it now.
+    """
+
+    result_id: str
+    result: StoredSchedule | StoredWhatIf | None
+    task_id: str | None
+    claimed: "ClaimedTask | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedTask:
+    """A task that this process now has to do."""
+
+    id: str
+    kind: TaskKindName
+    tenant: str
+    key: str
+    attempts: int
+    num_gradients: int
+    profile_document: bytes
+    options: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStatus:
+    """How far a task is."""
+
+    id: str
+    kind: TaskKindName
+    result_id: str
+    state: str
+    problem: Problem | None
+    num_done: int | None
+    num_total: int | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    @property
+    def live(self) -> bool:
+        """Whether the task is still to be done."""
+        return self.state in LIVE
+
+    @property
+    def location(self) -> str:
+        """Where the result is or will be."""
+        return KINDS[self.kind].result_path + self.result_id

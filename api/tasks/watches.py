@@ -1,0 +1,99 @@
+"""Watches tasks for those who wait for them or follow their progress."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import structlog
+
+from pace.api.tasks.queue import TaskQueue
+from pace.api.tasks.state import TaskStatus
+
+log = structlog.get_logger(__name__)
+
+
+class Watches:
+    """One look at a task for all who want to know: a thousand workers may wait for the same one.
+
+    Parameters
+    ----------
+    poll_s
+        How often to look unasked: another service process may be the one that does the task.
+    """
+
+    def __init__(self, tasks: TaskQueue, poll_s: float = 0.5) -> None:
+        self._tasks = tasks
+        self._poll_s = poll_s
+        self._watches: dict[tuple[str, str], _Watch] = {}
+
+    async def wait(self, tenant: str, task_id: str, timeout_s: float) -> TaskStatus | None:
+        """Wait until a task is finished, at most so long; return how far it is then."""
+        watch = self._watch(tenant, task_id)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(watch.runner)
+        except TimeoutError:
+            return await asyncio.to_thread(self._tasks.status, tenant, task_id)
+
+    async def changes(self, tenant: str, task_id: str) -> AsyncIterator[TaskStatus]:
+        """Yield how far a task is, now and whenever that changes, until it is finished or gone."""
+        watch = self._watch(tenant, task_id)
+        told = None
+        while True:
+            changed = watch.changed
+            if watch.status is not None and watch.status != told:
+                told = watch.status
+                yield told
+            if watch.runner.done():
+                return
+            await changed.wait()
+
+    def refresh(self, tenant: str, task_id: str) -> None:
+        """Look at a task again: something about it has changed."""
+        watch = self._watches.get((tenant, task_id))
+        if watch is not None:
+            watch.wake.set()
+
+    async def close(self) -> None:
+        """Let all who wait go."""
+        runners = [watch.runner for watch in self._watches.values()]
+        for runner in runners:
+            runner.cancel()
+        await asyncio.gather(*runners, return_exceptions=True)
+
+    def _watch(self, tenant: str, task_id: str) -> "_Watch":
+        watch = self._watches.get((tenant, task_id))
+        if watch is None:
+            watch = self._watches[tenant, task_id] = _Watch()
+            watch.runner = asyncio.create_task(self._run(watch, tenant, task_id))
+            watch.runner.add_done_callback(lambda done: self._ended(tenant, task_id, done))
+        return watch
+
+    def _ended(self, tenant: str, task_id: str, done: "asyncio.Task[TaskStatus | None]") -> None:
+        self._watches.pop((tenant, task_id)).changed.set()
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.warning("watch-ended", task=task_id, error=str(error))
+
+    async def _run(self, watch: "_Watch", tenant: str, task_id: str) -> TaskStatus | None:
+        while True:
+            watch.wake.clear()
+            status = await asyncio.to_thread(self._tasks.status, tenant, task_id)
+            if status != watch.status:
+                watch.status = status
+                watch.changed.set()
+                watch.changed = asyncio.Event()
+            if status is None or not status.live:
+                return status
+            with contextlib.suppress(TimeoutError):
+                # Not wait_for: Python 3.11's swallows a cancellation that comes with what it waits for.
+                async with asyncio.timeout(self._poll_s):
+                    await watch.wake.wait()
+
+
+class _Watch:
+    runner: "asyncio.Task[TaskStatus | None]"
+
+    def __init__(self) -> None:
+        self.status: TaskStatus | None = None
+        self.wake = asyncio.Event()
+        self.changed = asyncio.Event()

@@ -1,0 +1,93 @@
+"""Takes bodies to the reader processes; equal bodies are read once, however many arrive at once."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from pace.api.errors import QueueFull
+from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
+from pace.api.workers.functions import ReadLimits
+from pace.api.workers.pool import WorkerPool
+
+AnyReceived = ReceivedProfile | ReceivedRequest | ReceivedWhatIf
+Received = TypeVar("Received", ReceivedProfile, ReceivedRequest, ReceivedWhatIf)
+_LARGE_BYTES = 2**20
+
+
+class BodyReader:
+    """Reads bodies.
+
+    Parameters
+    ----------
+    max_waiting
+        More bodies than this wait for no reader: they are refused with 429.
+    timeout_s
+        For one body.
+    memory_bytes
+        How much of what was read is remembered, so that a body that comes again is not read again.
+    """
+
+    def __init__(
+        self,
+        readers: WorkerPool,
+        limits: ReadLimits,
+        *,
+        max_waiting: int,
+        timeout_s: float,
+        memory_bytes: int,
+    ) -> None:
+        self._readers = readers
+        self._limits = limits
+        self._max_waiting = max_waiting
+        self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
+        self._reading: dict[bytes, asyncio.Task[AnyReceived]] = {}
+        self._read: OrderedDict[bytes, tuple[int, AnyReceived]] = OrderedDict()
+        self._held_bytes = 0
+
+    async def read(
+        self, function: Callable[[bytes, bool, ReadLimits], Received], body: bytes, gzipped: bool
+    ) -> Received:
+        """Return what a function of ``pace.api.workers.functions`` makes of a body; raises what it raises."""
+        # The digest holds the function's name, hence the casts.
+        if len(body) > _LARGE_BYTES:
+            digest = await asyncio.to_thread(_digest, function.__name__, gzipped, body)
+        else:
+            digest = _digest(function.__name__, gzipped, body)
+        if digest in self._read:
+            self._read.move_to_end(digest)
+            return cast("Received", self._read[digest][1])
+        reading = self._reading.get(digest)
+        if reading is None:
+            if self._readers.waiting >= self._max_waiting:
+                raise QueueFull(f"{self._readers.waiting} bodies wait to be read already", retry_after_s=1)
+            reading = asyncio.create_task(
+                self._readers.run(
+                    function, body, gzipped, self._limits, timeout_s=self._timeout_s, attempts=3
+                )
+            )
+            self._reading[digest] = reading
+            reading.add_done_callback(lambda done: self._finish(digest, done))
+        # Shielded: a client that goes away must not take the answer from the others.
+        return cast("Received", await asyncio.shield(reading))
+
+    def _finish(self, digest: bytes, done: asyncio.Task[AnyReceived]) -> None:
+        del self._reading[digest]
+        if done.cancelled() or done.exception() is not None:
+            return
+        received = done.result()
+        profile = received if isinstance(received, ReceivedProfile) else received.profile
+        size = 1000 + (0 if profile is None else len(profile.document))
+        self._read[digest] = (size, received)
+        self._held_bytes += size
+        while self._held_bytes > self._memory_bytes:
+            _, (dropped, _) = self._read.popitem(last=False)
+            self._held_bytes -= dropped
+
+
+def _digest(name: str, gzipped: bool, body: bytes) -> bytes:
+    digest = hashlib.sha256(f"{name} {gzipped}\n".encode())
+    digest.update(body)
+    return digest.digest()

@@ -1,0 +1,250 @@
+"""What worker processes do: read bodies and solve. Plain functions from bytes to bytes.
+
+Everything that can take long or much memory for a large profile is here, so that it never runs in
+the process that answers requests.
+"""
+
+import csv
+import io
+import json
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from pace.allreduce.optimize import optimize, warm_up
+from pace.api.errors import ContentTooLarge, InvalidRequest, NotInstalled
+from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
+from pace.client.documents import (
+    PolicyResult,
+    ScheduleRequest,
+    SimulationRequest,
+    SimulationResult,
+)
+from pace.client.what_if_documents import WhatIfQuestion, WhatIfRequest
+from pace.documents.base import explain
+from pace.documents.options import Options
+from pace.documents.profile import Profile, parse_profile
+from pace.documents.schedule import parse_schedule
+from pace.errors import InvalidOptions
+from pace.simulation import make_policy, simulate
+from pace.view.schedule_chart import plot
+from pace.view.timeline import chrome_trace
+from pace.whatif import what_if
+from pace.whatif.target import BRACKETS, answer_all
+
+_TELL_EVERY_S = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLimits:
+    """How much a body may hold once it is decompressed."""
+
+    max_bytes: int
+    max_ops: int
+    max_gradients: int
+    max_cells: int
+
+
+def read_request(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedRequest:
+    """Parse and validate the body of a schedule request.
+
+    Raises
+    ------
+    InvalidProfile, InvalidOptions, InvalidRequest, ContentTooLarge
+        With the validator's message.
+    """
+    body = _decompressed(body, limits.max_bytes) if gzipped else body
+    try:
+        request = ScheduleRequest.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        _explain(body, error)
+        raise InvalidRequest(explain(error)) from None
+    profile = None if request.profile is None else _receive(request.profile, limits)
+    options = _canonical(request.options)
+    profile_sha256 = request.profile_id if profile is None else profile.sha256
+    assert profile_sha256 is not None
+    return ReceivedRequest(job=request.job, profile_sha256=profile_sha256, profile=profile, options=options)
+
+
+def read_what_if(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedWhatIf:
+    """Parse and validate the body of a what-if request.
+
+    Raises
+    ------
+    InvalidProfile, InvalidOptions, InvalidRequest, ContentTooLarge
+        With the validator's message; a grid beyond the limit is too large.
+    """
+    body = _decompressed(body, limits.max_bytes) if gzipped else body
+    try:
+        request = WhatIfRequest.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        _explain(body, error)
+        raise InvalidRequest(explain(error)) from None
+    grid = request.grid.grid()
+    searched = 0
+    if request.target_efficiency is not None:
+        searched = grid.num_cells // max(len(grid.bandwidth_gbps), 1) * BRACKETS
+    if grid.num_cells + searched > limits.max_cells:
+        counted = f"{grid.num_cells + searched} simulations"
+        raise ContentTooLarge(f"the grid asks for {counted}; this service takes {limits.max_cells}")
+    profile = None
+    if request.profile is not None:
+        grid.refuse_misfits(request.profile)
+        profile = _receive(request.profile, limits)
+    profile_sha256 = request.profile_id if profile is None else profile.sha256
+    assert profile_sha256 is not None
+    question = WhatIfQuestion(grid=request.grid, target_efficiency=request.target_efficiency)
+    return ReceivedWhatIf(
+        profile_sha256=profile_sha256,
+        profile=profile,
+        options=_canonical(question),
+        num_cells=grid.num_cells,
+    )
+
+
+def read_profile(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedProfile:
+    """Parse and validate a profile; raises InvalidProfile, InvalidRequest and ContentTooLarge."""
+    return _receive(parse_profile(_decompressed(body, limits.max_bytes) if gzipped else body), limits)
+
+
+def load_solver() -> None:
+    """Compile and load everything that a solve needs."""
+    warm_up()
+
+
+def solve(profile_document: bytes, options: str) -> bytes:
+    """Return the schedule document for a stored profile."""
+    profile = parse_profile(zlib.decompress(profile_document))
+    return optimize(profile, Options.model_validate_json(options)).to_json()
+
+
+def answer_what_if(profile_document: bytes, options: str, tell: Callable[[int], None]) -> bytes:
+    """Return the JSON of a WhatIfDocument, telling now and then how many cells are done."""
+    profile = parse_profile(zlib.decompress(profile_document))
+    question = WhatIfQuestion.model_validate_json(options)
+    grid = question.grid.grid()
+    num_done = 0
+    told_at = time.monotonic()
+
+    def count(cells: int) -> None:
+        nonlocal num_done, told_at
+        num_done += cells
+        if time.monotonic() >= told_at + _TELL_EVERY_S:
+            told_at = time.monotonic()
+            tell(num_done)
+
+    # One process: the grid shares a machine with solves, and what is cancelled ends with its process.
+    result = what_if(profile, grid, processes=1, progress=count)
+    if question.target_efficiency is not None:
+        tell(num_done)
+        result = replace(result, answers=answer_all(profile, grid, question.target_efficiency))
+    return json.dumps(result.to_document(), allow_nan=False, separators=(",", ":")).encode()
+
+
+def what_if_csv(document: bytes) -> bytes:
+    """Return a stored what-if's cells as CSV, as ``WhatIf.to_csv`` writes them."""
+    text = io.StringIO()
+    cells = json.loads(document)["cells"]
+    writer = csv.DictWriter(text, fieldnames=list(cells[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(cells)
+    return text.getvalue().encode()
+
+
+def timeline(profile_document: bytes, schedule_document: bytes) -> bytes:
+    """Return the predicted window as a Chrome trace."""
+    trace = chrome_trace(parse_profile(zlib.decompress(profile_document)), parse_schedule(schedule_document))
+    return json.dumps(trace, separators=(",", ":")).encode()
+
+
+def chart(profile_document: bytes, schedule_document: bytes) -> bytes:
+    """Return the predicted window as an SVG picture."""
+    try:
+        import matplotlib  # noqa: F401  (is there? plot imports it)
+    except ImportError:
+        detail = "charts need matplotlib, which is not installed with this service (pace[plot])"
+        raise NotInstalled(detail) from None
+    profile = parse_profile(zlib.decompress(profile_document))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "chart.svg"
+        plot(profile, parse_schedule(schedule_document), path)
+        return path.read_bytes()
+
+
+def simulation(profile_document: bytes, request: SimulationRequest) -> bytes:
+    """Return the JSON of a SimulationResult."""
+    profile = parse_profile(zlib.decompress(profile_document))
+    results = []
+    for name in request.policies:
+        run = simulate(
+            profile,
+            make_policy(name),
+            iterations=request.iterations,
+            jitter=request.jitter,
+            seed=request.seed,
+        )
+        times = tuple(float(iteration_s) for iteration_s in run.iterations_s)
+        results.append(PolicyResult(policy=name, iteration_s=run.iteration_s, iterations_s=times))
+    return SimulationResult(profile_id=profile.sha256, results=tuple(results)).model_dump_json().encode()
+
+
+def _canonical(document: BaseModel) -> str:
+    return json.dumps(document.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+
+def _decompressed(body: bytes, max_bytes: int) -> bytes:
+    decompressor = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        content = decompressor.decompress(body, max_bytes + 1)
+    except zlib.error:
+        raise InvalidRequest("the body is not gzip, as Content-Encoding says") from None
+    if len(content) > max_bytes:
+        raise ContentTooLarge(f"the body is larger than {max_bytes} bytes once decompressed")
+    if not decompressor.eof or decompressor.unused_data:
+        raise InvalidRequest("the body is not one whole gzip stream")
+    return content
+
+
+def _receive(profile: Profile, limits: ReadLimits) -> ReceivedProfile:
+    for what, count, limit in (
+        ("ops", len(profile.ops), limits.max_ops),
+        ("gradients", len(profile.gradients), limits.max_gradients),
+    ):
+        if count > limit:
+            raise ContentTooLarge(f"the profile has {count} {what}; this service takes {limit}")
+    document = profile.model_dump_json().encode()
+    return ReceivedProfile(
+        sha256=profile.sha256,
+        name=profile.name,
+        fingerprint=profile.fingerprint,
+        num_ops=len(profile.ops),
+        num_gradients=len(profile.gradients),
+        size_bytes=len(document),
+        document=zlib.compress(document, level=1),
+    )
+
+
+def _explain(body: bytes, error: ValidationError) -> None:
+    # The profile's own parser names the op or gradient at fault; pydantic knows only its place.
+    try:
+        document: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(document, dict):
+        return
+    places = {
+        fault["loc"][0] for fault in error.errors(include_url=False, include_input=False) if fault["loc"]
+    }
+    if "profile" in places and "profile" in document:
+        parse_profile(json.dumps(document["profile"]))
+    if "options" in places and "options" in document:
+        try:
+            Options.model_validate_json(json.dumps(document["options"]), strict=True)
+        except ValidationError as fault:
+            raise InvalidOptions(explain(fault)) from None

@@ -1,0 +1,291 @@
+"""Worker processes: one thread of the service minds each, kills it beyond its limits, replaces it.
+
+Processes are spawned, never forked: a fork would copy a process full of threads. A worker ends when
+the service does, however the service ended.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from pace.api.errors import LimitExceeded, ServiceStopping, WorkerDied, WorkerFailed
+from pace.api.workers.executor import Progress
+from pace.errors import PaceError, SolverFailed
+
+_SPAWN = multiprocessing.get_context("spawn")
+_START_TIMEOUT_S = 120.0
+
+
+class WorkerPool:
+    """Runs functions of ``pace.api.workers.functions`` in processes with time and memory limits.
+
+    Parameters
+    ----------
+    purpose
+        Goes into the names of threads and into messages.
+    size
+        Number of processes.
+    memory_bytes
+        How much memory a process may allocate.
+    prepare
+        Called once in every new process, so that its first request finds everything loaded.
+    """
+
+    def __init__(
+        self, purpose: str, size: int, memory_bytes: int, prepare: Callable[[], None] | None = None
+    ) -> None:
+        self.purpose = purpose
+        self.size = size
+        self.waiting = 0
+        self._workers = [_Worker(purpose, memory_bytes, prepare) for _ in range(size)]
+        self._idle = list(self._workers)
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix=f"pace-{purpose}")
+
+    def start(self) -> None:
+        """Start all processes; they get ready in the background."""
+        for worker in self._workers:
+            worker.start()
+
+    @property
+    def num_alive(self) -> int:
+        """How many processes are there to work."""
+        return sum(worker.alive for worker in self._workers)
+
+    async def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_s: float,
+        progress: Progress | None = None,
+        attempts: int = 1,
+    ) -> Any:
+        """WorkerCall a function in a worker process and return what it returns; see ``Executor.run``.
+
+        If the process dies, another one is tried, up to so many `attempts`.
+        """
+        call = WorkerCall(function, arguments, timeout_s, progress)
+        self.waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self.call, call, attempts)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        finally:
+            self.waiting -= 1
+
+    def call(self, call: "WorkerCall", attempts: int = 1) -> Any:
+        """Do a call in this thread, of which there may be as many as processes."""
+        worker = self._idle.pop()
+        try:
+            while True:
+                attempts -= 1
+                try:
+                    return worker.call(call)
+                except WorkerDied:
+                    if attempts <= 0 or call.cancelled:
+                        raise
+        finally:
+            self._idle.append(worker)
+
+    def close(self) -> None:
+        """End all processes at once, whatever they do."""
+        for worker in self._workers:
+            worker.stop()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for worker in self._workers:
+            worker.discard()
+
+
+class WorkerCall:
+    """A call of a function in a worker process, which another thread may cancel."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        timeout_s: float,
+        progress: Progress | None,
+    ) -> None:
+        self.request = (function, arguments, progress is not None)
+        self.timeout_s = timeout_s
+        self.progress = progress
+        self.cancelled = False
+        self._process: SpawnProcess | None = None
+        self._lock = threading.Lock()
+
+    def cancel(self) -> None:
+        """Kill the process that works on it, now or when it would begin."""
+        with self._lock:
+            self.cancelled = True
+            if self._process is not None:
+                self._process.kill()
+
+    def begin(self, process: SpawnProcess) -> None:
+        """Say which process works on it."""
+        with self._lock:
+            self._process = process
+            if self.cancelled:
+                process.kill()
+
+    def end(self) -> bool:
+        """Say that no process works on it any more; return whether that one was killed."""
+        with self._lock:
+            self._process = None
+            return self.cancelled
+
+
+class _Worker:
+    def __init__(self, purpose: str, memory_bytes: int, prepare: Callable[[], None] | None) -> None:
+        self._purpose = purpose
+        self._memory_bytes = memory_bytes
+        self._prepare = prepare
+        self._ready = False
+        self._process: SpawnProcess | None = None
+        self._connection: Connection[Any, Any] | None = None
+        self._stopped = False
+        self._starting = threading.Lock()
+
+    @property
+    def alive(self) -> bool:
+        process = self._process
+        return process is not None and process.is_alive()
+
+    def start(self) -> None:
+        with self._starting:
+            if self._stopped:
+                return
+            ours, theirs = _SPAWN.Pipe()
+            self._process = _SPAWN.Process(
+                target=_work,
+                args=(theirs, self._memory_bytes, self._prepare),
+                name=f"pace-{self._purpose}",
+                daemon=True,
+            )
+            self._process.start()
+            theirs.close()
+            self._connection = ours
+
+    def call(self, call: WorkerCall) -> Any:
+        if not self.alive:
+            self._replace()
+        process, connection = self._process, self._connection
+        if process is None or connection is None:
+            raise ServiceStopping("the service is stopping")
+        try:
+            if not self._ready:
+                # Starting is not charged to the request's time; a start that hangs is found here.
+                if not wait([connection, process.sentinel], _START_TIMEOUT_S):
+                    process.kill()
+                connection.recv()
+                self._ready = True
+            call.begin(process)
+            succeeded, value = self._converse(process, connection, call)
+            if call.end():
+                raise EOFError
+        except (EOFError, OSError):
+            call.end()
+            process.join()
+            code = process.exitcode
+            self._replace()
+            raise WorkerDied(_death(self._purpose, code)) from None
+        if succeeded:
+            return value
+        if isinstance(value, LimitExceeded):
+            # A process that ran out of memory is not to be trusted with the next request.
+            self._replace()
+        raise value
+
+    def _converse(
+        self, process: SpawnProcess, connection: "Connection[Any, Any]", call: WorkerCall
+    ) -> tuple[bool, Any]:
+        """Return whether the function returned, and its result or its error."""
+        connection.send(call.request)
+        deadline = time.monotonic() + call.timeout_s
+        while True:
+            if not wait([connection, process.sentinel], max(0.0, deadline - time.monotonic())):
+                call.end()
+                self._replace()
+                raise LimitExceeded(f"{self._purpose} took longer than {call.timeout_s:g} s and was stopped")
+            kind, value = connection.recv()
+            if kind != "progress":
+                return kind == "returned", value
+            if call.progress is not None:
+                call.progress(value)
+
+    def _replace(self) -> None:
+        self.discard()
+        self.start()
+
+    def stop(self) -> None:
+        with self._starting:
+            self._stopped = True
+            if self._process is not None:
+                self._process.kill()
+
+    def discard(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._connection is not None:
+            self._connection.close()
+        self._process = self._connection = None
+        self._ready = False
+
+
+def _death(purpose: str, exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        how = f"was ended by signal {signal.Signals(-exitcode).name}"
+    else:
+        how = f"ended with status {exitcode}"
+    return f"the process for {purpose} {how}"
+
+
+def _work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callable[[], None] | None) -> None:
+    # A Ctrl-C at the terminal reaches the whole process group; ending is for the service to decide.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if prepare is not None:
+        prepare()
+    # RLIMIT_AS would count address space that libraries reserve and never touch.
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    connection.send("ready")
+    while True:
+        try:
+            function, arguments, tells = connection.recv()
+        except (EOFError, OSError):
+            return
+        if tells:
+            arguments = (*arguments, lambda value: connection.send(("progress", value)))
+        try:
+            answer: tuple[str, Any] = ("returned", function(*arguments))
+        except Exception as error:  # the task's, whatever it is: the caller is told
+            answer = ("raised", _sendable(error))
+        connection.send(answer)
+        del function, arguments, answer
+
+
+def _sendable(error: Exception) -> PaceError:
+    """Return what the caller is told; errors that are not the task's own fault are printed here."""
+    if isinstance(error, MemoryError):
+        return LimitExceeded("the work needed more memory than one request may use")
+    if isinstance(error, PaceError) and not isinstance(error, SolverFailed):
+        return error
+    traceback.print_exc()
+    return error if isinstance(error, PaceError) else WorkerFailed(type(error).__name__)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

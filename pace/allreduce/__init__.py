@@ -1,0 +1,1 @@
+"""Schedules of all-reduces: from a profile to groups, segments, predictions and proofs."""

@@ -1,0 +1,235 @@
+"""From a profile to its schedule: fusion search, oracle, segments, proofs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pace.allreduce.bounds import Bounds
+from pace.allreduce.fusion import FusionResult, fuse
+from pace.allreduce.problem import FusionProblem, oracle_instance
+from pace.allreduce.realize import RealizedPlan, explained, fastest_plan
+from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
+from pace.documents.options import Options
+from pace.documents.profile import Gradient, Op, Profile
+from pace.documents.schedule import (
+    Certificate,
+    Execution,
+    Group,
+    Prediction,
+    Schedule,
+    Segment,
+    SolverRecord,
+)
+from pace.errors import InvalidOptions
+from pace.solver import certificate, jackson
+from pace.solver.arrays import FloatArray
+from pace.solver.cost import CostCurve
+from pace.solver.instance import Instance
+from pace.version import __version__
+
+# Two segments under way would share the network. (A runtime may hand one over just before the other ends.)
+ONE_AT_A_TIME = 1
+
+
+def optimize(profile: Profile, options: Options | None = None) -> Schedule:
+    """Return the schedule that minimizes the predicted iteration time of a profile.
+
+    Same profile and options, same schedule to the byte. The schedule carries the proof that no preemptive
+    schedule of its groups is faster, and a lower bound against every fusion (DESIGN 4.3).
+
+    Raises
+    ------
+    InvalidOptions
+        If options do not fit one another or the profile; the message says what would.
+    SolverFailed
+        If the oracle gives no answer.
+    """
+    options = options or Options()
+    return _document(profile, options, _search(profile, options))
+
+
+def plan_for(profile: Profile, options: Options | None = None) -> RealizedPlan:
+    """Return the plan that ``optimize`` documents, without its proofs: for callers that price thousands.
+
+    Raises
+    ------
+    InvalidOptions, SolverFailed
+        As ``optimize`` does.
+    """
+    return _search(profile, options or Options()).plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    problem: FusionProblem
+    bounds: Bounds
+    fusion: FusionResult
+    plan: RealizedPlan
+
+
+def _search(profile: Profile, options: Options) -> _Found:
+    _refuse_misfits(options)
+    problem = FusionProblem.of(profile, barrier=options.target != "pace")
+    bounds = Bounds(problem)
+    fusion = fuse(problem, options, bounds)
+    plan = fastest_plan(profile, problem, fusion, options)
+    return _Found(problem=problem, bounds=bounds, fusion=fusion, plan=plan)
+
+
+def _refuse_misfits(options: Options) -> None:
+    if options.oracle == "lp" and options.slot_s is None:
+        raise InvalidOptions(
+            'oracle "lp" works in slots: give slot_s, or use oracle "jackson" for continuous time'
+        )
+    if options.target != "pace":
+        if options.slot_s is not None:
+            raise InvalidOptions(f'target "{options.target}" sends whole groups: leave slot_s out')
+        if options.fusion == "pace":
+            raise InvalidOptions(
+                f'fusion "pace" prices preemption, target "{options.target}" has none: use fusion "optimal"'
+            )
+        if options.max_segment_bytes is not None:
+            raise InvalidOptions(f'target "{options.target}" sends whole groups: leave max_segment_bytes out')
+    if options.slot_s is not None and (options.max_segment_bytes is not None or options.scenarios):
+        raise InvalidOptions(
+            "a slotted plan is the oracle's: leave max_segment_bytes and scenarios out, or slot_s"
+        )
+    if options.scenarios == 0 and options.jitter > 0:
+        raise InvalidOptions("jitter is used with scenarios: give how many, 50 for example")
+
+
+def write_lp(schedule: Schedule, path: Path) -> None:
+    """Write the paper's linear program (3)-(14) for a slotted schedule's groups as .lp or .mps, for audit.
+
+    Raises
+    ------
+    InvalidOptions
+        Without slots, with too many, or if `path` ends in neither.
+    """
+    from pace.solver import lp_model
+
+    slot_s = schedule.solver.slot_s
+    if slot_s is None:
+        raise InvalidOptions("the linear program works in slots: give slot_s")
+    instance = Instance(
+        ready=np.array([group.ready_s for group in schedule.groups]),
+        processing=np.array([group.allreduce_s for group in schedule.groups]),
+        tail=np.array([group.tail_s for group in schedule.groups]),
+    )
+    if path.suffix not in lp_model.SUFFIXES:
+        raise InvalidOptions(f"{path}: expected a name that ends in {' or '.join(lp_model.SUFFIXES)}")
+    with explained(slot_s):
+        lp_model.write(instance.in_slots(slot_s), path)
+
+
+def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
+    problem, plan = found.problem, found.plan
+    instance = oracle_instance(plan.buffers, problem.cost, options.slot_s)
+    unit = options.slot_s or 1.0
+    solution = jackson.solve(instance)
+    proof = certificate.certify(instance, solution)
+    lower = max(problem.compute_s, found.bounds.best_s)
+    iteration = max(problem.compute_s, plan.sending.objective)
+    segments = _segments(plan)
+    largest = max((segment.size_bytes for segment in segments), default=0)
+    return Schedule(
+        profile_sha256=profile.sha256,
+        fingerprint=profile.fingerprint,
+        target=options.target,
+        solver=SolverRecord(
+            version=__version__,
+            oracle=options.oracle,
+            fusion=options.fusion,
+            slot_s=options.slot_s,
+            method=found.fusion.method,
+        ),
+        predicted=Prediction(
+            iteration_s=iteration,
+            ideal_iteration_s=max(problem.compute_s, solution.objective * unit),
+            compute_s=problem.compute_s,
+            lower_bound_s=lower,
+            scenarios_s=plan.risk_s,
+            gap=iteration / lower - 1 if lower else 0.0,
+        ),
+        certificate=Certificate(
+            groups=proof.jobs,
+            min_ready_s=proof.min_ready * unit,
+            total_allreduce_s=proof.total_processing * unit,
+            min_tail_s=proof.min_tail * unit,
+            bound_s=proof.bound * unit,
+        ),
+        bound=found.bounds.fusion,
+        chain_bound=found.bounds.chain,
+        execution=Execution(credit_bytes=ONE_AT_A_TIME if segments else 0, max_segment_bytes=largest),
+        groups=_groups(profile, problem.cost, plan),
+        segments=segments,
+    )
+
+
+def _groups(profile: Profile, cost: CostCurve, plan: RealizedPlan) -> tuple[Group, ...]:
+    durations: FloatArray = cost(plan.buffers.sizes)
+    return tuple(
+        Group(
+            gradients=tuple(profile.gradients[number].name for number in members),
+            size_bytes=int(plan.buffers.sizes[at]),
+            dtype=profile.gradients[members[0]].dtype,
+            ready_s=float(plan.buffers.ready[at]),
+            tail_s=float(plan.buffers.tail[at]),
+            allreduce_s=float(durations[at]),
+        )
+        for at, members in enumerate(plan.partition)
+    )
+
+
+def _segments(plan: RealizedPlan) -> tuple[Segment, ...]:
+    sending = plan.sending
+    offsets = [0] * len(plan.partition)
+    segments = []
+    for at, (group, elements) in enumerate(
+        zip(sending.groups.tolist(), sending.elements.tolist(), strict=True)
+    ):
+        size = elements * int(plan.buffers.element_bytes[group])
+        slot = None if plan.start_slots is None else int(plan.start_slots[at])
+        segments.append(
+            Segment(
+                group=group,
+                offset_bytes=offsets[group],
+                size_bytes=size,
+                priority=at if slot is None else slot,
+                start_s=float(sending.starts[at]),
+                end_s=float(sending.ends[at]),
+                start_slot=slot,
+                num_slots=None if plan.num_slots is None else int(plan.num_slots[at]),
+            )
+        )
+        offsets[group] += size
+    return tuple(segments)
+
+
+def warm_up() -> None:
+    """Compile every hot loop that ``optimize`` may call, so that no request waits for a compiler.
+
+    Takes some seconds on a machine's first run and a fraction of one when the compiled code is cached.
+    """
+    ops = [Op(name=f"bwd/{layer}", duration_s=1.0) for layer in range(4)]
+    ops += [
+        Op(
+            name=f"fwd/{layer}",
+            duration_s=1.0 + layer % 2,
+            deps=(f"bwd/{layer}",),
+            waits_for=(f"gradient {layer}",),
+        )
+        for layer in range(4)
+    ]
+    gradients = tuple(
+        Gradient(name=f"gradient {layer}", size_bytes=4 * (layer + 1), producer=f"bwd/{layer}")
+        for layer in range(4)
+    )
+    for allreduce in (
+        AffineAllReduce(latency_s=0.1, seconds_per_byte=0.1),
+        SampledAllReduce(samples=((4, 0.1), (8, 0.4), (16, 0.5))),
+    ):
+        profile = Profile(name="warm-up", workers=2, ops=tuple(ops), gradients=gradients, allreduce=allreduce)
+        for options in (Options(), Options(fusion="pace"), Options(target="ddp")):
+            optimize(profile, options)

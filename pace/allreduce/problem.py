@@ -1,0 +1,108 @@
+"""The gradients of a profile as the solver sees them: arrays of numbers, no names.
+
+A partition is a tuple of groups, a group a tuple of gradient numbers in order of ready time. Gradients of
+different dtype never share a group; one without bytes is a group of its own that is never sent.
+"""
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from pace.documents.profile import ELEMENT_BYTES, Profile
+from pace.solver.arrays import FloatArray, IntArray
+from pace.solver.cost import CostCurve
+from pace.solver.instance import Instance
+from pace.solver.partition import Chain
+from pace.solver.sending import Buffers
+
+Partition = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionProblem:
+    """The gradients as the search sees them.
+
+    Attributes
+    ----------
+    ready, tail : arrays of shape (num_gradients,)
+        Seconds.
+    sizes, dtypes : integer arrays of shape (num_gradients,)
+        Bytes, and the number of the class that may share a buffer.
+    compute_s
+        The window without any all-reduce.
+    """
+
+    ready: FloatArray
+    tail: FloatArray
+    sizes: IntArray
+    element_bytes: IntArray
+    dtypes: IntArray
+    compute_s: float
+    cost: CostCurve
+
+    @classmethod
+    def of(cls, profile: Profile, *, barrier: bool = False) -> "FusionProblem":
+        """Build from a profile; with `barrier` no forward op starts before the last all-reduce has ended."""
+        timing = profile.timing
+        names = [gradient.dtype for gradient in profile.gradients]
+        classes = {name: number for number, name in enumerate(sorted(set(names)))}
+        tail = timing.tail_s
+        return cls(
+            ready=timing.ready_s,
+            tail=np.full_like(tail, tail.max(initial=0.0)) if barrier else tail,
+            sizes=np.array([gradient.size_bytes for gradient in profile.gradients], dtype=np.int64),
+            element_bytes=np.array([ELEMENT_BYTES[name] for name in names], dtype=np.int64),
+            dtypes=np.array([classes[name] for name in names], dtype=np.int64),
+            compute_s=timing.compute_s,
+            cost=profile.cost,
+        )
+
+    def buffers(self, partition: Partition) -> Buffers:
+        """Return the groups of `partition` as buffers."""
+        members = np.fromiter(chain.from_iterable(partition), dtype=np.int64)
+        if not len(members):
+            empty = np.zeros(0)
+            none = np.zeros(0, dtype=np.int64)
+            return Buffers(ready=empty, tail=empty, elements=none, element_bytes=none)
+        starts = np.concatenate(([0], np.cumsum([len(group) for group in partition])[:-1]))
+        element_bytes = self.element_bytes[members[starts]]
+        return Buffers(
+            ready=np.maximum.reduceat(self.ready[members], starts),
+            tail=np.maximum.reduceat(self.tail[members], starts),
+            elements=np.add.reduceat(self.sizes[members], starts) // element_bytes,
+            element_bytes=element_bytes,
+        )
+
+    def classes(self) -> list[IntArray]:
+        """Return, for each class with bytes to send, its gradients in order of ready time."""
+        order = self.sent_by_ready()
+        return [order[self.dtypes[order] == number] for number in np.unique(self.dtypes[order])]
+
+    def sent_by_ready(self) -> IntArray:
+        """Return the gradients with bytes by ready time, then tail, then size.
+
+        The order in which a profile lists its gradients must not matter, and of gradients ready together
+        the one needed last has to come first for the chain to be layered.
+        """
+        order = np.lexsort((self.dtypes, self.sizes, self.tail, self.ready))
+        return order[self.sizes[order] > 0]
+
+    def sent_by_tail(self) -> IntArray:
+        """Return the gradients with bytes by tail, then ready time, then size."""
+        order = np.lexsort((self.dtypes, self.sizes, self.ready, self.tail))
+        return order[self.sizes[order] > 0]
+
+    def unsent(self) -> Partition:
+        """Return the gradients without bytes, each a group of its own."""
+        return tuple((int(number),) for number in np.flatnonzero(self.sizes == 0))
+
+    def chain_of(self, members: IntArray) -> Chain:
+        """Return the gradients `members`, in that order, as a chain."""
+        return Chain(ready=self.ready[members], tail=self.tail[members], sizes=self.sizes[members])
+
+
+def oracle_instance(buffers: Buffers, cost: CostCurve, slot_s: float | None) -> Instance:
+    """Return the buffers as one-machine jobs, in slots where `slot_s` is given."""
+    instance = buffers.instance(cost)
+    return instance if slot_s is None else instance.in_slots(slot_s)

@@ -1,0 +1,73 @@
+"""What an all-reduce costs, from the formulas of DESIGN 3 written out once more."""
+
+import math
+from itertools import pairwise
+
+from pace.documents.collective_costs import (
+    AffineAllReduce,
+    AllReduce,
+    HalvingDoublingAllReduce,
+    NetworkLevel,
+    RingAllReduce,
+    SampledAllReduce,
+    TreeAllReduce,
+    TwoLevelAllReduce,
+)
+
+
+def allreduce_s(document: AllReduce, workers: int, size_bytes: int) -> float:
+    """Duration of one all-reduce, from the formulas of DESIGN 3 written out once more."""
+    if size_bytes == 0 or workers == 1:
+        return 0.0
+    match document:
+        case AffineAllReduce():
+            return document.latency_s + size_bytes * document.seconds_per_byte
+        case SampledAllReduce():
+            return _sampled_s(document, size_bytes)
+        case RingAllReduce():
+            return _ring_s(document, workers, size_bytes)
+        case HalvingDoublingAllReduce():
+            power = 2 ** int(math.log2(workers) + 1e-12)
+            extra = power != workers
+            rounds = 2 * round(math.log2(power)) + 2 * extra
+            volume = 2 * (power - 1) / power + 2 * extra
+        case TreeAllReduce():
+            depth = math.ceil(math.log2(workers) - 1e-12)
+            rounds = volume = 2 * depth
+        case TwoLevelAllReduce():
+            local = min(workers, document.workers_per_node)
+            inside = _ring_s(document.intra, local, size_bytes) if local > 1 else 0.0
+            nodes = workers // local
+            return inside + (_ring_s(document.inter, nodes, size_bytes) if nodes > 1 else 0.0)
+    reduce = volume / 2 / document.reduce_bytes_per_s if document.reduce_bytes_per_s else 0.0
+    per_byte = volume / document.bandwidth_bytes_per_s + reduce
+    return float(rounds * document.latency_s + size_bytes * per_byte)
+
+
+def _ring_s(network: RingAllReduce | NetworkLevel, workers: int, size_bytes: int) -> float:
+    share = size_bytes * (workers - 1) / workers
+    reduce = share / network.reduce_bytes_per_s if network.reduce_bytes_per_s else 0.0
+    return 2 * (workers - 1) * network.latency_s + 2 * share / network.bandwidth_bytes_per_s + reduce
+
+
+def _sampled_s(document: SampledAllReduce, size_bytes: int) -> float:
+    by_size: dict[float, list[float]] = {}
+    for size, seconds in document.samples:
+        by_size.setdefault(size, []).append(seconds)
+    # Pool adjacent violators: blocks of (sizes, total seconds, count), merged while the means fall.
+    blocks: list[tuple[list[float], float, int]] = []
+    for size in sorted(by_size):
+        blocks.append(([size], sum(by_size[size]), len(by_size[size])))
+        while len(blocks) > 1 and blocks[-2][1] / blocks[-2][2] > blocks[-1][1] / blocks[-1][2]:
+            sizes, total, count = blocks.pop()
+            before = blocks.pop()
+            blocks.append((before[0] + sizes, before[1] + total, before[2] + count))
+    points = [(size, total / count) for sizes, total, count in blocks for size in sizes]
+    if size_bytes <= points[0][0]:
+        return points[0][1]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if size_bytes <= x1:
+            return y0 + (y1 - y0) * (size_bytes - x0) / (x1 - x0)
+    rising = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairwise(points) if y1 > y0]
+    slope = rising[-1] if rising else points[-1][1] / points[-1][0]
+    return points[-1][1] + slope * (size_bytes - points[-1][0])

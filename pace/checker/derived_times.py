@@ -1,0 +1,57 @@
+"""What a profile says, derived anew: ready times, tails, and how far two times may differ."""
+
+from dataclasses import dataclass
+
+import networkx
+
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule
+
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivedTimes:
+    """What the profile says, derived anew; `slack_s` is how far two times may differ."""
+
+    ready: dict[str, float]
+    tail: dict[str, float]
+    compute_s: float
+    slack_s: float
+
+
+def derive(profile: Profile, schedule: Schedule) -> DerivedTimes:
+    """Return the times that a schedule for its target is judged by."""
+    graph: networkx.DiGraph[str] = networkx.DiGraph()
+    last: dict[str, str] = {}
+    for op in profile.ops:
+        graph.add_node(op.name)
+        graph.add_edges_from((before, op.name) for before in op.deps)
+        if op.stream is not None:
+            if op.stream in last:
+                graph.add_edge(last[op.stream], op.name)
+            last[op.stream] = op.name
+    duration = {op.name: op.duration_s for op in profile.ops}
+    order = list(networkx.topological_sort(graph))
+    end: dict[str, float] = {}
+    for name in order:
+        end[name] = duration[name] + max((end[before] for before in graph.predecessors(name)), default=0.0)
+    after: dict[str, float] = {}
+    for name in reversed(order):
+        after[name] = duration[name] + max((after[later] for later in graph.successors(name)), default=0.0)
+    tail = {gradient.name: 0.0 for gradient in profile.gradients}
+    for op in profile.ops:
+        for name in op.waits_for:
+            tail[name] = max(tail[name], after[op.name])
+    if schedule.target != "pace":
+        # DDP and Horovod end an iteration at a barrier: the whole forward pass waits for every gradient.
+        tail = dict.fromkeys(tail, max(tail.values(), default=0.0))
+    compute = max(end.values(), default=0.0)
+    window = max(compute, schedule.predicted.iteration_s, schedule.predicted.ideal_iteration_s)
+    ready = {gradient.name: end[gradient.producer] for gradient in profile.gradients}
+    return DerivedTimes(ready=ready, tail=tail, compute_s=compute, slack_s=TOLERANCE * window)
+
+
+def same(stated: float, derived: float, times: DerivedTimes) -> bool:
+    """Say whether two times in seconds are one."""
+    return abs(stated - derived) <= times.slack_s

@@ -1,0 +1,157 @@
+"""What is claimed: predictions, the certificate, and the bounds against every other fusion."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pace.checker.allreduce import allreduce_s
+from pace.checker.derived_times import TOLERANCE, DerivedTimes, same
+from pace.checker.slots import slots, slots_served
+from pace.documents.collective_costs import SampledAllReduce
+from pace.documents.profile import Profile
+from pace.documents.schedule import ChainBound, FusionBound, Schedule
+
+
+def check_predictions(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
+    """Yield the predictions that do not follow from the segments and the profile."""
+    predicted = schedule.predicted
+    ends = [group.ready_s for group in schedule.groups]
+    for segment in schedule.segments:
+        ends[segment.group] = max(ends[segment.group], segment.end_s)
+    realized = max(
+        (end + group.tail_s for end, group in zip(ends, schedule.groups, strict=True)), default=0.0
+    )
+    lower = max(times.compute_s, schedule.bound.bound_s, schedule.chain_bound.bound_s)
+    expected = (
+        ("compute_s", predicted.compute_s, times.compute_s),
+        ("iteration_s", predicted.iteration_s, max(times.compute_s, realized)),
+        ("ideal_iteration_s", predicted.ideal_iteration_s, max(times.compute_s, _strongest_set(schedule))),
+        ("lower_bound_s", predicted.lower_bound_s, lower),
+    )
+    for field, stated, derived in expected:
+        if not same(stated, derived, times):
+            yield f"predicted.{field} is {stated!r}, derived {derived!r}"
+    gap = predicted.iteration_s / lower - 1 if lower else 0.0
+    if abs(predicted.gap - gap) > 1e-6:
+        yield f"predicted.gap is {predicted.gap!r}, derived {gap!r}"
+
+
+def check_certificate(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
+    """Yield why the certificate does not prove the ideal."""
+    proof = schedule.certificate
+    unknown = [number for number in proof.groups if number >= len(schedule.groups)]
+    if unknown or len(set(proof.groups)) < len(proof.groups):
+        yield f"certificate: groups {list(proof.groups)} are not groups of the schedule, each once"
+        return
+    ready, duration, tail = _jobs(schedule)
+    expected = (
+        ("min_ready_s", proof.min_ready_s, min((ready[n] for n in proof.groups), default=0.0)),
+        ("total_allreduce_s", proof.total_allreduce_s, sum(duration[n] for n in proof.groups)),
+        ("min_tail_s", proof.min_tail_s, min((tail[n] for n in proof.groups), default=0.0)),
+        ("bound_s", proof.bound_s, proof.min_ready_s + proof.total_allreduce_s + proof.min_tail_s),
+    )
+    for field, stated, derived in expected:
+        if not same(stated, derived, times):
+            yield f"certificate.{field} is {stated!r}, derived {derived!r}"
+    if not same(max(times.compute_s, proof.bound_s), schedule.predicted.ideal_iteration_s, times):
+        yield f"certificate.bound_s {proof.bound_s!r} does not prove predicted.ideal_iteration_s"
+
+
+def _jobs(schedule: Schedule) -> tuple[list[float], list[float], list[float]]:
+    """Return ready time, duration and tail of every group in seconds, rounded as the oracle rounds them."""
+    slot_s = schedule.solver.slot_s
+    ready = [group.ready_s for group in schedule.groups]
+    duration = [group.allreduce_s for group in schedule.groups]
+    if slot_s is not None:
+        ready = [slots(value, slot_s) * slot_s for value in ready]
+        duration = [slots_served(value, slot_s) * slot_s for value in duration]
+    return ready, duration, [group.tail_s for group in schedule.groups]
+
+
+def _strongest_set(schedule: Schedule) -> float:
+    """Return the maximum over all sets {r >= rho, q >= theta} of min r + sum p + min q, in O(n^2)."""
+    if not schedule.groups:
+        return 0.0
+    ready, duration, tail = (np.array(values) for values in _jobs(schedule))
+    best = 0.0
+    by_tail = np.argsort(-tail, kind="stable")
+    ready, duration, tail = ready[by_tail], duration[by_tail], tail[by_tail]
+    for rho in np.unique(ready):
+        inside = ready >= rho
+        best = max(best, float(np.max(rho + np.cumsum(duration[inside]) + tail[inside])))
+    return best
+
+
+def check_bound(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
+    """Yield why the bound against every fusion does not hold."""
+    bound = schedule.bound
+    slack = times.slack_s
+    inside = [
+        gradient.size_bytes
+        for gradient in profile.gradients
+        if gradient.size_bytes
+        and times.ready[gradient.name] >= bound.min_ready_s - slack
+        and times.tail[gradient.name] >= bound.min_tail_s - slack
+    ]
+    if bound.total_bytes > sum(inside) or bound.num_gradients > len(inside):
+        stated = f"{bound.num_gradients} gradients of {bound.total_bytes} bytes"
+        yield f"bound: {stated}, at most {len(inside)} of {sum(inside)} qualify"
+    per_byte = bound.total_bytes * bound.seconds_per_byte
+    # Without a byte there is no call that starts after min_ready_s, and nothing is proved.
+    total = bound.min_ready_s + bound.latency_s + per_byte + bound.min_tail_s if bound.total_bytes else 0.0
+    if not same(bound.bound_s, total, times):
+        yield f"bound.bound_s is {bound.bound_s!r}, its parts add up to {total!r}"
+    yield from _check_line(profile, times, "bound", bound)
+
+
+def check_chain_bound(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
+    """Show that no contiguous partition of the relaxed chain is faster than chain_bound says."""
+    bound = schedule.chain_bound
+    yield from _check_line(profile, times, "chain_bound", bound)
+    chain = [
+        (times.ready[gradient.name], times.tail[gradient.name], gradient.size_bytes)
+        for gradient in profile.gradients
+        if gradient.size_bytes
+    ]
+    if not chain:
+        if bound.bound_s:
+            yield f"chain_bound.bound_s is {bound.bound_s!r}, there is nothing to send"
+        return
+    # Of gradients ready together the one needed last comes first: that relaxes the chain least.
+    chain.sort(
+        key=lambda gradient: gradient if bound.order == "ready" else (gradient[1], gradient[0], gradient[2])
+    )
+    ready, tail, size = (np.array(values, dtype=float) for values in zip(*chain, strict=True))
+    relaxed = tail if bound.order == "ready" else ready
+    relaxed[:] = np.minimum.accumulate(relaxed[::-1])[::-1]
+    # fewest[i]: the fewest groups that send everything from i on within the limit, or inf.
+    limit = bound.bound_s - 2 * times.slack_s
+    behind = size[::-1].cumsum()[::-1] * bound.seconds_per_byte
+    fewest = np.full(len(size) + 1, np.inf)
+    fewest[-1] = 0.0
+    for first in range(len(size) - 1, -1, -1):
+        possible = np.flatnonzero(np.isfinite(fewest[first + 1 :]))
+        groups = 1 + fewest[first + 1 + possible]
+        windows = ready[first + possible] + tail[first + possible] + groups * bound.latency_s + behind[first]
+        # Strictly: a window of 0 s, in which no two times may differ, is no faster than 0 s.
+        fewest[first] = np.min(groups[windows < limit], initial=np.inf)
+    if np.isfinite(fewest[0]):
+        yield f"chain_bound.bound_s is {bound.bound_s!r}, {int(fewest[0])} contiguous groups are faster"
+
+
+def _check_line(
+    profile: Profile, times: DerivedTimes, field: str, bound: FusionBound | ChainBound
+) -> Iterator[str]:
+    slack = times.slack_s
+    everything = sum(gradient.size_bytes for gradient in profile.gradients)
+    if not everything:
+        return
+    sizes = {int(size) for size in np.geomspace(1, everything, 200)}
+    if isinstance(profile.allreduce, SampledAllReduce):
+        sizes |= {int(size) for size, _ in profile.allreduce.samples if 1 <= size <= everything}
+    for size in sorted(sizes):
+        least = bound.latency_s + size * bound.seconds_per_byte
+        real = allreduce_s(profile.allreduce, profile.workers, size)
+        if least > real * (1 + TOLERANCE) + slack:
+            yield f"{field}: its line says {least!r} s for {size} bytes, an all-reduce takes {real!r}"
+            return

@@ -1,0 +1,60 @@
+"""Slots of fixed length: whether each serves one group, and each group as many as it needs."""
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+from pace.checker.derived_times import TOLERANCE, DerivedTimes
+from pace.documents.profile import ELEMENT_BYTES
+from pace.documents.schedule import Schedule
+
+
+def check_slots(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
+    """Yield what is wrong with the slots, or with slots where there should be none."""
+    slot_s = schedule.solver.slot_s
+    if slot_s is None:
+        for number, segment in enumerate(schedule.segments):
+            if segment.start_slot is not None or segment.num_slots is not None:
+                yield f"segment {number}: has slots in a schedule without slot_s"
+        return
+    taken: list[tuple[int, int, int]] = []
+    used = [0] * len(schedule.groups)
+    for number, segment in enumerate(schedule.segments):
+        if segment.start_slot is None or segment.num_slots is None:
+            yield f"segment {number}: has no slots, slot_s is {slot_s!r}"
+            continue
+        if segment.priority != segment.start_slot:
+            yield f"segment {number}: priority {segment.priority} is not its start_slot {segment.start_slot}"
+        if segment.start_slot < slots(schedule.groups[segment.group].ready_s, slot_s):
+            yield f"segment {number}: starts in slot {segment.start_slot}, before its group is ready"
+        if segment.num_slots:
+            taken.append((segment.start_slot, segment.start_slot + segment.num_slots, number))
+        used[segment.group] += segment.num_slots
+    taken.sort()
+    for (_, end, first), (start, _, second) in pairwise(taken):
+        if start < end:
+            yield f"segments {first} and {second} share slot {start}"
+    for number, group in enumerate(schedule.groups):
+        needed = slots_served(group.allreduce_s, slot_s)
+        # With fewer elements than slots some slots carry nothing, and have no segment.
+        idle = group.size_bytes // ELEMENT_BYTES[group.dtype] < needed
+        if used[number] > needed or (used[number] < needed and not idle):
+            yield f"group {number}: {used[number]} slots serve it, it needs {needed}"
+    ends = [
+        (segment.start_slot + segment.num_slots) * slot_s + schedule.groups[segment.group].tail_s
+        for segment in schedule.segments
+        if segment.start_slot is not None and segment.num_slots is not None
+    ]
+    latest = max([times.compute_s, *ends])
+    if latest > schedule.predicted.ideal_iteration_s + times.slack_s:
+        yield f"slots end the window at {latest!r}, later than ideal_iteration_s"
+
+
+def slots(seconds: float, slot_s: float) -> int:
+    """Return the first slot that starts no earlier."""
+    return math.ceil(seconds / slot_s - TOLERANCE)
+
+
+def slots_served(seconds: float, slot_s: float) -> int:
+    """Return how many slots an all-reduce takes: at least one, if it takes any time."""
+    return max(slots(seconds, slot_s), 1) if seconds > 0 else 0

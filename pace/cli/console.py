@@ -1,0 +1,36 @@
+"""What the commands share: arguments of one meaning, tables, and profiles written to files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pace.documents.profile import Profile
+
+ProfileArgument = Annotated[
+    Path, typer.Argument(help="A profile document.", exists=True, dir_okay=False, readable=True)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
+ApiKeyOption = Annotated[str | None, typer.Option(envvar="PACE_API_KEY", help="If the service wants one.")]
+
+
+def make_console(width: int = 120) -> Console:
+    """Return a console on stdout, `width` characters wide where that is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=width)
+
+
+def make_table(*headings: str, left: tuple[str, ...] = ()) -> Table:
+    """Return an empty table without lines; columns are aligned right, except those named in `left`."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
+    return table
+
+
+def write_profile(profile: Profile, output: Path, note: str = "") -> None:
+    """Write a profile to a file, and say so on stderr."""
+    output.write_bytes(profile.to_json())
+    typer.echo(f"{output}: {len(profile.ops)} ops, {len(profile.gradients)} gradients{note}", err=True)

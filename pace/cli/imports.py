@@ -1,0 +1,178 @@
+"""``pace import`` and ``pace fit``: profiles and costs from what other tools wrote."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from pace.cli.console import write_profile
+from pace.cli.reporting import reported
+from pace.documents.base import explain
+from pace.documents.collective_costs import AllReduce, RingAllReduce
+from pace.errors import InvalidOptions
+
+app = typer.Typer(no_args_is_help=True, help="Make a profile from what another tool recorded.")
+
+Clock = Literal["auto", "device", "host"]
+
+Source = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True)]
+Sources = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, readable=True)]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Write the profile here.")]
+Workers = Annotated[int | None, typer.Option(help="How many workers took part, where the file does not say.")]
+Name = Annotated[str | None, typer.Option(help="The profile's name; from the file's by default.")]
+Cost = Annotated[Path | None, typer.Option(exists=True, help="All-reduce cost, as `pace fit -o` writes it.")]
+Bandwidth = Annotated[float | None, typer.Option(help="Or a ring at this bandwidth.")]
+Latency = Annotated[float, typer.Option(help="Latency of one message of that ring, in seconds.")]
+
+
+@app.command()
+def kineto(
+    traces: Sources,
+    output: Output,
+    execution_trace: Annotated[Path | None, typer.Option(exists=True, help="Sizes of gradients.")] = None,
+    workers: Workers = None,
+    cost: Cost = None,
+    bandwidth_gbps: Bandwidth = None,
+    latency_s: Latency = 0.0,
+    clock: Annotated[Clock, typer.Option(help="Whose durations count.")] = "auto",
+    name: Name = None,
+) -> None:
+    """Kineto (PyTorch profiler) Chrome traces, one for each rank; gzip is fine."""
+    from pace.formats.kineto import read_kineto
+
+    with reported():
+        profile = read_kineto(
+            traces,
+            execution_trace=execution_trace,
+            workers=workers,
+            allreduce=_cost(cost, bandwidth_gbps, latency_s),
+            clock=clock,
+            name=name,
+        )
+        write_profile(profile, output)
+
+
+@app.command("execution-trace")
+def execution_trace(
+    trace: Source,
+    output: Output,
+    device_tflops: Annotated[float, typer.Option(help="Rate of the device in TFLOP/s.")],
+    workers: Annotated[int, typer.Option(help="How many workers will train.")],
+    memory_gbytes_per_s: Annotated[float | None, typer.Option(help="Rate of the device's memory.")] = None,
+    cost: Cost = None,
+    bandwidth_gbps: Bandwidth = None,
+    latency_s: Latency = 0.0,
+    name: Name = None,
+) -> None:
+    """A PyTorch execution trace: shapes are read, durations are computed."""
+    from pace.formats.shaped_steps import read_execution_trace_profile
+
+    with reported():
+        profile = read_execution_trace_profile(
+            trace,
+            device_tflops=device_tflops,
+            workers=workers,
+            allreduce=_needed(_cost(cost, bandwidth_gbps, latency_s)),
+            memory_gbytes_per_s=memory_gbytes_per_s,
+            name=name,
+        )
+        write_profile(profile, output)
+
+
+@app.command()
+def chakra(
+    trace: Source,
+    output: Output,
+    workers: Annotated[int, typer.Option(help="How many workers took part.")],
+    cost: Cost = None,
+    bandwidth_gbps: Bandwidth = None,
+    latency_s: Latency = 0.0,
+    name: Name = None,
+) -> None:
+    """A Chakra execution trace, as its converter writes it."""
+    from pace.formats.chakra import read_chakra
+
+    with reported():
+        allreduce = _cost(cost, bandwidth_gbps, latency_s)
+        write_profile(read_chakra(trace, workers=workers, allreduce=allreduce, name=name), output)
+
+
+@app.command()
+def layers(
+    table: Source,
+    output: Output,
+    workers: Annotated[int, typer.Option(help="How many workers will train.")],
+    cost: Cost = None,
+    bandwidth_gbps: Bandwidth = None,
+    latency_s: Latency = 0.0,
+    name: Name = None,
+) -> None:
+    """A table of layers: CSV (by its name's ending) or PipeDream's graph.txt."""
+    from pace.formats.layers import read_layer_csv
+    from pace.formats.pipedream import read_pipedream
+
+    with reported():
+        allreduce = _needed(_cost(cost, bandwidth_gbps, latency_s))
+        is_csv = ".csv" in table.suffixes
+        read = read_layer_csv if is_csv else read_pipedream
+        write_profile(read(table, workers=workers, allreduce=allreduce, name=name), output)
+
+
+@app.command("horovod-timeline")
+def horovod_timeline(timeline: Source, output: Output, workers: Workers = None, name: Name = None) -> None:
+    """A Horovod timeline; one that breaks off is read as far as it goes."""
+    from pace.formats.horovod_timeline import read_horovod_profile
+
+    with reported():
+        write_profile(read_horovod_profile(timeline, workers=workers, name=name), output)
+
+
+def fit(
+    logs: Sources,
+    workers: Workers = None,
+    log_format: Annotated[str, typer.Option("--format", help="auto, nccl-tests, osu, ...")] = "auto",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the cost here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")] = False,
+) -> None:
+    """Fit an all-reduce cost to logs of nccl-tests, OSU, Horovod's timeline or CSV."""
+    from pace.formats.fit import fit_cost
+
+    with reported():
+        fitted = fit_cost(logs, workers=workers, format=log_format)
+        document = fitted.allreduce.model_dump_json(indent=2)
+        if output is not None:
+            output.write_text(document + "\n")
+    if as_json:
+        typer.echo(document)
+    line = fitted.affine
+    typer.echo(
+        f"{len(fitted.allreduce.samples)} samples at {fitted.workers} workers; one line "
+        f"({line.latency_s * 1e6:.1f} us + {line.seconds_per_byte * 1e9:.4g} ns a byte) would be wrong "
+        f"by up to {fitted.affine_error * 100:.0f} %",
+        err=True,
+    )
+
+
+def _needed(allreduce: AllReduce | None) -> AllReduce:
+    if allreduce is None:
+        raise InvalidOptions("the file holds no all-reduce cost: give --cost or --bandwidth-gbps")
+    return allreduce
+
+
+def _cost(path: Path | None, bandwidth_gbps: float | None, latency_s: float) -> AllReduce | None:
+    if path is not None and bandwidth_gbps is not None:
+        raise InvalidOptions("--cost and --bandwidth-gbps are two answers to one question: give one")
+    if path is not None:
+        adapter: TypeAdapter[AllReduce] = TypeAdapter(AllReduce)
+        try:
+            return adapter.validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise InvalidOptions(f"{path}: {explain(error)}") from None
+    if bandwidth_gbps is not None:
+        if not 0 < bandwidth_gbps < float("inf") or not 0 <= latency_s < float("inf"):
+            raise InvalidOptions(
+                f"a ring of {bandwidth_gbps} Gb/s and {latency_s} s: expected positive numbers"
+            )
+        return RingAllReduce(bandwidth_bytes_per_s=bandwidth_gbps * 1e9 / 8, latency_s=latency_s)
+    return None

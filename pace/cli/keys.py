@@ -1,0 +1,95 @@
+"""``pace keys``: API keys of the service, made next to its database."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pace.api.storage.keys import KeyRing
+
+app = typer.Typer(help="Create, list and revoke API keys of the service.", no_args_is_help=True)
+
+DatabaseUrl = Annotated[
+    str | None, typer.Option(help="The service's database; PACE_DATABASE_URL unless given.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Whose key it is, for people.")],
+    tenant: Annotated[str, typer.Option(help="Keys of one tenant see the same data.")] = "default",
+    scope: Annotated[list[str] | None, typer.Option(help="read, submit, admin; may be repeated.")] = None,
+    database_url: DatabaseUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print its token. It is shown this once; the database keeps only a hash."""
+    from pace.api.storage.keys import SCOPES
+
+    scopes = [known for known in SCOPES if known in (scope or ["read", "submit"])]
+    unknown = set(scope or ()) - set(SCOPES)
+    if unknown or not 1 <= len(tenant) <= 100 or not 1 <= len(name) <= 200:
+        what = f"unknown scope {', '.join(sorted(unknown))}" if unknown else "name or tenant of wrong length"
+        typer.echo(f"pace keys: {what}", err=True)
+        raise typer.Exit(2)
+    with _key_ring(database_url) as keys:
+        token = keys.create(tenant, name, scopes)
+    if as_json:
+        typer.echo(
+            json.dumps({"id": token.split("_")[1], "tenant": tenant, "scopes": scopes, "token": token})
+        )
+    else:
+        typer.echo(token)
+
+
+@app.command("list")
+def list_keys(database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
+    """List all keys, revoked ones included; never a secret."""
+    with _key_ring(database_url) as keys:
+        found = keys.list()
+    if as_json:
+        shown = [
+            {
+                "id": key.id,
+                "tenant": key.tenant,
+                "name": key.name,
+                "scopes": sorted(key.scopes),
+                "created_at": key.created_at.isoformat(),
+                "revoked_at": None if key.revoked_at is None else key.revoked_at.isoformat(),
+            }
+            for key in found
+        ]
+        typer.echo(json.dumps(shown))
+        return
+    for key in found:
+        state = "valid" if key.revoked_at is None else f"revoked {key.revoked_at:%Y-%m-%d}"
+        typer.echo(f"{key.id}  {key.tenant}  {key.name}  {' '.join(sorted(key.scopes))}  {state}")
+
+
+@app.command()
+def revoke(key_id: str, database_url: DatabaseUrl = None) -> None:
+    """Make a key invalid. Running services notice within five seconds."""
+    with _key_ring(database_url) as keys:
+        if not keys.revoke(key_id):
+            typer.echo(f'pace keys: there is no valid key "{key_id}"', err=True)
+            raise typer.Exit(1)
+
+
+@contextmanager
+def _key_ring(database_url: str | None) -> "Iterator[KeyRing]":
+    # Imported when used: the command line must start without SQLAlchemy.
+    from pace.api.settings import Settings
+    from pace.api.storage.database import Database
+    from pace.api.storage.keys import KeyRing
+    from pace.api.storage.migrations import upgrade
+
+    settings = Settings() if database_url is None else Settings(database_url=database_url)
+    database = Database(settings.parsed_database_url)
+    try:
+        upgrade(database)
+        yield KeyRing(database)
+    finally:
+        database.close()

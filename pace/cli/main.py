@@ -1,0 +1,30 @@
+"""The command line put together. Each command is a thin layer over one function of the package.
+
+With ``--json`` stdout holds exactly one JSON document; people's text goes to stderr. Exit codes: 0 done,
+1 the thing asked about is wrong, 2 wrong usage, 3 service or environment failed.
+"""
+
+import typer
+
+from pace.cli.check import check
+from pace.cli.imports import app as import_app
+from pace.cli.imports import fit
+from pace.cli.keys import app as keys_app
+from pace.cli.models import model
+from pace.cli.optimize import optimize
+from pace.cli.service import serve, submit
+from pace.cli.simulate import simulate
+from pace.cli.what_if import what_if
+
+app = typer.Typer(
+    name="pace",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Schedules gradient all-reduces so that communication hides behind compute.",
+)
+
+app.add_typer(import_app, name="import")
+app.add_typer(keys_app, name="keys")
+for command in (fit, what_if, optimize, check, simulate, model, submit, serve):
+    app.command()(command)

@@ -1,0 +1,76 @@
+"""``pace simulate --tune``: the best knobs of policies, and what each way to search for them costs."""
+
+import json
+from typing import Any
+
+import typer
+
+from pace.cli.console import make_console, make_table
+from pace.documents.profile import Profile
+from pace.errors import InvalidOptions
+from pace.simulation import POLICIES, knobs_of
+from pace.simulation.tune import SEARCHES, Search, Tuned, tunable, tune
+
+
+def report(
+    profile: Profile,
+    policies: list[str] | None,
+    knobs: dict[str, Any],
+    *,
+    search: str,
+    num_trials: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Tune `policies` (all that have knobs, by default) and print the result, other searches beside it."""
+    chosen = policies or [name for name in POLICIES if tunable(name)]
+    if search not in SEARCHES:
+        raise InvalidOptions(f'no search "{search}": choose one of {", ".join(SEARCHES)}')
+    results = []
+    for name in chosen:
+        fixed = {key: value for key, value in knobs.items() if key in knobs_of(name)}
+        found = {
+            way: tune(profile, name, search=way, num_trials=num_trials, seed=seed, fixed=fixed)
+            for way in SEARCHES
+        }
+        results.append(_result(found, search))
+    if as_json:
+        typer.echo(json.dumps({"profile": profile.name, "search": search, "policies": results}))
+    else:
+        _show(profile, results)
+
+
+def _result(found: dict[Search, Tuned], search: str) -> dict[str, Any]:
+    tuned = next(each for way, each in found.items() if way == search)
+    least = min(each.best.iteration_s for each in found.values())
+    return {
+        "policy": tuned.policy,
+        "default": {"knobs": tuned.default.knobs, "iteration_s": tuned.default.iteration_s},
+        "best": {"knobs": tuned.best.knobs, "iteration_s": tuned.best.iteration_s},
+        "searches": {
+            way: {
+                "iteration_s": each.best.iteration_s,
+                "trials": each.num_trials,
+                "trials_to_1_percent": each.trials_to(least),
+            }
+            for way, each in found.items()
+        },
+    }
+
+
+def _show(profile: Profile, results: list[dict[str, Any]]) -> None:
+    console = make_console(width=160)
+    console.print(
+        f"{profile.name}: iteration ms, and settings tried until within 1 % of the best of all searches",
+        highlight=False,
+    )
+    table = make_table("policy", "default", "tuned", *SEARCHES, "knobs", left=("policy", "knobs"))
+    for row in results:
+        cost = [
+            "never" if each["trials_to_1_percent"] is None else str(each["trials_to_1_percent"])
+            for each in row["searches"].values()
+        ]
+        times = (f"{row[which]['iteration_s'] * 1e3:.3f}" for which in ("default", "best"))
+        knobs = " ".join(f"{name}={value:.4g}" for name, value in row["best"]["knobs"].items())
+        table.add_row(row["policy"], *times, *cost, knobs)
+    console.print(table)

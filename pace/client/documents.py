@@ -1,0 +1,270 @@
+"""What goes over the wire besides profiles and schedules. The client shares these: no FastAPI here."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pace.documents.base import Document
+from pace.documents.options import Options
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule, Sha256
+
+# No control characters: PostgreSQL cannot store NUL, and the rest are nobody's name.
+JobName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+ResourceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PolicyName = Annotated[str, Field(min_length=1, max_length=50)]
+TaskKindName = Literal["schedule", "what-if"]
+TaskState = Literal["queued", "running", "done", "failed", "cancelled"]
+
+
+class ScheduleRequest(Document):
+    """Body of ``POST /v1/schedules``.
+
+    Attributes
+    ----------
+    profile, profile_id
+        The profile to schedule, or the id of one that is stored: exactly one of the two.
+    options
+        Options of the optimizer; all have defaults.
+    job
+        Name of the training job, under which the schedule can be found again.
+    """
+
+    profile: Profile | None = None
+    profile_id: Sha256 | None = None
+    options: Options = Options()
+    job: JobName | None = None
+
+    @model_validator(mode="after")
+    def _one_profile(self) -> Self:
+        if (self.profile is None) == (self.profile_id is None):
+            raise ValueError("give either profile or profile_id")
+        return self
+
+
+class ProfileSummary(Document):
+    """A stored profile without its content.
+
+    Attributes
+    ----------
+    id
+        SHA-256 of the profile: the same profile always has the same id.
+    size_bytes
+        Length of its JSON.
+    """
+
+    id: Sha256
+    name: str
+    fingerprint: Sha256
+    num_ops: int
+    num_gradients: int
+    size_bytes: int
+    created_at: datetime
+
+
+class ProfileResource(ProfileSummary):
+    """A stored profile."""
+
+    profile: Profile
+
+
+class ProfilePage(Document):
+    """Stored profiles, newest first; `next` is the cursor of the next page, if there is one."""
+
+    items: tuple[ProfileSummary, ...]
+    next: str | None
+
+
+class ScheduleSummary(Document):
+    """A stored schedule without its content."""
+
+    id: ResourceId
+    job: JobName | None
+    fingerprint: Sha256
+    profile_sha256: Sha256
+    created_at: datetime
+
+
+class SchedulePage(Document):
+    """Stored schedules, newest first; `next` is the cursor of the next page, if there is one."""
+
+    items: tuple[ScheduleSummary, ...]
+    next: str | None
+
+
+class ReportRequest(Document):
+    """Body of ``POST /v1/reports``: iteration times that a job measured under a schedule.
+
+    Attributes
+    ----------
+    predicted_iteration_s
+        The schedule's ``predicted.iteration_s``.
+    measured_iteration_s
+        Median over `num_iterations`, on the slowest rank.
+    plain_iteration_s
+        The same without the schedule, if that was measured.
+    """
+
+    job: JobName
+    fingerprint: Sha256
+    profile_sha256: Sha256
+    predicted_iteration_s: PositiveSeconds
+    measured_iteration_s: PositiveSeconds
+    plain_iteration_s: PositiveSeconds | None = None
+    num_iterations: Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class ReportResource(ReportRequest):
+    """A stored report."""
+
+    id: ResourceId
+    created_at: datetime
+
+
+class ReportPage(Document):
+    """Reports, newest first; `next` is the cursor of the next page, if there is one."""
+
+    items: tuple[ReportResource, ...]
+    next: str | None
+
+
+class ScheduleResource(Document):
+    """A stored schedule.
+
+    Attributes
+    ----------
+    id
+        Follows from the profile, the options, the job and the solver's version: the same request
+        always gives the same id.
+    created_at
+        When it was asked for first.
+    """
+
+    id: ResourceId
+    job: JobName | None
+    fingerprint: Sha256
+    profile_sha256: Sha256
+    created_at: datetime
+    schedule: Schedule
+
+
+class Problem(BaseModel):
+    """An RFC 9457 problem document.
+
+    Attributes
+    ----------
+    type
+        Names the kind of problem; stable, for programs.
+    detail
+        What is wrong with this request, for people.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    type: str
+    title: str
+    status: Annotated[int, Field(ge=400, le=599)]
+    detail: str
+    instance: str | None = None
+    request_id: str | None = None
+
+
+class TaskResource(Document):
+    """Work that the service does for a request, such as a solve.
+
+    Attributes
+    ----------
+    location
+        Where the result is once `state` is "done".
+    problem
+        Why there is none once `state` is "failed" or "cancelled".
+    num_done, num_total
+        Cells of a what-if; None for a solve, which cannot tell how far it is.
+    """
+
+    id: ResourceId
+    kind: TaskKindName = "schedule"
+    state: TaskState
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    location: str | None = None
+    problem: Problem | None = None
+    num_done: int | None = None
+    num_total: int | None = None
+
+
+class SimulationRequest(Document):
+    """Body of ``POST /v1/simulations``: policies to compare on a profile.
+
+    Attributes
+    ----------
+    profile_id
+        A stored profile.
+    iterations, jitter, seed
+        As for ``pace.simulation.simulate``.
+    """
+
+    profile_id: Sha256
+    policies: Annotated[tuple[PolicyName, ...], Field(min_length=1, max_length=20)]
+    iterations: Annotated[int, Field(ge=1, le=1000)] = 1
+    jitter: Annotated[float, Field(ge=0, le=10)] = 0.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class PolicyResult(Document):
+    """Iteration times under one policy: the mean, and each."""
+
+    policy: str
+    iteration_s: float
+    iterations_s: tuple[float, ...]
+
+
+class SimulationResult(Document):
+    """Answer of ``POST /v1/simulations``, in the order of the request's policies."""
+
+    profile_id: Sha256
+    results: tuple[PolicyResult, ...]
+
+
+class Readiness(Document):
+    """Answer of ``GET /readyz``: "ok" or what is wrong, for each part."""
+
+    ready: bool
+    database: str
+    workers: str
+
+
+class Health(Document):
+    """Answer of ``GET /healthz``."""
+
+    status: Literal["ok"] = "ok"
+    version: str
+
+
+def example_profile() -> dict[str, Any]:
+    """Two layers: the profile that the documentation shows."""
+    return {
+        "schema_version": 1,
+        "name": "two-layers",
+        "workers": 4,
+        "ops": [
+            {"name": "bwd/2", "duration_s": 0.004, "stream": "compute"},
+            {"name": "bwd/1", "duration_s": 0.004, "deps": ["bwd/2"], "stream": "compute"},
+            {"name": "fwd/1", "duration_s": 0.002, "stream": "compute", "waits_for": ["1.weight"]},
+            {
+                "name": "fwd/2",
+                "duration_s": 0.002,
+                "deps": ["fwd/1"],
+                "stream": "compute",
+                "waits_for": ["2.weight"],
+            },
+        ],
+        "gradients": [
+            {"name": "2.weight", "size_bytes": 4_000_000, "dtype": "float32", "producer": "bwd/2"},
+            {"name": "1.weight", "size_bytes": 1_000_000, "dtype": "float32", "producer": "bwd/1"},
+        ],
+        "allreduce": {"kind": "affine", "latency_s": 0.0003, "seconds_per_byte": 1e-9},
+    }

@@ -1,0 +1,107 @@
+"""One request and its answer over HTTP, within a limit on the time in total and one on the bytes."""
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from pace.errors import ServiceUnavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpAnswer:
+    """What came back, whole."""
+
+    status: int
+    headers: httpx.Headers
+    body: bytes
+
+
+class Exchange:
+    """Sends a request from a thread of its own, so that nothing in it outlasts the deadline.
+
+    httpx's time-outs hold for each read, and for no look-up of a name: a service that sends one byte of a
+    header after the other would never be given up.
+
+    Parameters
+    ----------
+    http
+        Keeps no connections, so that the request's own is known.
+    most_bytes
+        A longer answer is given up.
+    """
+
+    def __init__(self, http: httpx.Client, *, most_bytes: int) -> None:
+        self._http = http
+        self._most_bytes = most_bytes
+        self._streams: list[Any] = []
+        self._given_up = False
+
+    def run(self, deadline: float, method: str, path: str, **arguments: Any) -> HttpAnswer:
+        """Send the request and return the answer; once an instance.
+
+        Parameters
+        ----------
+        deadline
+            As ``time.monotonic`` counts.
+
+        Raises
+        ------
+        httpx.HTTPError
+            When the service was not reached, or did not answer in time.
+        ServiceUnavailable
+            When the answer is too long.
+        """
+        ended: queue.SimpleQueue[HttpAnswer | Exception] = queue.SimpleQueue()
+
+        def work() -> None:
+            try:
+                ended.put(self._send(deadline, method, path, arguments))
+            except Exception as error:  # raised in the calling thread
+                ended.put(error)
+
+        threading.Thread(target=work, name="pace.request", daemon=True).start()
+        try:
+            found = ended.get(timeout=max(deadline - time.monotonic(), 0.001))
+        except queue.Empty:
+            raise httpx.ReadTimeout("no whole answer in time") from None
+        finally:
+            self._cut()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _send(self, deadline: float, method: str, path: str, arguments: dict[str, Any]) -> HttpAnswer:
+        left_s = max(deadline - time.monotonic(), 0.001)
+        extensions = {"trace": self._note_connection}
+        with self._http.stream(method, path, timeout=left_s, extensions=extensions, **arguments) as answer:
+            body = bytearray()
+            for chunk in answer.iter_bytes():
+                body += chunk
+                if len(body) > self._most_bytes:
+                    raise ServiceUnavailable(
+                        f"{self._http.base_url} answered with more than {self._most_bytes} bytes"
+                    )
+                if time.monotonic() > deadline:
+                    raise httpx.ReadTimeout("no whole answer in time")
+        return HttpAnswer(status=answer.status_code, headers=answer.headers, body=bytes(body))
+
+    def _note_connection(self, event: str, info: dict[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._streams.append(info["return_value"])
+            if self._given_up:
+                self._cut()
+
+    def _cut(self) -> None:
+        """End whatever the thread still waits for: a socket that is shut down returns from every call."""
+        self._given_up = True
+        for stream in self._streams:
+            connection: socket.socket | None = stream.get_extra_info("socket")
+            if connection is not None:
+                with contextlib.suppress(OSError):  # closed already
+                    connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,281 @@
+"""The service's client, used by the command line and the runtime. Needs ``pace[client]``."""
+
+import base64
+import hashlib
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+
+import httpx
+import tenacity
+from pydantic import BaseModel, ValidationError
+
+from pace.client.documents import Problem, ReportRequest, ReportResource, ScheduleResource, TaskResource
+from pace.client.exchange import Exchange, HttpAnswer
+from pace.documents.base import explain
+from pace.documents.options import Options
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule
+from pace.errors import InvalidOptions, InvalidProfile, ServiceUnavailable
+
+if TYPE_CHECKING:
+    from pace.whatif import Grid, WhatIf
+
+_RETRIED_STATUSES = (429, 502, 503, 504)
+
+# Far more than the schedule of any model, or any what-if grid, takes.
+MOST_BYTES = 64 << 20
+
+D = TypeVar("D", bound=BaseModel)
+
+
+class _TryAgain(ServiceUnavailable):
+    """An answer that says the service cannot answer just now."""
+
+
+class Client:
+    """A connection to the scheduling service.
+
+    Every method tries again when the service cannot be reached or is overloaded, until the time-out
+    has passed; all requests may safely be repeated. No answer is believed unless it is whole and
+    fits the question.
+
+    Parameters
+    ----------
+    url
+        Where the service is, such as ``http://127.0.0.1:8080``.
+    api_key
+        Sent as a bearer token.
+    timeout_s
+        How long one method may take, tries and waiting for the solve included.
+
+    Raises
+    ------
+    ServiceUnavailable
+        From every method: the service was not reached within the time-out, failed, or answered
+        nonsense.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 10.0) -> None:
+        self.url = url.rstrip("/")
+        self.timeout_s = timeout_s
+        headers = {"Accept": "application/json"}
+        if api_key is not None:
+            headers["Authorization"] = f"Bearer {api_key}"
+        try:
+            # Proxies and certificates of the environment are not for a service of one's own cluster.
+            self._http = httpx.Client(
+                base_url=self.url,
+                headers=headers,
+                trust_env=False,
+                limits=httpx.Limits(max_keepalive_connections=0),  # see `Exchange`
+            )
+        except httpx.InvalidURL as error:
+            raise ServiceUnavailable(f'"{url}" is no URL: {error}') from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def healthy(self) -> bool:
+        """Return whether the service answers at all; asks once."""
+        try:
+            return self._send(self._deadline(), "GET", "/healthz").status == 200
+        except (httpx.HTTPError, ServiceUnavailable):
+            return False
+
+    def newest_schedule(self, job: str, fingerprint: str) -> Schedule | None:
+        """Return a job's newest schedule for a model, or None when it has none."""
+        asked = {"job": job, "fingerprint": fingerprint}
+        answer = self._request(self._deadline(), "GET", "/v1/schedules", params=asked)
+        if answer.status == 404:
+            return None
+        schedule = self._parse(answer, ScheduleResource).schedule
+        if schedule.fingerprint != fingerprint:
+            self._nonsense(f"a schedule with fingerprint {schedule.fingerprint} instead of {fingerprint}")
+        return schedule
+
+    def get_schedule(self, schedule_id: str) -> Schedule:
+        """Return a stored schedule by its id."""
+        answer = self._request(self._deadline(), "GET", f"/v1/schedules/{schedule_id}")
+        return self._parse(answer, ScheduleResource).schedule
+
+    def create_schedule(
+        self, profile: Profile, options: Options | None = None, job: str | None = None
+    ) -> Schedule:
+        """Have a profile scheduled and return the schedule.
+
+        Raises
+        ------
+        InvalidProfile, InvalidOptions
+            If the service refuses them.
+        """
+        deadline = self._deadline()
+        request: dict[str, Any] = {"profile": profile.model_dump(mode="json")}
+        if options is not None:
+            request["options"] = options.model_dump(mode="json")
+        if job is not None:
+            request["job"] = job
+        wait = {"Prefer": f"wait={max(1, int(self.timeout_s))}"}
+        answer = self._request(deadline, "POST", "/v1/schedules", json=request, headers=wait)
+        if answer.status == 202:
+            answer = self._follow(self._parse(answer, TaskResource), deadline)
+        schedule = self._parse(answer, ScheduleResource).schedule
+        if schedule.profile_sha256 != profile.sha256:
+            self._nonsense("a schedule for another profile")
+        return schedule
+
+    def what_if(
+        self,
+        profile: Profile,
+        grid: "Grid",
+        target_efficiency: float | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> "WhatIf":
+        """Have a grid simulated and return what ``pace.whatif.what_if`` itself would.
+
+        Parameters
+        ----------
+        target_efficiency
+            Also find the bandwidth at which every policy reaches this scaling efficiency.
+        progress
+            Called with the number of cells done since the last call.
+
+        Raises
+        ------
+        InvalidProfile, InvalidOptions
+            If the service refuses them.
+        """
+        # Here, not above: a training process loads no simulator to fetch its schedule.
+        from pace.client.what_if_documents import GridDocument, WhatIfQuestion, WhatIfResource
+
+        deadline = self._deadline()
+        question = WhatIfQuestion(grid=GridDocument.of(grid), target_efficiency=target_efficiency)
+        request = {"profile": profile.model_dump(mode="json"), **question.model_dump(mode="json")}
+        answer = self._request(
+            deadline, "POST", "/v1/what-if", json=request, headers={"Prefer": "respond-async"}
+        )
+        if answer.status == 202:
+            answer = self._follow(self._parse(answer, TaskResource), deadline, progress)
+        document = self._parse(answer, WhatIfResource).what_if
+        if document.profile_sha256 != profile.sha256 or len(document.cells) != grid.num_cells:
+            self._nonsense("the answer to another question")
+        return document.what_if(profile, grid)
+
+    def send_report(
+        self,
+        schedule: Schedule,
+        job: str,
+        measured_iteration_s: float,
+        num_iterations: int,
+        plain_iteration_s: float | None = None,
+    ) -> None:
+        """Tell the service what a job measured under a schedule; see ``ReportRequest``.
+
+        Sent once: a report that gets lost is no reason to hold up training, and one that is sent
+        twice would count twice.
+        """
+        report = ReportRequest(
+            job=job,
+            fingerprint=schedule.fingerprint,
+            profile_sha256=schedule.profile_sha256,
+            predicted_iteration_s=schedule.predicted.iteration_s,
+            measured_iteration_s=measured_iteration_s,
+            plain_iteration_s=plain_iteration_s,
+            num_iterations=num_iterations,
+        )
+        body = {"json": report.model_dump(mode="json")}
+        try:
+            answer = self._send(self._deadline(), "POST", "/v1/reports", **body)
+        except httpx.HTTPError as error:
+            raise ServiceUnavailable(f"{self.url} cannot be reached: {error}") from error
+        self._parse(answer, ReportResource)
+
+    def _follow(
+        self, task: TaskResource, deadline: float, progress: Callable[[int], None] | None = None
+    ) -> HttpAnswer:
+        told = 0
+        while True:
+            if progress is not None and (task.num_done or 0) > told:
+                progress((task.num_done or 0) - told)
+                told = task.num_done or 0
+            if task.state not in ("queued", "running"):
+                break
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise ServiceUnavailable(
+                    f"{self.url}: task {task.id} is still {task.state} after {self.timeout_s:g} s"
+                )
+            time.sleep(min(0.5, left_s))
+            task = self._parse(self._request(deadline, "GET", f"/v1/tasks/{task.id}"), TaskResource)
+        if task.problem is not None:
+            self._raise_problem(task.problem)
+        return self._request(deadline, "GET", task.location or "")
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.timeout_s
+
+    def _request(self, deadline: float, method: str, path: str, **arguments: Any) -> HttpAnswer:
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((httpx.TransportError, _TryAgain))
+            & tenacity.retry_if_not_exception_type(httpx.UnsupportedProtocol),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=2),
+            stop=tenacity.stop_before_delay(max(deadline - time.monotonic(), 0.0)),
+            reraise=True,
+        )
+        try:
+            return retrying(self._send, deadline, method, path, **arguments)
+        except httpx.HTTPError as error:
+            what = str(error) or type(error).__name__
+            raise ServiceUnavailable(f"{self.url} cannot be reached: {what}") from error
+
+    def _send(self, deadline: float, method: str, path: str, **arguments: Any) -> HttpAnswer:
+        answer = Exchange(self._http, most_bytes=MOST_BYTES).run(deadline, method, path, **arguments)
+        if answer.status in _RETRIED_STATUSES:
+            raise _TryAgain(f"{self.url} answered {answer.status}: {_detail(answer.body)}")
+        return answer
+
+    def _parse(self, answer: HttpAnswer, document: type[D]) -> D:
+        if answer.status >= 300:
+            try:
+                problem = Problem.model_validate_json(answer.body)
+            except ValidationError:
+                self._nonsense(f"status {answer.status}")
+            self._raise_problem(problem)
+        digest = base64.b64encode(hashlib.sha256(answer.body).digest()).decode()
+        if answer.headers.get("Content-Digest") not in (None, f"sha-256=:{digest}:"):
+            self._nonsense("a body that does not have its digest")
+        try:
+            return document.model_validate_json(answer.body, strict=True)
+        except ValidationError as error:
+            self._nonsense(explain(error))
+
+    def _raise_problem(self, problem: Problem) -> NoReturn:
+        match problem.type.rpartition(":")[2]:
+            case "invalid-profile":
+                raise InvalidProfile(problem.detail)
+            case "invalid-options":
+                raise InvalidOptions(problem.detail)
+        raise ServiceUnavailable(f"{self.url} answered {problem.status} {problem.title}: {problem.detail}")
+
+    def _nonsense(self, what: str) -> NoReturn:
+        raise ServiceUnavailable(f"{self.url} answered nonsense: {what}")
+
+
+def _detail(body: bytes) -> str:
+    try:
+        return Problem.model_validate_json(body).detail
+    except ValidationError:
+        return body[:200].decode(errors="replace")

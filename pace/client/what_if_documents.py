@@ -1,0 +1,193 @@
+"""What-ifs over the wire: the question, and the answer as ``pace what-if --json`` prints it."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from pace.client.documents import PolicyName, ResourceId
+from pace.documents.base import Document
+from pace.documents.profile import Profile
+from pace.documents.schedule import Sha256
+from pace.whatif import Answer, Cell, Grid, Scenario, WhatIf
+from pace.whatif.grid import AXES, DEFAULT_POLICIES, MOST_WORKERS
+from pace.whatif.scenario import Algorithm, TwoLevel
+
+MOST_VALUES = 10_000
+
+# Bounds that nobody's network exceeds, and within which no cost overflows.
+Positive = Annotated[float, Field(ge=1e-9, le=1e9)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
+AtLeastOne = Annotated[float, Field(ge=1, le=1e9)]
+Workers = Annotated[int, Field(ge=1, le=MOST_WORKERS)]
+Efficiency = Annotated[float, Field(gt=0, le=1)]
+Few = Field(max_length=20)
+Many = Field(max_length=MOST_VALUES)
+
+
+class TwoLevelDocument(Document):
+    """The inside of a node, for the algorithm "two-level"."""
+
+    workers_per_node: Workers
+    intra_gbps: Positive
+    intra_latency_s: NotNegative = 0.0
+
+
+class GridDocument(Document):
+    """Axes of a what-if; an empty axis keeps what was profiled. See ``pace.whatif.Grid``."""
+
+    bandwidth_gbps: Annotated[tuple[Positive, ...], Many] = ()
+    workers: Annotated[tuple[Workers, ...], Many] = ()
+    algorithm: Annotated[tuple[Algorithm, ...], Few] = ()
+    latency_s: Annotated[tuple[NotNegative, ...], Many] = ()
+    compute_speedup: Annotated[tuple[Positive, ...], Many] = ()
+    batch: Annotated[tuple[Positive, ...], Many] = ()
+    compression: Annotated[tuple[AtLeastOne, ...], Many] = ()
+    policies: Annotated[tuple[PolicyName, ...], Few] = DEFAULT_POLICIES
+    baseline: PolicyName | None = None
+    two_level: TwoLevelDocument | None = None
+
+    def grid(self) -> Grid:
+        """Return the library's grid; raises InvalidOptions."""
+        two_level = None if self.two_level is None else TwoLevel(**self.two_level.model_dump())
+        values = {name: getattr(self, name) for name in (*AXES, "policies", "baseline")}
+        return Grid(two_level=two_level, **values)
+
+    @classmethod
+    def of(cls, grid: Grid) -> Self:
+        """Return the document of a library's grid."""
+        inside = grid.two_level
+        two_level = None
+        if inside is not None:
+            two_level = TwoLevelDocument(
+                workers_per_node=inside.workers_per_node,
+                intra_gbps=inside.intra_gbps,
+                intra_latency_s=inside.intra_latency_s,
+            )
+        values = {name: getattr(grid, name) for name in (*AXES, "policies", "baseline")}
+        return cls(two_level=two_level, **values)
+
+
+class WhatIfQuestion(Document):
+    """What is asked about a profile.
+
+    Attributes
+    ----------
+    target_efficiency
+        Also find the bandwidth at which every policy reaches this scaling efficiency.
+    """
+
+    grid: GridDocument
+    target_efficiency: Efficiency | None = None
+
+
+class WhatIfRequest(WhatIfQuestion):
+    """Body of ``POST /v1/what-if``: a profile, or the id of one that is stored, and a question."""
+
+    profile: Profile | None = None
+    profile_id: Sha256 | None = None
+
+    @model_validator(mode="after")
+    def _one_profile(self) -> Self:
+        if (self.profile is None) == (self.profile_id is None):
+            raise ValueError("give either profile or profile_id")
+        return self
+
+
+class ScenarioDocument(Document):
+    """One point of the grid; null keeps what was profiled."""
+
+    bandwidth_gbps: float | None
+    latency_s: float | None
+    workers: int | None
+    algorithm: Algorithm | None
+    compute_speedup: float
+    batch: float | None
+    compression: float
+
+
+class CellDocument(ScenarioDocument):
+    """One policy at one point; see ``pace.whatif.Cell``."""
+
+    policy: str
+    iteration_s: float
+    compute_s: float
+    throughput: float
+    scaling_efficiency: float
+    speedup: float
+    gain_per_gbps: float | None
+
+
+class TargetDocument(Document):
+    """The bandwidth at which a policy reaches the wanted efficiency; null where none does."""
+
+    latency_s: float | None
+    workers: int | None
+    algorithm: Algorithm | None
+    compute_speedup: float
+    batch: float | None
+    compression: float
+    policy: str
+    target_efficiency: float
+    bandwidth_gbps: float | None
+
+
+class WhatIfDocument(Document):
+    """The answer, as ``pace what-if --json`` prints it."""
+
+    profile: str
+    profile_sha256: Sha256
+    workers: int
+    baseline: str
+    throughput_unit: str
+    assumptions: tuple[str, ...]
+    cells: tuple[CellDocument, ...]
+    targets: tuple[TargetDocument, ...]
+
+    def what_if(self, profile: Profile, grid: Grid) -> WhatIf:
+        """Return what ``pace.whatif.what_if`` itself would."""
+        first = grid.bandwidth_gbps[:1] or (None,)
+        return WhatIf(
+            profile=profile,
+            grid=grid,
+            cells=tuple(Cell(**_with_scenario(cell)) for cell in self.cells),
+            answers=tuple(
+                Answer(**_with_scenario(target, bandwidth_gbps=first[0])) for target in self.targets
+            ),
+        )
+
+
+class WhatIfSummary(Document):
+    """A stored what-if without its content.
+
+    Attributes
+    ----------
+    id
+        Follows from profile, question and version: the same request always gives the same id.
+    """
+
+    id: ResourceId
+    profile_sha256: Sha256
+    num_cells: int
+    created_at: datetime
+
+
+class WhatIfResource(WhatIfSummary):
+    """A stored what-if."""
+
+    what_if: WhatIfDocument
+
+
+class WhatIfPage(Document):
+    """Stored what-ifs, newest first; `next` is the cursor of the next page, if there is one."""
+
+    items: tuple[WhatIfSummary, ...]
+    next: str | None
+
+
+def _with_scenario(document: Document, **fixed: Any) -> dict[str, Any]:
+    values = {name: getattr(document, name) for name in type(document).model_fields}
+    axes: Iterable[str] = ScenarioDocument.model_fields
+    scenario = {axis: fixed[axis] if axis in fixed else values.pop(axis) for axis in axes}
+    return {"scenario": Scenario(**scenario), **values}

@@ -1,0 +1,91 @@
+"""What one collective costs, as a curve over bytes: formulas of algorithms, and curves through measurements.
+
+The documents (``pace.documents.collective_costs``) hold each formula in words. Symbols: n workers, alpha
+latency of one message in seconds, B bandwidth of one link in bytes per second, gamma seconds to reduce one
+byte. One worker has nothing to reduce, so its curve is ``FREE``.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from pace.solver.cost import CostCurve
+
+FREE = CostCurve.affine(0.0, 0.0)
+
+
+class Link(Protocol):
+    """A link between two workers; without `reduce_bytes_per_s`, reducing takes no time."""
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """B."""
+
+    @property
+    def latency_s(self) -> float:
+        """Alpha."""
+
+    @property
+    def reduce_bytes_per_s(self) -> float | None:
+        """1 / gamma."""
+
+
+def ring_factors(workers: int) -> tuple[int, float]:
+    """Return the messages of a ring all-reduce and the share of the buffer that each worker sends."""
+    return 2 * (workers - 1), 2 * (workers - 1) / workers
+
+
+def ring(workers: int, link: Link) -> CostCurve:
+    """Ring all-reduce (the PACE paper's eq. 1)."""
+    messages, sent = ring_factors(workers)
+    return _curve(workers, link, messages, sent, sent / 2)
+
+
+def halving_doubling(workers: int, link: Link) -> CostCurve:
+    """Recursive halving and doubling; workers beyond a power of two are folded in and out."""
+    rounds = workers.bit_length() - 1
+    power = 1 << rounds
+    folded = 0 if power == workers else 1
+    share = (power - 1) / power
+    return _curve(workers, link, 2 * (rounds + folded), 2 * (share + folded), share + folded)
+
+
+def tree(workers: int, link: Link) -> CostCurve:
+    """Binary tree, reduce then broadcast."""
+    depth = math.ceil(math.log2(workers))
+    return _curve(workers, link, 2 * depth, 2 * depth, depth)
+
+
+def two_level(workers: int, workers_per_node: int, intra: Link, inter: Link) -> CostCurve:
+    """A ring inside each node and one between nodes; ValueError if the workers do not fill whole nodes."""
+    local = min(workers_per_node, workers)
+    if workers % local:
+        raise ValueError(f"{workers} workers do not fill nodes of {local}")
+    lines = [curve.line for curve in (ring(local, intra), ring(workers // local, inter))]
+    return CostCurve.affine(
+        sum(line.latency_s for line in lines if line),
+        sum(line.seconds_per_byte for line in lines if line),
+    )
+
+
+def through_samples(samples: Sequence[tuple[float, float]]) -> CostCurve:
+    """Return g through measured (bytes, seconds) pairs: averaged, smoothed until none falls, extrapolated."""
+    sizes, inverse, counts = np.unique([size for size, _ in samples], return_inverse=True, return_counts=True)
+    means = np.bincount(inverse, weights=[seconds for _, seconds in samples]) / counts
+    if np.any(np.diff(means) < 0):
+        from scipy.optimize import isotonic_regression  # 0.2 s to import, and only noise needs it
+
+        means = np.asarray(isotonic_regression(means, weights=counts).x)
+    slopes = np.diff(means) / np.diff(sizes)
+    rising = slopes[slopes > 0]
+    last = float(rising[-1]) if rising.size else float(means[-1] / sizes[-1])
+    return CostCurve(sizes_bytes=tuple(sizes.tolist()), durations_s=tuple(means.tolist()), slope_beyond=last)
+
+
+def _curve(workers: int, link: Link, messages: float, sent: float, reduced: float) -> CostCurve:
+    if workers == 1:
+        return FREE
+    gamma = 0.0 if link.reduce_bytes_per_s is None else 1.0 / link.reduce_bytes_per_s
+    return CostCurve.affine(messages * link.latency_s, sent / link.bandwidth_bytes_per_s + reduced * gamma)

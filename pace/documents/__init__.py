@@ -1,0 +1,1 @@
+"""The documents that files, the command line, the service and the runtime share."""

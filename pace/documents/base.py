@@ -1,0 +1,66 @@
+"""What all documents share: unknown fields are refused, values do not change, faults are named."""
+
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+MOST_FAULTS = 20
+MOST_SHOWN = 200
+
+
+class Document(BaseModel):
+    """Base of all documents: unknown fields are refused, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Faults(Protocol):
+    """An error that lists faults: pydantic's, or FastAPI's for a request."""
+
+    def errors(self) -> Any:
+        """Return the faults as pydantic describes them."""
+
+
+def explain(error: Faults, document: Any = None) -> str:
+    """Return one line for each fault that a validator found: its place, what is wrong, and the value.
+
+    Parameters
+    ----------
+    document
+        What was validated, as parsed from JSON. With it, items of lists are called by their names instead
+        of their numbers.
+    """
+    return "\n".join(_explain_one(document, fault) for fault in error.errors()[:MOST_FAULTS])
+
+
+def _explain_one(document: Any, fault: Any) -> str:
+    message = fault["msg"].removeprefix("Value error, ")
+    place: list[str] = []
+    current = document
+    for part in fault["loc"]:
+        if isinstance(current, dict) and part not in current and part == current.get("kind"):
+            continue  # pydantic adds the discriminator's value to the location
+        current = _step(current, part)
+        if isinstance(part, int) and isinstance(current, dict) and isinstance(current.get("name"), str):
+            place[-1:] = [f'{place[-1].removesuffix("s")} "{current["name"]}"']
+        else:
+            place.append(str(part))
+    value = fault.get("input")
+    shown = f" (got {_short(value)})" if place and isinstance(value, int | float | str) else ""
+    return f"{': '.join(place)}: {message}{shown}" if place else message
+
+
+def _short(value: float | str) -> str:
+    # A whole request may be one string: what is shown of it is enough to find it.
+    return (
+        repr(value)
+        if not isinstance(value, str) or len(value) <= MOST_SHOWN
+        else f"{value[:MOST_SHOWN]!r}..."
+    )
+
+
+def _step(current: Any, part: int | str) -> Any:
+    try:
+        return current[part]
+    except (KeyError, IndexError, TypeError):
+        return None

@@ -1,0 +1,197 @@
+"""The cost of an all-reduce as documents: measured, or an algorithm on a network.
+
+Each document gives the curve g (``pace.solver.cost``) for a number of workers; the formulas are in
+``pace.collectives``, and so are their symbols.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field
+
+from pace import collectives
+from pace.collectives import ring_factors
+from pace.documents.base import Document
+from pace.solver.cost import CostCurve
+
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkChange:
+    """What is to change of a network; None keeps what there is.
+
+    Attributes
+    ----------
+    measured_workers
+        How many workers a measured cost was measured with.
+    latency_s
+        Of one message.
+    """
+
+    measured_workers: int
+    workers: int | None = None
+    bandwidth_bytes_per_s: float | None = None
+    latency_s: float | None = None
+
+
+def _kind_is_required(schema: dict[str, Any]) -> None:
+    # In Python the class says which kind it is; a document has only the field.
+    if "kind" in schema["properties"]:
+        schema["required"] = ["kind", *schema.get("required", [])]
+
+
+class _CostDocument(Document):
+    model_config = ConfigDict(json_schema_extra=_kind_is_required)
+
+
+class AffineAllReduce(_CostDocument):
+    """g(x) = latency_s + x * seconds_per_byte, as measured at the profile's number of workers."""
+
+    kind: Literal["affine"] = "affine"
+    latency_s: NonNegative
+    seconds_per_byte: NonNegative
+
+    def cost(self, workers: int) -> CostCurve:
+        """Return g for `workers` workers."""
+        if workers == 1:
+            return collectives.FREE
+        return CostCurve.affine(self.latency_s, self.seconds_per_byte)
+
+    def with_changes(self, change: NetworkChange) -> "RingAllReduce":
+        """Read the line as a ring's (eq. 1) and change its parts; `latency_s` is per message."""
+        steps, volume = ring_factors(change.measured_workers)
+        if not steps:
+            raise ValueError("a cost measured with one worker says nothing about a network")
+        # Workers change nothing here: a ring's document holds for every number of them.
+        bandwidth = change.bandwidth_bytes_per_s
+        if bandwidth is None:
+            if self.seconds_per_byte == 0:
+                raise ValueError("a cost of 0 s per byte has no bandwidth to keep: give one")
+            bandwidth = volume / self.seconds_per_byte
+        latency = self.latency_s / steps if change.latency_s is None else change.latency_s
+        return RingAllReduce(bandwidth_bytes_per_s=bandwidth, latency_s=latency)
+
+
+class SampledAllReduce(_CostDocument):
+    """g through measured (bytes, seconds) pairs, in any order, noise and repeats allowed.
+
+    Repeats are averaged and decreases smoothed by isotonic regression (weighted by repeats), so
+    that g never falls. Below the smallest sample g is constant; beyond the largest it goes on with
+    the last slope that is not zero.
+    """
+
+    kind: Literal["samples"] = "samples"
+    samples: Annotated[tuple[tuple[AtLeastOne, NonNegative], ...], Field(min_length=1)]
+
+    def cost(self, workers: int) -> CostCurve:
+        """Return g for `workers` workers."""
+        if workers == 1:
+            return collectives.FREE
+        return collectives.through_samples(self.samples)
+
+    def with_changes(self, change: NetworkChange) -> Self:
+        """Scale the samples as a ring would scale (eq. 1); `latency_s` is per message.
+
+        The smallest sample's duration counts as latency, what is above it as volume. A bandwidth
+        is compared with the one that the largest sample reached.
+        """
+        steps, volume = ring_factors(change.measured_workers)
+        if not steps:
+            raise ValueError("samples measured with one worker say nothing about a network")
+        workers = change.measured_workers if change.workers is None else change.workers
+        new_steps, new_volume = ring_factors(workers)
+        ordered = sorted(self.samples)
+        floor = min(seconds for _, seconds in ordered)
+        scale = new_volume / volume
+        if change.bandwidth_bytes_per_s is not None:
+            size, seconds = ordered[-1]
+            if seconds <= floor:
+                raise ValueError("samples that do not rise reach no bandwidth to compare with")
+            scale *= volume * size / (seconds - floor) / change.bandwidth_bytes_per_s
+        new_floor = (floor / steps if change.latency_s is None else change.latency_s) * new_steps
+        changed = tuple((size, new_floor + (seconds - floor) * scale) for size, seconds in ordered)
+        return self.model_copy(update={"samples": changed})
+
+
+class _Network(_CostDocument):
+    bandwidth_bytes_per_s: Positive
+    latency_s: NonNegative
+    reduce_bytes_per_s: Positive | None = None
+
+    def with_changes(self, change: NetworkChange) -> Self:
+        """Change the network; a formula takes the number of workers when it is evaluated."""
+        changes = {"bandwidth_bytes_per_s": change.bandwidth_bytes_per_s, "latency_s": change.latency_s}
+        return self.model_copy(update={name: value for name, value in changes.items() if value is not None})
+
+
+class RingAllReduce(_Network):
+    """Ring: g(x) = 2(n-1) alpha + 2(n-1)/n x/B + (n-1)/n x gamma (the PACE paper's eq. 1)."""
+
+    kind: Literal["ring"] = "ring"
+
+    def cost(self, workers: int) -> CostCurve:
+        """Return g for `workers` workers."""
+        return collectives.ring(workers, self)
+
+
+class HalvingDoublingAllReduce(_Network):
+    """Recursive halving and doubling: g(x) = 2 lg n alpha + 2(n-1)/n x/B + (n-1)/n x gamma.
+
+    When n is no power of two, p = 2^floor(lg n) takes n's place and folding the others in and out
+    adds 2 alpha + 2 x/B + x gamma (Thakur, Rabenseifner, Gropp 2005, section 4.5).
+    """
+
+    kind: Literal["halving-doubling"] = "halving-doubling"
+
+    def cost(self, workers: int) -> CostCurve:
+        """Return g for `workers` workers."""
+        return collectives.halving_doubling(workers, self)
+
+
+class TreeAllReduce(_Network):
+    """Binary tree, reduce then broadcast: g(x) = ceil(lg n) (2 alpha + 2 x/B + x gamma)."""
+
+    kind: Literal["tree"] = "tree"
+
+    def cost(self, workers: int) -> CostCurve:
+        """Return g for `workers` workers."""
+        return collectives.tree(workers, self)
+
+
+class NetworkLevel(_Network):
+    """One level of a two-level network."""
+
+
+class TwoLevelAllReduce(_CostDocument):
+    """Reduce-scatter inside each node, ring between nodes, all-gather inside each node.
+
+    g(x) = ring over workers_per_node at `intra` + ring over the nodes at `inter`: the shards of one
+    node's workers cross its network link together, so a node sends 2(m-1)/m x bytes for m nodes.
+    """
+
+    kind: Literal["two-level"] = "two-level"
+    intra: NetworkLevel
+    inter: NetworkLevel
+    workers_per_node: Annotated[int, Field(ge=1)]
+
+    def cost(self, workers: int) -> CostCurve:
+        """Return g for `workers` workers; ValueError if they do not fill whole nodes."""
+        return collectives.two_level(workers, self.workers_per_node, self.intra, self.inter)
+
+    def with_changes(self, change: NetworkChange) -> Self:
+        """Change the network between the nodes."""
+        return self.model_copy(update={"inter": self.inter.with_changes(change)})
+
+
+AllReduce = Annotated[
+    AffineAllReduce
+    | SampledAllReduce
+    | RingAllReduce
+    | HalvingDoublingAllReduce
+    | TreeAllReduce
+    | TwoLevelAllReduce,
+    Field(discriminator="kind"),
+]

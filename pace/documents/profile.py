@@ -1,0 +1,299 @@
+"""The profile document: one measured training iteration.
+
+Holds the document and the rules that make one valid. The arrays that algorithms work on are made
+here too, once per profile: the augmented graph and the timing of every gradient.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from pace.documents.base import Document, explain
+from pace.documents.collective_costs import AllReduce
+from pace.documents.fingerprint import fingerprint
+from pace.documents.frozen import FrozenDict, frozen
+from pace.documents.profile_json import dump_profile
+from pace.errors import InvalidProfile
+from pace.graph import CyclicGraph, Graph, build_graph, path_from_marked
+from pace.solver.arrays import FloatArray
+from pace.solver.cost import CostCurve
+
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+# Beyond these a double no longer counts every byte, and sums of times leave its range.
+MAX_TOTAL_BYTES = 2**53
+MAX_TOTAL_S = 1e12
+
+DType = Literal[
+    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
+]
+
+ELEMENT_BYTES: dict[DType, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+class Op(Document):
+    """A unit of compute.
+
+    Attributes
+    ----------
+    duration_s
+        Its duration in seconds; `duration_std_s` the standard deviation over measured iterations.
+    deps
+        Names of the ops that end before it starts.
+    stream
+        Ops that name the same stream run one after another in list order.
+    waits_for
+        Names of the gradients whose all-reduce must end before it starts.
+    """
+
+    name: Name
+    duration_s: Seconds
+    duration_std_s: Seconds = 0.0
+    deps: tuple[Name, ...] = ()
+    stream: Name | None = None
+    waits_for: tuple[Name, ...] = ()
+
+
+class Gradient(Document):
+    """A tensor to be all-reduced: its size in bytes, dtype, and the op that produces it."""
+
+    name: Name
+    size_bytes: Annotated[int, Field(ge=0, lt=2**63)]
+    dtype: DType = "float32"
+    producer: Name
+
+    @model_validator(mode="after")
+    def _whole_elements(self) -> Self:
+        element = ELEMENT_BYTES[self.dtype]
+        if self.size_bytes % element:
+            raise ValueError(f"{self.size_bytes} bytes are no multiple of {self.dtype}'s {element} bytes")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timing:
+    """What the network may use: when each gradient is ready and how much compute follows it.
+
+    Attributes
+    ----------
+    ready_s, tail_s : arrays of shape (num_gradients,)
+        DESIGN's r and q in seconds, in the profile's order of gradients.
+    compute_s : float
+        The window's length without any all-reduce, in seconds (C0).
+    """
+
+    ready_s: FloatArray
+    tail_s: FloatArray
+    compute_s: float
+
+
+class Profile(Document):
+    """One training iteration: compute ops, gradients, and what an all-reduce costs.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        From the constructor, naming the offending op or gradient. ``parse_profile`` and
+        ``load_profile`` raise ``InvalidProfile`` instead.
+    """
+
+    schema_version: Literal[1] = 1
+    name: Name
+    workers: Annotated[int, Field(ge=1, le=1_000_000)]
+    ops: tuple[Op, ...]
+    gradients: tuple[Gradient, ...]
+    allreduce: AllReduce
+    metadata: Annotated[dict[str, Any], AfterValidator(frozen)] = Field(default_factory=FrozenDict)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _refuse_duplicates("op", [op.name for op in self.ops])
+        _refuse_duplicates("gradient", [gradient.name for gradient in self.gradients])
+        ops = {op.name for op in self.ops}
+        gradients = {gradient.name for gradient in self.gradients}
+        for op in self.ops:
+            for name in op.deps:
+                if name not in ops:
+                    raise ValueError(f'op "{op.name}" depends on "{name}", which is no op')
+            for name in op.waits_for:
+                if name not in gradients:
+                    raise ValueError(f'op "{op.name}" waits for "{name}", which is no gradient')
+        for gradient in self.gradients:
+            if gradient.producer not in ops:
+                raise ValueError(
+                    f'gradient "{gradient.name}" is produced by "{gradient.producer}", which is no op'
+                )
+        try:
+            self._refuse_early_waits(self.graph)
+        except CyclicGraph as error:
+            cycle = " -> ".join(f'"{self.ops[op].name}"' for op in (*error.cycle, error.cycle[0]))
+            raise ValueError(f"ops wait for one another in a cycle: {cycle}") from None
+        self._refuse_what_cannot_be_added()
+        return self
+
+    def _refuse_what_cannot_be_added(self) -> None:
+        total_bytes = sum(gradient.size_bytes for gradient in self.gradients)
+        if total_bytes > MAX_TOTAL_BYTES:
+            raise ValueError(
+                f"gradients have {total_bytes} bytes together, at most {MAX_TOTAL_BYTES} are allowed"
+            )
+        total_s = sum(op.duration_s for op in self.ops)
+        if total_s > MAX_TOTAL_S:
+            raise ValueError(f"ops last {total_s} s together, at most {MAX_TOTAL_S:g} s are allowed")
+        with np.errstate(all="ignore"):
+            allreduce_s = float(self.cost(total_bytes))
+        if not allreduce_s <= MAX_TOTAL_S:
+            raise ValueError(
+                f"an all-reduce of all {total_bytes} bytes takes {allreduce_s} s, "
+                f"at most {MAX_TOTAL_S:g} s are allowed"
+            )
+
+    def _refuse_early_waits(self, graph: Graph) -> None:
+        # Assumption A (the PACE paper's Lemma 1): ready times must not depend on any all-reduce.
+        waits = [bool(op.waits_for) for op in self.ops]
+        path = path_from_marked(graph, waits, self.producers)
+        if path is None:
+            return
+        waiting = self.ops[path[0]]
+        producer = self.ops[path[-1]].name
+        produced = next(gradient.name for gradient in self.gradients if gradient.producer == producer)
+        shown = " -> ".join(f'"{self.ops[op].name}"' for op in path)
+        raise ValueError(
+            f'gradient "{produced}" would be ready only after another all-reduce: op "{waiting.name}" waits '
+            f'for gradient "{waiting.waits_for[0]}" and leads to its producer: {shown}'
+        )
+
+    def replace(self, **changes: Any) -> "Profile":
+        """Return a copy with some fields changed, validated anew."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return Profile(**(fields | changes))
+
+    def with_network(self, allreduce: AllReduce, workers: int) -> "Profile":
+        """Return a copy on another network; what follows from ops and gradients is not derived anew.
+
+        For callers that price thousands of networks: validating the ops again, and walking their graph, would
+        take longer than a simulation.
+
+        Raises
+        ------
+        ValueError
+            If the cost is not defined for so many workers.
+        """
+        cost = allreduce.cost(workers)
+        changed = self.model_copy(update={"allreduce": allreduce, "workers": workers})
+        for stale in ("sha256", "fingerprint"):
+            changed.__dict__.pop(stale, None)
+        changed.__dict__["cost"] = cost
+        return changed
+
+    def to_json(self) -> bytes:
+        """Serialize for people: an op, a gradient or a sample a line; the same profile, the same bytes."""
+        return dump_profile(self).encode()
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The augmented graph; ops are numbered in the profile's order."""
+        index = {op.name: number for number, op in enumerate(self.ops)}
+        return build_graph(
+            [op.duration_s for op in self.ops],
+            [[index[name] for name in op.deps] for op in self.ops],
+            [op.stream for op in self.ops],
+        )
+
+    @cached_property
+    def producers(self) -> tuple[int, ...]:
+        """For every gradient, the index of the op that produces it."""
+        index = {op.name: number for number, op in enumerate(self.ops)}
+        return tuple(index[gradient.producer] for gradient in self.gradients)
+
+    @cached_property
+    def timing(self) -> Timing:
+        """Ready times, tails and the compute bound (DESIGN 3)."""
+        return self.timing_of(self.graph)
+
+    def timing_of(self, graph: Graph) -> Timing:
+        """Return the timing of this profile's ops with the durations of `graph`."""
+        end = graph.end_times()
+        tails = graph.tails()
+        index = {gradient.name: number for number, gradient in enumerate(self.gradients)}
+        tail = np.zeros(len(self.gradients))
+        for op, op_tail in zip(self.ops, tails, strict=True):
+            for name in op.waits_for:
+                tail[index[name]] = max(tail[index[name]], op_tail)
+        return Timing(
+            ready_s=end[list(self.producers)] if self.producers else np.zeros(0),
+            tail_s=tail,
+            compute_s=float(end.max(initial=0.0)),
+        )
+
+    @cached_property
+    def cost(self) -> CostCurve:
+        """The duration of an all-reduce as a function of its bytes."""
+        return self.allreduce.cost(self.workers)
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the profile's canonical JSON; 64 hexadecimal digits."""
+        document = self.model_dump(mode="json")
+        canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What a schedule for this profile fits; see ``pace.documents.fingerprint``."""
+        return fingerprint(((g.name, g.size_bytes, g.dtype) for g in self.gradients), self.workers)
+
+
+def _refuse_duplicates(kind: str, names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f'two {kind}s are named "{name}"')
+        seen.add(name)
+
+
+def parse_profile(document: bytes | str) -> Profile:
+    """Read a profile from JSON.
+
+    Raises
+    ------
+    InvalidProfile
+        With one line per fault, each naming the op or gradient at fault.
+    """
+    try:
+        return Profile.model_validate_json(document, strict=True)
+    except ValidationError as error:
+        raise InvalidProfile(explain(error, _parsed(document))) from None
+
+
+def load_profile(path: str | Path) -> Profile:
+    """Read a profile from a JSON file; raises InvalidProfile and OSError."""
+    try:
+        return parse_profile(Path(path).read_bytes())
+    except InvalidProfile as error:
+        raise InvalidProfile(f"{path}: {error}") from None
+
+
+def _parsed(document: bytes | str) -> Any:
+    try:
+        return json.loads(document)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,41 @@
+"""Write a profile as a JSON document that people can read: an op, a gradient or a sample a line."""
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from pace.documents.profile import Profile
+
+
+def dump_profile(profile: "Profile") -> str:
+    """Return the document; ``parse_profile`` reads the same profile back. Deterministic."""
+    lines = [
+        '"schema_version": 1',
+        f'"name": {json.dumps(profile.name)}',
+        f'"workers": {profile.workers}',
+        f'"ops": {_rows(_without_defaults(op) for op in profile.ops)}',
+        f'"gradients": {_rows(gradient.model_dump(mode="json") for gradient in profile.gradients)}',
+        f'"allreduce": {_allreduce(profile)}',
+        f'"metadata": {json.dumps(profile.metadata, indent=1, allow_nan=False)}',
+    ]
+    return "{" + ",\n ".join(lines) + "}\n"
+
+
+def _without_defaults(op: BaseModel) -> dict[str, Any]:
+    return op.model_dump(mode="json", exclude_defaults=True)
+
+
+def _allreduce(profile: "Profile") -> str:
+    document = profile.allreduce.model_dump(mode="json")
+    samples = document.pop("samples", None)
+    if samples is None:
+        return json.dumps({name: value for name, value in document.items() if value is not None})
+    return json.dumps(document)[:-1] + f', "samples": {_rows(samples)}}}'
+
+
+def _rows(values: Iterable[Any]) -> str:
+    rows = [json.dumps(value, allow_nan=False) for value in values]
+    return "[\n  " + ",\n  ".join(rows) + "]" if rows else "[]"

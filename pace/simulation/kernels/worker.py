@@ -1,0 +1,110 @@
+"""One worker's events, compiled."""
+
+import numpy as np
+
+from pace.solver.arrays import FloatArray, IntArray
+from pace.solver.compiled import compiled
+from pace.solver.kernels.jackson import drop_first, push
+
+
+@compiled
+def run(
+    duration: FloatArray,
+    resource: IntArray,
+    by_rank: IntArray,
+    successors: IntArray,
+    first_successor: IntArray,
+    num_predecessors: IntArray,
+    num_resources: int,
+    starts: FloatArray,
+    ends: FloatArray,
+) -> int:
+    """Run every op on its resource, the released op of lowest rank first; return how many ran.
+
+    The successors of op i are ``successors[first_successor[i]:first_successor[i + 1]]``.
+    """
+    n = len(duration)
+    rank = np.empty(n, dtype=np.int64)
+    for place in range(n):
+        rank[by_rank[place]] = place
+    missing = num_predecessors.copy()
+    waiting = np.empty((num_resources, n + 1), dtype=np.int64)
+    num_waiting = np.zeros(num_resources, dtype=np.int64)
+    running = np.full(num_resources, -1, dtype=np.int64)
+    for op in range(n):
+        if missing[op] == 0:
+            push(waiting[resource[op]], num_waiting[resource[op]], rank[op])
+            num_waiting[resource[op]] += 1
+    now = 0.0
+    num_ended = 0
+    while num_ended < n:
+        following = np.inf
+        for at in range(num_resources):
+            if running[at] < 0 and num_waiting[at] > 0:
+                op = by_rank[waiting[at, 0]]
+                drop_first(waiting[at], num_waiting[at])
+                num_waiting[at] -= 1
+                running[at] = op
+                starts[op] = now
+                ends[op] = now + duration[op]
+            if running[at] >= 0:
+                following = min(following, ends[running[at]])
+        if following == np.inf:
+            break
+        now = following
+        for at in range(num_resources):
+            op = running[at]
+            if op < 0 or ends[op] > now:
+                continue
+            running[at] = -1
+            num_ended += 1
+            for place in range(first_successor[op], first_successor[op + 1]):
+                after = successors[place]
+                missing[after] -= 1
+                if missing[after] == 0:
+                    push(waiting[resource[after]], num_waiting[resource[after]], rank[after])
+                    num_waiting[resource[after]] += 1
+    return num_ended
+
+
+@compiled
+def precede(
+    transfer: FloatArray, op: FloatArray, waits: IntArray, first_wait: IntArray, place_of: IntArray
+) -> None:
+    """Write every transfer's place in TicTac's timing-aware order (Algorithm 3) to `place_of`.
+
+    Op i waits for ``waits[first_wait[i]:first_wait[i + 1]]``. O(transfers * (transfers + waits)).
+    """
+    n, num_ops = len(transfer), len(op)
+    outstanding = np.ones(n, dtype=np.bool_)
+    for place in range(n):
+        unlocked = np.zeros(n)
+        impending = np.full(n, np.inf)
+        for number in range(num_ops):
+            count = 0
+            total = 0.0
+            only = -1
+            for at in range(first_wait[number], first_wait[number + 1]):
+                if outstanding[waits[at]]:
+                    count += 1
+                    total += transfer[waits[at]]
+                    only = waits[at]
+            if count == 1:
+                unlocked[only] += op[number]
+            elif count > 1:
+                for at in range(first_wait[number], first_wait[number + 1]):
+                    if outstanding[waits[at]] and total < impending[waits[at]]:
+                        impending[waits[at]] = total
+        best = -1
+        for candidate in range(n):
+            if not outstanding[candidate]:
+                continue
+            if best < 0:
+                best = candidate
+                continue
+            first = min(unlocked[best], transfer[candidate])
+            second = min(unlocked[candidate], transfer[best])
+            if first < second or (first == second and impending[candidate] < impending[best]):
+                best = candidate
+        outstanding[best] = False
+        place_of[best] = place

@@ -1,0 +1,113 @@
+"""Runs windows of a profile under a policy."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pace.documents.profile import Profile, Timing
+from pace.errors import InvalidOptions
+from pace.jitter import jittered_durations
+from pace.simulation.network import carry
+from pace.simulation.traffic import Policy, Sender, Traffic, over_runs
+from pace.solver.arrays import FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedWindow:
+    """One simulated iteration.
+
+    Attributes
+    ----------
+    iteration_s
+        Its length in seconds.
+    durations_s : array of shape (num_ops,)
+        The op durations it was run with.
+    traffic, starts_s, ends_s
+        The transfers, and when the network carried each.
+    arrival_s : array of shape (num_gradients,)
+        When each gradient was reduced.
+    barrier
+        Whether forward ops waited for all of them.
+    """
+
+    iteration_s: float
+    durations_s: FloatArray
+    traffic: Traffic
+    starts_s: FloatArray
+    ends_s: FloatArray
+    arrival_s: FloatArray
+    barrier: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """The windows of a run, and their lengths in seconds as an array."""
+
+    windows: tuple[SimulatedWindow, ...]
+
+    @property
+    def iterations_s(self) -> FloatArray:
+        """Length of every window."""
+        return np.array([window.iteration_s for window in self.windows])
+
+    @property
+    def iteration_s(self) -> float:
+        """Mean length of a window."""
+        return float(self.iterations_s.mean())
+
+
+def simulate(
+    profile: Profile, policy: Policy, *, iterations: int = 1, jitter: float = 0.0, seed: int = 0
+) -> Simulation:
+    """Simulate `iterations` windows of a profile under a policy.
+
+    Parameters
+    ----------
+    jitter
+        Relative standard deviation of op durations, for ops that the profile gives none; lognormal with the
+        profile's mean. With 0, ops keep the profile's durations exactly, whatever it says of their spread.
+    seed
+        Same seed, same windows. Policies that are compared under one seed see the same durations.
+
+    Raises
+    ------
+    InvalidOptions
+        If `iterations` or `jitter` is out of range.
+    """
+    if iterations < 1:
+        raise InvalidOptions(f"iterations is {iterations}: expected at least 1")
+    if not 0 <= jitter <= 10:
+        raise InvalidOptions(f"jitter is {jitter}: expected 0 to 10")
+    sender = policy.prepare(profile)
+    if jitter == 0:
+        window = _run(sender, profile.timing, profile.graph.durations_s)
+        return Simulation(windows=(window,) * iterations)
+    windows = []
+    for durations in jittered_durations(profile, jitter=jitter, count=iterations, seed=seed):
+        timing = profile.timing_of(replace(profile.graph, durations_s=durations))
+        windows.append(_run(sender, timing, durations))
+    return Simulation(windows=tuple(windows))
+
+
+def _run(sender: Sender, timing: Timing, durations: FloatArray) -> SimulatedWindow:
+    traffic = sender.traffic(timing.ready_s)
+    starts, ends = carry(traffic, sender.rules)
+    arrival = timing.ready_s.copy()
+    counts = np.array([len(carriers) for carriers in traffic.carriers], dtype=np.int64)
+    reduced = counts > 0
+    if reduced.any():
+        last = over_runs(np.maximum, ends[np.concatenate(traffic.carriers)], counts[reduced])
+        arrival[reduced] = np.maximum(arrival[reduced], last)
+    tail = timing.tail_s
+    waits = arrival + tail
+    if sender.rules.barrier and len(arrival):
+        waits = arrival.max() + tail
+    return SimulatedWindow(
+        iteration_s=max(timing.compute_s, float(waits.max(initial=0.0))),
+        durations_s=durations,
+        traffic=traffic,
+        starts_s=starts,
+        ends_s=ends,
+        arrival_s=arrival,
+        barrier=sender.rules.barrier,
+    )

@@ -1,0 +1,143 @@
+"""TicTac's orders and metrics (Hashemi, Abdu Jyothi, Campbell, MLSys 2019, Algorithms 1-3, eqs. 1-4).
+
+They are defined on a worker's DAG of compute ops and transfers that compute waits for. Here a transfer is
+known by its duration, and a compute op by its duration and the transfers that it waits for, directly or
+through its ancestors.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pace.documents.profile import Profile
+from pace.solver.arrays import BoolArray, FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferDag:
+    """What the orders look at.
+
+    Attributes
+    ----------
+    transfer_s : array of shape (num_transfers,)
+        Duration of every transfer.
+    op_s : array of shape (num_ops,)
+        Duration of every compute op that waits for a transfer.
+    waits : boolean array of shape (num_ops, num_transfers)
+        Which transfers each op waits for, ancestors' included.
+    """
+
+    transfer_s: FloatArray
+    op_s: FloatArray
+    waits: BoolArray
+
+    @classmethod
+    def of(cls, profile: Profile) -> "TransferDag":
+        """Build from a profile: its all-reduces are the transfers."""
+        index = {gradient.name: number for number, gradient in enumerate(profile.gradients)}
+        waits = np.zeros((len(profile.ops), len(index)), dtype=bool)
+        for number in profile.graph.order:
+            for before in profile.graph.predecessors[number]:
+                waits[number] |= waits[before]
+            waits[number, [index[name] for name in profile.ops[number].waits_for]] = True
+        waiting = waits.any(axis=1)
+        sizes = [gradient.size_bytes for gradient in profile.gradients]
+        return cls(
+            transfer_s=profile.cost(sizes) if sizes else np.zeros(0),
+            op_s=profile.graph.durations_s[waiting],
+            waits=waits[waiting],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Properties:
+    """Algorithm 1's properties of every transfer.
+
+    Attributes
+    ----------
+    unlocked_s
+        P: compute that waits for this outstanding transfer alone.
+    impending_s
+        M+: the least outstanding communication of any op that waits for this and others; inf if none.
+    """
+
+    unlocked_s: FloatArray
+    impending_s: FloatArray
+
+
+def properties(dag: TransferDag, outstanding: BoolArray) -> Properties:
+    """Algorithm 1 (UpdateProperties) for the transfers that are `outstanding`."""
+    waits = dag.waits & outstanding
+    count = waits.sum(axis=1)
+    single = count == 1
+    unlocked = waits[single].T.astype(np.float64) @ dag.op_s[single]
+    impending = np.full(len(dag.transfer_s), np.inf)
+    several = waits[count > 1]
+    communication = several @ dag.transfer_s
+    for row, total in zip(several, communication, strict=True):
+        impending[row] = np.minimum(impending[row], total)
+    return Properties(unlocked_s=unlocked, impending_s=impending)
+
+
+def tio(dag: TransferDag) -> FloatArray:
+    """Timing-independent order, Algorithm 2: every transfer counts 1, priority is M+; smaller first."""
+    counted = TransferDag(
+        transfer_s=np.ones_like(dag.transfer_s), op_s=np.zeros_like(dag.op_s), waits=dag.waits
+    )
+    found = properties(counted, np.ones(len(dag.transfer_s), dtype=bool))
+    return found.impending_s
+
+
+def tao(dag: TransferDag) -> FloatArray:
+    """Timing-aware order, Algorithm 3: the transfer that precedes all others, then again without it.
+
+    A precedes B if min(P_B, M_A) < min(P_A, M_B) (eq. 6); on equality, if its M+ is smaller; then by index.
+    """
+    from pace.simulation.kernels import worker as kernel
+
+    # Ops that wait for the same transfers are one op here, as long as all of them.
+    waits, same = np.unique(dag.waits, axis=0, return_inverse=True)
+    rows, columns = np.nonzero(waits)
+    place = np.empty(len(dag.transfer_s), dtype=np.int64)
+    kernel.precede(
+        dag.transfer_s,
+        np.bincount(same.reshape(-1), weights=dag.op_s, minlength=len(waits)).astype(np.float64),
+        columns.astype(np.int64),
+        np.searchsorted(rows, np.arange(len(waits) + 1)).astype(np.int64),
+        place,
+    )
+    return place.astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """TicTac's eqs. 1-4 for one measured or simulated makespan.
+
+    Attributes
+    ----------
+    worst_s, best_s
+        U: all ops and transfers one after another; L: the busiest resource alone.
+    efficiency
+        E = (U - makespan) / (U - L); 1 where no order matters.
+    speedup_potential
+        S = (U - L) / L.
+    """
+
+    worst_s: float
+    best_s: float
+    efficiency: float
+    speedup_potential: float
+
+
+def ordering_efficiency(busy_s: npt.ArrayLike, makespan_s: float) -> Efficiency:
+    """Return the metrics from the total time of each resource (compute, channels) and a makespan."""
+    busy = np.asarray(busy_s, dtype=np.float64)
+    worst, best = float(busy.sum()), float(busy.max(initial=0.0))
+    spread = worst - best
+    return Efficiency(
+        worst_s=worst,
+        best_s=best,
+        efficiency=(worst - makespan_s) / spread if spread > 0 else 1.0,
+        speedup_potential=spread / best if best > 0 else 0.0,
+    )

@@ -1,0 +1,231 @@
+"""The best knobs of a policy for a profile: Bayesian optimization, and cheaper searches beside it.
+
+As ByteScheduler's tuner (Peng et al., SOSP 2019, section 5): a Gaussian process, expected improvement with xi
+0.1, over logarithms of sizes. A search's cost is the number of settings that it tried.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from pace.documents.profile import Profile
+from pace.errors import InvalidOptions
+from pace.simulation.policies import knobs_of, make_policy
+from pace.simulation.run import simulate
+from pace.solver.arrays import FloatArray
+
+Search = Literal["bayesian", "grid", "random", "momentum"]
+SEARCHES: tuple[Search, ...] = get_args(Search)
+
+# Limits between which the authors' tuners search (ByteScheduler: partitions of 2-32 M and credit of 4-64 M
+# parameters; Horovod: 0-64 MB and 1-100 ms; DeAR: 1-256 MB), widened where simulated networks are slower.
+RANGES: dict[str, tuple[float, float]] = {
+    "partition_bytes": (1 << 18, 128 << 20),
+    "credit_bytes": (1 << 20, 256 << 20),
+    "fusion_bytes": (1 << 18, 256 << 20),
+    "cycle_s": (1e-3, 0.1),
+    "first_bytes": (1 << 16, 64 << 20),
+    "bucket_bytes": (1 << 18, 256 << 20),
+    "group_bytes": (1 << 20, 256 << 20),
+}
+EXPLORATION = 0.1
+RANDOM_POINTS = 5
+MOMENTUM = 0.9
+CLOSE = 1.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedKnobs:
+    """One setting and the iteration time that it gave."""
+
+    knobs: dict[str, int | float]
+    iteration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """What one search found.
+
+    Attributes
+    ----------
+    best
+        The best setting; the policy's defaults count as tried before the search.
+    num_trials
+        Settings that were simulated.
+    """
+
+    policy: str
+    search: Search
+    best: TriedKnobs
+    default: TriedKnobs
+    trials: tuple[TriedKnobs, ...]
+
+    @property
+    def num_trials(self) -> int:
+        """Settings that were simulated."""
+        return len(self.trials)
+
+    def trials_to(self, iteration_s: float) -> int | None:
+        """Return after how many settings the search was within 1 % of an iteration time, if ever."""
+        for number, trial in enumerate(self.trials, start=1):
+            if trial.iteration_s <= iteration_s * CLOSE:
+                return number
+        return None
+
+
+def tunable(policy: str) -> tuple[str, ...]:
+    """Return the knobs of a policy that a search may set."""
+    return tuple(knob for knob in knobs_of(policy) if knob in RANGES)
+
+
+def tune(
+    profile: Profile,
+    policy: str,
+    *,
+    search: Search = "bayesian",
+    num_trials: int = 40,
+    seed: int = 0,
+    fixed: dict[str, Any] | None = None,
+) -> Tuned:
+    """Search for the knobs of `policy` that make the window shortest.
+
+    Parameters
+    ----------
+    num_trials
+        Settings to simulate; a grid takes the largest that is no larger.
+    fixed
+        Knobs that keep a value.
+
+    Raises
+    ------
+    InvalidOptions
+        If the policy has no knob to search, or the search does not exist.
+    """
+    if search not in SEARCHES:
+        raise InvalidOptions(f'no search "{search}": choose one of {", ".join(SEARCHES)}')
+    if num_trials < 1:
+        raise InvalidOptions(f"{num_trials} trials: expected at least 1")
+    fixed = fixed or {}
+    names = tuple(knob for knob in tunable(policy) if knob not in fixed)
+    if not names:
+        raise InvalidOptions(f'policy "{policy}" has no knob to tune: {", ".join(RANGES)} can be tuned')
+    trials: list[TriedKnobs] = []
+
+    def try_out(place: FloatArray) -> float:
+        """Simulate the setting at `place` in the unit cube."""
+        settings = {
+            name: _value(name, float(at)) for name, at in zip(names, np.clip(place, 0, 1), strict=True)
+        }
+        window = simulate(profile, make_policy(policy, **fixed, **settings)).iteration_s
+        trials.append(TriedKnobs(knobs=settings, iteration_s=window))
+        return window
+
+    searches: dict[str, Callable[..., None]] = {
+        "bayesian": _bayesian,
+        "grid": _grid,
+        "random": _random,
+        "momentum": _momentum,
+    }
+    searches[search](try_out, names, num_trials, np.random.default_rng(seed))
+    plain = make_policy(policy, **fixed)
+    default = TriedKnobs(
+        knobs={name: getattr(plain, name) for name in names}, iteration_s=simulate(profile, plain).iteration_s
+    )
+    best = min((default, *trials), key=lambda trial: trial.iteration_s)
+    return Tuned(policy=policy, search=search, best=best, default=default, trials=tuple(trials))
+
+
+def _value(name: str, at: float) -> int | float:
+    least, most = RANGES[name]
+    value = least * (most / least) ** at
+    return float(value) if name.endswith("_s") else round(value)
+
+
+def _bayesian(
+    try_out: Callable[[FloatArray], float],
+    names: tuple[str, ...],
+    num_trials: int,
+    random: np.random.Generator,
+) -> None:
+    from bayes_opt import BayesianOptimization
+    from bayes_opt.acquisition import ExpectedImprovement
+
+    optimizer = BayesianOptimization(
+        f=None,
+        pbounds=dict.fromkeys(names, (0.0, 1.0)),
+        acquisition_function=ExpectedImprovement(xi=EXPLORATION),
+        random_state=int(random.integers(2**31)),
+        verbose=0,
+        allow_duplicate_points=True,
+    )
+    scale = None
+    for number in range(num_trials):
+        if number < RANDOM_POINTS:
+            place = dict(zip(names, random.random(len(names)).tolist(), strict=True))
+        else:
+            with warnings.catch_warnings():
+                # The process's length scale may meet its limit on a flat objective; any place will do.
+                warnings.simplefilter("ignore")
+                place = {name: float(at) for name, at in optimizer.suggest().items()}
+        window = try_out(np.array([place[name] for name in names]))
+        scale = scale or window or 1.0
+        # xi is in the objective's units: relative to the first window, a tenth means a tenth.
+        optimizer.register(params=place, target=-window / scale)
+
+
+def _grid(
+    try_out: Callable[[FloatArray], float],
+    names: tuple[str, ...],
+    num_trials: int,
+    random: np.random.Generator,
+) -> None:
+    del random
+    steps = max(int(num_trials ** (1 / len(names)) + 1e-9), 1)
+    values = np.linspace(0, 1, steps) if steps > 1 else np.array([0.5])
+    for place in product(values, repeat=len(names)):
+        try_out(np.array(place))
+
+
+def _random(
+    try_out: Callable[[FloatArray], float],
+    names: tuple[str, ...],
+    num_trials: int,
+    random: np.random.Generator,
+) -> None:
+    for _ in range(num_trials):
+        try_out(random.random(len(names)))
+
+
+def _momentum(
+    try_out: Callable[[FloatArray], float],
+    names: tuple[str, ...],
+    num_trials: int,
+    random: np.random.Generator,
+) -> None:
+    """Descend by differences, with momentum (Polyak 1964), from a random place; again where it ends."""
+    left = num_trials
+    while left > 0:
+        place, speed = random.random(len(names)), np.zeros(len(names))
+        for step in _steps():
+            if left < 1 + len(names):
+                for _ in range(left):
+                    try_out(random.random(len(names)))
+                return
+            here = try_out(place)
+            nudges = np.where(place < 0.5, 0.05, -0.05)
+            there = np.array([try_out(place + axis) for axis in np.diag(nudges)])
+            left -= 1 + len(names)
+            slope = (there - here) / nudges / (here or 1.0)
+            speed = MOMENTUM * speed - step * slope
+            place = np.clip(place + speed, 0, 1)
+            if not slope.any():
+                break  # a plateau tells nothing of where to go
+
+
+def _steps() -> Iterator[float]:
+    for number in range(1000):
+        yield 0.3 / (1 + number / 5)

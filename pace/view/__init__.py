@@ -1,0 +1,1 @@
+"""What people look at: timelines, charts and pages of schedules and what-ifs."""

@@ -1,0 +1,157 @@
+"""The predicted window as a chart: compute and network over time, groups in colors, bounds marked."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule
+from pace.view.timeline import Lanes, OpTimes, lanes_of, op_times
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MILLISECONDS = 1e3
+BACKWARD, FORWARD = "#8d99ae", "#c9d1dc"
+# Neighbors in this order differ in hue and in lightness.
+COLORS = (
+    *("#0072b2", "#f0a030", "#117a55", "#8ecae6", "#c0392b", "#b8de6f", "#6a4c93", "#f4b6c2"),
+    *("#2f4858", "#f6e05e", "#a0522d", "#76d7c4"),
+)
+LABEL_PT = 8
+DIGIT_IN = 0.075  # a digit of that size, with what it needs beside it
+# A line parts ops from the one before if they take this share of the window: more lines would cover them.
+EDGE_SHARE = 0.005
+
+
+def plot(profile: Profile, schedule: Schedule, path: Path) -> None:
+    """Draw the predicted window to `path`; its ending chooses the format (PNG, SVG, PDF).
+
+    Needs matplotlib (``pace[plot]``). Segments of one group share a color and a number; a triangle of the
+    color marks the moment when the group was ready. Groups of the certificate have a dark edge.
+    """
+    from matplotlib.figure import Figure
+
+    times = op_times(profile, schedule)
+    lanes = lanes_of(profile, times)
+    predicted = schedule.predicted
+    end_ms = max(predicted.iteration_s, predicted.compute_s) * MILLISECONDS * 1.01 or 1.0
+    figure = Figure(figsize=(12, 2.2 + 0.5 * (len(lanes.names) + 1)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlim(0, end_ms)
+    _draw_ops(axes, profile, times, lanes, end_ms)
+    _draw_segments(axes, schedule, len(lanes.names), inches_per_ms=10.8 / end_ms)
+    _draw_bounds(axes, schedule)
+    axes.set_yticks(range(len(lanes.names) + 1), [*lanes.names, "network"])
+    axes.set_ylim(len(lanes.names) + 0.65, -0.5)
+    axes.set_xlabel("ms from the start of the backward pass")
+    axes.set_title(
+        f"{profile.name}: {predicted.iteration_s * MILLISECONDS:.1f} ms predicted, {predicted.gap:.1%} over "
+        f"the bound; {len(schedule.groups)} groups in {len(schedule.segments)} segments",
+        loc="left",
+    )
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=LABEL_PT)
+    figure.savefig(path, dpi=150)
+
+
+def _draw_ops(axes: "Axes", profile: Profile, times: OpTimes, lanes: Lanes, end_ms: float) -> None:
+    lane = np.array(lanes.of_op, dtype=int)
+    after_wait = _after_any_wait(profile)
+    starts_ms, widths_ms = times.starts_s * MILLISECONDS, (times.ends_s - times.starts_s) * MILLISECONDS
+    wide = widths_ms > EDGE_SHARE * end_ms
+    for number in range(len(lanes.names)):
+        for chosen, color, label in (
+            (~after_wait, BACKWARD, "compute that waits for no gradient"),
+            (after_wait, FORWARD, "compute that waited for gradients"),
+        ):
+            picked = (lane == number) & chosen
+            axes.broken_barh(
+                list(zip(starts_ms[picked], widths_ms[picked], strict=True)),
+                (number - 0.35, 0.7),
+                facecolors=color,
+                linewidth=0,
+                label=label if number == 0 else None,
+            )
+        axes.vlines(
+            starts_ms[(lane == number) & wide], number - 0.35, number + 0.35, color="white", linewidth=0.5
+        )
+
+
+def _after_any_wait(profile: Profile) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    after = np.array([bool(op.waits_for) for op in profile.ops])
+    for number in profile.graph.order:
+        after[number] |= any(after[before] for before in profile.graph.predecessors[number])
+    return after
+
+
+def _draw_segments(axes: "Axes", schedule: Schedule, lane: int, *, inches_per_ms: float) -> None:
+    critical = set(schedule.certificate.groups)
+    for number, group in enumerate(schedule.groups):
+        ready_ms = group.ready_s * MILLISECONDS
+        color = COLORS[number % len(COLORS)]
+        axes.plot(ready_ms, lane - 0.42, "v", color=color, markersize=5, clip_on=False)
+    axes.plot([], [], "v", color="0.4", markersize=5, label="a group is ready")
+    labeled_to_ms = -np.inf
+    for segment in sorted(schedule.segments, key=lambda segment: segment.start_s):
+        start_ms = segment.start_s * MILLISECONDS
+        width_ms = (segment.end_s - segment.start_s) * MILLISECONDS
+        color = COLORS[segment.group % len(COLORS)]
+        text = str(segment.group)
+        needed_ms = DIGIT_IN * len(text) / inches_per_ms
+        middle_ms = start_ms + width_ms / 2
+        fits = width_ms > 1.3 * needed_ms
+        in_bound = segment.group in critical
+        axes.barh(
+            lane,
+            width_ms,
+            left=start_ms,
+            height=0.7,
+            color=color,
+            edgecolor="black" if in_bound else "white",
+            linewidth=1.2 if in_bound and fits else 0.4,
+            zorder=3 if in_bound else 2,
+        )
+        if fits:
+            ink = "white" if _is_dark(color) else "black"
+            axes.text(middle_ms, lane, text, color=ink, ha="center", va="center", fontsize=LABEL_PT, zorder=4)
+        elif middle_ms - needed_ms / 2 > labeled_to_ms:  # below, where nothing stands yet
+            axes.text(middle_ms, lane + 0.38, text, ha="center", va="top", fontsize=LABEL_PT - 1)
+            labeled_to_ms = middle_ms + needed_ms / 2
+    if critical:
+        axes.barh(
+            lane,
+            0,
+            left=-1,  # out of sight, for the legend
+            color="white",
+            edgecolor="black",
+            linewidth=1.2,
+            label="groups that make the bound",
+        )
+
+
+def _is_dark(color: str) -> bool:
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 140
+
+
+def _draw_bounds(axes: "Axes", schedule: Schedule) -> None:
+    predicted = schedule.predicted
+    # Thin over thick, so that all three are seen where they coincide.
+    for seconds, style, width, color, label in (
+        (predicted.iteration_s, "-", 3.5, "#e8a0a0", "this schedule"),
+        (predicted.lower_bound_s, "--", 1.4, "#b0413e", "no schedule is faster"),
+        (predicted.compute_s, ":", 1.4, "black", "compute alone"),
+    ):
+        axes.axvline(
+            seconds * MILLISECONDS,
+            color=color,
+            linestyle=style,
+            linewidth=width,
+            label=f"{label}, {seconds * MILLISECONDS:.1f} ms",
+            zorder=5,
+        )

@@ -1,0 +1,95 @@
+"""Lets the runtime answer when Python code reads or writes ``parameter.grad``.
+
+While a wrapper lives, ``torch.nn.Parameter.grad`` is a property. For the parameters of a wrapper it asks
+their gate; for all others it does what torch does. Autograd itself does not pass here: it adds into the
+gradient that torch keeps for the parameter, which is only a mailbox for what this rank has computed.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+_TORCHS_OWN: Any = torch._C.TensorBase.grad
+
+
+class GradientGate(Protocol):
+    """Answers for one parameter."""
+
+    def read(self) -> torch.Tensor | None:
+        """Return what user code finds in ``parameter.grad``."""
+
+    def write(self, value: torch.Tensor | None) -> None:
+        """Take what user code puts there; None when it takes the gradient away."""
+
+
+_gates: dict[int, tuple["weakref.ref[nn.Parameter]", GradientGate]] = {}
+_bypassed = False
+
+
+def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return the gradient that torch keeps for a parameter: what this rank has computed."""
+    gradient: torch.Tensor | None = _TORCHS_OWN.__get__(parameter)
+    return gradient
+
+
+def set_local_gradient(parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+    """Replace the gradient that torch keeps for a parameter."""
+    _TORCHS_OWN.__set__(parameter, value)
+
+
+def _read(parameter: nn.Parameter) -> torch.Tensor | None:
+    entry = _gates.get(id(parameter))
+    return local_gradient(parameter) if entry is None or _bypassed else entry[1].read()
+
+
+def _write(parameter: nn.Parameter, value: torch.Tensor | None) -> None:
+    entry = _gates.get(id(parameter))
+    if entry is None or _bypassed:
+        set_local_gradient(parameter, value)
+    else:
+        entry[1].write(value)
+
+
+# The code by which all reads come, for whoever looks for their origin.
+READING = _read.__code__
+
+
+def _delete(parameter: nn.Parameter) -> None:
+    _write(parameter, None)
+
+
+def open_gate(parameter: nn.Parameter, gate: GradientGate) -> None:
+    """Have `gate` answer for a parameter until ``close_gate``."""
+    if "grad" not in nn.Parameter.__dict__:
+        nn.Parameter.grad = property(_read, _write, _delete)  # type: ignore[assignment]
+    _gates[id(parameter)] = (weakref.ref(parameter), gate)
+
+
+def close_gate(parameter: nn.Parameter, gate: GradientGate) -> None:
+    """Give a parameter back to torch, if `gate` still answers for it."""
+    entry = _gates.get(id(parameter))
+    if entry is not None and entry[1] is gate:
+        del _gates[id(parameter)]
+    if not _gates and "grad" in nn.Parameter.__dict__:
+        del nn.Parameter.grad
+
+
+def gated(parameter: nn.Parameter) -> bool:
+    """Whether a wrapper answers for a parameter."""
+    entry = _gates.get(id(parameter))
+    return entry is not None and entry[0]() is parameter
+
+
+@contextlib.contextmanager
+def without_gates() -> Iterator[None]:
+    """Inside, ``parameter.grad`` is torch's own again: for an optimizer's update."""
+    global _bypassed
+    before, _bypassed = _bypassed, True
+    try:
+        yield
+    finally:
+        _bypassed = before

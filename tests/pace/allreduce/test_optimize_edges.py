@@ -1,0 +1,199 @@
+"""Degenerate and extreme input, and options that do not fit."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from pace import Gradient, InvalidOptions, Op, Options, Profile, Schedule, optimize
+from pace.checker import check
+from pace.documents.collective_costs import SampledAllReduce
+from pace.solver.instance import Instance
+from pace.solver.lp import MAX_VARIABLES, num_variables
+from tests.strategies import affine, layered
+
+
+def assert_right(profile: Profile, chosen: Options | None = None) -> Schedule:
+    """Return the schedule, accepted by the checker."""
+    schedule = optimize(profile, chosen)
+    assert check(profile, schedule) == []
+    return schedule
+
+
+EVERY_KIND = [
+    Options(),
+    Options(fusion="pace"),
+    Options(fusion="none"),
+    Options(slot_s=0.5),
+    Options(slot_s=0.5, oracle="lp"),
+    Options(target="ddp"),
+    Options(target="horovod"),
+    Options(scenarios=3, jitter=0.1),
+]
+
+
+@pytest.mark.parametrize("chosen", EVERY_KIND, ids=str)
+@pytest.mark.parametrize(
+    ("profile", "iteration_s"),
+    [
+        (layered([], allreduce=affine(1, 1)), 0.0),
+        (Profile(name="empty", workers=1, ops=(), gradients=(), allreduce=affine(1, 1)), 0.0),
+        (layered([4], allreduce=affine(1, 1)), 1 + 5 + 1),
+        (layered([0], allreduce=affine(1, 1)), 2),
+        (layered([0, 0, 4], allreduce=affine(1, 1)), 3 + 5 + 3),
+        (layered([4, 4], allreduce=affine(1, 1), workers=1), 4),
+        (layered([4, 4], allreduce=affine(0, 0)), 4),
+        (layered([4, 4], allreduce=affine(1, 0.5), backward_s=[0, 0], forward_s=[0, 0]), 1 + 4),
+        (layered([0, 0], allreduce=affine(1, 1), backward_s=[0, 0], forward_s=[0, 0]), 0),
+    ],
+)
+def test_degenerate_profiles(profile: Profile, iteration_s: float, chosen: Options) -> None:
+    """No gradients, one, none with bytes, one worker, a free network, no compute."""
+    schedule = assert_right(profile, chosen)
+    if chosen.fusion != "none" and not chosen.scenarios:
+        assert schedule.predicted.iteration_s == pytest.approx(iteration_s)
+
+
+def test_a_gradient_without_bytes_can_make_the_window() -> None:
+    """Produced beside the stream after 5 s, and 3 s of forward pass wait for it."""
+    profile = Profile(
+        name="late",
+        workers=2,
+        ops=(Op(name="bwd", duration_s=5), Op(name="fwd", duration_s=3, waits_for=("empty",))),
+        gradients=(Gradient(name="empty", size_bytes=0, producer="bwd"),),
+        allreduce=affine(1, 1),
+    )
+    schedule = assert_right(profile)
+    assert schedule.predicted.iteration_s == 8
+    assert schedule.segments == ()
+
+
+@pytest.mark.parametrize("chosen", EVERY_KIND, ids=str)
+def test_equal_ready_times_and_tails(chosen: Options) -> None:
+    """Ten gradients that nothing tells apart."""
+    profile = layered(
+        [3] * 10, allreduce=affine(0.5, 0.25), backward_s=[1] + [0] * 9, forward_s=[0] * 9 + [1]
+    )
+    schedule = assert_right(profile, chosen)
+    if chosen.fusion == "optimal" and chosen.slot_s is None:
+        assert len([group for group in schedule.groups if group.size_bytes]) == 1
+        assert schedule.predicted.iteration_s == 1 + 0.5 + 7.5 + 1
+
+
+def test_one_gradient_larger_than_all_others() -> None:
+    """A terabyte between gradients of a few bytes."""
+    sizes = [4, 10**12, 4, 4]
+    schedule = assert_right(layered(sizes, allreduce=affine(1e-4, 1e-9)))
+    assert schedule.predicted.gap < 1e-3
+
+
+@pytest.mark.parametrize("chosen", EVERY_KIND, ids=str)
+def test_nanoseconds_beside_kiloseconds(chosen: Options) -> None:
+    """1e-9 s and 1e3 s in one profile."""
+    profile = layered(
+        [1, 10**6, 2, 3],
+        allreduce=affine(1e-9, 1e-9),
+        backward_s=[1e3, 1e-9, 1e-9, 1e3],
+        forward_s=[1e-9, 1e3, 1e-9, 1e3],
+    )
+    assert_right(profile, chosen)
+
+
+def test_a_million_slots() -> None:
+    """Longest tail first does not walk slots; the linear program says which length would fit."""
+    profile = layered([3, 5, 2], allreduce=affine(0.5, 0.25), backward_s=[1, 1, 1], forward_s=[1, 1, 1])
+    schedule = assert_right(profile, Options(slot_s=1e-5))
+    assert schedule.segments[-1].start_slot is not None
+    assert schedule.segments[-1].start_slot > 100_000
+    with pytest.raises(InvalidOptions, match=r"slot_s of .* would fit"):
+        optimize(profile, Options(oracle="lp", slot_s=1e-7))
+
+
+def test_the_slot_length_that_is_said_to_fit_fits() -> None:
+    """The message is of use."""
+    profile = layered([3] * 40, allreduce=affine(0.5, 0.25))
+    with pytest.raises(InvalidOptions) as refused:
+        optimize(profile, Options(oracle="lp", slot_s=1e-4, fusion="none"))
+    fitting = float(str(refused.value).split("slot_s of ")[1].split()[0])
+    schedule = optimize(profile, Options(slot_s=fitting, fusion="none"))
+    ready, processing, tail = (
+        np.array([getattr(group, name) for group in schedule.groups])
+        for name in ("ready_s", "allreduce_s", "tail_s")
+    )
+    assert (
+        num_variables(Instance(ready=ready, processing=processing, tail=tail).in_slots(fitting))
+        <= MAX_VARIABLES
+    )
+
+
+MISFITS: list[tuple[dict[str, object], Sequence[str]]] = [
+    ({"oracle": "lp"}, ["slot_s", "jackson"]),
+    ({"target": "ddp", "slot_s": 1.0}, ["slot_s", "ddp"]),
+    ({"target": "horovod", "fusion": "pace"}, ["pace", "horovod", "optimal"]),
+    ({"target": "ddp", "max_segment_bytes": 8}, ["max_segment_bytes"]),
+    ({"slot_s": 1.0, "max_segment_bytes": 8}, ["max_segment_bytes", "slot_s"]),
+    ({"slot_s": 1.0, "scenarios": 3}, ["scenarios", "slot_s"]),
+    ({"jitter": 0.5}, ["scenarios"]),
+    ({"slot_s": 1e-18}, ["slot_s", "would fit"]),
+]
+
+
+@pytest.mark.parametrize(("chosen", "named"), MISFITS)
+def test_options_that_do_not_fit_are_refused_in_one_sentence(
+    chosen: dict[str, object], named: Sequence[str]
+) -> None:
+    """Which says what would work."""
+    profile = layered([3, 5], allreduce=affine(0.5, 0.25))
+    with pytest.raises(InvalidOptions) as refused:
+        optimize(profile, Options.model_validate(chosen))
+    assert "\n" not in str(refused.value)
+    for part in named:
+        assert part in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"oracle": "guess"},
+        {"fusion": "all"},
+        {"target": "mpi"},
+        {"slot_s": 0},
+        {"slot_s": -1},
+        {"slot_s": float("nan")},
+        {"slot_s": float("inf")},
+        {"slot_s": 1e300},
+        {"max_group_bytes": 0},
+        {"max_segment_bytes": 0},
+        {"scenarios": -1},
+        {"jitter": -0.1},
+        {"risk": "worst"},
+        {"search_calls": 0},
+        {"orcale": "lp"},
+    ],
+)
+def test_options_that_do_not_exist_are_refused(chosen: dict[str, object]) -> None:
+    """Unknown values and names, and numbers that mean nothing."""
+    with pytest.raises(ValidationError):
+        Options.model_validate(chosen)
+
+
+def test_samples_whose_halves_are_cheaper_than_the_whole() -> None:
+    """A cost that jumps: cutting a group may be faster than sending it whole, and is told truly."""
+    jump = SampledAllReduce(samples=((10, 1), (11, 50)))
+    assert_right(layered([20, 20, 20], allreduce=jump))
+    assert_right(layered([20, 20, 20], allreduce=jump), Options(max_segment_bytes=10))
+
+
+def test_jitter_changes_what_is_compared_and_not_what_is_predicted() -> None:
+    """The mean and the 95th percentile over the sampled windows are reported, the plan's own time stays."""
+    profile = layered([3, 50, 7, 2], allreduce=affine(0.5, 0.25))
+    certain, mean, tail = (
+        assert_right(profile, Options.model_validate({"scenarios": 40, "jitter": jitter, "risk": risk}))
+        for jitter, risk in [(0.0, "mean"), (0.3, "mean"), (0.3, "p95")]
+    )
+    assert optimize(profile).predicted.scenarios_s is None
+    assert certain.predicted.scenarios_s == pytest.approx(certain.predicted.iteration_s)
+    assert mean.predicted.scenarios_s is not None
+    assert tail.predicted.scenarios_s is not None
+    assert tail.predicted.scenarios_s > mean.predicted.scenarios_s

@@ -1,0 +1,62 @@
+"""``pace import`` and ``pace fit`` as a user runs them: real processes, small files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pace.documents.profile import load_profile
+
+LAYERS = """name,forward_ms,backward_ms,parameter_bytes
+conv,1.0,2.0,4000
+fc,0.5,1.0,8000
+"""
+OSU = """# OSU MPI Allreduce Latency Test v7.1
+# Size       Avg Latency(us)
+1024                   20.0
+4096                   30.0
+1048576              2000.0
+"""
+
+
+def pace(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    """Run the command line in a process of its own."""
+    command = [str(Path(sys.executable).parent / "pace"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_layer_table_becomes_a_profile_with_the_cost_that_was_fitted(tmp_path: Path) -> None:
+    """The cost that `pace fit -o` writes is what `pace import --cost` reads."""
+    (tmp_path / "layers.csv").write_text(LAYERS)
+    (tmp_path / "osu.log").write_text(OSU)
+    cost, profile = tmp_path / "cost.json", tmp_path / "profile.json"
+    fitted = pace("fit", tmp_path / "osu.log", "--workers", 4, "-o", cost, "--json")
+    assert fitted.returncode == 0, fitted.stderr
+    assert json.loads(fitted.stdout) == json.loads(cost.read_text())
+    made = pace("import", "layers", tmp_path / "layers.csv", "--workers", 4, "--cost", cost, "-o", profile)
+    assert made.returncode == 0, made.stderr
+    loaded = load_profile(profile)
+    assert [gradient.size_bytes for gradient in loaded.gradients] == [8000, 4000]
+    assert float(loaded.cost(4096)) == pytest.approx(30e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--bandwidth-gbps", 10], 1, "conv"),
+        ([], 2, "--bandwidth-gbps"),
+        (["--bandwidth-gbps", -1], 2, "positive"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_message(
+    tmp_path: Path, options: list[object], code: int, message: str
+) -> None:
+    """A wrong file exits 1 and names the place; wrong usage exits 2 and says what would work."""
+    table = tmp_path / "layers.csv"
+    table.write_text(LAYERS.replace("fc,0.5", "conv,0.5"))
+    made = pace("import", "layers", table, "--workers", 4, "-o", tmp_path / "profile.json", *options)
+    assert made.returncode == code
+    assert message in made.stderr
+    assert "Traceback" not in made.stderr

@@ -1,0 +1,197 @@
+"""The command line in real processes: one JSON document on stdout, exit codes, and what two oracles print."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pace import Options, load_profile, load_schedule, optimize
+from pace.checker import check
+
+PACE = Path(sys.executable).parent / "pace"
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "profiles").glob("*.json"))
+VGG = next(path for path in EXAMPLES if path.stem == "vgg16")
+
+
+def pace(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    """Run ``pace`` in a process of its own."""
+    return subprocess.run([PACE, *arguments], capture_output=True, text=True, check=False, timeout=250)
+
+
+def succeeded(*arguments: str | Path) -> str:
+    """Return the stdout of a command that must end with exit code 0."""
+    done = pace(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def failed(code: int, *arguments: str | Path) -> str:
+    """Return the stderr of a command that must end with `code`, without a traceback and with empty stdout."""
+    done = pace(*arguments)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a schedule of VGG16, written by the command."""
+    path = tmp_path_factory.mktemp("cli") / "schedule.json"
+    succeeded("optimize", VGG, "-o", path)
+    return path
+
+
+def test_importing_pace_loads_no_torch() -> None:
+    """Nor anything else that belongs to an extra or to a command."""
+    heavy = ["torch", "fastapi", "matplotlib", "numba", "scipy", "pulp", "networkx", "typer"]
+    program = f"import pace, sys; print('torch' in sys.modules, [m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False []"
+
+
+def test_optimize_with_json_prints_the_schedule_and_nothing_else(solved: Path) -> None:
+    """One document, the one that -o writes and the one that Python returns."""
+    printed = succeeded("optimize", VGG, "--json")
+    assert json.loads(printed)["schema_version"] == 1
+    assert printed.encode() == solved.read_bytes() == optimize(load_profile(VGG)).to_json()
+
+
+def test_optimize_prints_times_and_the_gap_in_words() -> None:
+    """For people: what is predicted, and how far any other schedule could be better."""
+    printed = succeeded("optimize", VGG)
+    predicted = optimize(load_profile(VGG)).predicted
+    assert f"{predicted.iteration_s * 1e3:.3f} ms predicted" in printed
+    assert "of what any schedule can do" in printed
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_both_oracles_print_the_same_time_and_the_same_segments(path: Path, tmp_path: Path) -> None:
+    """Longest tail first and the linear program on slots, and the checker accepts both."""
+    documents: dict[str, Any] = {}
+    for oracle in ("jackson", "lp"):
+        schedule = tmp_path / f"{oracle}.json"
+        succeeded("optimize", path, "--oracle", oracle, "--slot-s", "0.002", "-o", schedule)
+        documents[oracle] = json.loads(schedule.read_text())
+        assert check(load_profile(path), load_schedule(schedule)) == []
+    assert documents["jackson"]["solver"].pop("oracle") == "jackson"
+    assert documents["lp"]["solver"].pop("oracle") == "lp"
+    assert documents["jackson"] == documents["lp"]
+    assert len(documents["lp"]["segments"]) > 1
+
+
+def test_check_accepts_with_exit_code_0(solved: Path) -> None:
+    """And says so in one JSON document."""
+    assert json.loads(succeeded("check", VGG, solved, "--json")) == {"valid": True, "violations": []}
+    assert "valid" in succeeded("check", VGG, solved)
+
+
+def test_check_rejects_with_exit_code_1_and_names_every_violation(solved: Path, tmp_path: Path) -> None:
+    """Also where the schedule contradicts itself; on stdout one document, or one line each."""
+    document = json.loads(solved.read_text())
+    document["predicted"]["compute_s"] *= 0.5
+    document["profile_sha256"] = "0" * 64
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(json.dumps(document))
+    done = pace("check", VGG, wrong, "--json")
+    assert done.returncode == 1
+    answer = json.loads(done.stdout)
+    assert answer["valid"] is False
+    assert len(answer["violations"]) == 2
+    done = pace("check", VGG, wrong)
+    assert done.returncode == 1
+    assert len(done.stdout.splitlines()) == 2
+    wrong.write_text("{}")
+    done = pace("check", VGG, wrong, "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["valid"] is False
+
+
+def test_a_broken_profile_ends_with_exit_code_1(solved: Path, tmp_path: Path) -> None:
+    """And the message names the file and the op."""
+    document = json.loads(VGG.read_text())
+    document["ops"][3]["duration_s"] = -1
+    broken = tmp_path / "broken.json"
+    broken.write_text(json.dumps(document))
+    for message in (
+        failed(1, "optimize", broken),
+        failed(1, "optimize", broken, "--json"),
+        failed(1, "check", broken, solved),
+    ):
+        assert "broken.json" in message
+        assert document["ops"][3]["name"] in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--oracle", "guess"], "guess"),
+        (["--oracle", "lp"], "slot_s"),
+        (["--slot-s", "0"], "slot_s"),
+        (["--slot-s", "nan"], "slot_s"),
+        (["--slot-s", "1e-15"], "would fit"),
+        (["--oracle", "lp", "--slot-s", "1e-7"], "would fit"),
+        (["--target", "ddp", "--slot-s", "0.001"], "slot_s"),
+        (["--max-group-bytes", "0"], "max_group_bytes"),
+        (["--jitter", "0.1"], "scenarios"),
+        (["--no-such-option"], "no-such-option"),
+    ],
+)
+def test_wrong_usage_ends_with_exit_code_2(arguments: list[str], named: str) -> None:
+    """Options that do not exist or do not fit one another, with a sentence that says what would."""
+    assert named in failed(2, "optimize", VGG, *arguments)
+
+
+def test_missing_files_and_arguments_are_wrong_usage(tmp_path: Path) -> None:
+    """There is nothing to look at."""
+    failed(2, "optimize", tmp_path / "nowhere.json")
+    failed(2, "check", VGG)
+
+
+def test_a_file_that_cannot_be_written_ends_with_exit_code_3(tmp_path: Path) -> None:
+    """The environment failed, not the question."""
+    failed(3, "optimize", VGG, "-o", tmp_path / "no" / "such" / "folder.json", "--json")
+
+
+def test_timeline_and_program_are_written(tmp_path: Path) -> None:
+    """A Chrome trace, and the linear program in the format that its name says."""
+    trace, program = tmp_path / "trace.json", tmp_path / "program.mps"
+    succeeded(
+        "optimize", VGG, "--slot-s", "0.01", "--timeline", trace, "--write-lp", program, "--fusion", "none"
+    )
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert "serve_0" in program.read_text()
+    message = failed(2, "optimize", VGG, "--slot-s", "0.01", "--write-lp", tmp_path / "program.txt", "--json")
+    assert ".mps" in message
+    assert "slot_s" in failed(2, "optimize", VGG, "--write-lp", program, "--json")
+
+
+@pytest.mark.parametrize("target", ["ddp", "horovod"])
+def test_frameworks_are_told_what_to_pass(target: str) -> None:
+    """The bucket sizes or groups, and what the barrier costs against target pace."""
+    printed = succeeded("optimize", VGG, "--target", target)
+    assert "slower than target pace" in printed
+    assert {"ddp": "bucket_cap_mb_list=[", "horovod": "groups (names"}[target] in printed
+    assert json.loads(succeeded("optimize", VGG, "--target", target, "--json"))["target"] == target
+
+
+def test_model_computes_a_profile(tmp_path: Path) -> None:
+    """From layer shapes; the file is a valid profile of that many workers."""
+    path = tmp_path / "resnet.json"
+    arguments: list[str | Path] = ["--device-tflops", "8", "--batch", "32", "--workers", "16", "-o", path]
+    assert succeeded("model", "resnet50", *arguments) == ""
+    profile = load_profile(path)
+    assert profile.workers == 16
+    assert optimize(profile, Options(fusion="none")).fingerprint == profile.fingerprint
+    assert "resnet50" in failed(2, "model", "resnet5000", *arguments)
+
+
+def test_without_a_command_help_is_printed() -> None:
+    """And names every command that is stable."""
+    done = pace("--help")
+    assert done.returncode == 0
+    for command in ("optimize", "check", "model", "serve", "submit"):
+        assert command in done.stdout

@@ -1,0 +1,143 @@
+"""``pace what-if``: what it prints, writes, and refuses."""
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from pace.cli import app
+from pace.models import build
+
+PROFILE = build("vgg16", device_tflops=8.0, batch=64, workers=8)
+FEW = ["--policy", "fifo", "--policy", "optimal"]
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """Return the path of a profile."""
+    path = tmp_path / "profile.json"
+    path.write_text(PROFILE.model_dump_json())
+    return path
+
+
+def run(profile: Path, *arguments: str, typed: str | None = None) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(app, ["what-if", str(profile), *arguments], input=typed)
+
+
+def test_json_is_one_document(profile: Path) -> None:
+    """With bandwidths and workers as DESIGN's command line gives them."""
+    result = run(profile, "--bandwidth-gbps", "1,5,10", "--workers", "2,4,8", "--json", *FEW)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert len(document["cells"]) == 18
+    assert document["baseline"] == "fifo"
+
+
+def test_csv_has_a_line_for_each_cell(profile: Path) -> None:
+    """Ranges count both ends."""
+    result = run(profile, "--bandwidth-gbps", "1:2:0.25", "--csv", *FEW)
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert [float(row["bandwidth_gbps"]) for row in rows[::2]] == [1.0, 1.25, 1.5, 1.75, 2.0]
+
+
+def test_people_get_a_table_and_targets(profile: Path) -> None:
+    """Axes that vary are columns, and each policy; targets follow in words."""
+    result = run(profile, "--bandwidth-gbps", "1,10", "--target-efficiency", "0.8", *FEW)
+    assert result.exit_code == 0, result.output
+    assert "bandwidth in Gb/s" in result.stdout
+    assert re.search(r"optimal reaches 80 % at [0-9.]+ Gb/s", result.stdout)
+
+
+def test_a_chart_and_a_page(profile: Path, tmp_path: Path) -> None:
+    """The page loads nothing, its SVG is well-formed, and it holds every cell, also as CSV."""
+    pytest.importorskip("matplotlib")
+    png, page = tmp_path / "out.png", tmp_path / "out.html"
+    arguments = ["--bandwidth-gbps", "1,5,10", "--workers", "2,8", "--compression", "1,4"]
+    result = run(profile, *arguments, "--plot", str(png), "--html", str(page), "--csv", *FEW)
+    assert result.exit_code == 0, result.output
+    assert png.read_bytes().startswith(b"\x89PNG")
+    text = page.read_text()
+    assert not re.search(r'(?:src|href)="(?!data:|#)', text)
+    assert "<script" not in text
+    drawings = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    assert len(drawings) == 2  # one for each compression
+    for drawing in drawings:
+        ElementTree.fromstring(drawing)
+    HTMLParser().feed(text)
+    assert text.count("<td>optimal</td>") >= 12
+    again = tmp_path / "again.html"
+    run(profile, *arguments, "--html", str(again), *FEW)
+    assert again.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--algorithm", "ring,tree,halving-doubling"],
+        ["--workers", "2,4", "--algorithm", "ring,tree"],
+        ["--bandwidth-gbps", "0.1,1,10,100", "--workers", "2,3,4,5,6,7,8,9"],
+    ],
+)
+def test_any_axes_can_be_drawn(profile: Path, tmp_path: Path, arguments: list[str]) -> None:
+    """Nothing varied, words only, no bandwidth, more panels than fit."""
+    pytest.importorskip("matplotlib")
+    result = run(profile, *arguments, "--plot", str(tmp_path / "out.svg"), *FEW)
+    assert result.exit_code == 0, result.output
+    assert "<svg" in (tmp_path / "out.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--bandwidth-gbps", "ten"], 'pace: --bandwidth-gbps "ten": expected numbers as 1,5,10'),
+        (["--bandwidth-gbps", "1,,2"], "expected numbers as 1,5,10 or from:to:step"),
+        (["--bandwidth-gbps", "5:1:1"], "expected numbers as"),
+        (["--bandwidth-gbps", "1:1e9:1e-9"], "more than 100,000 values"),
+        (["--bandwidth-gbps", "-3"], "bandwidth_gbps is -3.0: expected a positive number"),
+        (["--workers", "2.5"], "--workers: 2.5 is no whole number"),
+        (["--workers", "inf"], "--workers: inf is no whole number"),
+        (["--algorithm", "star"], 'no algorithm "star"'),
+        (["--algorithm", "two-level"], "two-level all-reduce needs"),
+        (["--workers-per-node", "4"], "two-level needs both"),
+        (["--policy", "best"], 'no policy "best": choose one of fifo'),
+        (["--json", "--csv"], "both want stdout"),
+        (["--target-efficiency", "2"], "target efficiency is 2.0"),
+        (["--processes", "0"], "0 processes: expected at least 1"),
+        (["--baseline", "lifo"], 'baseline "lifo" is not simulated'),
+    ],
+)
+def test_wrong_usage_is_one_line(profile: Path, arguments: list[str], message: str) -> None:
+    """On stderr, with exit code 2 and nothing on stdout."""
+    result = run(profile, *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_grid_of_hours_is_not_started_unasked(profile: Path) -> None:
+    """Where nobody can be asked it is refused with an estimate."""
+    axis = "1:1000:0.1"
+    result = run(profile, "--bandwidth-gbps", axis, "--compute-speedup", axis, "--batch", axis, *FEW)
+    assert result.exit_code == 2
+    assert re.search(r"[0-9,]+ cells would take about [0-9.]+ hours: make the grid smaller", result.stderr)
+
+
+@pytest.mark.parametrize(("typed", "code", "asked"), [("n\n", 2, True), ("y\n", 0, True), (None, 0, False)])
+def test_a_grid_of_hours_is_asked_about(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, typed: str | None, code: int, asked: bool
+) -> None:
+    """No means no; yes, or --yes, runs it. Here every grid counts as long."""
+    monkeypatch.setattr("pace.cli.what_if.LONG_S", -1.0)
+    monkeypatch.setattr("pace.cli.what_if.stdin_is_a_terminal", lambda: True)
+    result = run(profile, "--csv", *FEW, *([] if asked else ["--yes"]), typed=typed)
+    assert result.exit_code == code
+    assert ("Go on?" in result.stderr) is asked
+    assert ("optimal" in result.stdout) is (code == 0)

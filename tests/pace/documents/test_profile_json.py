@@ -1,0 +1,36 @@
+"""Profiles written as JSON and read back."""
+
+import json
+
+import pytest
+
+from pace.documents.collective_costs import SampledAllReduce
+from pace.documents.profile import Profile, parse_profile
+from pace.models import build
+
+
+@pytest.mark.parametrize("streams", [0, 1, 2])
+def test_a_written_profile_reads_back_equal(streams: int) -> None:
+    """Every field survives, whatever was left out because it is the default."""
+    profile = build("resnet50", device_tflops=8.0, batch=4, workers=8, streams=streams)  # type: ignore[arg-type]
+    assert parse_profile(profile.to_json()).sha256 == profile.sha256
+
+
+def test_samples_and_empty_profiles_are_written() -> None:
+    """Measured samples read back equal, and so does a profile with nothing in it."""
+    profile = Profile(
+        name='quotes " and \u00fcml\u00e4ute',
+        workers=2,
+        ops=(),
+        gradients=(),
+        allreduce=SampledAllReduce(samples=((1024, 1e-4), (2048, 1.5e-4))),
+    )
+    assert parse_profile(profile.to_json()).sha256 == profile.sha256
+
+
+def test_every_op_has_a_line_of_its_own() -> None:
+    """A difference between two profiles shows op by op."""
+    profile = build("vgg16", device_tflops=8.0, batch=4, workers=8)
+    lines = profile.to_json().decode().splitlines()
+    for op in profile.ops:
+        assert sum(f'"name": {json.dumps(op.name)}' in line for line in lines) == 1

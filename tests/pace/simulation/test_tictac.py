@@ -1,0 +1,276 @@
+"""TicTac's orders and metrics: worked by hand, against transcriptions, on the paper's toy models."""
+
+import math
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pace import InvalidProfile
+from pace.models import build
+from pace.simulation import make_policy, simulate
+from pace.simulation.tictac import TransferDag, ordering_efficiency, properties, tao, tio
+from pace.simulation.worker import (
+    WorkerDag,
+    parallel_model,
+    parameter_server_worker,
+    run_worker,
+    sequential_model,
+    window_efficiency,
+)
+from pace.solver.cost import CostCurve
+from tests.strategies import eighths
+from tests.strategies import properties as examples
+
+INF = math.inf
+
+
+def dag_of(transfer_s: list[float], ops: list[tuple[float, set[int]]]) -> TransferDag:
+    """Return the DAG of transfers and of (duration, transfers waited for)."""
+    return TransferDag(
+        transfer_s=np.array(transfer_s),
+        op_s=np.array([seconds for seconds, _ in ops]),
+        waits=np.array(
+            [[transfer in waits for transfer in range(len(transfer_s))] for _, waits in ops], dtype=bool
+        ).reshape(len(ops), len(transfer_s)),
+    )
+
+
+# The example of the paper's Figure 1: op1 waits for recv1 and recv2... here worked with three transfers.
+# op a (4 s) waits for 0 alone, op b (1 s) for 0 and 1, op c (2 s) for all of 0, 1, 2.
+WORKED = dag_of([2.0, 1.0, 3.0], [(4.0, {0}), (1.0, {0, 1}), (2.0, {0, 1, 2})])
+
+
+def test_properties_worked_by_hand() -> None:
+    """P counts what one outstanding transfer alone holds up, M+ the least sum of those with company."""
+    found = properties(WORKED, np.array([True, True, True]))
+    assert found.unlocked_s.tolist() == [4.0, 0.0, 0.0]
+    assert found.impending_s.tolist() == [3.0, 3.0, 6.0]
+    without_first = properties(WORKED, np.array([False, True, True]))
+    assert without_first.unlocked_s.tolist() == [0.0, 1.0, 0.0]
+    assert without_first.impending_s.tolist() == [INF, 4.0, 4.0]
+
+
+def test_orders_worked_by_hand() -> None:
+    """TIO counts transfers, TAO weighs them."""
+    assert tio(WORKED).tolist() == [2.0, 2.0, 3.0]
+    # 0 unlocks 4 s while 1 and 2 unlock nothing; then 1 unlocks 1 s.
+    assert tao(WORKED).tolist() == [0.0, 1.0, 2.0]
+    # A short transfer that unlocks much overtakes a long one that unlocks as much.
+    assert tao(dag_of([5.0, 1.0], [(3.0, {0}), (3.0, {1})])).tolist() == [1.0, 0.0]
+    # Equal by the first rule (nothing unlocks anything): the least impending communication first.
+    tied = dag_of([1.0, 1.0, 1.0, 1.0], [(1.0, {0, 1, 3}), (1.0, {1, 2})])
+    assert tao(tied).tolist()[1] == 0.0
+
+
+def tao_as_published(dag: TransferDag) -> list[float]:
+    """Transcribe Algorithms 1 and 3 line by line, with Python sets."""
+    count = len(dag.transfer_s)
+    time = dag.transfer_s.tolist()
+    deps = [set(np.flatnonzero(row).tolist()) for row in dag.waits]
+    left, place = set(range(count)), [0.0] * count
+    while left:
+        p = dict.fromkeys(left, 0.0)
+        m_plus = dict.fromkeys(left, INF)
+        for op, dep in enumerate(deps):
+            d = dep & left
+            m = sum(time[r] for r in d)
+            if len(d) == 1:
+                for r in d:
+                    p[r] += float(dag.op_s[op])
+            if len(d) > 1:
+                for r in d:
+                    m_plus[r] = min(m_plus[r], m)
+
+        def comes_first(a: int, b: int, p: dict[int, float] = p, m_plus: dict[int, float] = m_plus) -> bool:
+            a_value, b_value = min(p[b], time[a]), min(p[a], time[b])
+            return a_value < b_value if a_value != b_value else m_plus[a] < m_plus[b]
+
+        least = min(left)
+        for r in sorted(left):
+            if r != least and comes_first(r, least):
+                least = r
+        left.remove(least)
+        place[least] = float(count - len(left) - 1)
+    return place
+
+
+@st.composite
+def dags(draw: st.DrawFn) -> TransferDag:
+    """Draw a DAG of up to six transfers."""
+    transfers = draw(st.lists(eighths(2), max_size=6))
+    several = st.sets(st.integers(0, len(transfers) - 1)) if transfers else st.just(set[int]())
+    return dag_of(transfers, draw(st.lists(st.tuples(eighths(2), several), max_size=7)))
+
+
+@examples(300)
+@given(dag=dags())
+def test_orders_are_the_published_ones(dag: TransferDag) -> None:
+    """TIO is Algorithm 2 and TAO Algorithms 1 and 3, transcribed."""
+    assert tao(dag).tolist() == tao_as_published(dag)
+    deps = [set(np.flatnonzero(row).tolist()) for row in dag.waits]
+    expected = [
+        min((len(dep) for dep in deps if transfer in dep and len(dep) > 1), default=INF)
+        for transfer in range(len(dag.transfer_s))
+    ]
+    assert tio(dag).tolist() == expected
+
+
+@st.composite
+def workers(draw: st.DrawFn) -> tuple[WorkerDag, list[float]]:
+    """Draw a worker with one to three resources, and ranks for its recv ops."""
+    count = draw(st.integers(1, 9))
+    predecessors: list[tuple[int, ...]] = []
+    for op in range(count):
+        before = draw(st.sets(st.integers(0, op - 1), max_size=2)) if op else set[int]()
+        predecessors.append(tuple(sorted(before)))
+    recvs = tuple(op for op in range(count) if not predecessors[op])
+    dag = WorkerDag(
+        names=tuple(map(str, range(count))),
+        duration_s=np.array([draw(eighths(2)) for _ in range(count)]),
+        resources=np.array([draw(st.integers(0, 2)) for _ in range(count)], dtype=np.int64),
+        predecessors=tuple(predecessors),
+        recvs=recvs,
+    )
+    return dag, [float(rank) for rank in draw(st.permutations(range(len(recvs))))]
+
+
+def run_as_list(dag: WorkerDag, priority: list[float]) -> list[float]:
+    """Return start times from a plain search for the next op that may start, moment by moment."""
+    rank = {op: (float(op), op) for op in range(len(dag.names))}
+    rank |= {op: (priority[at], op) for at, op in enumerate(dag.recvs)}
+    starts: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    now = 0.0
+    while len(starts) < len(dag.names):
+        for resource in set(dag.resources.tolist()):
+            busy = any(ends[op] > now for op in starts if dag.resources[op] == resource)
+            released = [
+                op
+                for op in range(len(dag.names))
+                if op not in starts
+                and dag.resources[op] == resource
+                and all(before in ends and ends[before] <= now for before in dag.predecessors[op])
+            ]
+            if released and not busy:
+                op = min(released, key=lambda op: rank[op])
+                starts[op], ends[op] = now, now + float(dag.duration_s[op])
+                break
+        else:
+            now = min(end for end in ends.values() if end > now)
+    return [starts[op] for op in range(len(dag.names))]
+
+
+@examples(200)
+@given(drawn=workers())
+def test_a_worker_runs_as_the_plain_search_says(drawn: tuple[WorkerDag, list[float]]) -> None:
+    """Every op's start; ops of no duration are left out of the draw where ties would reorder them."""
+    dag, priority = drawn
+    positive = np.maximum(dag.duration_s, 0.125)
+    dag = WorkerDag(
+        names=dag.names,
+        duration_s=positive,
+        resources=dag.resources,
+        predecessors=dag.predecessors,
+        recvs=dag.recvs,
+    )
+    assert run_worker(dag, np.array(priority)).starts_s.tolist() == run_as_list(dag, priority)
+
+
+def test_metrics_worked_by_hand() -> None:
+    """Compute 6 s, two channels of 3 and 2 s: U = 11, L = 6; a makespan of 8 gives E = 3/5 and S = 5/6."""
+    metrics = ordering_efficiency([6.0, 3.0, 2.0], 8.0)
+    assert (metrics.worst_s, metrics.best_s) == (11.0, 6.0)
+    assert metrics.efficiency == pytest.approx(0.6)
+    assert metrics.speedup_potential == pytest.approx(5 / 6)
+    alone = ordering_efficiency([6.0], 6.0)
+    assert (alone.efficiency, alone.speedup_potential) == (1.0, 0.0)
+
+
+def test_every_order_of_the_parallel_model_is_equal() -> None:
+    """Par-32: whichever transfer comes first unlocks as much; 2,000 random orders have one makespan, 33 s."""
+    dag = parallel_model(32)
+    random = np.random.default_rng(1)
+    runs = [run_worker(dag, random.permutation(32).astype(float)) for _ in range(2000)]
+    assert {run.makespan_s for run in runs} == {33.0}
+    assert {run.efficiency.efficiency for run in runs} == {(64 - 33) / 32}
+    six = parallel_model(6)
+    assert {run_worker(six, np.array(o, dtype=float)).makespan_s for o in permutations(range(6))} == {7.0}
+
+
+def test_one_order_of_the_sequential_model_is_best() -> None:
+    """Seq-n: of all n! orders exactly one is best, by enumeration for 6.
+
+    For 32 the best makespan is 33 s, and exchanging any two transfers already makes it longer.
+    """
+    six = [run_worker(sequential_model(6), np.array(order, dtype=float)) for order in permutations(range(6))]
+    makespans = sorted(run.makespan_s for run in six)
+    assert makespans[0] == 7.0 < makespans[1]
+    dag = sequential_model(32)
+    best = run_worker(dag, np.arange(32.0))
+    assert best.makespan_s == 33.0
+    assert best.efficiency.efficiency == (64 - 33) / 32
+    for first in range(32):
+        for second in range(first + 1, 32):
+            swapped = np.arange(32.0)
+            swapped[[first, second]] = swapped[[second, first]]
+            assert run_worker(dag, swapped).makespan_s > 33.0
+    random = np.random.default_rng(1)
+    assert all(run_worker(dag, random.permutation(32).astype(float)).makespan_s > 33.0 for _ in range(2000))
+
+
+@pytest.mark.parametrize("order", [tio, tao])
+def test_both_orders_find_the_best_of_the_sequential_model(order: object) -> None:
+    """The one best of 32!."""
+    dag = sequential_model(32)
+    assert callable(order)
+    assert run_worker(dag, order(dag.transfers)).makespan_s == 33.0
+
+
+def test_a_parameter_servers_worker() -> None:
+    """Recv ops wait for nothing, nothing waits for send ops, each parameter moves once each way."""
+    profile = build("vgg16", device_tflops=8.0, batch=64, workers=4)
+    dag = parameter_server_worker(profile, servers=2, transfer=CostCurve.affine(1e-4, 1e-9))
+    count = len(profile.gradients)
+    waited_for = {before for several in dag.predecessors for before in several}
+    sends = [op for op, name in enumerate(dag.names) if name.startswith("send/")]
+    assert all(dag.predecessors[op] == () for op in dag.recvs)
+    assert len(sends) == count == len(dag.recvs)
+    assert not waited_for & set(sends)
+    assert set(dag.recvs) <= waited_for
+    assert len(dag.names) == len(profile.ops) + 2 * count
+    # In on channels 1 and 2, out on 3 and 4, of the same server.
+    assert (dag.resources[sends] == dag.resources[list(dag.recvs)] + 2).all()
+    orders = {"tio": tio(dag.transfers), "tao": tao(dag.transfers)}
+    runs = {name: run_worker(dag, priority) for name, priority in orders.items()}
+    random = np.random.default_rng(1)
+    unordered = [run_worker(dag, random.permutation(count).astype(float)).makespan_s for _ in range(50)]
+    for run in runs.values():
+        assert run.efficiency.best_s <= run.makespan_s <= min(unordered)
+        for op, before in enumerate(dag.predecessors):
+            assert all(run.starts_s[op] >= run.ends_s[other] for other in before)
+
+
+def test_metrics_of_a_window() -> None:
+    """A window lies between L and U; without streams there is no device to call busy."""
+    profile = build("resnet50", device_tflops=8.0, batch=32, workers=4)
+    window = simulate(profile, make_policy("tao")).iteration_s
+    metrics = window_efficiency(profile, window)
+    assert metrics.best_s <= window <= metrics.worst_s
+    assert 0 <= metrics.efficiency <= 1
+    with pytest.raises(InvalidProfile, match="has no stream"):
+        window_efficiency(build("resnet50", device_tflops=8.0, batch=32, workers=4, streams=0), window)
+
+
+def test_ops_must_come_in_order() -> None:
+    """An op before what it waits for is refused by name."""
+    with pytest.raises(InvalidProfile, match='op "a" comes before'):
+        WorkerDag(
+            names=("a", "b"),
+            duration_s=np.ones(2),
+            resources=np.zeros(2, dtype=np.int64),
+            predecessors=((1,), ()),
+            recvs=(1,),
+        )

@@ -1,0 +1,76 @@
+"""What ``pace`` itself offers, and that every module's name means the module."""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pace
+
+HEAVY = {"matplotlib", "numba", "numpy", "pydantic", "scipy", "torch", "typer"}
+# What only Alembic can import, and what needs an extra that is not always installed.
+SKIPPED = ("pace.api.storage.migrations.env", "pace.api.workers.dask_", "pace.runtime.")
+
+
+def test_exported_names() -> None:
+    """The public surface: a name that goes needs a line in the changelog."""
+    assert sorted(pace.__all__) == [
+        "CommunicationFailed",
+        "FormatError",
+        "Gradient",
+        "Grid",
+        "InvalidOptions",
+        "InvalidProfile",
+        "InvalidSchedule",
+        "InvalidUse",
+        "Op",
+        "Options",
+        "POLICIES",
+        "PaceError",
+        "Profile",
+        "Schedule",
+        "ScheduleMismatch",
+        "ServiceUnavailable",
+        "SolverFailed",
+        "__version__",
+        "check",
+        "fit_cost",
+        "load_profile",
+        "load_schedule",
+        "make_policy",
+        "optimize",
+        "parse_profile",
+        "parse_schedule",
+        "read_chakra",
+        "read_execution_trace_profile",
+        "read_horovod_profile",
+        "read_kineto",
+        "read_layer_csv",
+        "read_pipedream",
+        "simulate",
+        "what_if",
+    ]
+    for name in pace.__all__:
+        assert getattr(pace, name) is not None
+
+
+def test_import_pace_is_light() -> None:
+    """The first line of a training script does not wait for what it may never use."""
+    code = "import sys, pace; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert HEAVY & set(done.stdout.split()) == set()
+
+
+def test_no_module_is_shadowed() -> None:
+    """``import pace.x.y`` gives the module, never a function or a class of its name."""
+    for name in pace.__all__:
+        getattr(pace, name)
+    checked = 0
+    for found in pkgutil.walk_packages(pace.__path__, "pace."):
+        if found.name.startswith(SKIPPED):
+            continue
+        module = importlib.import_module(found.name)
+        package, _, last = found.name.rpartition(".")
+        assert getattr(sys.modules[package], last) is module, found.name
+        checked += 1
+    assert checked > 100

@@ -1,0 +1,101 @@
+"""The chart of a predicted window: what it says, read from the SVG's text."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+from pace import Gradient, Op, Options, Profile, optimize
+from pace.documents.collective_costs import AffineAllReduce
+from pace.view.schedule_chart import plot
+
+
+def _profile() -> Profile:
+    """Two layers: the first one's gradient is ready last and needed first."""
+    return Profile(
+        name="two-layers",
+        workers=4,
+        ops=(
+            Op(name="bwd/b", duration_s=0.01, stream="compute"),
+            Op(name="bwd/a", duration_s=0.01, stream="compute"),
+            Op(name="fwd/a", duration_s=0.01, stream="compute", waits_for=("a",)),
+            Op(name="fwd/b", duration_s=0.01, stream="compute", waits_for=("b",)),
+        ),
+        gradients=(
+            Gradient(name="b", size_bytes=4_000_000, dtype="float32", producer="bwd/b"),
+            Gradient(name="a", size_bytes=4_000_000, dtype="float32", producer="bwd/a"),
+        ),
+        allreduce=AffineAllReduce(latency_s=0.0, seconds_per_byte=5e-9),
+    )
+
+
+def _words(path: Path) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())
+
+
+def test_the_chart_says_what_is_where(tmp_path: Path) -> None:
+    """Gradient b is sent from 10 ms, a from 20 to 40 ms before it goes on to 50 ms: the window takes 60 ms.
+
+    Lanes are named, every segment has its group's number, the legend explains every mark, and the bounds are
+    marked with their values: compute alone takes 40 ms, and no schedule beats 60 ms.
+    """
+    profile = _profile()
+    schedule = optimize(profile, Options(fusion="none"))
+    assert schedule.predicted.iteration_s == pytest.approx(0.06)
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        plot(profile, schedule, tmp_path / "window.svg")
+    words = _words(tmp_path / "window.svg")
+    assert words.count("compute") == words.count("network") == 1
+    numbers = [str(segment.group) for segment in schedule.segments]
+    assert numbers == ["0", "1", "0"]
+    assert words.count("1") == 1
+    assert words.count("0") == 2 + 1  # and the axis begins at 0
+    assert {
+        "two-layers: 60.0 ms predicted, 0.0% over the bound; 2 groups in 3 segments",
+        "this schedule, 60.0 ms",
+        "no schedule is faster, 60.0 ms",
+        "compute alone, 40.0 ms",
+        "a group is ready",
+        "groups that make the bound",
+        "compute that waits for no gradient",
+        "compute that waited for gradients",
+    } <= set(words)
+
+
+def test_segments_too_narrow_for_their_number_stay_apart(tmp_path: Path) -> None:
+    """Of 60 gradients as many numbers are written as have room; none is written over another."""
+    ops = [Op(name=f"bwd/{n}", duration_s=1e-4, stream="compute") for n in range(60)]
+    ops += [
+        Op(name=f"fwd/{n}", duration_s=1e-4, stream="compute", waits_for=(str(n),)) for n in range(59, -1, -1)
+    ]
+    gradients = [
+        Gradient(name=str(n), size_bytes=4000, dtype="float32", producer=f"bwd/{n}") for n in range(60)
+    ]
+    profile = _profile().model_copy(update={"ops": tuple(ops), "gradients": tuple(gradients)})
+    profile = Profile.model_validate(profile.model_dump())
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        plot(profile, optimize(profile, Options(fusion="none")), tmp_path / "window.svg")
+    below = re.findall(
+        r'<text style="font-size: 7px[^"]*text-anchor: middle[^"]*"[^>]*x="([\d.]+)"[^>]*>(\d+)</text>',
+        (tmp_path / "window.svg").read_text(),
+    )
+    places = sorted(float(x) for x, _ in below)
+    assert len(places) > 10
+    assert all(after - before > 4 for before, after in pairwise(places))
+
+
+@pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_the_ending_chooses_the_format(tmp_path: Path, ending: str, magic: bytes) -> None:
+    """A profile without gradients has a window too."""
+    profile = Profile(
+        name="compute",
+        workers=2,
+        ops=(Op(name="bwd/a", duration_s=0.01),),
+        gradients=(),
+        allreduce=AffineAllReduce(latency_s=0.0, seconds_per_byte=1e-9),
+    )
+    path = tmp_path / f"window.{ending}"
+    plot(profile, optimize(profile), path)
+    assert path.read_bytes().startswith(magic)

@@ -1,0 +1,116 @@
+"""Where the runtime's log goes, and which ranks write to it."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pace.runtime.event_log import log
+from pace.runtime.recorder import warn_if_inexact
+from tests.runtime.launch import run_ranks
+from tests.runtime.logs import captured_events
+from tests.runtime.models import batches, build
+from tests.runtime.schedules import profile_of, sizes_of
+from tests.runtime.training import OPTIMIZERS, backward, trainable, wrap
+
+# Nobody listens there: the port is reserved.
+NOWHERE = "http://127.0.0.1:9"
+
+
+@contextmanager
+def _written(folder: str) -> Iterator[list[Path]]:
+    """Collect what this process writes to stdout and stderr, whoever writes it and how."""
+    paths = [Path(folder, "stdout"), Path(folder, "stderr")]
+    sys.stdout.flush()
+    kept = [os.dup(1), os.dup(2)]
+    for number, path in enumerate(paths, start=1):
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), number)
+    try:
+        yield paths
+    finally:
+        sys.stdout.flush()
+        for number, descriptor in enumerate(kept, start=1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+def _train(rank: int) -> None:
+    model = build("conv")
+    with torch.no_grad():
+        next(model.parameters()).add_(rank)  # so that rank 0's weights have to be sent
+    inner = OPTIMIZERS["sgd"](trainable(model))
+    optimizer = wrap("gloo", inner, model, mode="auto", service=NOWHERE, job="logs", timeout_s=20.0)
+    batch = batches("conv", 1, rank)[0]
+    while not optimizer.report().trial_s:
+        optimizer.zero_grad()
+        backward(model(*batch))
+        optimizer.step()
+    optimizer.close()
+
+
+def _train_twice(rank: int, _size: int) -> tuple[str, str, list[str]]:
+    os.environ["PACE_PROFILE_ITERATIONS"] = "0"
+    with tempfile.TemporaryDirectory() as folder, _written(folder) as (stdout, stderr):
+        _train(rank)
+        sys.stdout.flush()
+        texts = stdout.read_text(), stderr.read_text()
+    with captured_events() as events:
+        _train(rank)
+    return *texts, [each["event"] for each in events]
+
+
+def test_only_rank_0_logs_and_never_to_stdout() -> None:
+    """Warnings go to stderr without any set-up, the rest to whoever asks ``logging`` for it."""
+    (stdout, stderr, events), *others = run_ranks(_train_twice, 2)
+    assert stdout == ""
+    assert stderr.startswith("pace.service_unavailable service='http://127.0.0.1:9' reason=")
+    assert stderr.count("\n") == 1
+    assert set(events) == {"pace.service_unavailable", "pace.weights_broadcast", "pace.mode_chosen"}
+    assert others == [("", "", [])]
+
+
+def test_importing_sets_up_no_logs() -> None:
+    """Neither structlog's configuration nor a handler of ``logging``."""
+    program = (
+        "import logging, structlog, pace.runtime.torch, pace.runtime.profiler\n"
+        "assert not structlog.is_configured()\n"
+        "assert not logging.getLogger().handlers\n"
+        "assert not any(getattr(each, 'handlers', ()) for name, each in"
+        " logging.Logger.manager.loggerDict.items() if name.startswith('pace'))\n"
+        "assert logging.getLogger('pace.runtime').level == logging.NOTSET\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_profile_far_off_the_plain_iterations_is_worth_a_warning() -> None:
+    """More than a tenth too long or too short; the profile is used all the same."""
+    profile = profile_of(sizes_of(build("conv")), 2)
+    with captured_events() as events:
+        for error in (0.05, -0.05, 0.2, -0.3):
+            found = {"capture_error": error, "capture_overhead": 0.0, "plain_iteration_s": 1.0}
+            warn_if_inexact(profile.model_copy(update={"metadata": found}))
+    assert [(each["event"], each["error"]) for each in events] == [
+        ("pace.capture_inexact", 0.2),
+        ("pace.capture_inexact", -0.3),
+    ]
+
+
+def test_a_record_holds_the_event_the_values_and_the_place(caplog: pytest.LogCaptureFixture) -> None:
+    """As text for people, as attributes for whoever formats records as JSON."""
+    log.warning("pace.something", reason="100 % idle", ranks=[1, 2])
+    (record,) = caplog.records
+    found: Any = record
+    assert record.getMessage() == "pace.something reason='100 % idle' ranks=[1, 2]"
+    assert (found.pace_event, found.pace_values) == (
+        "pace.something",
+        {"reason": "100 % idle", "ranks": [1, 2]},
+    )
+    assert (record.name, record.filename) == ("pace.runtime", Path(__file__).name)

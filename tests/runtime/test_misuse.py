@@ -1,0 +1,122 @@
+"""Calls that a wrapper cannot carry out: an error at once that says what to do instead."""
+
+import collections
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pace.errors import InvalidOptions, InvalidUse
+from tests.runtime.launch import run_ranks
+from tests.runtime.models import batches, build, weights
+from tests.runtime.training import (
+    OPTIMIZERS,
+    Weights,
+    backward,
+    difference,
+    equal_bits,
+    trainable,
+    wrap,
+)
+
+STEPS = 3
+
+
+def _refusal(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except (InvalidUse, InvalidOptions) as error:
+        return str(error)
+    return "not refused"
+
+
+def _misuse(rank: int, _size: int) -> Any:
+    model = build("conv")
+    inner = OPTIMIZERS["sgd"](trainable(model))
+    optimizer = wrap("gloo", inner, model)
+    shares = batches("conv", STEPS, rank)
+    wrong: list[Any] = [model.state_dict, torch.optim.SGD]
+    lazy = torch.nn.LazyLinear(3)
+
+    def train(by: torch.optim.Optimizer) -> None:
+        for batch in shares:
+            by.zero_grad()
+            backward(model(*batch))
+            by.step()
+
+    def assign(name: str) -> None:
+        setattr(optimizer, name, [])
+
+    train(optimizer)
+    refusals = {
+        "deepcopy": _refusal(lambda: copy.deepcopy(optimizer)),
+        "copy": _refusal(lambda: copy.copy(optimizer)),
+        "save": _refusal(lambda: torch.save(optimizer, io.BytesIO())),
+        "groups": _refusal(lambda: assign("param_groups")),
+        "no group": _refusal(lambda: wrap("gloo", inner, model, process_group="all")),
+        "no model": _refusal(lambda: wrap("gloo", inner, wrong[0])),
+        "no optimizer": _refusal(lambda: wrap("gloo", wrong[1], model)),
+        "lazy": _refusal(lambda: wrap("gloo", OPTIMIZERS["sgd"](list(lazy.parameters())), lazy)),
+        "wrapper": _refusal(lambda: wrap("gloo", optimizer, model)),
+        "optimizer": _refusal(lambda: wrap("gloo", inner, model)),
+        "model": _refusal(lambda: wrap("gloo", OPTIMIZERS["adam"](trainable(model)), model)),
+    }
+    train(optimizer)  # still can
+    optimizer.state = collections.defaultdict(dict)
+    train(optimizer)
+    trained = weights(model)
+    saved = optimizer.state_dict()
+    optimizer.close()
+    refusals["closed"] = _refusal(optimizer.step)
+    optimizer.zero_grad()
+    optimizer.synchronize()
+    assert optimizer.state_dict().keys() == saved.keys()
+    inner.step()
+    again = wrap("gloo", inner, model)
+    train(again)
+    again.close()
+    return refusals, trained
+
+
+def _train_with_state_forgotten(size: int) -> Weights:
+    model = build("conv")
+    optimizer = OPTIMIZERS["sgd"](trainable(model))
+    shares = [batches("conv", STEPS, rank) for rank in range(size)]
+    for pass_over_batches in range(3):
+        if pass_over_batches == 2:
+            optimizer.state = collections.defaultdict(dict)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            for share in shares:
+                backward(model(*share[step]) / size)
+            optimizer.step()
+    return weights(model)
+
+
+_SAID = {
+    "deepcopy": "copy or save what its state_dict() returns",
+    "copy": "copy or save what its state_dict() returns",
+    "save": "copy or save what its state_dict() returns",
+    "groups": "change the groups in place",
+    "no group": "process_group is 'all'; a torch.distributed.ProcessGroup is needed",
+    "no model": "model is of type method; a torch.nn.Module is needed",
+    "no optimizer": "optimizer is the class SGD; a torch.optim.Optimizer is needed",
+    "lazy": "weight has no shape yet: give the model a batch before its optimizer is wrapped",
+    "wrapper": "already wrapped: wrap the torch optimizer itself",
+    "optimizer": "the optimizer is already wrapped: close() the wrapper",
+    "model": "another optimizer that also updates features.0.weight, ",
+    "closed": "the wrapper was closed: step() the torch optimizer itself, or wrap it again",
+}
+
+
+def test_misuse_is_refused_at_once_and_harms_nothing() -> None:
+    """Copying, pickling, wrapping twice, stepping after close(); a new ``state`` is adopted as by torch."""
+    (first, trained), (second, other) = run_ranks(_misuse, 2)
+    for refusals in (first, second):
+        assert refusals.keys() == _SAID.keys()
+        for name, said in _SAID.items():
+            assert said in refusals[name], name
+    assert equal_bits(trained, other)
+    assert difference(trained, _train_with_state_forgotten(2)) <= 1e-5

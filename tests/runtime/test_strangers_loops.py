@@ -1,0 +1,30 @@
+"""Laws 1 and 4 in loops as strangers write them, beside the same loops with gradients averaged by hand."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.runtime.beside_plain import assert_trains_as_plainly
+from tests.runtime.loop_run import Loop
+from tests.runtime.rank_pool import RankPool
+from tests.runtime.stranger_gradients import GRADIENT_LOOPS
+from tests.runtime.stranger_models import MODEL_LOOPS
+from tests.runtime.stranger_steps import STEP_LOOPS
+
+# The trial of mode auto takes 22 steps.
+MODES = {"overlap": 9, "auto": 26}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    """Ranks that stay for all loops."""
+    with RankPool(2) as ranks:
+        yield ranks
+
+
+@pytest.mark.flaky(reruns=0)  # a difference that comes and goes is still one
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loop", [*GRADIENT_LOOPS, *MODEL_LOOPS, *STEP_LOOPS], ids=lambda loop: loop.__name__)
+def test_loop_of_a_stranger_trains_as_without_the_runtime(pool: RankPool, loop: Loop, mode: str) -> None:
+    """Weights, and whatever the loop looked at, are those of the plain loop; weights are the same bits."""
+    assert_trains_as_plainly(pool, loop, steps=MODES[mode], mode=mode)
