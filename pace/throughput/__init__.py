@@ -1,0 +1,1 @@
+"""Throughput of asynchronous training with parameter servers, predicted from one worker's recorded steps."""
