@@ -41,6 +41,9 @@ class StepOp(Document):
         Compute ops of one worker that name the same stream run one at a time, in order of arrival.
     deps
         Names of the ops that end before it starts; a name that stands twice counts once.
+    parameter
+        What a transfer or an update belongs to, where its name does not say so after its first slash: what
+        has one parameter moves together when parameters are placed on other servers.
     """
 
     name: Name
@@ -49,6 +52,12 @@ class StepOp(Document):
     size_bytes: Annotated[int, Field(ge=0, le=MAX_TOTAL_BYTES)] | None = None
     stream: Name | None = None
     deps: tuple[Name, ...] = ()
+    parameter: Name | None = None
+
+    @property
+    def belongs_to(self) -> str:
+        """The parameter of a transfer or an update."""
+        return self.parameter or self.name.partition("/")[2] or self.name
 
     @property
     def is_transfer(self) -> bool:

@@ -78,9 +78,8 @@ class StepGraph:
 def with_servers(document: StepsDocument, servers: int) -> StepsDocument:
     """Return the document with its parameters on another number of servers: an extrapolation.
 
-    A parameter is what one downlink op pulls; its gradient is the uplink op of the same name after the first
-    slash, its update likewise. Each goes, in order of the downlink ops, to the server with the least bytes.
-    Transfers that no downlink op names follow, in their own order.
+    What belongs to one parameter (``StepOp.belongs_to``) stays together. Parameters go, in order of the
+    downlink ops that pull them, to the server with the least bytes; what is never pulled follows.
 
     Raises
     ------
@@ -95,15 +94,10 @@ def with_servers(document: StepsDocument, servers: int) -> StepsDocument:
     for wanted in ("downlink", "uplink", "ps"):
         for op in document.ops:
             if op.resource == wanted:
-                sizes.setdefault(parameter_of(op.name), op.size_bytes or 0)
+                sizes.setdefault(op.belongs_to, op.size_bytes or 0)
     placed = dict(zip(sizes, least_bytes_servers(list(sizes.values()), servers), strict=True))
     ops = tuple(
-        op if op.resource == "worker" else op.model_copy(update={"server": placed[parameter_of(op.name)]})
+        op if op.resource == "worker" else op.model_copy(update={"server": placed[op.belongs_to]})
         for op in document.ops
     )
     return document.replace(servers=servers, ops=ops)
-
-
-def parameter_of(name: str) -> str:
-    """Return what follows the first slash: the parameter that a transfer or an update belongs to."""
-    return name.partition("/")[2] or name
