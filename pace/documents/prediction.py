@@ -34,7 +34,7 @@ class PredictionOptions(Document):
         Whether to find out what one more worker, one more server, a faster link and faster compute are worth.
     """
 
-    workers: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1000)] = (1, 2, 3, 4, 5, 6, 7, 8)
+    workers: Annotated[tuple[Count, ...], Field(max_length=1000)] = (1, 2, 3, 4, 5, 6, 7, 8)
     servers: Annotated[tuple[Count, ...], Field(max_length=100)] = ()
     bandwidth_gbps: Annotated[
         tuple[Annotated[float, Field(gt=0, le=8e6, allow_inf_nan=False)], ...], Field(max_length=100)
@@ -49,6 +49,8 @@ class PredictionOptions(Document):
 
     @model_validator(mode="after")
     def _something_is_measured(self) -> Self:
+        if not self.workers:
+            raise ValueError("no number of workers is given")
         if self.skip >= self.steps:
             raise ValueError(f"{self.skip} of {self.steps} steps are skipped: nothing is left to measure")
         return self

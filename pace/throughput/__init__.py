@@ -5,7 +5,7 @@
 
 from pace.throughput.from_profile import steps_from_profile
 from pace.throughput.overhead import fit_overhead
-from pace.throughput.predict import predict
+from pace.throughput.prediction import predict
 from pace.throughput.simulate import StepSimulation, simulate_steps
 
 __all__ = ["StepSimulation", "fit_overhead", "predict", "simulate_steps", "steps_from_profile"]

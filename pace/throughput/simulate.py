@@ -2,7 +2,7 @@
 
 The algorithm is that of Li, Yan, Paolieri and Golubchik, "Throughput Prediction of Asynchronous SGD in
 TensorFlow" (ICPE 2020), with its printed defects put right and with max-min sharing for any number of
-servers. One run; ``pace.throughput.predict`` makes answers of many.
+servers. One run; ``pace.throughput.prediction`` makes answers of many.
 """
 
 from collections.abc import Sequence
