@@ -1,4 +1,4 @@
-"""Predictions in the database. As in ``pace.api.storage.store``: one transaction a method, the tenant first."""
+"""Predictions in the database. As in ``pace.api.storage.store``: a method is a transaction, the tenant first."""
 
 import hashlib
 from dataclasses import dataclass
@@ -44,9 +44,7 @@ class PredictionStore:
 
     def list(self, tenant: str, limit: int, cursor: str | None) -> PredictionPage:
         """Return a page of predictions."""
-        question = (
-            select(*_SUMMARY).join(SolutionRecord, _ANSWERED).where(PredictionRecord.tenant == tenant)
-        )
+        question = select(*_SUMMARY).join(SolutionRecord, _ANSWERED).where(PredictionRecord.tenant == tenant)
         with self.database.read() as connection:
             rows, following = read_page(
                 connection, question, PredictionRecord.created_at, PredictionRecord.id, limit, cursor

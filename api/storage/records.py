@@ -59,7 +59,7 @@ class ProfileRecord(Record):
 
 
 class SolutionRecord(Record):
-    """The document for a key: of a schedule (profile, options, solver version) of a what-if or of a prediction."""
+    """The document for a key: of a schedule (profile, options, solver version), a what-if or a prediction."""
 
     __tablename__ = "solutions"
 

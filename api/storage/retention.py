@@ -28,8 +28,8 @@ _PAGES_AT_ONCE = 2000
 def prune(database: Database, before: datetime) -> int:
     """Delete what is older, of all tenants; return how many results went.
 
-    Schedules, what-ifs and predictions count from when they were last asked for by POST, reports and finished tasks
-    from their end. A profile goes with the last of these that refers to it, unless it is itself newer.
+    Schedules, what-ifs and predictions count from when they were last asked for by POST, reports and finished
+    tasks from their end. A profile goes with the last of these that refers to it, unless it is itself newer.
     """
     live = TaskRecord.state.in_(("queued", "running"))
     num_pruned = 0

@@ -28,7 +28,6 @@ from pace.api.workers.functions import answer_what_if, solve
 from pace.api.workers.predictions import answer_prediction
 from pace.client.documents import TaskKindName
 
-
 AnyStored = StoredSchedule | StoredWhatIf | StoredPrediction
 
 

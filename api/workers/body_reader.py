@@ -7,7 +7,13 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from pace.api.errors import QueueFull
-from pace.api.received import AnyReceivedTask, ReceivedPrediction, ReceivedProfile, ReceivedRequest, ReceivedWhatIf
+from pace.api.received import (
+    AnyReceivedTask,
+    ReceivedPrediction,
+    ReceivedProfile,
+    ReceivedRequest,
+    ReceivedWhatIf,
+)
 from pace.api.workers.functions import ReadLimits
 from pace.api.workers.pool import WorkerPool
 

@@ -147,9 +147,7 @@ def compare_tcp(
                     job = job_of(shape, workers=count, servers=num_servers, discipline=discipline)
                     measured = []
                     for repetition in range(repetitions):
-                        ends, _, _ = run_tcp(
-                            job, rate_mbit_s=rate_mbit_s, steps=steps, seed=1 + repetition
-                        )
+                        ends, _, _ = run_tcp(job, rate_mbit_s=rate_mbit_s, steps=steps, seed=1 + repetition)
                         measured.append(measured_rate(ends, skip))
                     found = compare(
                         document,

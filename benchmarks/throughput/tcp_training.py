@@ -179,7 +179,9 @@ def _work(worker: int, on: Sequence[Host], job: TcpJob, sides: list[Side]) -> An
                     threading.Thread(target=target, args=arguments, daemon=True).start()
         state.update(arrived=arrived, times=times, senders=senders)
 
-    def train(steps: int, seed: int, start_at: float) -> tuple[list[float], list[dict[str, list[float]]], float]:
+    def train(
+        steps: int, seed: int, start_at: float
+    ) -> tuple[list[float], list[dict[str, list[float]]], float]:
         rng = random.Random(f"{seed} {worker}")
         ends, records = [], []
         _sleep_until(start_at)
@@ -238,5 +240,3 @@ def _step(
 def _sleep_until(moment: float) -> None:
     while (left := moment - time.monotonic()) > 0:
         time.sleep(left)
-
-

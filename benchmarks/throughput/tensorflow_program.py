@@ -1,8 +1,8 @@
 """One process of unmodified TensorFlow training with parameter servers; needs TensorFlow and nothing of PACE.
 
 Runs where TensorFlow 2.21 is installed (``pip install tensorflow-cpu==2.21.0``), one process for each server
-and worker. The worker's compute sleeps until absolute deadlines, so that many workers fit on one machine; variables,
-gradients, their transfers and updates are TensorFlow's own.
+and worker. The worker's compute sleeps until absolute deadlines, so that many workers fit on one machine;
+variables, gradients, their transfers and updates are TensorFlow's own.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-import tensorflow as tf  # type: ignore[import-not-found,unused-ignore]  # in an environment of its own
+import tensorflow as tf  # type: ignore[import-untyped,import-not-found,unused-ignore]  # in an environment of its own
 from google.protobuf.json_format import MessageToDict
 
 tf1 = tf.compat.v1
@@ -116,7 +116,8 @@ def train(arguments: argparse.Namespace, target: str) -> None:
         print("ready", flush=True)
         sys.stdin.readline()
         started = time.monotonic()
-        ends, traces = [], []
+        ends: list[float] = []
+        traces: list[dict[str, Any]] = []
         options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE, output_partition_graphs=True)
         while len(ends) < arguments.steps:
             if arguments.trace:
@@ -150,9 +151,7 @@ def main() -> None:
     arguments = parser.parse_args()
     tf1.disable_eager_execution()
     cluster = tf1.train.ClusterSpec({"ps": arguments.ps, "worker": arguments.workers})
-    server = tf1.train.Server(
-        cluster, job_name=arguments.job, task_index=arguments.task, protocol="grpc"
-    )
+    server = tf1.train.Server(cluster, job_name=arguments.job, task_index=arguments.task, protocol="grpc")
     if arguments.job == "ps":
         server.join()
     train(arguments, server.target)

@@ -66,7 +66,9 @@ def run_tensorflow(
         ]
         environment = os.environ | ({"TF_GRPC_DEFAULT_OPTIONS": WINDOW_OFF} if window_off else {})
         for task, host in enumerate(of_ps):
-            stack.enter_context(_process(host, python, ["--job", "ps", "--task", str(task), *common], environment))
+            stack.enter_context(
+                _process(host, python, ["--job", "ps", "--task", str(task), *common], environment)
+            )
         started = []
         for task, host in enumerate(of_workers):
             own = ["--job", "worker", "--task", str(task), "--output", f"{folder}/{task}.json"]

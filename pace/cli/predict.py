@@ -79,9 +79,7 @@ def predict(
                 from pace.client import Client
 
                 with Client(service, api_key=api_key, timeout_s=timeout_s) as client:
-                    result = client.predict(
-                        document, options, progress=lambda done: bar.advance(task, done)
-                    )
+                    result = client.predict(document, options, progress=lambda done: bar.advance(task, done))
         if plot is not None:
             from pace.view.prediction_charts import plot_prediction
 

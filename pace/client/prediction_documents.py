@@ -2,9 +2,10 @@
 
 from datetime import datetime
 
-from pace.client.documents import ResourceId, Sha256
+from pace.client.documents import ResourceId
 from pace.documents.base import Document
 from pace.documents.prediction import Prediction, PredictionOptions
+from pace.documents.schedule import Sha256
 from pace.documents.steps import StepsDocument
 
 

@@ -70,6 +70,8 @@ class Fleet(Document):
     def is_uniform(self) -> bool:
         """Whether all workers do the same, so that each of them can be given the same number of steps."""
         lists = (self.speed, self.download_bytes_per_s, self.upload_bytes_per_s, self.join_s, self.leave_s)
-        return self.barrier != "quorum" and all(len(set(values)) <= 1 for values in lists) and not any(
-            moment is not None for moment in self.leave_s
+        return (
+            self.barrier != "quorum"
+            and all(len(set(values)) <= 1 for values in lists)
+            and not any(moment is not None for moment in self.leave_s)
         )

@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from pace.documents.base import Document
 from pace.documents.fleet import Fleet
-from pace.documents.steps import LinkDiscipline, Rate, Seconds
+from pace.documents.profile import Seconds
+from pace.documents.steps import LinkDiscipline
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
 
@@ -170,10 +171,11 @@ class Prediction(Document):
     unit
         What throughput counts each second.
     replay_error
-        Median relative error of the recorded steps replayed one by one; None where the document has no starts.
+        Median relative error of the recorded steps, replayed one by one; None where the document has no
+        starts.
     trusted
-        "simulation", or "closed_network" where the replay is so far off that the coarser model, which is fitted
-        to the recorded step, is the better guess.
+        "simulation", or "closed_network" where the replay is so far off that the coarser model is the better
+        guess: it is fitted to the recorded step.
     notes
         What to know before relying on it.
     """
@@ -193,7 +195,16 @@ class Prediction(Document):
     def to_csv(self) -> str:
         """Return a row for each point."""
         text = io.StringIO()
-        columns = ("workers", "servers", "bandwidth_gbps", "throughput", "low", "high", "step_s", "bottleneck")
+        columns = (
+            "workers",
+            "servers",
+            "bandwidth_gbps",
+            "throughput",
+            "low",
+            "high",
+            "step_s",
+            "bottleneck",
+        )
         writer = csv.writer(text, lineterminator="\n")
         coarse = tuple(CoarseModels.model_fields)
         writer.writerow([*columns, "mean_staleness", "largest_utilization", *coarse, "extrapolated"])

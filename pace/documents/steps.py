@@ -143,16 +143,19 @@ class StepsDocument(Document):
     schema_version: Literal[1] = 1
     kind: Literal["parameter-server-steps"] = "parameter-server-steps"
     name: Name
-    batch: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] = 1
+    batch: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] = 1.0
     servers: Annotated[int, Field(ge=1, le=10_000)] = 1
-    ops: Annotated[tuple[StepOp, ...], Field(min_length=1)]
-    steps: Annotated[tuple[RecordedStep, ...], Field(min_length=1)]
+    ops: tuple[StepOp, ...]
+    steps: tuple[RecordedStep, ...]
     link: StepLink
     overhead: ParsingOverhead = ParsingOverhead()
     metadata: Annotated[dict[str, Any], AfterValidator(frozen)] = Field(default_factory=FrozenDict)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        for what, items in (("ops", self.ops), ("steps", self.steps)):
+            if not items:
+                raise ValueError(f"{what}: there are none")
         names: set[str] = set()
         for op in self.ops:
             if op.name in names:

@@ -96,7 +96,9 @@ def read_tf_run_metadata(
     whole = [step for step in traced if step.shape == usual and step.edges <= step.transfers.keys()]
     whole = [step for step in whole if _has_servers_rows(step)]
     if not whole:
-        raise FormatError(where, f"none of {len(traced)} steps is complete: rows of transfers or servers lack")
+        raise FormatError(
+            where, f"none of {len(traced)} steps is complete: rows of transfers or servers lack"
+        )
     dropped = len(traced) - len(whole)
     if dropped:
         warn(where, f"{dropped} of {len(traced)} steps were dropped: they lack rows or have another graph")

@@ -38,9 +38,7 @@ def steps_from_profile(
         raise InvalidOptions(f"{servers} servers and {count} steps: expected at least 1")
     if not 0 <= jitter <= 10:
         raise InvalidOptions(f"jitter is {jitter}: expected 0 to 10")
-    dag = parameter_server_worker(
-        profile, servers=servers, transfer=CostCurve.affine(0.0, 1.0 / bytes_per_s)
-    )
+    dag = parameter_server_worker(profile, servers=servers, transfer=CostCurve.affine(0.0, 1.0 / bytes_per_s))
     sizes = {gradient.name: gradient.size_bytes for gradient in profile.gradients}
     streams = {op.name: op.stream for op in profile.ops}
     transfers = len(profile.gradients)

@@ -65,7 +65,9 @@ class StepGraph:
                 queue=queue,
                 size=np.array([op.size_bytes or 0 for op in document.ops], dtype=np.float64),
                 successors=np.array([op for ops in after for op in ops], dtype=np.int64),
-                first_successor=np.concatenate(([0], np.cumsum([len(ops) for ops in after]))).astype(np.int64),
+                first_successor=np.concatenate(([0], np.cumsum([len(ops) for ops in after]))).astype(
+                    np.int64
+                ),
                 num_predecessors=counts,
                 queue_offset=np.concatenate(([0], np.cumsum(in_queue))).astype(np.int64),
                 num_servers=servers,

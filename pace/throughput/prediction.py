@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -248,7 +249,7 @@ def knee_of(curve: list[PredictedPoint]) -> int | None:
     """
     ordered = sorted(curve, key=lambda point: point.workers)
     each = ordered[0].throughput / ordered[0].workers
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in pairwise(ordered):
         if after.workers > before.workers:
             added = (after.throughput - before.throughput) / (after.workers - before.workers)
             if added < each / 2:

@@ -144,7 +144,9 @@ def _refuse_misfits(document: StepsDocument, workers: int, fleet: Fleet, steps: 
     if steps < 1 or not 0 <= skip < steps:
         raise InvalidOptions(f"{steps} steps of which {skip} are skipped: expected more steps than that")
     if workers * steps > MOST_STEPS:
-        raise InvalidOptions(f"{workers} workers with {steps} steps each: expected at most {MOST_STEPS} together")
+        raise InvalidOptions(
+            f"{workers} workers with {steps} steps each: expected at most {MOST_STEPS} together"
+        )
     if (fleet.pull_every > 1 or fleet.push_every > 1) and not any(
         op.resource == "worker" and any(step.duration_s[at] for step in document.steps)
         for at, op in enumerate(document.ops)

@@ -15,7 +15,7 @@ from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.routes.tasks import wait_for_result
 from pace.api.http.security import Admin, Reader, Submitter
 from pace.api.storage.prediction_store import StoredPrediction
-from pace.api.workers.predictions import read_prediction, prediction_csv
+from pace.api.workers.predictions import prediction_csv, read_prediction
 from pace.client.documents import ResourceId, TaskResource
 from pace.client.prediction_documents import PredictionPage, PredictionRequest, PredictionResource
 
@@ -73,7 +73,9 @@ async def create_prediction(request: Request, service: RunningService, principal
     return answer.response(201, {"Location": f"/v1/predictions/{submitted.result_id}"})
 
 
-@router.get("", summary="List predictions", response_model=PredictionPage, responses=problems(401, 403, 422, 429))
+@router.get(
+    "", summary="List predictions", response_model=PredictionPage, responses=problems(401, 403, 422, 429)
+)
 async def list_predictions(
     request: Request, service: RunningService, principal: Reader, limit: Limit = 100, cursor: Cursor = None
 ) -> Response:

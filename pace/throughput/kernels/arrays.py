@@ -1,4 +1,4 @@
-"""What the compiled simulation reads and changes: named tuples of arrays, with the meaning of every number."""
+"""What the compiled simulation reads and writes: named tuples of arrays, and what every number means."""
 
 from typing import NamedTuple
 

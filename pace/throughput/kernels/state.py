@@ -8,7 +8,7 @@ from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.solver.compiled import compiled
 from pace.throughput.kernels.arrays import ClientArrays, OpArrays, RuleNumbers
 
-# Places in `RunState.count`.
+# Places in `RunState.counter`.
 TIMERS, DUE, VERSION, ROUND, ROUND_ENDED, ALIVE, WARM = range(7)
 
 
@@ -34,7 +34,7 @@ class RunState(NamedTuple):
         A heap of the ends of compute and parsing.
     due : integer array
         Keys of timers that have run out and are still to be handled.
-    count : integer array
+    counter : integer array
         Numbers with the names above.
     """
 
@@ -64,7 +64,7 @@ class RunState(NamedTuple):
     timer_s: FloatArray
     timer_key: IntArray
     due: IntArray
-    count: IntArray
+    counter: IntArray
 
 
 @compiled
@@ -100,7 +100,7 @@ def new_state(ops: OpArrays, clients: ClientArrays, rules: RuleNumbers) -> RunSt
         timer_s=np.zeros(room),
         timer_key=np.zeros(room, dtype=np.int64),
         due=np.zeros(room, dtype=np.int64),
-        count=np.zeros(7, dtype=np.int64),
+        counter=np.zeros(7, dtype=np.int64),
     )
 
 
@@ -131,8 +131,8 @@ def dequeue(state: RunState, ops: OpArrays, worker: int, queue: int, place: int)
 @compiled
 def add_timer(state: RunState, end_s: float, key: int) -> None:
     """Put a timer into the heap."""
-    at = state.count[TIMERS]
-    state.count[TIMERS] += 1
+    at = state.counter[TIMERS]
+    state.counter[TIMERS] += 1
     while at > 0:
         above = (at - 1) >> 1
         if state.timer_s[above] <= end_s:
@@ -147,8 +147,8 @@ def add_timer(state: RunState, end_s: float, key: int) -> None:
 @compiled
 def drop_first_timer(state: RunState) -> None:
     """Remove the timer that ends first."""
-    size = state.count[TIMERS] - 1
-    state.count[TIMERS] = size
+    size = state.counter[TIMERS] - 1
+    state.counter[TIMERS] = size
     last_s, last_key = state.timer_s[size], state.timer_key[size]
     at = 0
     while True:

@@ -6,7 +6,14 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pace.documents.fleet import Fleet
-from pace.documents.steps import LinkDiscipline, ParsingOverhead, RecordedStep, StepLink, StepOp, StepsDocument
+from pace.documents.steps import (
+    LinkDiscipline,
+    ParsingOverhead,
+    RecordedStep,
+    StepLink,
+    StepOp,
+    StepsDocument,
+)
 
 MB = 1_000_000
 

@@ -7,6 +7,7 @@ rounded, what is simultaneous here is so by arithmetic, and the order of simulta
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import simpy
@@ -72,7 +73,7 @@ class Twin:
         self.flows: dict[tuple[int, int, str], Transfer] = {}
         self.advanced = Fraction(0)
         self.generation = 0
-        self.due: dict[Key, Callable[[], None]] = {}
+        self.due: dict[Key, Callable[[], object]] = {}
         self.settling = False
         self.versions = 0
         self.round, self.ended_in_round = 0, 0
@@ -85,10 +86,10 @@ class Twin:
         ]
         for worker in self.workers:
             join = fleet.join_s[worker.number % len(fleet.join_s)] if fleet.join_s else 0.0
-            self.at(Fraction(join), (worker.number, 4, 0, 0), lambda worker=worker: self.join(worker))
+            self.at(Fraction(join), (worker.number, 4, 0, 0), partial(self.join, worker))
             leave = fleet.leave_s[worker.number % len(fleet.leave_s)] if fleet.leave_s else None
             if leave is not None:
-                self.at(Fraction(leave), (worker.number, 4, 0, 1), lambda worker=worker: self.leave(worker))
+                self.at(Fraction(leave), (worker.number, 4, 0, 1), partial(self.leave, worker))
 
     def run(self) -> "Twin":
         """Run to the end."""
@@ -98,7 +99,7 @@ class Twin:
 
     # Time
 
-    def at(self, delay: Fraction, key: Key, action: Callable[[], None]) -> None:
+    def at(self, delay: Fraction, key: Key, action: Callable[[], object]) -> None:
         """After a delay, have `action` wait for its turn among what is simultaneous."""
 
         def fall_due(_: Any) -> None:
@@ -169,11 +170,11 @@ class Twin:
                     (link for link in limits if users[link]), key=lambda at: limits[at] / len(users[at])
                 )
                 fair = limits[tightest] / len(users[tightest])
-                for flow in users[tightest]:
-                    self.flows[flow].rate = fair
-                    open_flows.discard(flow)
-                    limits["worker", flow[0]] -= fair
-                    limits["server", flow[1]] -= fair
+                for shared in users[tightest]:
+                    self.flows[shared].rate = fair
+                    open_flows.discard(shared)
+                    limits["worker", shared[0]] -= fair
+                    limits["server", shared[1]] -= fair
         generation = self.generation
         for key, flow in self.flows.items():
             if flow.is_due:
@@ -360,8 +361,8 @@ class Twin:
         worker.alive = worker.between = False
         for key in [key for key in self.flows if key[0] == worker.number]:
             del self.flows[key]
-        for key in [key for key in self.due if key[0] == worker.number and key[1] in (0, 2)]:
-            del self.due[key]
+        for due in [due for due in self.due if due[0] == worker.number and due[1] in (0, 2)]:
+            del self.due[due]
         worker.queues.clear()
         worker.busy.clear()
         self.go_on()

@@ -67,16 +67,20 @@ def test_a_link_is_shared_while_both_use_it() -> None:
     ops = (("down", "downlink", 4 * MB), ("more", "downlink", 4 * MB, ("down",)))
     steps = document(ops, [[0, 0]], 4 * MB)
     # The second worker's 8 MB are two transfers, one after the other; the first leaves after its first.
-    run = simulate_steps(
-        steps, 2, fleet=Fleet(leave_s=(2.0, None)), steps=1, skip=0, num_recorded=1
-    )
+    run = simulate_steps(steps, 2, fleet=Fleet(leave_s=(2.0, None)), steps=1, skip=0, num_recorded=1)
     assert run.op_end_s[:, 0, 0].tolist() == [2.0, 2.0]
     assert run.op_end_s[1, 0, 1] == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
     ("first", "window", "workers", "makespan"),
-    [("c0", None, 1, 10.1), ("c1", None, 1, 11.1), ("c0", 4 * MB, 1, 10.1), ("c0", None, 2, 18.1), ("c0", None, 3, 26.1)],
+    [
+        ("c0", None, 1, 10.1),
+        ("c1", None, 1, 11.1),
+        ("c0", 4 * MB, 1, 10.1),
+        ("c0", None, 2, 18.1),
+        ("c0", None, 3, 26.1),
+    ],
 )
 def test_order_and_overlap(first: str, window: int | None, workers: int, makespan: float) -> None:
     """Test E: two layers at 2 MB/s; which one is pulled first matters, and workers share the link."""
@@ -112,9 +116,7 @@ def test_equal_to_the_exact_twin(
     """The same steps end at the same times, with the same staleness, as in exact arithmetic."""
     row = st.lists(st.integers(0, len(steps.steps) - 1), min_size=count, max_size=count)
     drawn = data.draw(st.lists(row, min_size=workers, max_size=workers))
-    run = simulate_steps(
-        steps, workers, fleet=fleet, steps=count, skip=0, drawn=drawn, num_recorded=2
-    )
+    run = simulate_steps(steps, workers, fleet=fleet, steps=count, skip=0, drawn=drawn, num_recorded=2)
     priority = priorities_of(steps, StepGraph.of(steps), 0)[0].tolist()
     twin = Twin(steps, workers, fleet, drawn, steps=count, priority=priority).run()
     assert run.worker.tolist() == [worker for _, worker, _, _ in twin.ends]
@@ -143,7 +145,9 @@ def test_same_seed_same_run() -> None:
     """A seed decides which steps are drawn; another draws others."""
     durations = [[0, compute, 0, 0.5] for compute in (0.5, 1.0, 2.5)]
     base = pull_compute_push()
-    steps = base.replace(steps=tuple(base.steps[0].model_copy(update={"duration_s": tuple(t)}) for t in durations))
+    steps = base.replace(
+        steps=tuple(base.steps[0].model_copy(update={"duration_s": tuple(t)}) for t in durations)
+    )
     runs = [simulate_steps(steps, 3, steps=60, skip=5, seed=seed).end_s.tobytes() for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
 
@@ -168,9 +172,7 @@ def test_a_quorum_ends_rounds_without_the_slow() -> None:
     """Two fast clients make rounds of their own; what the slow one ends after its round is dropped."""
     steps = pull_compute_push(update_s=0.0)
     fast = (100.0 * MB,)
-    fleet = Fleet(
-        speed=(1, 1, 0.1), barrier="quorum", quorum=2, late="drop", server_bytes_per_s=fast
-    )
+    fleet = Fleet(speed=(1, 1, 0.1), barrier="quorum", quorum=2, late="drop", server_bytes_per_s=fast)
     run = simulate_steps(steps, 3, fleet=fleet, steps=10, skip=0)
     of_slow = run.kept[run.worker == 2]
     assert len(of_slow) >= 1
