@@ -1,4 +1,4 @@
-"""Predictions in the database. As in ``pace.api.storage.store``: a method is a transaction, the tenant first."""
+"""Predictions in the database; as in ``pace.api.storage.store``, each method is one transaction."""
 
 import hashlib
 from dataclasses import dataclass

@@ -7,25 +7,20 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.testbed.hosts import Host, Link, hosts
+from benchmarks.testbed.rates import measure_rates
+from benchmarks.throughput.compare import Comparison, compare, measured_rate, replay_errors
+from benchmarks.throughput.shapes import ModelShape, shape_of
+from pace.formats.tf_run_metadata import read_tf_run_metadata
 
 PROGRAM = Path(__file__).with_name("tensorflow_program.py")
 PORT = 2222
 # With this, a receiver lets every transfer through at once: the paper's "flow control disabled".
 WINDOW_OFF = "grpc.http2.bdp_probe=0,grpc.http2.lookahead_bytes=2147483647"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmulatedModel:
-    """Layers of one model: bytes of each one's parameters, and seconds of its two passes."""
-
-    name: str
-    layers: tuple[int, ...]
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +35,7 @@ class TrainingRun:
 
 def run_tensorflow(
     python: Path,
-    model: EmulatedModel,
+    model: ModelShape,
     *,
     workers: int,
     servers: int,
@@ -113,3 +108,72 @@ def _process(
     finally:
         process.kill()
         process.wait()
+
+
+def compare_tensorflow(
+    python: Path,
+    *,
+    models: Sequence[str],
+    ratios: Sequence[float],
+    workers: Sequence[int],
+    servers: Sequence[int],
+    window_off: bool,
+    rate_mbit_s: float,
+    total_bytes: float,
+    profiled: int,
+    steps: int,
+    skip: int,
+    repetitions: int,
+) -> Iterator[tuple[Comparison | None, dict[str, object]]]:
+    """Profile one worker with traces, then measure without them and predict each number of workers."""
+    system = f"tensorflow, window {'off' if window_off else 'default'}"
+    with hosts([Link(rate_mbit_s=rate_mbit_s)] * 2) as made:
+        rate = min(measure_rates(made)) * 1e6 / 8
+    for name in models:
+        for ratio in ratios:
+            shape = shape_of(name, total_bytes=total_bytes, ratio=ratio, bytes_per_s=rate)
+            for num_servers in servers:
+                run = partial(
+                    run_tensorflow,
+                    python,
+                    shape,
+                    servers=num_servers,
+                    rate_mbit_s=rate_mbit_s,
+                    window_off=window_off,
+                )
+                traced = run(workers=1, steps=profiled, trace=True)
+                with tempfile.TemporaryDirectory() as folder:
+                    path = Path(folder) / f"{name}.json"
+                    path.write_text(json.dumps(traced.traces))
+                    document = read_tf_run_metadata([path], bytes_per_s=rate)
+                of_steps, of_downlinks = replay_errors(document)
+                yield (
+                    None,
+                    {
+                        "system": system,
+                        "model": name,
+                        "ratio": ratio,
+                        "servers": num_servers,
+                        "bytes_per_s": rate,
+                        "steps_dropped": document.metadata["steps_dropped"],
+                        "replay_errors": of_steps,
+                        "downlink_errors": of_downlinks,
+                    },
+                )
+                for count in workers:
+                    measured = [
+                        measured_rate(run(workers=count, steps=steps).ends_s, skip)
+                        for _ in range(repetitions)
+                    ]
+                    found = compare(
+                        document,
+                        measured,
+                        workers=count,
+                        steps=steps,
+                        skip=skip,
+                        system=system,
+                        model=name,
+                        ratio=ratio,
+                        load_average=os.getloadavg()[0],
+                    )
+                    yield found, found.as_row()

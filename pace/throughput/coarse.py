@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pace.documents.steps import StepsDocument
+from pace.documents.fleet import Fleet
+from pace.documents.steps import StepResource, StepsDocument
 from pace.solver.arrays import FloatArray
 
 
@@ -54,8 +55,15 @@ def compute_s(document: StepsDocument) -> float:
     return float(longest.max(axis=0).mean())
 
 
-def link_s(document: StepsDocument, pull_every: int = 1, push_every: int = 1) -> tuple[float, ...]:
-    """Return the seconds a step needs of each server's downlink, then of each server's uplink."""
-    rate = document.link.bytes_per_s
-    down = [size / rate / pull_every for size in document.bytes_of("downlink")]
-    return (*down, *(size / rate / push_every for size in document.bytes_of("uplink")))
+def link_s(document: StepsDocument, fleet: Fleet) -> tuple[float, ...]:
+    """Return the seconds a mean step needs of each server's downlink, then of each server's uplink."""
+    rates = fleet.server_bytes_per_s or (document.link.bytes_per_s,)
+    directions: tuple[tuple[StepResource, int], ...] = (
+        ("downlink", fleet.pull_every),
+        ("uplink", fleet.push_every),
+    )
+    return tuple(
+        size / rates[server % len(rates)] / every
+        for resource, every in directions
+        for server, size in enumerate(document.bytes_of(resource))
+    )

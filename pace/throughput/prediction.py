@@ -147,7 +147,11 @@ def _point(
     )
     staleness = np.concatenate([one.measured_staleness for one in runs])
     values, counts = np.unique(staleness, return_counts=True)
-    same = document.link.bytes_per_s == recorded.link.bytes_per_s and document.servers == recorded.servers
+    same = (
+        document.link.bytes_per_s == recorded.link.bytes_per_s
+        and document.servers == recorded.servers
+        and fleet == Fleet()
+    )
     lone = alone_s if alone_s is not None and same else _alone_s(document, fleet)
     mean = float(rates.mean())
     return PredictedPoint(
@@ -172,7 +176,11 @@ def _point(
 
 def _alone_s(document: StepsDocument, fleet: Fleet) -> float:
     """Return a lone worker's mean step: every recorded step once, in order."""
-    plain = Fleet(pull_every=fleet.pull_every, push_every=fleet.push_every)
+    plain = Fleet(
+        pull_every=fleet.pull_every,
+        push_every=fleet.push_every,
+        server_bytes_per_s=fleet.server_bytes_per_s,
+    )
     count = len(document.steps) * fleet.pull_every * fleet.push_every
     order = [[at % len(document.steps) for at in range(count)]]
     run = simulate_steps(document, 1, fleet=plain, steps=count, skip=0, drawn=order)
@@ -180,7 +188,7 @@ def _alone_s(document: StepsDocument, fleet: Fleet) -> float:
 
 
 def _coarse(document: StepsDocument, workers: int, fleet: Fleet, alone_s: float) -> CoarseModels:
-    demands = link_s(document, fleet.pull_every, fleet.push_every)
+    demands = link_s(document, fleet)
     down, up = demands[: document.servers], demands[document.servers :]
     transfer_s = (max(down) + max(up)) / 2
     other_s = max(alone_s - sum(demands), 0.0)
@@ -229,7 +237,7 @@ def _links(
 
 def _curve(document: StepsDocument, curve: list[PredictedPoint], run: _Runs) -> PredictedCurve:
     fleet = run.options.fleet
-    busiest = max(link_s(document, fleet.pull_every, fleet.push_every))
+    busiest = max(link_s(document, fleet))
     knee = knee_of(curve)
     at = knee or max(point.workers for point in curve)
     here = next(point for point in curve if point.workers == at)

@@ -129,7 +129,7 @@ def join(state: RunState, worker: int) -> None:
     for other in range(len(state.clock)):
         if state.alive[other] and (slowest < 0 or state.clock[other] < slowest):
             slowest = state.clock[other]
-    state.clock[worker] = max(slowest, 0)
+    state.clock[worker] = slowest if slowest > 0 else 0
     state.contributed[worker] = state.counter[ROUND] - 1
     state.alive[worker] = True
     state.waiting[worker] = True
