@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pace.checker import check
     from pace.documents.fleet import Fleet
     from pace.documents.options import Options
-    from pace.documents.prediction import Prediction, PredictionOptions
+    from pace.documents.prediction import PredictionOptions, ThroughputPrediction
     from pace.documents.profile import Gradient, Op, Profile, load_profile, parse_profile
     from pace.documents.schedule import Schedule, load_schedule, parse_schedule
     from pace.documents.steps import StepsDocument, load_steps, parse_steps
@@ -66,7 +66,7 @@ _HOMES = {
     "pace.checker": ("check",),
     "pace.documents.fleet": ("Fleet",),
     "pace.documents.options": ("Options",),
-    "pace.documents.prediction": ("Prediction", "PredictionOptions"),
+    "pace.documents.prediction": ("ThroughputPrediction", "PredictionOptions"),
     "pace.documents.profile": ("Gradient", "Op", "Profile", "load_profile", "parse_profile"),
     "pace.documents.schedule": ("Schedule", "load_schedule", "parse_schedule"),
     "pace.documents.steps": ("StepsDocument", "load_steps", "parse_steps"),
@@ -99,7 +99,6 @@ __all__ = [
     "Op",
     "Options",
     "PaceError",
-    "Prediction",
     "PredictionOptions",
     "Profile",
     "Schedule",
@@ -107,6 +106,7 @@ __all__ = [
     "ServiceUnavailable",
     "SolverFailed",
     "StepsDocument",
+    "ThroughputPrediction",
     "__version__",
     "check",
     "fit_cost",

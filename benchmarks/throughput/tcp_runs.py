@@ -10,7 +10,7 @@ from benchmarks.testbed.rates import measure_rates
 from benchmarks.throughput.compare import Comparison, compare, measured_rate, replay_errors
 from benchmarks.throughput.shapes import ModelShape, shape_of
 from benchmarks.throughput.tcp_training import TcpDiscipline, TcpJob, make_sides, tcp_main
-from pace.documents.steps import RecordedStep, StepLink, StepOp, StepsDocument
+from pace.documents.steps import StepLink, StepsDocument, StepsOp, StepTimes
 from pace.solver.least_bytes import least_bytes_servers
 
 JITTER = 0.1
@@ -43,13 +43,13 @@ def steps_document(
     layers = range(len(job.layers))
     ops = [
         *(
-            StepOp(
+            StepsOp(
                 name=f"down/{at}", resource="downlink", server=job.servers_of[at], size_bytes=job.layers[at]
             )
             for at in layers
         ),
         *(
-            StepOp(
+            StepsOp(
                 name=f"forward/{at}",
                 resource="worker",
                 deps=(f"down/{at}", *([f"forward/{at - 1}"] if at else [])),
@@ -57,7 +57,7 @@ def steps_document(
             for at in layers
         ),
         *(
-            StepOp(
+            StepsOp(
                 name=f"backward/{at}",
                 resource="worker",
                 deps=(f"backward/{at + 1}" if at + 1 < len(layers) else f"forward/{at}",),
@@ -65,7 +65,7 @@ def steps_document(
             for at in layers
         ),
         *(
-            StepOp(
+            StepsOp(
                 name=f"up/{at}",
                 resource="uplink",
                 server=job.servers_of[at],
@@ -82,7 +82,7 @@ def steps_document(
         servers=job.servers,
         ops=tuple(ops),
         steps=tuple(
-            RecordedStep(
+            StepTimes(
                 duration_s=tuple(seconds for kind in kinds for seconds in record[kind]),
                 start_s=tuple(seconds for kind in kinds for seconds in record[f"{kind}_start"]),
             )

@@ -20,7 +20,7 @@ from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, InvalidProfile, InvalidSteps, ServiceUnavailable
 
 if TYPE_CHECKING:
-    from pace.documents.prediction import Prediction, PredictionOptions
+    from pace.documents.prediction import PredictionOptions, ThroughputPrediction
     from pace.documents.steps import StepsDocument
     from pace.whatif import Grid, WhatIf
 
@@ -181,7 +181,7 @@ class Client:
         steps: "StepsDocument",
         options: "PredictionOptions | None" = None,
         progress: Callable[[int], None] | None = None,
-    ) -> "Prediction":
+    ) -> "ThroughputPrediction":
         """Have throughput predicted and return what ``pace.throughput.predict`` itself would.
 
         Parameters

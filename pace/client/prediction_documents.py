@@ -4,7 +4,7 @@ from datetime import datetime
 
 from pace.client.documents import ResourceId
 from pace.documents.base import Document
-from pace.documents.prediction import Prediction, PredictionOptions
+from pace.documents.prediction import PredictionOptions, ThroughputPrediction
 from pace.documents.schedule import Sha256
 from pace.documents.steps import StepsDocument
 
@@ -35,7 +35,7 @@ class PredictionSummary(Document):
 class PredictionResource(PredictionSummary):
     """A stored prediction."""
 
-    prediction: Prediction
+    prediction: ThroughputPrediction
 
 
 class PredictionPage(Document):

@@ -161,7 +161,7 @@ class PredictedCurve(Document):
     improvements: tuple[Improvement, ...]
 
 
-class Prediction(Document):
+class ThroughputPrediction(Document):
     """The answer.
 
     Attributes

@@ -15,9 +15,9 @@ from pace.documents.prediction import (
     LinkUse,
     PredictedCurve,
     PredictedPoint,
-    Prediction,
     PredictionOptions,
     StalenessShare,
+    ThroughputPrediction,
 )
 from pace.documents.steps import WINDOWED, StepLink, StepsDocument
 from pace.errors import InvalidOptions
@@ -39,7 +39,7 @@ def predict(
     *,
     threads: int | None = None,
     progress: Progress | None = None,
-) -> Prediction:
+) -> ThroughputPrediction:
     """Predict the throughput of training at every scale that the options name.
 
     Parameters
@@ -53,7 +53,7 @@ def predict(
 
     Returns
     -------
-    Prediction
+    ThroughputPrediction
         Deterministic: same document and options, same answer.
 
     Raises
@@ -79,7 +79,7 @@ def predict(
             curves.append(_curve(document, curve, run))
     # TensorFlow's default windows adapt to the network: no fixed discipline describes them well.
     trusted = replay is None or replay <= MOST_REPLAY_ERROR
-    return Prediction(
+    return ThroughputPrediction(
         name=steps.name,
         steps_sha256=steps.sha256,
         unit="examples" if steps.batch != 1 else "steps",
