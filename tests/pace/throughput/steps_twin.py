@@ -278,8 +278,8 @@ class Twin:
         chunk = rest
         if link.discipline in ("window", "first-service-first") and worker.served[choice] == 0:
             chunk = min(rest, Fraction(link.window_bytes or 0))
-        if link.discipline == "adaptive":
-            most = Fraction(link.window_bytes or 2**31 - 1)
+        if link.discipline == "adaptive" and worker.served[choice] == 0:
+            most = Fraction(link.window_bytes or 0)
             window = worker.windows.get(queue, min(Fraction(65535), most))
             if rest > window:
                 chunk = window
