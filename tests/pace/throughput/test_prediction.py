@@ -75,6 +75,18 @@ def test_other_servers_are_flagged() -> None:
     assert any("extrapolated" in note for note in result.notes)
 
 
+def test_workers_that_stay_in_step_are_told_of() -> None:
+    """Steps that do not vary keep workers together for ever, unless they start apart."""
+    options = PredictionOptions(workers=(2,), advice=False, **QUICK)
+    together = predict(pull_compute_push(), options)
+    assert any("stay in step" in note for note in together.notes)
+    apart = options.model_copy(update={"fleet": Fleet(join_s=(0.0, 1.0))})
+    found = predict(pull_compute_push(), apart)
+    assert not any("stay in step" in note for note in found.notes)
+    assert found.points[0].throughput > 1.4 * together.points[0].throughput
+    assert not any("stay in step" in note for note in predict(varied(), options).notes)
+
+
 def recorded(bytes_per_s: float) -> StepsDocument:
     """Return steps that say when ops started, as they would be at 10 MB/s, with another rate of the link."""
     base = pull_compute_push(update_s=0.5)
