@@ -24,10 +24,12 @@ def run_tcp(
     The rate is that of one worker's link in bytes of payload per second, measured in both directions at
     once.
     """
-    with hosts([Link(rate_mbit_s=rate_mbit_s)] * (job.servers + job.workers)) as made:
+    count = job.servers + job.workers
+    with hosts([Link(rate_mbit_s=rate_mbit_s)] * (2 * count)) as every:
+        made, uploading = every[:count], every[count:]
         rate = min(measure_rates(made[:2])) * 1e6 / 8
         sides = make_sides(job)
-        with ranks("throughput", made, tcp_main, made, job, sides) as group:
+        with ranks("throughput", made, tcp_main, made, uploading, job, sides) as group:
             workers = [()] * job.servers
             group.ask_each("connect", [*workers, *([()] * job.workers)])
             start = time.monotonic() + 0.3
