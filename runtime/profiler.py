@@ -28,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.runtime.recorder import CaptureReport, Recorder, warn_if_inexact
-from pace.runtime.window import Granularity
+from pace.runtime.capture.recorder import CaptureReport, Recorder, warn_if_inexact
+from pace.runtime.capture.window import Granularity
 
 __all__ = ["Capture", "CaptureReport"]
 
@@ -126,7 +126,7 @@ class Capture:
         workers
             How many workers will train.
         allreduce
-            What an all-reduce between them costs; see ``pace.runtime.allreduce_cost``.
+            What an all-reduce between them costs; see ``pace.runtime.capture.allreduce_cost``.
         metadata
             Added to what is recorded about the capture itself.
 

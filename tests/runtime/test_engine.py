@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from pace.runtime.engine import Engine
-from pace.runtime.gloo import GlooTransport
-from pace.runtime.transport import After, Discipline, Done
+from pace.runtime.engine.engine import Engine
+from pace.runtime.transports.gloo import GlooTransport
+from pace.runtime.transports.transport import After, Discipline, Done
 from tests.runtime.plans import plan_of
 
 ELEMENTS = 4

@@ -15,9 +15,9 @@ from torch._C._distributed_c10d import HashStore
 
 import pace.runtime.torch
 from pace.errors import CommunicationFailed
-from pace.runtime.compression import Compression, compressed
-from pace.runtime.engine import Engine
-from pace.runtime.transport import Discipline
+from pace.runtime.engine.engine import Engine
+from pace.runtime.transports.compression import Compression, compressed
+from pace.runtime.transports.transport import Discipline
 from tests.runtime.launch import run_ranks
 from tests.runtime.loops import LOOPS, run_loop, run_plainly
 from tests.runtime.plans import plan_of

@@ -6,9 +6,9 @@ import random
 import pytest
 import torch
 
-from pace.runtime.jobs import Job, Segment, jobs_of
-from pace.runtime.transport import Discipline, Role
-from pace.runtime.turns import Turns
+from pace.runtime.engine.send_order import Turns
+from pace.runtime.engine.sends import Job, Segment, jobs_of
+from pace.runtime.transports.transport import Discipline, Role
 from tests.runtime.plans import plan_of
 
 
