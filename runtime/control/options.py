@@ -6,12 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
-from torch import nn
-
 from pace.documents.schedule import Schedule
-from pace.errors import InvalidOptions, InvalidUse
-from pace.runtime.optimizer.stand_in import StandIn
+from pace.errors import InvalidOptions
 from pace.runtime.replanning import Replanning
 from pace.runtime.transports.compression import Compression
 from pace.runtime.transports.transport import Discipline, Order
@@ -123,29 +119,6 @@ def is_timeout(value: object) -> bool:
 def connecting_timeout_s(timeout_s: float) -> float:
     """Return how long to wait for the other ranks, who are also told of a `timeout_s` that makes no sense."""
     return timeout_s if is_timeout(timeout_s) else DEFAULT_TIMEOUT_S
-
-
-def check_trained(optimizer: Any, model: Any) -> None:
-    """Refuse what is no optimizer or no model.
-
-    Raises
-    ------
-    InvalidOptions
-        When one of them is something else.
-    InvalidUse
-        When the model's parameters have no shapes yet.
-    """
-    if isinstance(optimizer, StandIn):
-        raise InvalidUse(
-            "the optimizer is already wrapped: wrap the torch optimizer itself, after close() of its wrapper"
-        )
-    require_instance("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
-    require_instance("model", model, nn.Module, "a torch.nn.Module")
-    for name, parameter in model.named_parameters():
-        if nn.parameter.is_lazy(parameter):
-            raise InvalidUse(
-                f"{name} has no shape yet: give the model a batch before its optimizer is wrapped"
-            )
 
 
 def check_source(schedule: Any, service: Any, job: Any, api_key: Any, replanning: Any) -> None:

@@ -8,9 +8,9 @@ elsewhere. Every rank submits every group exactly once a round; that is what mak
 collectives equal on all ranks without asking which gradients a rank happened to compute:
 
 - planned: all ranks keep to the plan's order.
-- leader and follower: rank 0 chooses (``send_order.py``), and publishes the choice before it sends; the
-  others send what it chose. Where the transport matches collectives by name, the others submit at once and rank
-  0's submission decides.
+- leader and follower: rank 0 chooses (``send_order.py``) and publishes the choice before it sends; the
+  others send what it chose. Where the transport matches collectives by name, the others submit at once
+  and rank 0's submission decides.
 
 Of tensors on a device (a GPU) the host hands over and waits for groups that the device has yet to compute
 and to sum. A group then counts as submitted when the device has computed it, and a wait blocks the host
@@ -28,8 +28,8 @@ from pace.errors import CommunicationFailed
 from pace.runtime.engine.on_device import OnDevice
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
-from pace.runtime.engine.send_order import Turns
-from pace.runtime.engine.sends import Job, Segment, jobs_of, last_times
+from pace.runtime.engine.send_order import SendOrder
+from pace.runtime.engine.sends import GroupSend, SegmentSend, last_times, sends_of
 from pace.runtime.transports.transport import Discipline, Role, Transport, role_of
 
 
@@ -73,12 +73,12 @@ class Engine:
         self._on_stall = on_stall
         self._explain = explain
         self._groups = plan.groups
-        self._jobs, self._segments = jobs_of(plan, tensors, name)
+        self._group_sends, self._segments = sends_of(plan, tensors, name)
         self.role: Role = role_of(transport, discipline)
-        self._turns = Turns(self._segments, discipline=discipline, role=self.role)
+        self._send_order = SendOrder(self._segments, discipline=discipline, role=self.role)
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
-        self._ahead: Segment | None = None
+        self._ahead: SegmentSend | None = None
         self._last_done_s = 0.0
         self._in_flight_bytes = 0
         self._in_flight = 0
@@ -93,7 +93,7 @@ class Engine:
             self._on_device = OnDevice(
                 transport.device,
                 computed=self._enter_computed,
-                failed=lambda job, error: self._fail("could not be computed", job, error),
+                failed=lambda send, error: self._fail("could not be computed", send, error),
                 block=self._block,
                 name=f"{name}.device",
             )
@@ -107,9 +107,9 @@ class Engine:
 
     def rebind(self, group: int, tensors: Sequence[torch.Tensor]) -> None:
         """Send other tensors for the segments of a group that is not under way, in planned order."""
-        job = self._jobs[group]
-        assert job.done.is_set(), f"group {group} is under way"
-        for segment, tensor in zip(job.segments, tensors, strict=True):
+        send = self._group_sends[group]
+        assert send.done.is_set(), f"group {group} is under way"
+        for segment, tensor in zip(send.segments, tensors, strict=True):
             segment.tensor = tensor
 
     def submit(self, group: int) -> None:
@@ -120,43 +120,43 @@ class Engine:
         CommunicationFailed
             When the engine has failed before.
         """
-        job = self._jobs[group]
-        if self._on_device is not None and not job.done.is_set():
-            self._block(job, job.done)  # the host is ahead by a whole round
+        send = self._group_sends[group]
+        if self._on_device is not None and not send.done.is_set():
+            self._block(send, send.done)  # the host is ahead by a whole round
         if self._failure is not None:
             self._raise_failure()
         with self._lock:
-            assert job.done.is_set() or self._failure is not None, f"group {group} submitted twice"
-            job.submitted_s = time.perf_counter()
-            job.remaining = job.unsent = len(job.segments)
-            if not job.segments:
-                job.done_s = job.sent_s = job.submitted_s
+            assert send.done.is_set() or self._failure is not None, f"group {group} submitted twice"
+            send.submitted_s = time.perf_counter()
+            send.remaining = send.unsent = len(send.segments)
+            if not send.segments:
+                send.done_s = send.sent_s = send.submitted_s
                 return
-            job.done.clear()
-            job.waited_s = 0.0
+            send.done.clear()
+            send.waited_s = 0.0
             if self._on_device is None:
-                self._enter(job)
+                self._enter(send)
                 return
-        job.sent.clear()
-        self._on_device.expect(job)
+        send.sent.clear()
+        self._on_device.expect(send)
 
-    def _enter(self, job: Job) -> None:
+    def _enter(self, send: GroupSend) -> None:
         """Let a group be sent from now on; with the lock held."""
-        if self._turns.enter(job):
+        if self._send_order.enter(send):
             self._wake.notify()
 
-    def _enter_computed(self, job: Job) -> None:
+    def _enter_computed(self, send: GroupSend) -> None:
         assert self._on_device is not None
         # The device is past where it stood still in the round before, so nothing blocks here.
-        self.waited_s += self._on_device.waited_s(job)
-        job.device_waits.clear()
+        self.waited_s += self._on_device.waited_s(send)
+        send.device_waits.clear()
         with self._lock:
-            job.submitted_s = time.perf_counter()
-            self._enter(job)
+            send.submitted_s = time.perf_counter()
+            self._enter(send)
 
     def done(self, group: int, within_s: float) -> bool:
         """Whether a group is reduced, after waiting for it for at most a moment."""
-        return self._jobs[group].done.wait(within_s)
+        return self._group_sends[group].done.wait(within_s)
 
     def wait(self, group: int) -> None:
         """See to it that a submitted group is reduced before what the caller does next.
@@ -168,32 +168,32 @@ class Engine:
         CommunicationFailed
             When its all-reduce failed or did not end within the time-out.
         """
-        job = self._jobs[group]
-        if not job.done.is_set():
+        send = self._group_sends[group]
+        if not send.done.is_set():
             if self._on_device is not None:
-                self._on_device.wait(job)
+                self._on_device.wait(send)
             else:
                 start = time.perf_counter()
-                self._block(job, job.done)
+                self._block(send, send.done)
                 waited_s = time.perf_counter() - start
-                job.waited_s += waited_s
+                send.waited_s += waited_s
                 self.waited_s += waited_s
         if self._failure is not None:
             self._raise_failure()
 
-    def _block(self, job: Job, until: threading.Event) -> None:
+    def _block(self, send: GroupSend, until: threading.Event) -> None:
         start = time.monotonic()
         stalled = False
         while True:
             waited_s = time.monotonic() - start
             if waited_s >= self._timeout_s:
-                self._fail(f"did not end within {self._timeout_s:g} s", job, None)
+                self._fail(f"did not end within {self._timeout_s:g} s", send, None)
                 return
             next_s = self._timeout_s if stalled else self._stall_s
             if until.wait(max(next_s - waited_s, 0.0)):
                 return
             if not stalled and time.monotonic() - start >= self._stall_s and self._on_stall is not None:
-                self._on_stall(job.number)
+                self._on_stall(send.number)
             stalled = True
 
     def _raise_failure(self) -> None:
@@ -214,10 +214,10 @@ class Engine:
     def last_round(self) -> tuple[tuple[GroupTimes, ...], tuple[SegmentTimes, ...]]:
         """When each group and segment was last handed over, sent and done; every group was waited for."""
         if self._on_device is not None:
-            for job in self._jobs:
-                self._block(job, job.done)
-                job.waited_s = self._on_device.waited_s(job)
-        return last_times(self._jobs, self._groups)
+            for send in self._group_sends:
+                self._block(send, send.done)
+                send.waited_s = self._on_device.waited_s(send)
+        return last_times(self._group_sends, self._groups)
 
     def close(self) -> None:
         """Stop the threads after what is in flight has ended; idempotent."""
@@ -235,34 +235,34 @@ class Engine:
             self._thread.join(timeout=None if self._failure is None else 1.0)
 
     def _run(self) -> None:
-        segment: Segment | None = None
+        segment: SegmentSend | None = None
         try:
             while (segment := self._next()) is not None:
                 segment.sent_s = time.perf_counter()
                 segment.summed = self._transport.allreduce(
                     segment.tensor, segment.name, _completion(self, segment)
                 )
-                if self._on_device is not None and segment is segment.job.segments[-1]:
-                    segment.job.sent.set()
+                if self._on_device is not None and segment is segment.group.segments[-1]:
+                    segment.group.sent.set()
         except Exception as error:  # whatever it is, who waits is told
-            self._fail("could not be sent", segment.job if segment else None, error)
+            self._fail("could not be sent", segment.group if segment else None, error)
 
-    def _next(self) -> Segment | None:
+    def _next(self) -> SegmentSend | None:
         """Block until a segment may be sent, and account for it; None once closed."""
         if self.role == "follower":
             with self._lock:
-                self._wake.wait_for(lambda: self._stopped() or self._turns.num_waiting > 0)
+                self._wake.wait_for(lambda: self._stopped() or self._send_order.num_waiting > 0)
                 if self._stopped():
                     return None
             chosen = self._segments[self._transport.decide(None)]
             with self._lock:
-                self._wake.wait_for(lambda: self._stopped() or chosen.job.submitted)
+                self._wake.wait_for(lambda: self._stopped() or chosen.group.submitted)
                 return None if self._stopped() else self._take(chosen)
         with self._lock:
             while True:
                 if self._stopped():
                     return None
-                segment = self._turns.next()
+                segment = self._send_order.next()
                 wait_s = math.inf if segment is None else self._wait_s(segment)
                 if segment is not None and wait_s <= 0:
                     self._take(segment)
@@ -275,11 +275,11 @@ class Engine:
     def _stopped(self) -> bool:
         return self._closed or self._failure is not None
 
-    def _wait_s(self, candidate: Segment) -> float:
+    def _wait_s(self, candidate: SegmentSend) -> float:
         """How much longer to wait before `candidate` is handed over: for room, and for who is before it."""
         if self.role == "submitter":
             return 0.0  # rank 0 decides by being last: whoever held back would undo its choice
-        patience_s = self._turns.patience_s(candidate, idle=self._in_flight == 0)
+        patience_s = self._send_order.patience_s(candidate, idle=self._in_flight == 0)
         if patience_s > 0:
             return patience_s
         within_credit = self._in_flight_bytes + candidate.size_bytes <= self._credit_bytes
@@ -292,11 +292,11 @@ class Engine:
         start_s = max(ahead.sent_s, self._last_done_s)
         return start_s + ahead.expected_s - self._transport.hand_over_s - time.perf_counter()
 
-    def _take(self, segment: Segment) -> Segment:
-        job = segment.job
-        if job.unsent == len(job.segments):
-            job.sent_s = time.perf_counter()
-        self._turns.take(segment)
+    def _take(self, segment: SegmentSend) -> SegmentSend:
+        send = segment.group
+        if send.unsent == len(send.segments):
+            send.sent_s = time.perf_counter()
+        self._send_order.take(segment)
         self._ahead = segment
         self._in_flight += 1
         self.sent_segments += 1
@@ -304,25 +304,25 @@ class Engine:
         self._in_flight_bytes += segment.size_bytes
         return segment
 
-    def _complete(self, segment: Segment, error: BaseException | None) -> None:
+    def _complete(self, segment: SegmentSend, error: BaseException | None) -> None:
         segment.done_s = time.perf_counter()
         if error is not None:
-            self._fail("failed", segment.job, error)
-        job = segment.job
+            self._fail("failed", segment.group, error)
+        send = segment.group
         with self._lock:
             segment.note(segment.done_s - max(segment.sent_s, self._last_done_s))
             self._last_done_s = segment.done_s
             self._in_flight -= 1
             self._in_flight_bytes -= segment.size_bytes
-            job.remaining -= 1
-            if job.remaining == 0:
-                job.done_s = segment.done_s
-                job.done.set()
-            if self._turns.num_waiting or self._closed:
+            send.remaining -= 1
+            if send.remaining == 0:
+                send.done_s = segment.done_s
+                send.done.set()
+            if self._send_order.num_waiting or self._closed:
                 self._wake.notify_all()
 
-    def _fail(self, what: str, job: Job | None, error: BaseException | None) -> None:
-        subject = "an all-reduce" if job is None else f"the all-reduce of {self.describe(job.number)}"
+    def _fail(self, what: str, send: GroupSend | None, error: BaseException | None) -> None:
+        subject = "an all-reduce" if send is None else f"the all-reduce of {self.describe(send.number)}"
         cause = "" if error is None else f": {error}"
         with self._lock:
             if self._failure is None:
@@ -330,7 +330,7 @@ class Engine:
                     f"rank {self._transport.rank} of {self._transport.size}: {subject} {what}{cause}"
                 )
                 self._failure.__cause__ = error
-            for waiting in self._jobs:
+            for waiting in self._group_sends:
                 waiting.sent.set()
                 waiting.done.set()
             self._wake.notify_all()
@@ -341,5 +341,5 @@ class Engine:
         return f"group {group} ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''})"
 
 
-def _completion(engine: Engine, segment: Segment) -> Callable[[BaseException | None], None]:
+def _completion(engine: Engine, segment: SegmentSend) -> Callable[[BaseException | None], None]:
     return lambda error: engine._complete(segment, error)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pace.runtime.engine.sends import Job
+from pace.runtime.engine.sends import GroupSend
 from pace.runtime.transports.device import Device
 
 
@@ -30,51 +30,51 @@ class OnDevice:
         self,
         device: Device,
         *,
-        computed: Callable[[Job], None],
-        failed: Callable[[Job, BaseException], None],
-        block: Callable[[Job, threading.Event], None],
+        computed: Callable[[GroupSend], None],
+        failed: Callable[[GroupSend, BaseException], None],
+        block: Callable[[GroupSend, threading.Event], None],
         name: str,
     ) -> None:
         self._device = device
         self._computed = computed
         self._failed = failed
         self._block = block
-        self._expected: queue.SimpleQueue[tuple[Job, Any] | None] = queue.SimpleQueue()
+        self._expected: queue.SimpleQueue[tuple[GroupSend, Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def expect(self, job: Job) -> None:
+    def expect(self, send: GroupSend) -> None:
         """Take note of a group whose gradients the calling thread has queued."""
-        self._expected.put((job, self._device.now()))
+        self._expected.put((send, self._device.now()))
 
     def _run(self) -> None:
         while (entry := self._expected.get()) is not None:
-            job, moment = entry
+            send, moment = entry
             try:
                 moment.synchronize()
             except Exception as error:  # whatever it is, who waits is told
-                self._failed(job, error)
+                self._failed(send, error)
                 return
-            self._computed(job)
+            self._computed(send)
 
-    def wait(self, job: Job) -> None:
+    def wait(self, send: GroupSend) -> None:
         """Have the device wait for a group's sum before what the calling thread queues next.
 
         Blocks until all of the group was given to the transport, and for the sum itself where the transport
         knows of no moment to wait for.
         """
         before = self._device.now()
-        self._block(job, job.sent)
-        if any(segment.summed is None for segment in job.segments):
-            self._block(job, job.done)
+        self._block(send, send.sent)
+        if any(segment.summed is None for segment in send.segments):
+            self._block(send, send.done)
         else:
-            for segment in job.segments:
+            for segment in send.segments:
                 self._device.wait_for(segment.summed)
-        job.device_waits.append((before, self._device.now()))
+        send.device_waits.append((before, self._device.now()))
 
-    def waited_s(self, job: Job) -> float:
+    def waited_s(self, send: GroupSend) -> float:
         """Return how long the device stood still for a group in its last round; blocks until that is over."""
-        return sum(self._device.seconds(wait)[1] for wait in job.device_waits)
+        return sum(self._device.seconds(wait)[1] for wait in send.device_waits)
 
     def close(self, *, failed: bool) -> None:
         """End the thread after what is expected has come; after a failure it may be left behind."""

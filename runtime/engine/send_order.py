@@ -15,11 +15,11 @@ import math
 import time
 from collections.abc import Sequence
 
-from pace.runtime.engine.sends import Job, Segment
+from pace.runtime.engine.sends import GroupSend, SegmentSend
 from pace.runtime.transports.transport import Discipline, Role
 
 
-class Turns:
+class SendOrder:
     """The segments of a round that may be sent and are not; callers hold the engine's lock.
 
     Parameters
@@ -35,7 +35,7 @@ class Turns:
         How many segments may be sent and are not.
     """
 
-    def __init__(self, segments: Sequence[Segment], *, discipline: Discipline, role: Role) -> None:
+    def __init__(self, segments: Sequence[SegmentSend], *, discipline: Discipline, role: Role) -> None:
         self._order = segments
         self._discipline = discipline
         self._planned = role == "planned"
@@ -44,30 +44,30 @@ class Turns:
         self._position = 0
         self._rounds = 0
         # By round first: a peer may be waiting for this round's last segment before it can compute any of
-        # the next round's gradients. Then by a number that no two jobs share, so none are compared.
-        self._queue: list[tuple[int, int, Job]] = []
+        # the next round's gradients. Then by a number that no two groups share, so none are compared.
+        self._queue: list[tuple[int, int, GroupSend]] = []
         self._idle_since: float | None = None
         self.num_waiting = 0
 
-    def enter(self, job: Job) -> bool:
+    def enter(self, send: GroupSend) -> bool:
         """Let a group be sent from now on; say whether that can change what goes next."""
-        job.submitted = True
-        job.rounds += 1
-        self.num_waiting += job.unsent
+        send.submitted = True
+        send.rounds += 1
+        self.num_waiting += send.unsent
         if self._chooses:
-            self._push(job)
-        return not self._planned or self._order[self._position].job is job
+            self._push(send)
+        return not self._planned or self._order[self._position].group is send
 
-    def next(self) -> Segment | None:
+    def next(self) -> SegmentSend | None:
         """Return what goes next, if it is there."""
         if self.num_waiting == 0:
             return None
         if self._planned:
             segment = self._order[self._position]
-            return segment if segment.job.submitted else None
+            return segment if segment.group.submitted else None
         return self._queue[0][-1].following()
 
-    def patience_s(self, segment: Segment, *, idle: bool) -> float:
+    def patience_s(self, segment: SegmentSend, *, idle: bool) -> float:
         """Return how much longer to wait for a late segment that this one would overtake.
 
         Parameters
@@ -89,16 +89,16 @@ class Turns:
             self._idle_since = None
         return known_s - elapsed_s
 
-    def take(self, segment: Segment) -> None:
+    def take(self, segment: SegmentSend) -> None:
         """Take note that a segment is sent."""
-        job = segment.job
-        job.unsent -= 1
-        job.submitted = job.unsent > 0
+        send = segment.group
+        send.unsent -= 1
+        send.submitted = send.unsent > 0
         self.num_waiting -= 1
         if self._chooses:
             heapq.heappop(self._queue)
-            if job.unsent:
-                self._push(job)
+            if send.unsent:
+                self._push(send)
         segment.rounds += 1
         while self._order[self._position].rounds > self._rounds:
             self._position += 1
@@ -106,6 +106,6 @@ class Turns:
                 self._position = 0
                 self._rounds += 1
 
-    def _push(self, job: Job) -> None:
-        turn = job.following().number if self._discipline == "adaptive" else job.rank
-        heapq.heappush(self._queue, (job.rounds, turn, job))
+    def _push(self, send: GroupSend) -> None:
+        turn = send.following().number if self._discipline == "adaptive" else send.rank
+        heapq.heappush(self._queue, (send.rounds, turn, send))

@@ -14,7 +14,7 @@ from pace.runtime.engine.report import GroupTimes, SegmentTimes
 _ROUNDS_KEPT = 8
 
 
-class Job:
+class GroupSend:
     """One group's progress through a round.
 
     Attributes
@@ -51,7 +51,7 @@ class Job:
     def __init__(self, number: int) -> None:
         self.number = number
         self.rank = number
-        self.segments: list[Segment] = []
+        self.segments: list[SegmentSend] = []
         self.sent = threading.Event()
         self.sent.set()
         self.done = threading.Event()
@@ -66,12 +66,12 @@ class Job:
         self.waited_s = 0.0
         self.device_waits: list[tuple[Any, Any]] = []
 
-    def following(self) -> "Segment":
+    def following(self) -> "SegmentSend":
         """The first of its segments that is not sent yet this round."""
         return self.segments[len(self.segments) - self.unsent]
 
 
-class Segment:
+class SegmentSend:
     """One all-reduce call.
 
     Attributes
@@ -88,7 +88,7 @@ class Segment:
         "_recent",
         "done_s",
         "expected_s",
-        "job",
+        "group",
         "name",
         "number",
         "offset_bytes",
@@ -100,11 +100,11 @@ class Segment:
     )
 
     def __init__(
-        self, number: int, job: Job, tensor: torch.Tensor, name: str, planned: PlannedSegment
+        self, number: int, send: GroupSend, tensor: torch.Tensor, name: str, planned: PlannedSegment
     ) -> None:
         self.number = number
         self.offset_bytes = planned.offset_bytes
-        self.job = job
+        self.group = send
         self.tensor = tensor
         self.name = name
         self.size_bytes = planned.size_bytes
@@ -121,16 +121,18 @@ class Segment:
         self.expected_s = sorted(self._recent)[:2][-1]
 
 
-def jobs_of(plan: Plan, tensors: Sequence[torch.Tensor], name: str) -> tuple[list[Job], list[Segment]]:
+def sends_of(
+    plan: Plan, tensors: Sequence[torch.Tensor], name: str
+) -> tuple[list[GroupSend], list[SegmentSend]]:
     """Return a plan's groups, and its segments in planned order with the tensors that are sent."""
-    jobs = [Job(number) for number in range(len(plan.groups))]
-    by_tail = sorted(zip(plan.groups, jobs, strict=True), key=lambda p: (-p[0].tail_s, p[0].ready_s))
-    for rank, (_, job) in enumerate(by_tail):
-        job.rank = rank
+    sends = [GroupSend(number) for number in range(len(plan.groups))]
+    by_tail = sorted(zip(plan.groups, sends, strict=True), key=lambda p: (-p[0].tail_s, p[0].ready_s))
+    for rank, (_, send) in enumerate(by_tail):
+        send.rank = rank
     segments = [
-        Segment(
+        SegmentSend(
             number,
-            jobs[planned.group],
+            sends[planned.group],
             tensor,
             f"{name}.{planned.group}.{planned.offset_bytes}",
             planned,
@@ -138,36 +140,36 @@ def jobs_of(plan: Plan, tensors: Sequence[torch.Tensor], name: str) -> tuple[lis
         for number, (planned, tensor) in enumerate(zip(plan.segments, tensors, strict=True))
     ]
     for segment in segments:
-        segment.job.segments.append(segment)
-    return jobs, segments
+        segment.group.segments.append(segment)
+    return sends, segments
 
 
 def last_times(
-    jobs: Sequence[Job], groups: Sequence[PlannedGroup]
+    sends: Sequence[GroupSend], groups: Sequence[PlannedGroup]
 ) -> tuple[tuple[GroupTimes, ...], tuple[SegmentTimes, ...]]:
     """Return when each group and segment was last handed over, sent and done."""
-    start = min((job.submitted_s for job in jobs), default=0.0)
+    start = min((send.submitted_s for send in sends), default=0.0)
     group_times = tuple(
         GroupTimes(
-            group=job.number,
+            group=send.number,
             gradients=group.gradients,
             size_bytes=group.size_bytes,
-            submitted_s=job.submitted_s - start,
-            sent_s=job.sent_s - start,
-            done_s=job.done_s - start,
-            waited_s=job.waited_s,
+            submitted_s=send.submitted_s - start,
+            sent_s=send.sent_s - start,
+            done_s=send.done_s - start,
+            waited_s=send.waited_s,
         )
-        for job, group in zip(jobs, groups, strict=True)
+        for send, group in zip(sends, groups, strict=True)
     )
     segment_times = tuple(
         SegmentTimes(
-            group=job.number,
+            group=send.number,
             offset_bytes=segment.offset_bytes,
             size_bytes=segment.size_bytes,
             sent_s=segment.sent_s - start,
             done_s=segment.done_s - start,
         )
-        for job in jobs
-        for segment in job.segments
+        for send in sends
+        for segment in send.segments
     )
     return group_times, segment_times

@@ -6,17 +6,19 @@ What is wrong on one rank is an error on every rank, before the first step.
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from pace.errors import CommunicationFailed, PaceError
+from pace.errors import CommunicationFailed, InvalidUse, PaceError
 from pace.runtime.control.agreement import Statement, agree_on_plan, agree_on_weights, exchange, forms_of
-from pace.runtime.control.options import WrapperOptions, check_trained
+from pace.runtime.control.options import WrapperOptions, require_instance
 from pace.runtime.control.parameters import gradient_sizes, trained_parameters
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.engine.plan import GradientSize, Plan
 from pace.runtime.optimizer.group_update import why_not_per_group
+from pace.runtime.optimizer.stand_in import StandIn
 from pace.runtime.transports.transport import Transport
 
 Prepare = Callable[[], tuple[WrapperOptions, PlanSource]]
@@ -84,6 +86,29 @@ def start_together(
         plan=plan,
         barrier_reason=_join(reasons, len(said)),
     )
+
+
+def check_trained(optimizer: Any, model: Any) -> None:
+    """Refuse what is no optimizer or no model.
+
+    Raises
+    ------
+    InvalidOptions
+        When one of them is something else.
+    InvalidUse
+        When the model's parameters have no shapes yet.
+    """
+    if isinstance(optimizer, StandIn):
+        raise InvalidUse(
+            "the optimizer is already wrapped: wrap the torch optimizer itself, after close() of its wrapper"
+        )
+    require_instance("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
+    require_instance("model", model, nn.Module, "a torch.nn.Module")
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise InvalidUse(
+                f"{name} has no shape yet: give the model a batch before its optimizer is wrapped"
+            )
 
 
 def _join(reasons: list[tuple[int, str]], size: int) -> str | None:
