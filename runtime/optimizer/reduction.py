@@ -89,6 +89,7 @@ class Reduction:
         self._substitute: int | None = None
         self._ask: Callable[[int], None] | None = None
         self._patience_s = _PATIENCE_S
+        self._read = False
         self.turn = 0
         self.open = False
         self.computed = False
@@ -189,6 +190,7 @@ class Reduction:
             Whether user code is about to see gradients.
         """
         self.turn += 1
+        self._read = read
         idle = not self.live()
         late = self._collect_late() if self.scattered else False
         self._evaluated = False
@@ -261,9 +263,7 @@ class Reduction:
             return
         codes = self._codes
         if not self._marks_beside:
-            if self._ask is not None and not self.engine.done(self.closing.number, self._patience_s):
-                self._ask(self.turn)
-                self._patience_s = _ONCE_ASKED_S
+            self._wait_for_others()
             self.engine.wait(self.closing.number)
             codes = [RoundCode.decode(round(abs(number))) for number in self.closing.codes.tolist()]
         fault = disagreement(codes)
@@ -274,6 +274,17 @@ class Reduction:
         self._substitute = substitute_for_idle(codes)
         if any(code.late for code in codes):
             self._send_again(None)
+
+    def _wait_for_others(self) -> None:
+        """Give them some time, and then ask: where this rank reads gradients, it may be the only one.
+
+        A rank that waits for an update asks nobody: the others are to call ``step()`` themselves.
+        """
+        assert self.closing is not None
+        if self._ask is None or not self._read or self.engine.done(self.closing.number, self._patience_s):
+            return
+        self._ask(self.turn)
+        self._patience_s = _ONCE_ASKED_S
 
     def take_over(self) -> None:
         """Where a rank had no backward pass and others read gradients: have all go on with one rank's.
@@ -377,7 +388,7 @@ class Reduction:
     def end(self) -> None:
         """End the round: what comes next belongs to the next step."""
         self._begin()
-        self.sealed = self.open = False
+        self.sealed = self.open = self._read = False
         self.step += 1
 
     def _begin(self) -> None:

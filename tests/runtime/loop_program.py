@@ -112,7 +112,7 @@ class _Filter:
             if name == "closure":
                 self.read, self.clean = False, True
                 kept.append(("closure", self.run(operation[1])))
-                self.read, self.clean = True, False
+                self.read, self.clean, self.idle = True, False, False  # a closure's step follows
                 continue
             if name == "log" and not _everybody_reduces_next(operations[at + 1 :]):
                 continue
