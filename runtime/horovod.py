@@ -11,13 +11,7 @@ from torch import nn
 
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, InvalidUse
-from pace.runtime.compression import Compression
-from pace.runtime.device import device_of
-from pace.runtime.event_log import log
-from pace.runtime.fetch import PlanSource
-from pace.runtime.hvd import HorovodTransport, open_store
-from pace.runtime.optimizer import WrappedOptimizer
-from pace.runtime.options import (
+from pace.runtime.control.options import (
     Mode,
     Op,
     WrapperOptions,
@@ -26,9 +20,15 @@ from pace.runtime.options import (
     require_bool,
     require_whole,
 )
+from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.event_log import log
+from pace.runtime.optimizer.start import released_on_failure
+from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.replanning import Replanning
-from pace.runtime.start import released_on_failure
-from pace.runtime.transport import Order
+from pace.runtime.transports.compression import Compression
+from pace.runtime.transports.device import device_of
+from pace.runtime.transports.horovod import HorovodTransport, open_store
+from pace.runtime.transports.transport import Order
 
 __all__ = ["DistributedOptimizer", "init"]
 

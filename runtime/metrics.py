@@ -17,7 +17,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from pace.runtime.optimizer import WrappedOptimizer
+    from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 
 __all__ = ["RuntimeCollector"]
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile
+from pace.runtime.capture.window import Granularity
 from pace.runtime.profiler import Capture
-from pace.runtime.window import Granularity
 
 ALLREDUCE = AffineAllReduce(latency_s=1e-3, seconds_per_byte=1e-9)
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-import pace.runtime.late
+import pace.runtime.control.schedule_polling
 from pace.documents.schedule import Schedule
-from pace.runtime.clock import HostClock
-from pace.runtime.gloo import GlooTransport
 from pace.runtime.replanning import Replanning
-from pace.runtime.transport import After, Done
+from pace.runtime.transports.clock import HostClock
+from pace.runtime.transports.gloo import GlooTransport
+from pace.runtime.transports.transport import After, Done
 from tests.runtime.models import batches, build, weights
 from tests.runtime.training import OPTIMIZERS, Weights, backward, trainable, wrap
 
@@ -166,7 +166,7 @@ def second_start(rank: int, url: str, logs: list[Any]) -> Diary:
 def that_gets_its_schedule_soon(rank: int, url: str, logs: list[Any]) -> Diary:
     """Once the service has scheduled the profile, two more steps are enough to adopt it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pace.runtime.late, "STEPS_BETWEEN", MOST_STEPS)
+        patch.setattr(pace.runtime.control.schedule_polling, "STEPS_BETWEEN", MOST_STEPS)
         job = Job(rank, logs, service=url, job="soon", replanning=NEVER_AGAIN)
         job.train(MOST_STEPS, until=lambda: job.replanner.state == "submitting")
         deadline = time.monotonic() + PATIENCE_S

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pace.runtime.plan import Plan, PlannedGroup, PlannedSegment
+from pace.runtime.engine.plan import Plan, PlannedGroup, PlannedSegment
 
 
 def plan_of(order: Sequence[int], tails: Sequence[float], *, segment_bytes: int) -> Plan:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from pace.runtime.gloo import GlooTransport
-from pace.runtime.transport import After, Done
+from pace.runtime.transports.gloo import GlooTransport
+from pace.runtime.transports.transport import After, Done
 
 
 class _Moment:

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-import pace.runtime.start
+import pace.runtime.optimizer.start
 from tests.runtime.launch import try_ranks
 from tests.runtime.models import build
 from tests.runtime.training import OPTIMIZERS, meet, trainable, wrap
@@ -50,7 +50,9 @@ def _wrap_all_but_one(
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.MonkeyPatch.context() as patch:
         if rank == absent:
-            patch.setattr(pace.runtime.start, "exchange", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            patch.setattr(
+                pace.runtime.optimizer.start, "exchange", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            )
         try:
             wrap(transport, optimizer, model, timeout_s=TIMEOUT_S)
         except Exception as error:

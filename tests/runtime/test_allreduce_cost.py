@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from pace.errors import InvalidOptions
-from pace.runtime.allreduce_cost import (
+from pace.runtime.capture.allreduce_cost import (
     AllReduceMeasurement,
     Network,
     gradient_bytes,
@@ -24,7 +24,7 @@ from pace.runtime.allreduce_cost import (
     median_interval,
     torch_network,
 )
-from pace.runtime.cost_sampler import (
+from pace.runtime.capture.cost_sampler import (
     BUDGET_S,
     LONGEST_CALL_RATIO,
     LONGEST_CALL_S,

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from pace.runtime.buffers import FusedGroup, build_groups, closing_group, segment_tensors
-from pace.runtime.parameters import gradient_sizes
-from pace.runtime.plan import Plan, plan_locally
+from pace.runtime.control.parameters import gradient_sizes
+from pace.runtime.engine.buffers import FusedGroup, build_groups, closing_group, segment_tensors
+from pace.runtime.engine.plan import Plan, plan_locally
 
 
 def _build(

@@ -3,7 +3,7 @@
 import pytest
 
 from pace.errors import InvalidOptions
-from pace.runtime.drift import Drift, Typical
+from pace.runtime.control.drift import Drift, Typical
 from pace.runtime.replanning import Replanning
 
 SETTINGS = Replanning(drift_iterations=3, drift_ratio=1.25, stale_ratio=2.0)

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from pace.runtime.engine import Engine
-from pace.runtime.gloo import GlooTransport
-from pace.runtime.transport import After, Discipline, Done
+from pace.runtime.engine.engine import Engine
+from pace.runtime.transports.gloo import GlooTransport
+from pace.runtime.transports.transport import After, Discipline, Done
 from tests.runtime.plans import plan_of
 
 ELEMENTS = 4
@@ -88,8 +88,8 @@ def test_priority_takes_the_longest_tail_that_is_ready() -> None:
 def test_adaptive_keeps_to_the_plan_when_nothing_is_late() -> None:
     """Segments of a group are interleaved as planned, round after round."""
     with _engine("adaptive", [0, 1, 0, 2], [1.0, 3.0, 2.0]) as engine:
-        for job in engine._jobs:
-            for segment in job.segments:
+        for send in engine._group_sends:
+            for segment in send.segments:
                 segment.expected_s = 60.0  # so long would a segment wait for the one whose turn it is
         for _ in range(3):
             assert _round(engine, [2, 1, 0]) == [0, 1, 0, 2]

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-import pace.runtime.late
+import pace.runtime.control.schedule_polling
 from pace.documents.schedule import Schedule
 from pace.errors import ScheduleMismatch
-from pace.runtime.plan import cut, plan_from_schedule, plan_locally
+from pace.runtime.engine.plan import cut, plan_from_schedule, plan_locally
 from pace.runtime.replanning import Replanning
 from tests.runtime.launch import run_ranks
 from tests.runtime.logs import captured_events
@@ -201,7 +201,9 @@ def test_arguments_and_environment_complete_each_other() -> None:
 
 
 def _train_until_it_fits(rank: int, _size: int, url: str) -> Any:
-    pace.runtime.late.FIRST_DELAY_S = pace.runtime.late.LONGEST_DELAY_S = 0.05
+    pace.runtime.control.schedule_polling.FIRST_DELAY_S = (
+        pace.runtime.control.schedule_polling.LONGEST_DELAY_S
+    ) = 0.05
     never = Replanning(profile_iterations=0)
     model = build("conv")
     (batch,) = batches("conv", 1, rank)

@@ -15,9 +15,9 @@ from torch._C._distributed_c10d import HashStore
 
 import pace.runtime.torch
 from pace.errors import CommunicationFailed
-from pace.runtime.compression import Compression, compressed
-from pace.runtime.engine import Engine
-from pace.runtime.transport import Discipline
+from pace.runtime.engine.engine import Engine
+from pace.runtime.transports.compression import Compression, compressed
+from pace.runtime.transports.transport import Discipline
 from tests.runtime.launch import run_ranks
 from tests.runtime.loops import LOOPS, run_loop, run_plainly
 from tests.runtime.plans import plan_of
@@ -105,7 +105,7 @@ def test_the_device_waits_for_a_sum_and_the_host_does_not() -> None:
         bench.fill(0, 3.0)
         bench.engine.submit(0)
         bench.engine.wait(0)
-        assert not bench.engine._jobs[0].done.is_set()
+        assert not bench.engine._group_sends[0].done.is_set()
         bench.device.run(lambda: bench.buffers[0].add_(1.0))
         bench.read(0, seen)
         assert seen == []
@@ -120,7 +120,7 @@ def test_the_host_waits_where_the_transport_knows_no_moment() -> None:
         bench.fill(0, 3.0)
         bench.engine.submit(0)
         bench.engine.wait(0)
-        assert bench.engine._jobs[0].done.is_set()
+        assert bench.engine._group_sends[0].done.is_set()
 
 
 def test_nothing_is_sent_before_it_is_computed() -> None:

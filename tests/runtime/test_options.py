@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidOptions, PaceError
-from pace.runtime.options import WrapperOptions, check_source
+from pace.runtime.control.options import WrapperOptions, check_source
 from tests.runtime.launch import Backend, run_ranks
 from tests.runtime.models import batches, build
 from tests.runtime.schedules import shuffled_schedule

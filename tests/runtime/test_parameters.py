@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pace.errors import InvalidOptions
-from pace.runtime.parameters import trained_parameters
+from pace.runtime.control.parameters import trained_parameters
 from tests.runtime.models import build
 
 

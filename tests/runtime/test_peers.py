@@ -8,7 +8,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import HashStore
 
-from pace.runtime.peers import EVERYTHING_SENT, Peers
+from pace.runtime.transports.peers import EVERYTHING_SENT, Peers
 
 
 def test_the_keeper_stays_until_the_others_have_left() -> None:

@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import parse_profile
+from pace.runtime.capture.recorder import Recorder, num_steps
+from pace.runtime.capture.window import Granularity, WindowOp
 from pace.runtime.profiler import Capture
-from pace.runtime.recorder import Recorder, num_steps
-from pace.runtime.window import Granularity, WindowOp
 from tests.runtime.captures import ALLREDUCE, IMAGES, captured, consumers, layered, producers
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-import pace.runtime.late
+import pace.runtime.control.schedule_polling
 from pace.documents.profile import Profile, parse_profile
 from pace.documents.schedule import Schedule
 from pace.errors import CommunicationFailed
+from pace.runtime.capture.recorder import num_steps
+from pace.runtime.capture.self_profile import RECORDED_PER_PLAIN, WARM_UP, SelfProfile
 from pace.runtime.profiler import Capture
-from pace.runtime.recorder import num_steps
-from pace.runtime.self_profile import RECORDED_PER_PLAIN, WARM_UP, SelfProfile
 from tests.api.process import ServiceProcess
 from tests.runtime.launch import run_ranks, try_ranks
 from tests.runtime.lives import (
@@ -52,7 +52,7 @@ from tests.runtime.training import (
 
 
 def _live(rank: int, _size: int, url: str, pid: int, schedule: Schedule) -> dict[str, Diary]:
-    pace.runtime.late.STEPS_BETWEEN = 4
+    pace.runtime.control.schedule_polling.STEPS_BETWEEN = 4
     lives: dict[str, Any] = {
         "first": lambda logs: first_start(rank, url, logs),
         "plain": lambda logs: that_keeps_plain(rank, url, logs),
@@ -244,7 +244,7 @@ def test_a_peer_lost_while_profiling_is_an_error_that_names_it(tmp_path: Path) -
 
 
 def _over_horovod(rank: int, _size: int, url: str) -> Diary:
-    pace.runtime.late.STEPS_BETWEEN = 4
+    pace.runtime.control.schedule_polling.STEPS_BETWEEN = 4
     with captured_events() as logs:
         job = Job(rank, logs, "horovod", service=url, job="horovod", replanning=NEVER_AGAIN)
         job.train(MOST_STEPS, until=job.adopted)

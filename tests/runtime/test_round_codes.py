@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from pace.runtime.round_codes import RoundCode, disagreement, substitute_for_idle
+from pace.runtime.optimizer.round_codes import RoundCode, disagreement, substitute_for_idle
 
 
 def _code(*, late: bool = False, read: bool = False, idle: bool = False, step: int = 0) -> RoundCode:

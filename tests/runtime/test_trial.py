@@ -2,9 +2,9 @@
 
 from typing import Any, cast
 
-from pace.runtime.plan import plan_plainly
-from pace.runtime.transport import Transport
-from pace.runtime.trial import Candidate, Trial
+from pace.runtime.control.trial import Candidate, Trial
+from pace.runtime.engine.plan import plan_plainly
+from pace.runtime.transports.transport import Transport
 
 
 class _Ranks:

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from pace.runtime.buffers import FusedGroup, Slot
-from pace.runtime.plan import PlannedGroup
-from pace.runtime.usage import Usage
+from pace.runtime.engine.buffers import FusedGroup, Slot
+from pace.runtime.engine.plan import PlannedGroup
+from pace.runtime.optimizer.usage import Usage
 
 
 def _slot() -> Slot:
