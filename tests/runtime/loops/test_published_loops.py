@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.runtime.beside_plain import assert_trains_as_plainly
-from tests.runtime.loop_run import Loop
+from tests.runtime.loops.beside_plain import assert_trains_as_plainly
+from tests.runtime.loops.loop_run import Loop
+from tests.runtime.loops.published_gradients import GRADIENT_LOOPS
+from tests.runtime.loops.published_models import MODEL_LOOPS
+from tests.runtime.loops.published_steps import STEP_LOOPS
 from tests.runtime.rank_pool import RankPool
-from tests.runtime.stranger_gradients import GRADIENT_LOOPS
-from tests.runtime.stranger_models import MODEL_LOOPS
-from tests.runtime.stranger_steps import STEP_LOOPS
 
 # The trial of mode auto takes 22 steps.
 MODES = {"overlap": 9, "auto": 26}

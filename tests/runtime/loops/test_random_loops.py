@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.loop_program import Program
-from tests.runtime.loop_reference import differences, expected
-from tests.runtime.loop_trainer import run_program
-from tests.runtime.random_loops import num_loops, programs
+from tests.runtime.loops.loop_program import Program
+from tests.runtime.loops.loop_reference import differences, expected
+from tests.runtime.loops.loop_trainer import run_program
+from tests.runtime.loops.random_loops import num_loops, programs
 from tests.runtime.rank_pool import Failed, RankPool
 
 
