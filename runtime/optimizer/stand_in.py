@@ -37,17 +37,17 @@ class StandIn(torch.optim.Optimizer):
     found_inf = _Forwarded("found_inf")
 
     @abstractmethod
-    def synchronize(self) -> None:
+    def finish_updates(self) -> None:
         """Wait until the other optimizer's state is that of the latest ``step()``."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state after every pending update."""
-        self.synchronize()
+        self.finish_updates()
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimizer's state, after every pending update."""
-        self.synchronize()
+        self.finish_updates()
         self.optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
@@ -81,12 +81,12 @@ class StandIn(torch.optim.Optimizer):
     @property
     def state(self) -> Any:
         """The user's optimizer's own state, after every pending update."""
-        self.synchronize()
+        self.finish_updates()
         return self.optimizer.state
 
     @state.setter
     def state(self, state: Any) -> None:
-        self.synchronize()
+        self.finish_updates()
         self.optimizer.state = state
 
     def __reduce_ex__(self, _protocol: Any) -> Any:

@@ -100,7 +100,7 @@ class WrappedOptimizer(StandIn):
         except BaseException:
             self._choice.close()  # it may be asking a service
             raise
-        gate_param_groups(optimizer, _weakly(self._finish_pending))
+        gate_param_groups(optimizer, _weakly(self.finish_updates))
         self._rounds.aside = self._choice.replanner.aside
         self._peers = transport.peers
         if self._peers is not None:
@@ -154,13 +154,14 @@ class WrappedOptimizer(StandIn):
     def _answer(self, turn: int) -> bool:
         return self._rounds.answer(turn)
 
-    def _finish_pending(self) -> None:
+    def finish_updates(self) -> None:
+        """Apply the updates of the latest ``step()``; gradients computed since then are left as they are."""
         self._rounds.finish_all()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimizer's state, after every pending update."""
         super().load_state_dict(state_dict)
-        gate_param_groups(self.optimizer, _weakly(self._finish_pending))
+        gate_param_groups(self.optimizer, _weakly(self.finish_updates))
 
     def _progress(self) -> dict[str, Any]:
         return {
@@ -317,8 +318,8 @@ class WrappedOptimizer(StandIn):
         Parameters
         ----------
         wait
-            Whether to wait for updates in flight. Without, the report leaves out groups and segments, and
-            may be asked for by any thread.
+            Whether to call ``synchronize()`` first, on every rank alike. Without, the report leaves out
+            groups and segments, and may be asked for by any thread.
         """
         rounds, replanner = self._rounds, self._choice.replanner
         drift = replanner.drift

@@ -43,10 +43,10 @@ from typing import Any
 
 Operation = tuple[Any, ...]
 
-# Operations in which user code looks at gradients.
+# Operations in which user code looks at gradients, or has them reduced.
 READS = frozenset(
     ("read", "norm", "value", "scale", "noise", "decay", "data", "replace", "unscale", "scaler_step", "keep")
-) | {"compare"}
+) | {"compare", "synchronize", "report"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class _Filter:
             name = operation[0]
             if name == "no_sync":
                 kept.append(("no_sync", self._inside(operation[1])))
-                self.read = False
+                self.read, self.computed = False, True
                 continue
             if name == "closure":
                 self.read, self.clean = False, True
@@ -159,7 +159,7 @@ class _Filter:
             self.idle = False
         if name in ("compute", "scaled", "assign"):
             self.read, self.computed = False, True
-        elif name in READS or name in ("log", "step"):
+        elif name == "step" or (self.computed and (name in READS or name == "log")):
             self.read, self.clean = True, False
         elif name == "zero" and operation[1] in ("optimizer", "model", "hand"):
             self.read = not operation[2]
