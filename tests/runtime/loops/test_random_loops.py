@@ -29,7 +29,6 @@ def check(pool: RankPool, program: Program) -> None:
     assert not said, "\n".join([*said[:3], f"({len(said)} differences)", str(program)])
 
 
-@pytest.mark.flaky(reruns=0)  # a difference that comes and goes is still one
 @pytest.mark.timeout(0)
 @settings(
     max_examples=num_loops(200),
