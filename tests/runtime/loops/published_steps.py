@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
-from tests.runtime.loop_run import Run
-from tests.runtime.stranger_gradients import loss_of, network, sgd
+from tests.runtime.loops.loop_run import Run
+from tests.runtime.loops.published_gradients import loss_of, network, sgd
 
 
 def accumulation_with_tail(run: Run) -> None:

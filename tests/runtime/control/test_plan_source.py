@@ -90,6 +90,7 @@ def wrong_service() -> Iterator[str]:
         yield url
 
 
+@pytest.mark.races_with_machine(reason="the service must answer in the 2 s that ranks wait at the start")
 def test_plans_come_from_files_and_training_starts_without_a_usable_service(
     tmp_path: Path, silent_service: str, dripping_service: str, wrong_service: str
 ) -> None:

@@ -9,7 +9,7 @@ import torch
 from pace.runtime.engine.send_order import SendOrder
 from pace.runtime.engine.sends import GroupSend, SegmentSend, sends_of
 from pace.runtime.transports.transport import Discipline, Role
-from tests.runtime.plans import plan_of
+from tests.runtime.engine.plans import plan_of
 
 
 def _order(

@@ -6,11 +6,13 @@ import time
 import weakref
 from typing import Any
 
+import pytest
 from torch._C._distributed_c10d import HashStore
 
 from pace.runtime.transports.peers import EVERYTHING_SENT, Peers
 
 
+@pytest.mark.races_with_machine(reason="threads must run within the periods of a sign of life")
 def test_the_keeper_stays_until_the_others_have_left() -> None:
     """A rank that notices a failure late still finds the store, and blames nobody who is innocent."""
     store = HashStore()
@@ -25,6 +27,7 @@ def test_the_keeper_stays_until_the_others_have_left() -> None:
     assert not staying.is_alive()
 
 
+@pytest.mark.races_with_machine(reason="threads must run within the periods of a sign of life")
 def test_the_keeper_does_not_wait_for_silent_ranks() -> None:
     """A rank that never spoke, or speaks no more, is not waited for beyond a few periods."""
     keeper = Peers(HashStore(), 0, 2, dict)
@@ -35,6 +38,7 @@ def test_the_keeper_does_not_wait_for_silent_ranks() -> None:
     assert not staying.is_alive()
 
 
+@pytest.mark.races_with_machine(reason="threads must run within the periods of a sign of life")
 def test_who_was_silent_since_a_stall_is_named_and_nobody_else() -> None:
     """A rank that spoke once is lost; ranks that speak are not, however soon after a stall one asks."""
     store = HashStore()
@@ -71,6 +75,7 @@ def test_a_sign_of_life_keeps_no_training_alive() -> None:
     assert json.loads(store.get("alive/0"))["left"]
 
 
+@pytest.mark.races_with_machine(reason="threads must run within the periods of a sign of life")
 def test_why_a_rank_left_and_what_it_has_not_begun_is_told() -> None:
     """A rank that left says why; one that is alive, and behind, is named by its step."""
     store = HashStore()

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from tests.runtime.beside_plain import assert_trains_as_plainly
 from tests.runtime.launch import Backend, run_ranks
-from tests.runtime.manners import MANNERS, Lesson
+from tests.runtime.loops.beside_plain import assert_trains_as_plainly
+from tests.runtime.loops.loop_features import MANNERS, Lesson
 from tests.runtime.models import MODELS, build
 from tests.runtime.rank_pool import RankPool
 from tests.runtime.schedules import shuffled_schedule

@@ -21,8 +21,7 @@ from pace.runtime.capture.recorder import num_steps
 from pace.runtime.capture.self_profile import RECORDED_PER_PLAIN, WARM_UP, SelfProfile
 from pace.runtime.profiler import Capture
 from tests.api.process import ServiceProcess
-from tests.runtime.launch import run_ranks, try_ranks
-from tests.runtime.lives import (
+from tests.runtime.control.replanning_jobs import (
     MOST_STEPS,
     NEVER_AGAIN,
     SETTINGS,
@@ -37,6 +36,7 @@ from tests.runtime.lives import (
     whose_service_dies,
     with_a_schedule_given,
 )
+from tests.runtime.launch import run_ranks, try_ranks
 from tests.runtime.logs import captured_events
 from tests.runtime.models import batches, build
 from tests.runtime.schedules import shuffled_schedule
@@ -48,6 +48,10 @@ from tests.runtime.training import (
     equal_bits,
     train_plainly,
     trainable,
+)
+
+pytestmark = pytest.mark.races_with_machine(
+    reason="drift is measured on real iterations, which a busy machine slows down"
 )
 
 

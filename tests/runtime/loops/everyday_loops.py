@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from tests.runtime.loop_run import Run
+from tests.runtime.loops.loop_run import Run
 
 FUSED: tuple[Callable[[nn.Module], torch.optim.Optimizer], ...] = (
     lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True),

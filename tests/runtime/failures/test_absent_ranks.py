@@ -16,6 +16,10 @@ from tests.runtime.launch import try_ranks
 from tests.runtime.models import build
 from tests.runtime.training import OPTIMIZERS, meet, trainable, wrap
 
+pytestmark = pytest.mark.races_with_machine(
+    reason="ranks must come, or be named, within a time-out of seconds"
+)
+
 SIZE = 3
 TIMEOUT_S = 4.0
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tests.runtime.loop_reference import first_difference
-from tests.runtime.loop_run import Loop, run_loop
+from tests.runtime.loops.loop_reference import first_difference
+from tests.runtime.loops.loop_run import Loop, run_loop
 from tests.runtime.rank_pool import Failed, RankPool
 
 

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from pace.runtime.engine.engine import Engine
 from pace.runtime.transports.gloo import GlooTransport
 from pace.runtime.transports.transport import After, Discipline, Done
-from tests.runtime.plans import plan_of
+from tests.runtime.engine.plans import plan_of
 
 ELEMENTS = 4
 

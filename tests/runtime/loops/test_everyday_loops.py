@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidOptions, InvalidUse
-from tests.runtime import everyday_loops
-from tests.runtime.beside_plain import assert_trains_as_plainly
 from tests.runtime.launch import run_ranks
+from tests.runtime.loops import everyday_loops
+from tests.runtime.loops.beside_plain import assert_trains_as_plainly
 from tests.runtime.rank_pool import RankPool
 from tests.runtime.training import backward, wrap
 

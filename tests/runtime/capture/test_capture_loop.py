@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import HashStore
 from pace.errors import InvalidOptions, InvalidProfile
 from pace.runtime.profiler import Capture
 from pace.runtime.torch import DistributedOptimizer
-from tests.runtime.captures import ALLREDUCE, IMAGES, layered
+from tests.runtime.capture.captures import ALLREDUCE, IMAGES, layered
 from tests.runtime.launch import run_ranks
 
 

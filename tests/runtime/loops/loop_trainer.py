@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.runtime.loop_models import LOOP_OPTIMIZERS, Pass, build_units, loss_of, through_units
-from tests.runtime.loop_program import Operation, Program
+from tests.runtime.loops.loop_models import LOOP_OPTIMIZERS, Pass, build_units, loss_of, through_units
+from tests.runtime.loops.loop_program import Operation, Program
 from tests.runtime.schedules import shuffled_schedule
 from tests.runtime.training import backward, wrap
 

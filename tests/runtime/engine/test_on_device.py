@@ -18,10 +18,10 @@ from pace.errors import CommunicationFailed
 from pace.runtime.engine.engine import Engine
 from pace.runtime.transports.compression import Compression, compressed
 from pace.runtime.transports.transport import Discipline
+from tests.runtime.engine.plans import plan_of
+from tests.runtime.engine.queued_device import LaggingDevice, QueuedDevice, QueuedTransport
 from tests.runtime.launch import run_ranks
-from tests.runtime.loops import LOOPS, run_loop, run_plainly
-from tests.runtime.plans import plan_of
-from tests.runtime.queued_device import LaggingDevice, QueuedDevice, QueuedTransport
+from tests.runtime.loops.user_loops import LOOPS, run_loop, run_plainly
 from tests.runtime.training import Case, difference, equal_bits, train_case, train_plainly
 
 ELEMENTS = 4

@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.runtime.loop_models import LOOP_OPTIMIZERS, build_units, loss_of
-from tests.runtime.loop_program import Operation, Program
-from tests.runtime.loop_reference import Reference, differences, expected
-from tests.runtime.loop_trainer import Entry, RankTrainer
-from tests.runtime.random_loops import num_loops, programs
+from tests.runtime.loops.loop_models import LOOP_OPTIMIZERS, build_units, loss_of
+from tests.runtime.loops.loop_program import Operation, Program
+from tests.runtime.loops.loop_reference import Reference, differences, expected
+from tests.runtime.loops.loop_trainer import Entry, RankTrainer
+from tests.runtime.loops.random_loops import num_loops, programs
 from tests.runtime.rank_pool import Failed, RankPool
 
 KINDS = ("linear", "norm", "convolution")

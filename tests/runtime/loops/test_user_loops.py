@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.launch import Backend, run_ranks
-from tests.runtime.loops import LOOPS, run_loop, run_plainly
+from tests.runtime.loops.user_loops import LOOPS, run_loop, run_plainly
 from tests.runtime.training import difference, equal_bits
 
 SIZE = 2

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from tests.runtime.loop_run import Run
+from tests.runtime.loops.loop_run import Run
 
 
 def network() -> nn.Sequential:

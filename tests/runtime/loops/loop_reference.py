@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.runtime.loop_program import Operation, Program
-from tests.runtime.loop_trainer import UNSEEN, Entry, Trainer, Unseen, assigned, plain
+from tests.runtime.loops.loop_program import Operation, Program
+from tests.runtime.loops.loop_trainer import UNSEEN, Entry, Trainer, Unseen, assigned, plain
 
 Contribution = dict[nn.Parameter, torch.Tensor]
 

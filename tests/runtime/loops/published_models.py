@@ -8,8 +8,8 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.runtime.loop_run import Run
-from tests.runtime.stranger_gradients import loss_of, network, sgd
+from tests.runtime.loops.loop_run import Run
+from tests.runtime.loops.published_gradients import loss_of, network, sgd
 
 
 class _Experts(nn.Module):

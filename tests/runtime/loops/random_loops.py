@@ -11,9 +11,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.runtime.loop_models import KINDS, LOOP_OPTIMIZERS
-from tests.runtime.loop_program import Operation, Program, defined
-from tests.runtime.loop_trainer import READS_OF_GRADIENTS
+from tests.runtime.loops.loop_models import KINDS, LOOP_OPTIMIZERS
+from tests.runtime.loops.loop_program import Operation, Program, defined
+from tests.runtime.loops.loop_trainer import READS_OF_GRADIENTS
 
 Operations = st.SearchStrategy[list[Operation]]
 
