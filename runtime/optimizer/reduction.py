@@ -291,7 +291,7 @@ class Reduction:
                 slot.sent = None
 
     def _find_void(self) -> list[Slot]:
-        """Find the gradients whose sums are void because some rank had cleared its own; restore what was sent.
+        """Find gradients whose sums are void since some rank cleared its own; restore what this rank sent.
 
         Raises
         ------
@@ -310,9 +310,9 @@ class Reduction:
             if both := set(found).intersection(gone):
                 self.engine.abandon()
                 raise InvalidUse(
-                    f"the gradient of {self._slots[min(both)].name} was cleared on other ranks than rank {rank}"
-                    " after a backward pass that rank did not have: call step() on every rank before gradients"
-                    " are cleared"
+                    f"the gradient of {self._slots[min(both)].name} was cleared, but not on rank {rank},"
+                    " after a backward pass that this rank did not have: call step() on every rank before"
+                    " gradients are cleared"
                 )
         for number in found:
             slot = self._slots[number]
