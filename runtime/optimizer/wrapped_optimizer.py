@@ -358,12 +358,12 @@ class WrappedOptimizer(StandIn):
         """
         self._close(linger=True)
 
-    def _close(self, *, linger: bool, reason: str | None = None) -> None:
+    def _close(self, *, linger: bool, reason: str | None = None, drain: bool = True) -> None:
         if self._closed:
             return
         failed = self._rounds.engine.failure is not None
         try:
-            if not failed:
+            if drain and not failed:
                 self.synchronize()
         finally:
             self._closed = True
@@ -412,12 +412,19 @@ def _refuse_wrapped(optimizer: torch.optim.Optimizer) -> None:
 _live: "weakref.WeakSet[WrappedOptimizer]" = weakref.WeakSet()
 
 
+# How long a process that ends without close() waits for its last sums: the other ranks wait for them too.
+_EXIT_S = 5.0
+
+
 @atexit.register
-def _abandon_all() -> None:
+def _leave_all() -> None:
     # A process that ends without close(), by an exception say, must not take its threads into the
-    # interpreter's own end.
+    # interpreter's own end: it would be aborted there.
     uncaught: type[BaseException] | None = getattr(sys, "last_type", None)
     for wrapper in list(_live):
+        if uncaught is None and wrapper._rounds.engine.settle(_EXIT_S):
+            wrapper._close(linger=False, drain=False)
+            continue
         blamed_others = wrapper._rounds.engine.failure is not None
         if wrapper._peers is not None and not blamed_others:
             wrapper._peers.close(uncaught.__name__ if uncaught else None)
