@@ -26,6 +26,9 @@ recording iterations; waiting for the service to schedule the profile; only aski
 # An iteration may do something else (an evaluation, a checkpoint) and be traced as the model.
 ATTEMPTS = 3
 
+# What rank 0 tells the others before a schedule: whether this job made its profile.
+_OWN, _FOREIGN = b"o", b"f"
+
 
 class Replanner:
     """What is known about how well the plan fits, and what is being done about it.
@@ -178,9 +181,9 @@ class Replanner:
         if number % (schedule_polling.STEPS_BETWEEN_SOON if soon else schedule_polling.STEPS_BETWEEN):
             return None
         if self._searching:
-            payload = self._transport.broadcast(self._late.poll() if self._late is not None else None)
+            payload = self._transport.broadcast(self._found() if self._transport.rank == 0 else None)
             if payload:
-                return self._adopt(payload)
+                return self._adopt(payload[1:], own=payload[:1] == _OWN)
         if self._drift is None:
             return None
         mine = {
@@ -207,15 +210,20 @@ class Replanner:
             self._late = schedule_polling.LateSchedule(lambda: self._source.ask(self._sizes))
         self._searching = True
 
-    def _adopt(self, payload: bytes) -> Plan:
+    def _found(self) -> bytes:
+        """Return the schedule found, after a byte that says who made its profile; empty if none is found."""
+        assert self._late is not None
+        schedule = self._late.poll()
+        if not schedule:
+            return b""
+        own = json.loads(schedule)["profile_sha256"] in self._own_profiles
+        return (_OWN if own else _FOREIGN) + schedule
+
+    def _adopt(self, schedule: bytes, *, own: bool) -> Plan:
         self._searching = self._submitting = False
         self._late = None
-        plan = self._source.read(payload, self._sizes)
+        plan = self._source.read(schedule, self._sizes)
         assert plan is not None  # rank 0 found that it fits
-        own = json.loads(payload)["profile_sha256"] in self._own_profiles
-        own = json.loads(
-            self._transport.broadcast(json.dumps(own).encode() if self._transport.rank == 0 else None)
-        )
         self._drift = Drift(self._settings, None if own else plan.predicted_iteration_s)
         self._drift_said = False
         self._last_change_s = time.monotonic()
