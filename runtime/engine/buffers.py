@@ -40,7 +40,16 @@ class Slot:
     here
         Whether this rank contributed when the group was handed over last.
     dropped
-        Whether user code cleared the gradient after it was handed over.
+        Whether user code cleared the gradient when this rank had, or may have, handed it over: what is summed
+        of it is void.
+    gave
+        Whether this rank contributed a gradient of its own when the group was handed over last.
+    sent
+        What it contributed then, where it must be kept: other ranks may say that the sum is void.
+    clears
+        How often user code has cleared the gradient since the last step.
+    keeps
+        Whether what is contributed is to be kept.
     cleared, zeroed_later
         What ``zero_grad`` asked for between ``step()`` and the update.
     zeroed
@@ -56,17 +65,21 @@ class Slot:
         "base",
         "claimed",
         "cleared",
+        "clears",
         "complete",
         "dropped",
         "expected",
         "fused",
+        "gave",
         "here",
+        "keeps",
         "late",
         "name",
         "parameter",
         "passes",
         "peak",
         "present",
+        "sent",
         "short",
         "shown",
         "view",
@@ -89,6 +102,10 @@ class Slot:
         self.base = False
         self.present = False
         self.here = False
+        self.gave = False
+        self.sent: torch.Tensor | None = None
+        self.clears = 0
+        self.keeps = False
         self.dropped = False
         self.cleared = False
         self.zeroed_later = False

@@ -108,6 +108,7 @@ class GradientAccess:
                 reduced = slot.base
                 self._reduction.drop(slot)
                 slot.dropped = slot.dropped or reduced
+                slot.keeps = True
                 self._reduction.open = True
             slot.base = slot.zeroed = False
             self._reduction.scattered = True
@@ -115,22 +116,38 @@ class GradientAccess:
 
     def clear(self, slot: Slot) -> None:
         """Take a gradient away, whatever it is made of."""
-        if slot.fused.pending:
-            set_local_gradient(slot.parameter, None)
-            slot.cleared, slot.zeroed_later = True, False
-            slot.base = slot.zeroed = False
-            return
+        if self._count_clear(slot):
+            self._clear_pending(slot)
+        else:
+            self._clear(slot)
+
+    def _count_clear(self, slot: Slot) -> bool:
+        """Count a gradient that is cleared; say whether the update that uses it is still pending."""
+        slot.clears += 1
+        # A rank without a backward pass cannot tell the usual zero_grad() at a step's start from one that
+        # discards what other ranks have computed. The second one in a step may be either.
+        slot.keeps = slot.keeps or slot.clears > 1
+        if slot.fused.pending and self._reduction.computed:
+            self._progress.finish(slot.fused)  # what is cleared belongs to the next step
+        return slot.fused.pending
+
+    def _clear_pending(self, slot: Slot) -> None:
+        set_local_gradient(slot.parameter, None)
+        slot.cleared, slot.zeroed_later = True, False
+        slot.base = slot.zeroed = False
+
+    def _clear(self, slot: Slot) -> None:
         if slot.fused.submitted and not self._reduction.sealed:
             self._usage.wasted()
         self._reduction.drop(slot)
 
     def zero(self, slot: Slot) -> None:
         """Make a gradient that is present zero."""
-        if slot.fused.pending:
+        if self._count_clear(slot):
             if slot.cleared and not (slot.zeroed or slot.zeroed_later):
                 return  # there is none any more
             resolved = slot.fused.resolved
-            self.clear(slot)
+            self._clear_pending(slot)
             slot.zeroed = resolved and slot.present
             slot.zeroed_later = not resolved
             return
@@ -140,7 +157,7 @@ class GradientAccess:
             submitted = slot.fused.submitted
             had = local is not None or slot.base or slot.zeroed
             had = had or (submitted and slot.here and not slot.dropped)
-            self.clear(slot)
+            self._clear(slot)
             if not slot.dropped:
                 slot.zeroed = had
             elif had:

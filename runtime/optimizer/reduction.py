@@ -83,6 +83,8 @@ class Reduction:
         self._marks_beside = transport.device is not None
         # What is already reduced is the same on all ranks: all add it to a mean, one of them to a sum.
         self._keeps_base = averaging.mean or transport.rank == 0
+        self._void: list[int] = []
+        self._keeping = False
         self._codes: list[RoundCode] = []
         self._marks: list[list[bool]] = [[] for _ in groups]
         self._evaluated = True
@@ -135,10 +137,14 @@ class Reduction:
             views, gradients = [], []
             for slot in group.slots:
                 gradient = local_gradient(slot.parameter)
-                slot.here = gradient is not None or self._absent(slot)
+                slot.gave = gradient is not None
+                slot.here = slot.gave or self._absent(slot)
                 here.append(slot.here)
                 if gradient is None:
                     continue
+                if slot.keeps and not slot.base:
+                    slot.sent = gradient
+                    self._keeping = True
                 set_local_gradient(slot.parameter, None)
                 if gradient.is_sparse:
                     gradient = gradient.to_dense()
@@ -192,7 +198,8 @@ class Reduction:
         self.turn += 1
         self._read = read
         idle = not self.live()
-        late = self._collect_late() if self.scattered else False
+        self._void = [number for number, slot in enumerate(self._slots) if slot.dropped]
+        late = (self._collect_late() if self.scattered else False) or bool(self._void)
         self._evaluated = False
         code = RoundCode(late=late, read=read, idle=idle, step=self.step)
         for group in self._groups:
@@ -273,7 +280,45 @@ class Reduction:
         self._evaluated = True
         self._substitute = substitute_for_idle(codes)
         if any(code.late for code in codes):
+            void = self._find_void()
+            self.resolve_all()
+            for slot in void:
+                slot.present = slot.base = False
             self._send_again(None)
+        if self._keeping:
+            self._keeping = False
+            for slot in self._slots:
+                slot.sent = None
+
+    def _find_void(self) -> list[Slot]:
+        """Find the gradients whose sums are void because some rank had cleared its own; restore what was sent.
+
+        Raises
+        ------
+        InvalidUse
+            On every rank, if one has contributed to such a sum and not kept what it contributed.
+        """
+        void = set(self._void)
+        lost = [
+            number
+            for number, slot in enumerate(self._slots)
+            if slot.gave and slot.sent is None and number not in void
+        ]
+        said = [json.loads(each) for each in self._transport.gather(json.dumps([self._void, lost]).encode())]
+        found = sorted(set().union(*(each[0] for each in said)))
+        for rank, (_, gone) in enumerate(said):
+            if both := set(found).intersection(gone):
+                self.engine.abandon()
+                raise InvalidUse(
+                    f"the gradient of {self._slots[min(both)].name} was cleared on other ranks than rank {rank}"
+                    " after a backward pass that rank did not have: call step() on every rank before gradients"
+                    " are cleared"
+                )
+        for number in found:
+            slot = self._slots[number]
+            if number not in void and slot.gave:
+                slot.late = slot.sent if slot.late is None else slot.sent + slot.late
+        return [self._slots[number] for number in found]
 
     def _wait_for_others(self) -> None:
         """Give them some time, and then ask: where this rank reads gradients, it may be the only one.
@@ -388,6 +433,9 @@ class Reduction:
     def end(self) -> None:
         """End the round: what comes next belongs to the next step."""
         self._begin()
+        for slot in self._slots:
+            slot.clears = 0
+            slot.keeps = False
         self.sealed = self.open = self._read = False
         self.step += 1
 

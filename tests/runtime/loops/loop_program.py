@@ -48,6 +48,11 @@ READS = frozenset(
     ("read", "norm", "value", "scale", "noise", "decay", "data", "replace", "unscale", "scaler_step", "keep")
 ) | {"compare", "synchronize", "report"}
 
+# Operations that drop all gradients, or make zeros of them, without looking at them.
+_FULL_CLEARS = frozenset(
+    ("zero", who, set_to_none) for who in ("optimizer", "model") for set_to_none in (True, False)
+) | {("zero", "hand", True)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
@@ -99,7 +104,8 @@ class _Filter:
         self.clean = True  # no rank has a reduced gradient
         self.computed = False  # some rank has computed gradients since they were dropped
         self.frozen = False  # some unit was frozen once
-        self.idle = False  # some rank had no backward pass since the last step
+        self.idle = False  # some rank had no backward pass since the last step or the last dropped gradients
+        self.clears = 0  # how often all gradients were dropped since the last step
 
     def run(self, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
         kept: list[Operation] = []
@@ -112,7 +118,8 @@ class _Filter:
             if name == "closure":
                 self.read, self.clean = False, True
                 kept.append(("closure", self.run(operation[1])))
-                self.read, self.clean, self.idle = True, False, False  # a closure's step follows
+                self.read, self.clean = True, False
+                self._follow(("step",))
                 continue
             if name == "log" and not _everybody_reduces_next(operations[at + 1 :]):
                 continue
@@ -120,7 +127,9 @@ class _Filter:
                 continue
             if name == "loss" and self.idle:
                 continue
-            if name == "zero" and self.idle:  # a limit: such a rank must step before gradients are dropped
+            if name == "drop" and self.idle:
+                continue
+            if name == "zero" and self.idle and not self._may_clear(operation):
                 kept.append(("step",))
                 self._follow(("step",))
             if name == "scaled":
@@ -130,6 +139,14 @@ class _Filter:
             kept.append(operation)
             self._follow(operation)
         return tuple(kept)
+
+    def _may_clear(self, operation: Operation) -> bool:
+        """Whether gradients may be dropped where some rank had no backward pass.
+
+        Such a rank must step before that, if the others have looked at gradients. Otherwise it must be able
+        to tell that this is not the usual ``zero_grad()`` at a step's start.
+        """
+        return self.clears > 0 and not self.read and operation in _FULL_CLEARS
 
     def _inside(self, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
         alone = self.clean and not self.computed
@@ -157,6 +174,10 @@ class _Filter:
         self.frozen = self.frozen or name == "freeze"
         if name in ("step", "zero"):
             self.idle = False
+        if name == "step":
+            self.clears = 0
+        elif operation in _FULL_CLEARS:
+            self.clears += 1
         if name in ("compute", "scaled", "assign"):
             self.read, self.computed = False, True
         elif name == "step" or (self.computed and (name in READS or name == "log")):
