@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pace.runtime.engine.buffers import FusedGroup, Slot, dense
-from pace.runtime.optimizer.gradient_gates import local_gradient, set_local_gradient, without_gates
+from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient, without_gates
 
 
 def _unhooked(kind: type[torch.optim.Optimizer]) -> Any:

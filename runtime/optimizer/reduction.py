@@ -20,7 +20,7 @@ from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import FusedGroup, Slot, segment_tensors
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.plan import Plan
-from pace.runtime.optimizer.gradient_gates import local_gradient, set_local_gradient
+from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
 from pace.runtime.optimizer.round_codes import RoundCode, disagreement, substitute_for_idle
 from pace.runtime.transports.transport import Transport
 

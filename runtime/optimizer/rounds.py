@@ -19,11 +19,11 @@ from pace.runtime.engine.buffers import FusedGroup, Slot, build_groups, segment_
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Totals
-from pace.runtime.optimizer.call_stacks import in_collective, inside_zero_grad
+from pace.runtime.gates.call_stacks import in_collective, inside_zero_grad
+from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
+from pace.runtime.gates.parameter_gates import Attention, ForwardWatch
 from pace.runtime.optimizer.gradient_access import Gate, GradientAccess
-from pace.runtime.optimizer.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
 from pace.runtime.optimizer.group_update import GroupUpdate, gradients_in_place
-from pace.runtime.optimizer.parameter_gates import Attention, ForwardWatch
 from pace.runtime.optimizer.reduction import Averaging, Reduction
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.transport import Discipline, Transport

@@ -26,7 +26,7 @@ from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Report, Totals, chrome_trace
 from pace.runtime.event_log import log
-from pace.runtime.optimizer.gated_param_groups import gate_param_groups, ungate_param_groups
+from pace.runtime.gates.gated_param_groups import gate_param_groups, ungate_param_groups
 from pace.runtime.optimizer.reduction import Averaging
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.stand_in import StandIn
