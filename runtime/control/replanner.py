@@ -6,6 +6,7 @@ service, from a thread of its own. Which plan then runs in which mode is for ``m
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -94,7 +95,7 @@ class Replanner:
         return self._drift
 
     @property
-    def aside(self) -> Any:
+    def aside(self) -> Callable[[], AbstractContextManager[None]] | None:
         """What communication happens in while iterations are recorded; None while they are not."""
         return None if self._profile is None else self._aside
 
