@@ -95,9 +95,9 @@ def find_void(slots: Sequence[Slot], cleared: Sequence[int], transport: Transpor
     for rank, (_, gone) in enumerate(replies):
         if both := set(found).intersection(gone):
             raise InvalidUse(
-                f"the gradient of {slots[min(both)].name} was cleared on other ranks than rank {rank}"
-                " after a backward pass that rank did not have: call step() on every rank before gradients"
-                " are cleared"
+                f"the gradient of {slots[min(both)].name} was cleared, but not on rank {rank},"
+                " after a backward pass that this rank did not have: call step() on every rank before"
+                " gradients are cleared"
             )
     for number in found:
         slot = slots[number]
