@@ -7,7 +7,7 @@ import collections
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -99,7 +99,7 @@ class Choice:
         if self.replanner.state == "profiling":
             if self.replanner.end_profile():
                 self._resume(switch)
-        elif (news := self.replanner.look(number, settled=self._trial is None)) == "profile":
+        elif (news := self._news(number)) == "profile":
             self._afterwards = self.running
             self._change(self._plainly(), switch)
             self.replanner.begin_profile("training drifted")
@@ -109,6 +109,9 @@ class Choice:
             self._change(self._start(news), switch)
         # What was done here is no part of the next iteration.
         self._last_step_s = time.perf_counter()
+
+    def _news(self, number: int) -> Plan | Literal["profile"] | None:
+        return self.replanner.look(number, settled=self._trial is None, plain_s=self.measured_s.get("plain"))
 
     def close(self) -> None:
         """Stop asking for schedules, and profiling."""

@@ -163,7 +163,7 @@ class Replanner:
         if self._drift is not None:
             self._drift.forget()
 
-    def look(self, number: int, *, settled: bool) -> Plan | Literal["profile"] | None:
+    def look(self, number: int, *, settled: bool, plain_s: float | None) -> Plan | Literal["profile"] | None:
         """Tell the other ranks what is new, every so often.
 
         Parameters
@@ -172,6 +172,8 @@ class Replanner:
             How many steps there have been.
         settled
             Whether it is decided which mode runs.
+        plain_s
+            What an iteration takes without the schedule; None if that was not measured.
 
         Returns
         -------
@@ -192,7 +194,13 @@ class Replanner:
             "rested": time.monotonic() - self._last_change_s >= self._settings.interval_s,
         }
         said = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
+        known = self._drift.reference
         self._drift.look([None if each["typical"] is None else Typical(*each["typical"]) for each in said])
+        reference = self._drift.reference
+        if known is None and reference is not None and self._transport.rank == 0:
+            self._source.report(
+                reference.iteration_s, num_iterations=self._settings.drift_iterations, plain_s=plain_s
+            )
         wanted = self._drift.drifted and not self._searching and self.can_profile
         if self._drift.drifted and not self._drift_said:
             self._drift_said = True
@@ -205,6 +213,7 @@ class Replanner:
             self._late.close()
         if self._profile is not None:
             self._profile.stop()
+        self._source.close()
 
     def _search(self) -> None:
         if not self._searching and self._transport.rank == 0:
