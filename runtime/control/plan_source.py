@@ -95,7 +95,7 @@ class PlanSource:
             self._reports = ReportSender(self._service, self.job, self._api_key)
 
     def load(self, gradients: list[GradientSize]) -> Plan | None:
-        """Take note of the model, and return the plan of the schedule that was given; None when none was.
+        """Record the model, and return the plan of the schedule that was given; None when none was.
 
         Raises
         ------

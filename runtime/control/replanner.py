@@ -68,7 +68,7 @@ class Replanner:
         self._submitting = False
         self._num_awaited = 0
         self._drift: Drift | None = None
-        self._drift_said = False
+        self._drift_logged = False
         self._profile: SelfProfile | None = None
         self._failures = 0
         self._own_profiles: set[str] = set()
@@ -110,7 +110,7 @@ class Replanner:
         return wanted and self._failures < ATTEMPTS
 
     def begin_profile(self, reason: str) -> None:
-        """Record from now on; the caller sees to it that training runs plainly, with a barrier."""
+        """Record from now on; the caller makes sure that training runs plainly, with a barrier."""
         self._say("pace.profiling", reason=reason, iterations=self._settings.profile_iterations)
         self._last_change_s = time.monotonic()
         self._profile = SelfProfile(
@@ -150,7 +150,7 @@ class Replanner:
         return True
 
     def record(self, iteration_s: float, waited_s: float) -> None:
-        """Take note of an iteration under the plan that was chosen, and of how long training stood still."""
+        """Record an iteration under the plan that was chosen, and the time spent waiting in it."""
         if self._drift is not None:
             self._drift.record(iteration_s, waited_s)
 
@@ -158,12 +158,12 @@ class Replanner:
         """Watch no longer: plain operation was faster than the schedule, so there is no plan to replace."""
         self._drift = None
 
-    def forget(self) -> None:
+    def restart_window(self) -> None:
         """Something else ran than the plan that was chosen."""
         if self._drift is not None:
-            self._drift.forget()
+            self._drift.restart_window()
 
-    def look(self, number: int, *, settled: bool, plain_s: float | None) -> Plan | Literal["profile"] | None:
+    def news(self, number: int, *, settled: bool, plain_s: float | None) -> Plan | Literal["profile"] | None:
         """Tell the other ranks what is new, every so often.
 
         Parameters
@@ -193,19 +193,21 @@ class Replanner:
             "typical": self._drift.typical() if settled else None,
             "rested": time.monotonic() - self._last_change_s >= self._settings.interval_s,
         }
-        said = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
+        replies = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
         known = self._drift.reference
-        self._drift.look([None if each["typical"] is None else Typical(*each["typical"]) for each in said])
+        self._drift.compare(
+            [None if each["typical"] is None else Typical(*each["typical"]) for each in replies]
+        )
         reference = self._drift.reference
         if known is None and reference is not None and self._transport.rank == 0:
             self._source.report(
                 reference.iteration_s, num_iterations=self._settings.drift_iterations, plain_s=plain_s
             )
         wanted = self._drift.drifted and not self._searching and self.can_profile
-        if self._drift.drifted and not self._drift_said:
-            self._drift_said = True
-            self._say_drift(said[0]["rested"])
-        return "profile" if wanted and said[0]["rested"] else None
+        if self._drift.drifted and not self._drift_logged:
+            self._drift_logged = True
+            self._say_drift(replies[0]["rested"])
+        return "profile" if wanted and replies[0]["rested"] else None
 
     def close(self) -> None:
         """Stop asking and recording."""
@@ -235,7 +237,7 @@ class Replanner:
         plan = self._source.read(schedule, self._sizes)
         assert plan is not None  # rank 0 found that it fits
         self._drift = Drift(self._settings, None if own else plan.predicted_iteration_s)
-        self._drift_said = False
+        self._drift_logged = False
         self._last_change_s = time.monotonic()
         return plan
 

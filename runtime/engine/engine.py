@@ -144,7 +144,7 @@ class Engine:
 
     def _enter_computed(self, send: GroupSend) -> None:
         assert self._on_device is not None
-        # The device is past where it stood still in the round before, so nothing blocks here.
+        # The device is past its waits of the round before, so nothing blocks here.
         self.waited_s += self._on_device.waited_s(send)
         send.device_waits.clear()
         with self._lock:
@@ -156,7 +156,7 @@ class Engine:
         return self._group_sends[group].done.wait(within_s)
 
     def wait(self, group: int) -> None:
-        """See to it that a submitted group is reduced before what the caller does next.
+        """Make sure that a submitted group is reduced before what the caller does next.
 
         Blocks, or has the device wait.
 
@@ -241,7 +241,7 @@ class Engine:
                 )
                 if self._on_device is not None and segment is segment.group.segments[-1]:
                     segment.group.sent.set()
-        except Exception as error:  # whatever it is, who waits is told
+        except Exception as error:  # whatever it is, waiting threads receive it
             self._fail("could not be sent", segment.group if segment else None, error)
 
     def _next(self) -> SegmentSend | None:

@@ -218,7 +218,7 @@ class Reduction:
             self._read_marks(group)
 
     def resolve_all(self) -> None:
-        """Do so for every group."""
+        """Resolve every group."""
         for group in self._groups:
             self.resolve(group)
 

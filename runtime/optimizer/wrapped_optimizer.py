@@ -256,8 +256,8 @@ class WrappedOptimizer(StandIn):
         """Average a closure's loss: optimizers that decide by it must decide alike on all ranks."""
         if not isinstance(loss, torch.Tensor | float):
             return loss
-        said = [float(each) for each in self._transport.gather(repr(float(loss)).encode())]
-        mean = math.fsum(said) / len(said)
+        losses = [float(each) for each in self._transport.gather(repr(float(loss)).encode())]
+        mean = math.fsum(losses) / len(losses)
         return torch.full_like(loss, mean) if isinstance(loss, torch.Tensor) else mean
 
     def _refuse_closed(self) -> None:
