@@ -27,7 +27,7 @@ from torch import nn
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.engine.plan import GradientSize, Plan, plan_locally, plan_plainly
-from pace.runtime.optimizer.gradient_gates import set_local_gradient
+from pace.runtime.gates.gradient_gates import set_local_gradient
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.peers import Peers

@@ -43,7 +43,7 @@ def init(*arguments: Any, **options: Any) -> None:
     Raises
     ------
     InvalidUse
-        When Horovod is already initialised with other settings: they are read only once.
+        When Horovod is already initialized with other settings: they are read only once.
     """
     if hvd.is_initialized():
         _refuse_wrong_settings()
@@ -59,7 +59,7 @@ def _refuse_wrong_settings() -> None:
     wrong = [f"{name}={value}" for name, value in _SETTINGS.items() if os.environ.get(name) != value]
     if wrong:
         raise InvalidUse(
-            f"Horovod was initialised without {' and '.join(wrong)}, so it would fuse and reorder segments:"
+            f"Horovod was initialized without {' and '.join(wrong)}, so it would fuse and reorder segments:"
             " call pace.runtime.horovod.init() instead of hvd.init()"
         )
 
@@ -93,7 +93,7 @@ class DistributedOptimizer(WrappedOptimizer):
     Raises
     ------
     InvalidUse
-        When Horovod was not initialised by ``pace.runtime.horovod.init``.
+        When Horovod was not initialized by ``pace.runtime.horovod.init``.
     InvalidOptions
         When an argument asks for what the runtime cannot do; the message says what would do.
     """

@@ -147,9 +147,9 @@ class CostSampler:
 
 
 def never_falling(durations_s: Sequence[float]) -> list[float]:
-    """Return the isotonic regression: neighbours that fall are replaced by their mean.
+    """Return the isotonic regression: neighbors that fall are replaced by their mean.
 
-    A profile's cost does the same with its samples, by importing SciPy, for which training would stand still.
+    A profile's cost does the same with its samples, by importing SciPy, for which training would wait.
     """
     pools: list[tuple[float, int]] = []
     for duration_s in durations_s:

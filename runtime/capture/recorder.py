@@ -143,7 +143,7 @@ class Recorder:
     def begin(self) -> None:
         """Begin an iteration."""
         # Warm-up, one full trace, then captured iterations with plain ones in between, so that both see
-        # the same machine: a clock rate or a neighbour that changes slowly disturbs both alike.
+        # the same machine: a clock rate or a neighbor that changes slowly disturbs both alike.
         number = self._iteration - self._num_warmup
         last = self._iteration == self._num_steps - 1
         plain = last or number % (self._recorded_per_plain + 1) == 0

@@ -33,7 +33,7 @@ NEARLY = 0.95
 class SelfProfile:
     """Records the iterations between calls of ``step``; every rank must make the same calls.
 
-    What goes wrong on a rank is said in ``finish`` and never raised: training goes on without a profile.
+    What goes wrong on a rank is reported by ``finish`` and never raised: training goes on without a profile.
 
     Parameters
     ----------
@@ -151,14 +151,14 @@ class SelfProfile:
                 compute_s = self._recorder.report.profile_s
             except Exception as error:  # as above
                 self._give_up(error)
-        said = self._gather({"compute_s": compute_s, "fault": self._fault})
-        able = [rank for rank, each in enumerate(said) if each["compute_s"] is not None]
+        replies = self._gather({"compute_s": compute_s, "fault": self._fault})
+        able = [rank for rank, each in enumerate(replies) if each["compute_s"] is not None]
         if not able:
             if self._transport.rank == 0:
-                log.warning("pace.profile_failed", reason=said[0]["fault"])
+                log.warning("pace.profile_failed", reason=replies[0]["fault"])
             return False, None
-        slowest = max(able, key=lambda rank: (said[rank]["compute_s"], -rank))
-        if 0 not in able or said[0]["compute_s"] < NEARLY * said[slowest]["compute_s"]:
+        slowest = max(able, key=lambda rank: (replies[rank]["compute_s"], -rank))
+        if 0 not in able or replies[0]["compute_s"] < NEARLY * replies[slowest]["compute_s"]:
             chosen = mine.model_dump_json() if mine is not None and self._transport.rank == slowest else ""
             mine = parse_profile(self._transport.gather(chosen.encode())[slowest])
         if mine is None or self._transport.rank != 0:
@@ -228,5 +228,5 @@ class TransportNetwork:
 
     def minimum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the element-wise minimum over all ranks."""
-        said = [json.loads(each) for each in self._transport.gather(json.dumps(values.tolist()).encode())]
-        return torch.tensor(said, dtype=torch.float64).amin(dim=0)
+        replies = [json.loads(each) for each in self._transport.gather(json.dumps(values.tolist()).encode())]
+        return torch.tensor(replies, dtype=torch.float64).amin(dim=0)

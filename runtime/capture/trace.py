@@ -3,7 +3,7 @@
 Hooks put a mark on one time line wherever the running code changes: at a module's entry and exit,
 before a node of the autograd graph runs, around the optimizer's step. From a mark to the next one
 is an *interval*; intervals follow one another without gaps, so their durations add up to the
-iteration. What the intervals mean is for ``pace.runtime.profiler`` to say.
+iteration. ``window`` turns them into ops.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence

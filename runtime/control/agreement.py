@@ -121,18 +121,18 @@ def exchange(transport: Transport, describe: Callable[[Statement], T]) -> tuple[
     digests = [each.pop("forms_sha256") for each in documents]
     if len({digest for digest in digests if digest is not None}) > 1:
         _refuse_other_models([json.loads(each) for each in transport.gather(forms.encode())], error)
-    said = [Statement(**each) for each in documents]
-    _refuse_errors(said, error)
-    _refuse_other_options(said)
-    _refuse_other_schedules(said)
-    return result[0], said
+    statements = [Statement(**each) for each in documents]
+    _refuse_errors(statements, error)
+    _refuse_other_options(statements)
+    _refuse_other_schedules(statements)
+    return result[0], statements
 
 
-def _refuse_other_models(said: list[dict[str, dict[str, Any]]], error: Exception | None) -> None:
+def _refuse_other_models(statements: list[dict[str, dict[str, Any]]], error: Exception | None) -> None:
     faults = [
         f"rank {rank} has another model than rank {first}: {'; '.join(differences)}"
-        for first, reference in [next((rank, each) for rank, each in enumerate(said) if each)]
-        for rank, each in enumerate(said)
+        for first, reference in [next((rank, each) for rank, each in enumerate(statements) if each)]
+        for rank, each in enumerate(statements)
         if each and (differences := list(_differences(each, reference))[:_MOST_NAMED])
     ]
     if faults:
@@ -162,14 +162,14 @@ def _differences(theirs: dict[str, dict[str, Any]], reference: dict[str, dict[st
             )
 
 
-def _refuse_errors(said: list[Statement], error: Exception | None) -> None:
-    errors = {rank: each.error for rank, each in enumerate(said) if each.error is not None}
+def _refuse_errors(statements: list[Statement], error: Exception | None) -> None:
+    errors = {rank: each.error for rank, each in enumerate(statements) if each.error is not None}
     if not errors:
         return
     if (
         error is not None
-        and len(errors) == len(said)
-        and all(each == said[0].error for each in errors.values())
+        and len(errors) == len(statements)
+        and all(each == statements[0].error for each in errors.values())
     ):
         raise error
     kind = _SHARED_ERRORS.get(next(iter(errors.values()))[0], InvalidUse)
@@ -177,11 +177,11 @@ def _refuse_errors(said: list[Statement], error: Exception | None) -> None:
     raise kind("; ".join(shown)) from error
 
 
-def _refuse_other_options(said: list[Statement]) -> None:
+def _refuse_other_options(statements: list[Statement]) -> None:
     faults = [
-        f"{name} is {_by_rank([each.options[name] for each in said])}"
-        for name in said[0].options
-        if any(each.options[name] != said[0].options[name] for each in said)
+        f"{name} is {_by_rank([each.options[name] for each in statements])}"
+        for name in statements[0].options
+        if any(each.options[name] != statements[0].options[name] for each in statements)
     ]
     if faults:
         raise InvalidOptions(f"the arguments differ between ranks: {'; '.join(faults)}")
@@ -199,10 +199,10 @@ def _by_rank(values: list[Any]) -> str:
     )
 
 
-def _refuse_other_schedules(said: list[Statement]) -> None:
-    first = said[0].schedule
+def _refuse_other_schedules(statements: list[Statement]) -> None:
+    first = statements[0].schedule
     faults = []
-    for rank, each in enumerate(said):
+    for rank, each in enumerate(statements):
         if each.schedule is None and first is not None:
             faults.append(f"rank {rank} was given no schedule and rank 0 one")
         elif each.schedule is not None and first is None:
@@ -240,15 +240,15 @@ def agree_on_weights(transport: Transport, model: nn.Module, *, broadcast: bool)
     named = (*model.named_parameters(), *model.named_buffers())
     state = {name.replace("_orig_mod.", ""): t.detach() for name, t in named if t.layout is torch.strided}
     mine = [[name, str(tensor.dtype), list(tensor.shape), _sha256(tensor)] for name, tensor in state.items()]
-    said: list[list[Any]] = [json.loads(each) for each in transport.gather(json.dumps(mine).encode())]
+    statements: list[list[Any]] = [json.loads(each) for each in transport.gather(json.dumps(mine).encode())]
     differing: dict[str, int] = {}
-    for rank, each in enumerate(said):
-        forms, theirs = [entry[:3] for entry in said[0]], [entry[:3] for entry in each]
+    for rank, each in enumerate(statements):
+        forms, theirs = [entry[:3] for entry in statements[0]], [entry[:3] for entry in each]
         if forms != theirs:
             at = next((pair for pair in zip(theirs, forms, strict=False) if pair[0] != pair[1]), None)
             told = f"{at[0]} instead of {at[1]}" if at else f"{len(theirs)} tensors instead of {len(forms)}"
             raise ScheduleMismatch(f"rank {rank} has other parameters or buffers than rank 0: {told}")
-        for theirs_now, ours in zip(each, said[0], strict=True):
+        for theirs_now, ours in zip(each, statements[0], strict=True):
             if theirs_now[3] != ours[3]:
                 differing.setdefault(ours[0], rank)
     if differing and not broadcast:
@@ -277,7 +277,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def encode_plan(plan: Plan) -> bytes:
-    """Serialise a plan for the other ranks."""
+    """Serialize a plan for the other ranks."""
     return json.dumps(asdict(plan)).encode()
 
 

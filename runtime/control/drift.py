@@ -19,7 +19,7 @@ class Typical(NamedTuple):
     Attributes
     ----------
     compute_s
-        What an iteration takes without the time for which training stood still.
+        What an iteration takes without the time spent waiting for communication.
     """
 
     iteration_s: float
@@ -59,10 +59,10 @@ class Drift:
         self.drifted = False
 
     def record(self, iteration_s: float, waited_s: float) -> None:
-        """Take note of an iteration and of how long training stood still in it."""
+        """Record an iteration and the time in it that was spent waiting for communication."""
         self._latest.append(Typical(iteration_s, max(iteration_s - waited_s, 0.0)))
 
-    def forget(self) -> None:
+    def restart_window(self) -> None:
         """Begin a new window: something else ran in between. The reference stays."""
         self._latest.clear()
 
@@ -72,15 +72,15 @@ class Drift:
             return None
         return Typical(*(statistics.median(column) for column in zip(*self._latest, strict=True)))
 
-    def look(self, said: Sequence[Typical | None]) -> None:
-        """Compare what all ranks said with the reference; the first full window becomes it."""
-        full = [each for each in said if each is not None]
-        if len(full) < len(said):
+    def compare(self, medians: Sequence[Typical | None]) -> None:
+        """Compare the medians of all ranks with the reference; the first full window becomes it."""
+        full = [each for each in medians if each is not None]
+        if len(full) < len(medians):
             return
         slowest = Typical(*(max(column) for column in zip(*full, strict=True)))
         if self.reference is None:
             self.reference = slowest
-            self.forget()
+            self.restart_window()
             if self._predicted_s is not None:
                 self._judge([slowest.iteration_s / self._predicted_s], self._settings.stale_ratio)
                 self.against = "prediction" if self.drifted else "start"

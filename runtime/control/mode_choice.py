@@ -7,7 +7,7 @@ import collections
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -82,14 +82,14 @@ class Choice:
         return statistics.median(latest) if latest else None
 
     def after_step(self, number: int, waited_s: float, switch: Callable[[Plan, bool], None]) -> None:
-        """Take note of a step; calls `switch` with a plan and whether to use a barrier, if they change.
+        """Record a step; calls `switch` with a plan and whether to use a barrier, if they change.
 
         Parameters
         ----------
         number
             How many steps there have been, the same on all ranks.
         waited_s
-            How long training has stood still since the last switch.
+            How long training has waited for communication since the last switch.
         """
         now = time.perf_counter()
         self._last_waited_s, waited_s = waited_s, waited_s - self._last_waited_s
@@ -99,7 +99,7 @@ class Choice:
         if self.replanner.state == "profiling":
             if self.replanner.end_profile():
                 self._resume(switch)
-        elif (news := self.replanner.look(number, settled=self._trial is None)) == "profile":
+        elif (news := self._news(number)) == "profile":
             self._afterwards = self.running
             self._change(self._plainly(), switch)
             self.replanner.begin_profile("training drifted")
@@ -109,6 +109,9 @@ class Choice:
             self._change(self._start(news), switch)
         # What was done here is no part of the next iteration.
         self._last_step_s = time.perf_counter()
+
+    def _news(self, number: int) -> Plan | Literal["profile"] | None:
+        return self.replanner.news(number, settled=self._trial is None, plain_s=self.measured_s.get("plain"))
 
     def close(self) -> None:
         """Stop asking for schedules, and profiling."""
@@ -140,7 +143,7 @@ class Choice:
         self.running = candidate
         self._last_waited_s = 0.0
         self._intervals.clear()
-        self.replanner.forget()
+        self.replanner.restart_window()
 
     def _start(self, plan: Plan) -> Candidate:
         """Return what to run first of a plan: with `auto`, plain operation to compare it with."""

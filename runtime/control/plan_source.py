@@ -10,6 +10,7 @@ from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, load_schedule, parse_schedule
 from pace.errors import InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
 from pace.runtime.control.options import check_source
+from pace.runtime.control.report_sender import ReportSender
 from pace.runtime.engine.plan import GradientSize, Plan, plan_from_schedule, plan_locally
 from pace.runtime.event_log import log
 from pace.runtime.replanning import Replanning
@@ -88,9 +89,13 @@ class PlanSource:
         self._gradients: list[GradientSize] = []
         self._seen: set[str] = set()
         self._unfit: set[bytes] = set()
+        self._followed: Schedule | None = None
+        self._reports: ReportSender | None = None
+        if transport.rank == 0 and self._service is not None and self.job is not None:
+            self._reports = ReportSender(self._service, self.job, self._api_key)
 
     def load(self, gradients: list[GradientSize]) -> Plan | None:
-        """Take note of the model, and return the plan of the schedule that was given; None when none was.
+        """Record the model, and return the plan of the schedule that was given; None when none was.
 
         Raises
         ------
@@ -110,6 +115,7 @@ class PlanSource:
                 f"schedule is {str(given)!r}, which cannot be read: {error.strerror}"
             ) from error
         self._plan = self._with_credit(plan_from_schedule(schedule, gradients, self._transport.size))
+        self._followed = schedule
         return self._plan
 
     @property
@@ -145,6 +151,7 @@ class PlanSource:
             return None
         schedule = parse_schedule(payload)
         self._seen.add(schedule.profile_sha256)
+        self._followed = schedule
         return self._with_credit(plan_from_schedule(schedule, gradients, self._transport.size))
 
     def ask(self, gradients: list[GradientSize]) -> bytes:
@@ -200,6 +207,28 @@ class PlanSource:
             return b""
         log.info("pace.profile_submitted", predicted_iteration_s=schedule.predicted.iteration_s, **sent)
         return self._fitting(schedule, self._gradients)
+
+    def report(self, measured_s: float, *, num_iterations: int, plain_s: float | None) -> None:
+        """Tell the service what iterations take under the schedule in force; rank 0 only, returns at once.
+
+        Without a service or a name for the job, nothing is sent.
+
+        Parameters
+        ----------
+        measured_s
+            Median of `num_iterations` iterations, on the slowest rank.
+        plain_s
+            The same without the schedule; None if that was not measured.
+        """
+        if self._reports is not None and self._followed is not None:
+            self._reports.send(
+                self._followed, measured_s=measured_s, num_iterations=num_iterations, plain_s=plain_s
+            )
+
+    def close(self) -> None:
+        """Wait a moment for a report that is being sent."""
+        if self._reports is not None:
+            self._reports.close()
 
     def _with_credit(self, plan: Plan) -> Plan:
         return plan if self._credit_bytes is None else replace(plan, credit_bytes=self._credit_bytes)

@@ -6,6 +6,7 @@ service, from a thread of its own. Which plan then runs in which mode is for ``m
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -25,6 +26,9 @@ recording iterations; waiting for the service to schedule the profile; only aski
 
 # An iteration may do something else (an evaluation, a checkpoint) and be traced as the model.
 ATTEMPTS = 3
+
+# What rank 0 tells the others before a schedule: whether this job made its profile.
+_OWN, _FOREIGN = b"o", b"f"
 
 
 class Replanner:
@@ -64,7 +68,7 @@ class Replanner:
         self._submitting = False
         self._num_awaited = 0
         self._drift: Drift | None = None
-        self._drift_said = False
+        self._drift_logged = False
         self._profile: SelfProfile | None = None
         self._failures = 0
         self._own_profiles: set[str] = set()
@@ -91,7 +95,7 @@ class Replanner:
         return self._drift
 
     @property
-    def aside(self) -> Any:
+    def aside(self) -> Callable[[], AbstractContextManager[None]] | None:
         """What communication happens in while iterations are recorded; None while they are not."""
         return None if self._profile is None else self._aside
 
@@ -106,7 +110,7 @@ class Replanner:
         return wanted and self._failures < ATTEMPTS
 
     def begin_profile(self, reason: str) -> None:
-        """Record from now on; the caller sees to it that training runs plainly, with a barrier."""
+        """Record from now on; the caller makes sure that training runs plainly, with a barrier."""
         self._say("pace.profiling", reason=reason, iterations=self._settings.profile_iterations)
         self._last_change_s = time.monotonic()
         self._profile = SelfProfile(
@@ -146,7 +150,7 @@ class Replanner:
         return True
 
     def record(self, iteration_s: float, waited_s: float) -> None:
-        """Take note of an iteration under the plan that was chosen, and of how long training stood still."""
+        """Record an iteration under the plan that was chosen, and the time spent waiting in it."""
         if self._drift is not None:
             self._drift.record(iteration_s, waited_s)
 
@@ -154,12 +158,12 @@ class Replanner:
         """Watch no longer: plain operation was faster than the schedule, so there is no plan to replace."""
         self._drift = None
 
-    def forget(self) -> None:
+    def restart_window(self) -> None:
         """Something else ran than the plan that was chosen."""
         if self._drift is not None:
-            self._drift.forget()
+            self._drift.restart_window()
 
-    def look(self, number: int, *, settled: bool) -> Plan | Literal["profile"] | None:
+    def news(self, number: int, *, settled: bool, plain_s: float | None) -> Plan | Literal["profile"] | None:
         """Tell the other ranks what is new, every so often.
 
         Parameters
@@ -168,6 +172,8 @@ class Replanner:
             How many steps there have been.
         settled
             Whether it is decided which mode runs.
+        plain_s
+            What an iteration takes without the schedule; None if that was not measured.
 
         Returns
         -------
@@ -178,22 +184,30 @@ class Replanner:
         if number % (schedule_polling.STEPS_BETWEEN_SOON if soon else schedule_polling.STEPS_BETWEEN):
             return None
         if self._searching:
-            payload = self._transport.broadcast(self._late.poll() if self._late is not None else None)
+            payload = self._transport.broadcast(self._found() if self._transport.rank == 0 else None)
             if payload:
-                return self._adopt(payload)
+                return self._adopt(payload[1:], own=payload[:1] == _OWN)
         if self._drift is None:
             return None
         mine = {
             "typical": self._drift.typical() if settled else None,
             "rested": time.monotonic() - self._last_change_s >= self._settings.interval_s,
         }
-        said = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
-        self._drift.look([None if each["typical"] is None else Typical(*each["typical"]) for each in said])
+        replies = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
+        known = self._drift.reference
+        self._drift.compare(
+            [None if each["typical"] is None else Typical(*each["typical"]) for each in replies]
+        )
+        reference = self._drift.reference
+        if known is None and reference is not None and self._transport.rank == 0:
+            self._source.report(
+                reference.iteration_s, num_iterations=self._settings.drift_iterations, plain_s=plain_s
+            )
         wanted = self._drift.drifted and not self._searching and self.can_profile
-        if self._drift.drifted and not self._drift_said:
-            self._drift_said = True
-            self._say_drift(said[0]["rested"])
-        return "profile" if wanted and said[0]["rested"] else None
+        if self._drift.drifted and not self._drift_logged:
+            self._drift_logged = True
+            self._say_drift(replies[0]["rested"])
+        return "profile" if wanted and replies[0]["rested"] else None
 
     def close(self) -> None:
         """Stop asking and recording."""
@@ -201,23 +215,29 @@ class Replanner:
             self._late.close()
         if self._profile is not None:
             self._profile.stop()
+        self._source.close()
 
     def _search(self) -> None:
         if not self._searching and self._transport.rank == 0:
             self._late = schedule_polling.LateSchedule(lambda: self._source.ask(self._sizes))
         self._searching = True
 
-    def _adopt(self, payload: bytes) -> Plan:
+    def _found(self) -> bytes:
+        """Return the schedule found, after a byte that says who made its profile; empty if none is found."""
+        assert self._late is not None
+        schedule = self._late.poll()
+        if not schedule:
+            return b""
+        own = json.loads(schedule)["profile_sha256"] in self._own_profiles
+        return (_OWN if own else _FOREIGN) + schedule
+
+    def _adopt(self, schedule: bytes, *, own: bool) -> Plan:
         self._searching = self._submitting = False
         self._late = None
-        plan = self._source.read(payload, self._sizes)
+        plan = self._source.read(schedule, self._sizes)
         assert plan is not None  # rank 0 found that it fits
-        own = json.loads(payload)["profile_sha256"] in self._own_profiles
-        own = json.loads(
-            self._transport.broadcast(json.dumps(own).encode() if self._transport.rank == 0 else None)
-        )
         self._drift = Drift(self._settings, None if own else plan.predicted_iteration_s)
-        self._drift_said = False
+        self._drift_logged = False
         self._last_change_s = time.monotonic()
         return plan
 

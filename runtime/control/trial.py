@@ -40,7 +40,7 @@ class Candidate:
 class Trial:
     """Walks through candidates and back, then holds what all ranks measured and which one won.
 
-    There and back (A, B, C, C, B, A), so that a machine that grows slower or faster meanwhile favours none:
+    There and back (A, B, C, C, B, A), so that a machine that grows slower or faster meanwhile favors none:
     with a steady drift, every candidate's mean moment is the same. Ranks take every step together, so all of
     them move on at the same iteration.
     """
@@ -78,15 +78,15 @@ class Trial:
         before, self._current = self._current, self._turns.pop(0)
         if self._current == before:  # at the turning point nothing changes, so nothing warms up
             return False
-        # The larger of both, on the way there and back alike, or a drift would favour one of them.
+        # The larger of both, on the way there and back alike, or a drift would favor one of them.
         self._warm_up = max(self._candidates[before].warm_up, self.current.warm_up)
         return True
 
     def _decide(self) -> None:
         # The slowest rank sets the pace; all ranks compute the same from the same numbers.
         mine = [statistics.median(durations) for durations in self._durations]
-        said = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
-        slowest = [max(column) for column in zip(*said, strict=True)]
+        replies = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
+        slowest = [max(column) for column in zip(*replies, strict=True)]
         self.measured_s = {
             candidate.name: duration for candidate, duration in zip(self._candidates, slowest, strict=True)
         }

@@ -28,7 +28,7 @@ class Slot:
     expected
         How often it does so before the gradient is complete, as far as the rounds before tell.
     short, peak
-        In how many rounds on end there were fewer passes than expected, and the most in them.
+        In how many rounds in a row there were fewer passes than expected, and the most in them.
     complete
         Whether it has been added to as often as expected.
     base

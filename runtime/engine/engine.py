@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pace.errors import CommunicationFailed
+from pace.runtime.engine.in_flight import InFlight
 from pace.runtime.engine.on_device import OnDevice
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
@@ -67,7 +68,6 @@ class Engine:
         explain: Callable[[], str] | None = None,
     ) -> None:
         self._transport = transport
-        self._credit_bytes = plan.credit_bytes
         self._timeout_s = timeout_s
         self._stall_s = min(stall_s, timeout_s / 2)
         self._on_stall = on_stall
@@ -78,10 +78,7 @@ class Engine:
         self._send_order = SendOrder(self._segments, discipline=discipline, role=self.role)
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
-        self._ahead: SegmentSend | None = None
-        self._last_done_s = 0.0
-        self._in_flight_bytes = 0
-        self._in_flight = 0
+        self._in_flight = InFlight(credit_bytes=plan.credit_bytes, hand_over_s=transport.hand_over_s)
         self._closed = False
         self._failure: CommunicationFailed | None = None
         self._explained = False
@@ -147,7 +144,7 @@ class Engine:
 
     def _enter_computed(self, send: GroupSend) -> None:
         assert self._on_device is not None
-        # The device is past where it stood still in the round before, so nothing blocks here.
+        # The device is past its waits of the round before, so nothing blocks here.
         self.waited_s += self._on_device.waited_s(send)
         send.device_waits.clear()
         with self._lock:
@@ -159,7 +156,7 @@ class Engine:
         return self._group_sends[group].done.wait(within_s)
 
     def wait(self, group: int) -> None:
-        """See to it that a submitted group is reduced before what the caller does next.
+        """Make sure that a submitted group is reduced before what the caller does next.
 
         Blocks, or has the device wait.
 
@@ -218,7 +215,7 @@ class Engine:
             return self._failure is None and self._settled()
 
     def _settled(self) -> bool:
-        return self._failure is not None or (self._in_flight == 0 and not self._send_order.num_waiting)
+        return self._failure is not None or not (self._in_flight.num_segments or self._send_order.num_waiting)
 
     def last_round(self) -> tuple[tuple[GroupTimes, ...], tuple[SegmentTimes, ...]]:
         """When each group and segment was last handed over, sent and done; every group was waited for."""
@@ -237,7 +234,7 @@ class Engine:
             self._wake.notify_all()
             if self._failure is None:
                 self._wake.wait_for(
-                    lambda: self._in_flight == 0 or self._failure is not None, self._timeout_s
+                    lambda: self._in_flight.num_segments == 0 or self._failure is not None, self._timeout_s
                 )
         if threading.current_thread() is not self._thread:
             # A follower may be inside a call that only ends with its time-out when the leader is gone.
@@ -253,7 +250,7 @@ class Engine:
                 )
                 if self._on_device is not None and segment is segment.group.segments[-1]:
                     segment.group.sent.set()
-        except Exception as error:  # whatever it is, who waits is told
+        except Exception as error:  # whatever it is, waiting threads receive it
             self._fail("could not be sent", segment.group if segment else None, error)
 
     def _next(self) -> SegmentSend | None:
@@ -288,29 +285,17 @@ class Engine:
         """How much longer to wait before `candidate` is handed over: for room, and for who is before it."""
         if self.role == "submitter":
             return 0.0  # rank 0 decides by being last: whoever held back would undo its choice
-        patience_s = self._send_order.patience_s(candidate, idle=self._in_flight == 0)
-        if patience_s > 0:
-            return patience_s
-        within_credit = self._in_flight_bytes + candidate.size_bytes <= self._credit_bytes
-        if self._in_flight == 0 or within_credit:
-            return 0.0
-        # Beyond the credit, just before the one under way ends: what the hand-over takes is hidden.
-        ahead = self._ahead
-        if self._in_flight > 1 or ahead is None or ahead.expected_s == math.inf:
-            return math.inf
-        start_s = max(ahead.sent_s, self._last_done_s)
-        return start_s + ahead.expected_s - self._transport.hand_over_s - time.perf_counter()
+        patience_s = self._send_order.patience_s(candidate, idle=self._in_flight.num_segments == 0)
+        return patience_s if patience_s > 0 else self._in_flight.wait_s(candidate)
 
     def _take(self, segment: SegmentSend) -> SegmentSend:
         send = segment.group
         if send.unsent == len(send.segments):
             send.sent_s = time.perf_counter()
         self._send_order.take(segment)
-        self._ahead = segment
-        self._in_flight += 1
+        self._in_flight.add(segment)
         self.sent_segments += 1
         self.sent_bytes += segment.size_bytes
-        self._in_flight_bytes += segment.size_bytes
         return segment
 
     def _complete(self, segment: SegmentSend, error: BaseException | None) -> None:
@@ -319,10 +304,7 @@ class Engine:
             self._fail("failed", segment.group, error)
         send = segment.group
         with self._lock:
-            segment.note(segment.done_s - max(segment.sent_s, self._last_done_s))
-            self._last_done_s = segment.done_s
-            self._in_flight -= 1
-            self._in_flight_bytes -= segment.size_bytes
+            self._in_flight.remove(segment)
             send.remaining -= 1
             if send.remaining == 0:
                 send.done_s = segment.done_s

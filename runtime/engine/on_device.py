@@ -44,7 +44,7 @@ class OnDevice:
         self._thread.start()
 
     def expect(self, send: GroupSend) -> None:
-        """Take note of a group whose gradients the calling thread has queued."""
+        """Record a group whose gradients the calling thread has queued."""
         self._expected.put((send, self._device.now()))
 
     def _run(self) -> None:
@@ -52,7 +52,7 @@ class OnDevice:
             send, moment = entry
             try:
                 moment.synchronize()
-            except Exception as error:  # whatever it is, who waits is told
+            except Exception as error:  # whatever it is, waiting threads receive it
                 self._failed(send, error)
                 return
             self._computed(send)
@@ -73,7 +73,7 @@ class OnDevice:
         send.device_waits.append((before, self._device.now()))
 
     def waited_s(self, send: GroupSend) -> float:
-        """Return how long the device stood still for a group in its last round; blocks until that is over."""
+        """Return how long the device waited for a group in its last round; blocks until that is over."""
         return sum(self._device.seconds(wait)[1] for wait in send.device_waits)
 
     def close(self, *, failed: bool) -> None:

@@ -129,7 +129,7 @@ def plan_locally(
     credit_bytes: int = 8 * MEBIBYTE,
     source: Literal["local", "plain"] = "local",
 ) -> Plan:
-    """Fuse neighbours without any measurement.
+    """Fuse neighbors without any measurement.
 
     `gradients` are taken to become ready in reverse order, and the first to be needed first, as in a
     model whose parameters are defined in the order of use. Nothing is known about times: the static

@@ -19,7 +19,7 @@ class GroupTimes:
     Attributes
     ----------
     waited_s
-        How long training stood still for it.
+        How long training waited for it.
     """
 
     group: int

@@ -27,7 +27,7 @@ class SendOrder:
     segments
         Of all groups, in planned order.
     role
-        A follower is told what goes next, so for it segments are only counted.
+        A follower learns what goes next from rank 0, so its segments are only counted.
 
     Attributes
     ----------

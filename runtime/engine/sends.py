@@ -28,7 +28,7 @@ class GroupSend:
     done
         Set while nothing of it is left to send or under way.
     device_waits
-        From which moment to which the device stood still for it in the last round.
+        From which moment to which the device waited for it in the last round.
     """
 
     __slots__ = (
@@ -116,7 +116,7 @@ class SegmentSend:
         self.summed: Any = None
 
     def note(self, busy_s: float) -> None:
-        """Take note of how long the network was busy with it."""
+        """Record how long the network was busy with it."""
         self._recent.append(busy_s)
         self.expected_s = sorted(self._recent)[:2][-1]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pace.runtime.engine.buffers import FusedGroup, Slot, dense
-from pace.runtime.optimizer.gradient_gates import local_gradient, set_local_gradient, without_gates
+from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient, without_gates
 
 
 def _unhooked(kind: type[torch.optim.Optimizer]) -> Any:
@@ -123,3 +123,17 @@ def _laid_out(slot: Slot) -> torch.Tensor:
     if view.stride() == slot.parameter.stride() or not dense(slot.parameter):
         return view
     return torch.empty_like(slot.parameter, memory_format=torch.preserve_format).copy_(view)
+
+
+@contextlib.contextmanager
+def plain_mode(device: str) -> Iterator[None]:
+    """Undo what the forward pass that is about to start may have switched on.
+
+    Optimizer state made in inference mode could never be updated outside it.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                yield
+        else:
+            yield

@@ -10,9 +10,7 @@ Every rank submits every group once a turn, with zeros for gradients that it did
 collectives in the same order on all ranks whatever each of them computes.
 """
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -20,32 +18,15 @@ from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import FusedGroup, Slot, segment_tensors
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.plan import Plan
-from pace.runtime.optimizer.gradient_gates import local_gradient, set_local_gradient
+from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
+from pace.runtime.optimizer.averaging import Averaging
 from pace.runtime.optimizer.round_codes import RoundCode, disagreement, substitute_for_idle
+from pace.runtime.optimizer.round_marks import RoundMarks, find_void
 from pace.runtime.transports.transport import Transport
 
 # How long a rank waits for others before it asks them: one that reads gradients may be the only one.
 _PATIENCE_S = 0.2
 _ONCE_ASKED_S = 0.01
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Averaging:
-    """How sums become what the update uses.
-
-    Attributes
-    ----------
-    divisor
-        What gradients are divided by before they are summed.
-    scale
-        What the transport multiplies sums by.
-    mean
-        Whether the result is the mean over all ranks; otherwise it is the sum.
-    """
-
-    divisor: float
-    scale: float
-    mean: bool
 
 
 class Reduction:
@@ -79,14 +60,9 @@ class Reduction:
         self._averaging = averaging
         self.closing = next((group for group in groups if group.num_codes), None)
         self._engine: Engine | None = None
-        # On a device the host runs ahead of sums, so marks and numbers travel beside them.
-        self._marks_beside = transport.device is not None
-        # What is already reduced is the same on all ranks: all add it to a mean, one of them to a sum.
-        self._keeps_base = averaging.mean or transport.rank == 0
+        self._marks = RoundMarks(transport, len(groups), scale=averaging.scale)
         self._void: list[int] = []
         self._keeping = False
-        self._codes: list[RoundCode] = []
-        self._marks: list[list[bool]] = [[] for _ in groups]
         self._evaluated = True
         self._substitute: int | None = None
         self._ask: Callable[[int], None] | None = None
@@ -148,7 +124,7 @@ class Reduction:
                 set_local_gradient(slot.parameter, None)
                 if gradient.is_sparse:
                     gradient = gradient.to_dense()
-                if slot.base and self._keeps_base:
+                if slot.base and self._averaging.keeps_base:
                     slot.view.add_(gradient)
                 else:
                     views.append(slot.view)
@@ -161,20 +137,12 @@ class Reduction:
 
     def _absent(self, slot: Slot) -> bool:
         """Contribute what is there without a new gradient; say whether that counts as one."""
-        if not (slot.base and self._keeps_base):
+        if not (slot.base and self._averaging.keeps_base):
             slot.view.zero_()
         return slot.base or slot.zeroed
 
     def _send(self, group: FusedGroup, here: list[bool], code: RoundCode | None) -> None:
-        if self._marks_beside:
-            self._marks[group.number] = here
-        elif all(here):
-            group.marks.fill_(1)
-        else:
-            group.marks.copy_(torch.tensor(here))
-        if code is not None and not self._marks_beside:
-            group.codes.zero_()
-            group.codes[self._transport.rank] = int(code) / self._averaging.scale
+        self._marks.write(group, here, code)
         group.submitted = True
         group.resolved = False
         self.engine.submit(group.number)
@@ -205,8 +173,7 @@ class Reduction:
         for group in self._groups:
             if not group.submitted:
                 self._submit(group, code if group is self.closing else None)
-        if self._marks_beside:
-            self._exchange(code)
+        self._marks.exchange(code)
         self.sealed = True
 
     def _collect_late(self) -> bool:
@@ -251,15 +218,14 @@ class Reduction:
             self._read_marks(group)
 
     def resolve_all(self) -> None:
-        """Do so for every group."""
+        """Resolve every group."""
         for group in self._groups:
             self.resolve(group)
 
     def _read_marks(self, group: FusedGroup) -> None:
         group.resolved = True
-        marks = self._marks[group.number] if self._marks_beside else group.marks.tolist()
-        for slot, mark in zip(group.slots, marks, strict=True):
-            slot.present = abs(mark) > 0 and not slot.dropped
+        for slot, mark in zip(group.slots, self._marks.read(group), strict=True):
+            slot.present = mark and not slot.dropped
             slot.dropped = False
             slot.base = slot.present and not (slot.cleared or slot.zeroed_later)
             slot.zeroed = slot.present and slot.zeroed_later
@@ -268,11 +234,10 @@ class Reduction:
         """Learn how the round went on all ranks, and send what came late."""
         if self._evaluated or self.closing is None:
             return
-        codes = self._codes
-        if not self._marks_beside:
+        if not self._marks.beside:
             self._wait_for_others()
             self.engine.wait(self.closing.number)
-            codes = [RoundCode.decode(round(abs(number))) for number in self.closing.codes.tolist()]
+        codes = self._marks.codes(self.closing)
         fault = disagreement(codes)
         if fault:
             self.engine.abandon()
@@ -280,7 +245,11 @@ class Reduction:
         self._evaluated = True
         self._substitute = substitute_for_idle(codes)
         if any(code.late for code in codes):
-            void = self._find_void()
+            try:
+                void = find_void(self._slots, self._void, self._transport)
+            except InvalidUse:
+                self.engine.abandon()
+                raise
             self.resolve_all()
             for slot in void:
                 slot.present = slot.base = False
@@ -289,36 +258,6 @@ class Reduction:
             self._keeping = False
             for slot in self._slots:
                 slot.sent = None
-
-    def _find_void(self) -> list[Slot]:
-        """Find gradients whose sums are void since some rank cleared its own; restore what this rank sent.
-
-        Raises
-        ------
-        InvalidUse
-            On every rank, if one has contributed to such a sum and not kept what it contributed.
-        """
-        void = set(self._void)
-        lost = [
-            number
-            for number, slot in enumerate(self._slots)
-            if slot.gave and slot.sent is None and number not in void
-        ]
-        said = [json.loads(each) for each in self._transport.gather(json.dumps([self._void, lost]).encode())]
-        found = sorted(set().union(*(each[0] for each in said)))
-        for rank, (_, gone) in enumerate(said):
-            if both := set(found).intersection(gone):
-                self.engine.abandon()
-                raise InvalidUse(
-                    f"the gradient of {self._slots[min(both)].name} was cleared, but not on rank {rank},"
-                    " after a backward pass that this rank did not have: call step() on every rank before"
-                    " gradients are cleared"
-                )
-        for number in found:
-            slot = self._slots[number]
-            if number not in void and slot.gave:
-                slot.late = slot.sent if slot.late is None else slot.sent + slot.late
-        return [self._slots[number] for number in found]
 
     def _wait_for_others(self) -> None:
         """Give them some time, and then ask: where this rank reads gradients, it may be the only one.
@@ -353,36 +292,20 @@ class Reduction:
                 if group.seen:
                     self._leave_to_user(group)
                 if owner is None:
-                    here = [self._join(slot) for slot in group.slots]
+                    here = [self._averaging.join(slot) for slot in group.slots]
                 else:
-                    here = [self._hand_on(slot, mine=owner == self._transport.rank) for slot in group.slots]
+                    here = [
+                        self._averaging.hand_on(slot, mine=owner == self._transport.rank)
+                        for slot in group.slots
+                    ]
                 self._send(group, here, code if group is self.closing else None)
-        if self._marks_beside:
-            self._exchange(code)
+        self._marks.exchange(code)
         self._evaluated = True
         self.resolve_all()
         for group, before in zip(self._groups, submitted, strict=True):
             group.submitted = before  # the next round may have begun on this rank
         for slot in hidden:
             slot.base = False
-
-    def _join(self, slot: Slot) -> bool:
-        if not (slot.present and self._keeps_base):
-            slot.view.zero_()
-        if slot.late is not None:
-            slot.view.add_(slot.late.to_dense() if slot.late.is_sparse else slot.late)
-        if self._averaging.divisor != 1:
-            slot.view.div_(self._averaging.divisor)
-        here = slot.present or slot.late is not None
-        slot.late = None
-        return here
-
-    def _hand_on(self, slot: Slot, *, mine: bool) -> bool:
-        if not (mine and slot.present):
-            slot.view.zero_()
-        elif self._averaging.scale != 1:
-            slot.view.div_(self._averaging.scale)
-        return mine and slot.present
 
     def adopt_replaced(self, arriving: Slot | None = None) -> None:
         """Take what user code put in the place of reduced gradients for the reduced ones.
@@ -449,16 +372,6 @@ class Reduction:
                 slot.passes = 0
 
     # The rest.
-
-    def _exchange(self, code: RoundCode) -> None:
-        """Tell the other ranks over the host's own channel what elsewhere travels with the sums."""
-        mine = json.dumps([int(code), [[int(mark) for mark in marks] for marks in self._marks]])
-        said = [json.loads(each) for each in self._transport.gather(mine.encode())]
-        self._codes = [RoundCode.decode(each[0]) for each in said]
-        self._marks = [
-            [any(column) for column in zip(*marks, strict=True)]
-            for marks in zip(*(each[1] for each in said), strict=True)
-        ]
 
     def _leave_to_user(self, group: FusedGroup) -> None:
         """Keep what user code holds on to from being overwritten."""

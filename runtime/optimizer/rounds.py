@@ -7,9 +7,7 @@ what the training loop calls in ``wrapped_optimizer``, and which plan to run in 
 
 import contextlib
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -19,14 +17,16 @@ from pace.runtime.engine.buffers import FusedGroup, Slot, build_groups, segment_
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Totals
-from pace.runtime.optimizer.call_stacks import in_collective, inside_zero_grad
+from pace.runtime.gates.call_stacks import in_collective, inside_zero_grad
+from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
+from pace.runtime.gates.gradient_hooks import hook_gradient
+from pace.runtime.gates.parameter_gates import Attention, ForwardWatch
 from pace.runtime.optimizer.gradient_access import Gate, GradientAccess
-from pace.runtime.optimizer.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
-from pace.runtime.optimizer.group_update import GroupUpdate, gradients_in_place
-from pace.runtime.optimizer.parameter_gates import Attention, ForwardWatch
-from pace.runtime.optimizer.reduction import Averaging, Reduction
+from pace.runtime.optimizer.group_update import GroupUpdate, gradients_in_place, plain_mode
+from pace.runtime.optimizer.reduction import Reduction
+from pace.runtime.optimizer.round_settings import Profiling, RoundSettings
 from pace.runtime.optimizer.usage import Usage
-from pace.runtime.transports.transport import Discipline, Transport
+from pace.runtime.transports.transport import Transport
 
 
 class Rounds:
@@ -34,20 +34,13 @@ class Rounds:
 
     Parameters
     ----------
-    per_group
-        Whether groups are updated one by one as they are needed, instead of all in ``step()``.
-    discipline
-        Who decides which segment goes next.
     usage
         What earlier rounds, under another plan too, taught about the loop.
-    number
-        How many rounds have ended before.
+    profiling
+        Says what communication happens in while iterations are being profiled. Gradients are then kept until
+        ``step()``, so that compute runs alone.
     before
-        What was sent and waited for in them.
-    on_stall, explain
-        See ``Engine``.
-    ask
-        See ``Reduction.attach``.
+        The rounds under the plan before, which are closed; None at the start.
 
     Attributes
     ----------
@@ -55,9 +48,6 @@ class Rounds:
         Whether gradients only add up for now.
     closed
         Whether the wrapper is being closed: nothing is reduced any more.
-    aside
-        While iterations are being profiled: what communication happens in. Gradients are then kept until
-        ``step()``, so that compute runs alone.
     """
 
     def __init__(
@@ -68,27 +58,23 @@ class Rounds:
         parameters: Mapping[str, nn.Parameter],
         transport: Transport,
         *,
-        per_group: bool,
-        discipline: Discipline,
-        averaging: Averaging,
+        settings: RoundSettings,
         usage: Usage,
-        timeout_s: float,
-        name: str,
-        number: int,
-        before: Totals,
-        on_stall: Callable[[int], None],
-        explain: Callable[[], str],
-        ask: Callable[[int], None],
+        profiling: Profiling,
+        before: "Rounds | None",
     ) -> None:
         self.groups = build_groups(plan, parameters, num_ranks=transport.size)
         self.slots = [slot for group in self.groups for slot in group.slots]
-        self.reduction = Reduction(plan, self.groups, transport, averaging)
-        self.reduction.step = number
+        self.reduction = Reduction(plan, self.groups, transport, settings.averaging)
         self._usage = usage
-        self._before = before
+        self._profiling = profiling
+        self._before = Totals()
         self.accumulating = False
+        if before is not None:
+            self._before = before.totals
+            self.accumulating = before.accumulating
+            self.reduction.step, self.reduction.turn = before.reduction.step, before.reduction.turn
         self.closed = False
-        self.aside: Callable[[], contextlib.AbstractContextManager[None]] | None = None
         self._lock = threading.RLock()
         self._num_pending = 0
         self._accumulated = False
@@ -100,10 +86,10 @@ class Rounds:
         self._at_entry, self._at_step = self._groups_with(usage.at_entry), self._groups_with(usage.at_step)
         self.access = GradientAccess(self, self.reduction, usage)
         self._gates = [(slot, Gate(self.access, slot)) for slot in self.slots]
-        self._handles = [_register(slot.parameter, _hook(self, slot)) for slot in self.slots]
-        self._update = GroupUpdate(optimizer, self.groups) if per_group else None
+        self._handles = [hook_gradient(self, slot) for slot in self.slots]
+        self._update = GroupUpdate(optimizer, self.groups) if settings.per_group else None
         # Without updates to come there is nothing to be finished before a parameter is used.
-        watched = {slot.parameter: slot for slot in self.slots} if per_group else {}
+        watched = {slot.parameter: slot for slot in self.slots} if settings.per_group else {}
         self._attention = Attention()
         self._watch = ForwardWatch(
             model, watched, attention=self._attention, use=self._use, look=self._look, enter=self._enter
@@ -114,13 +100,13 @@ class Rounds:
             plan,
             segment_tensors(plan, self.groups),
             transport,
-            discipline=discipline,
-            timeout_s=timeout_s,
-            name=name,
-            on_stall=on_stall,
-            explain=explain,
+            discipline=settings.discipline,
+            timeout_s=settings.timeout_s,
+            name=settings.name,
+            on_stall=settings.on_stall,
+            explain=settings.explain,
         )
-        self.reduction.attach(self.engine, ask)
+        self.reduction.attach(self.engine, settings.ask)
         for slot, gate in self._gates:
             self._take_existing(slot)
             open_gate(slot.parameter, gate)
@@ -194,7 +180,7 @@ class Rounds:
         if slot.fused.submitted or slot.dropped:
             reduction.scattered = True
             return
-        if slot.passes == slot.expected and self._usage.eager and self.aside is None:
+        if slot.passes == slot.expected and self._usage.eager and self._profiling.aside is None:
             with self._lock:
                 reduction.arrive(slot)
 
@@ -229,7 +215,7 @@ class Rounds:
         return True
 
     def _busy(self) -> bool:
-        return self.accumulating or self.closed or self.aside is not None
+        return self.accumulating or self.closed or self._profiling.aside is not None
 
     def _reopen(self, slot: Slot | None) -> None:
         for each in self.slots:
@@ -253,10 +239,11 @@ class Rounds:
         with self._lock:
             if self.reduction.sealed:
                 return
-            if self.aside is None:
+            aside = self._profiling.aside
+            if aside is None:
                 self._seal(read)
                 return
-            with self.aside():
+            with aside():
                 self._seal(read)
                 self.wait_for_all()
 
@@ -362,7 +349,7 @@ class Rounds:
         group.pending = False
         self._num_pending -= 1
         self._attend()
-        with _plain_mode(group.buffer.device.type):
+        with plain_mode(group.buffer.device.type):
             self._update.apply(group.number)
         for slot in group.slots:
             slot.cleared = slot.zeroed_later = False
@@ -393,41 +380,3 @@ class Rounds:
         if self._num_pending:
             for group in self._at_entry:
                 self.finish(group)
-
-
-@contextlib.contextmanager
-def _plain_mode(device: str) -> Iterator[None]:
-    """Undo what the forward pass that is about to start may have switched on.
-
-    Optimizer state made in inference mode could never be updated outside it.
-    """
-    with torch.inference_mode(False), torch.no_grad():
-        if torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                yield
-        else:
-            yield
-
-
-def _register(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
-    """Register a hook that runs when a gradient has been added to; frozen parameters may thaw later."""
-    register: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
-    if parameter.requires_grad:
-        return register(hook)
-    parameter.requires_grad_(True)
-    try:
-        return register(hook)
-    finally:
-        parameter.requires_grad_(False)
-
-
-def _hook(rounds: Rounds, slot: Slot) -> Callable[[torch.Tensor], None]:
-    # Weakly: parameters outlive wrappers, and must not keep them.
-    reference = weakref.ref(rounds)
-
-    def hook(_parameter: torch.Tensor) -> None:
-        alive = reference()
-        if alive is not None:
-            alive.arrived(slot)
-
-    return hook

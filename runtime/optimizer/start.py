@@ -73,18 +73,18 @@ def start_together(
         mine.schedule = None if given is None else given.sha256
         return options, source, parameters, sizes
 
-    (options, source, parameters, sizes), said = exchange(transport, describe)
-    source.accept(said[0].terms)
+    (options, source, parameters, sizes), statements = exchange(transport, describe)
+    source.accept(statements[0].terms)
     plan = agree_on_plan(transport, source.make(sizes))
     agree_on_weights(transport, model, broadcast=options.broadcast_parameters)
-    reasons = [(rank, each.barrier_reason) for rank, each in enumerate(said) if each.barrier_reason]
+    reasons = [(rank, each.barrier_reason) for rank, each in enumerate(statements) if each.barrier_reason]
     return Start(
         options=options,
         source=source,
         parameters=parameters,
         sizes=sizes,
         plan=plan,
-        barrier_reason=_join(reasons, len(said)),
+        barrier_reason=_join(reasons, len(statements)),
     )
 
 

@@ -46,13 +46,13 @@ class Usage:
         return self.learned and not self._hold
 
     def learn_passes(self, slots: Sequence[Slot]) -> None:
-        """Take note of how often gradients arrived in the first round."""
+        """Record how often gradients arrived in the first round."""
         self.learned = True
         for slot in slots:
             self.adapt(slot)
 
     def learn_uses(self, *, at_entry: frozenset[str], at_step: frozenset[str]) -> None:
-        """Take note of the uses that no gate saw in the first round that was watched."""
+        """Record the uses that no gate saw in the first round that was watched."""
         self.watched = True
         self.at_entry, self.at_step = at_entry, at_step
 

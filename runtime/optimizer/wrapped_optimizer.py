@@ -5,12 +5,9 @@ parameters are about to be used. How gradients get from hooks to updates is in `
 in which mode is in ``mode_choice``.
 """
 
-import atexit
 import contextlib
 import json
 import math
-import sys
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,16 +21,22 @@ from pace.runtime.control.mode_choice import Choice
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.engine.plan import Plan
-from pace.runtime.engine.report import Report, Totals, chrome_trace
+from pace.runtime.engine.report import Report, chrome_trace
 from pace.runtime.event_log import log
-from pace.runtime.optimizer.gated_param_groups import gate_param_groups, ungate_param_groups
-from pace.runtime.optimizer.reduction import Averaging
+from pace.runtime.gates.gated_param_groups import gate_param_groups, ungate_param_groups
+from pace.runtime.optimizer.averaging import Averaging
+from pace.runtime.optimizer.live_wrappers import live, refuse_wrapped, weakly
+from pace.runtime.optimizer.planned_parameters import PlannedParameters
+from pace.runtime.optimizer.round_settings import RoundSettings
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.stand_in import StandIn
 from pace.runtime.optimizer.start import Prepare, start_together
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.compression import compressed
 from pace.runtime.transports.transport import Discipline, Transport
+
+# How long a process that ends without close() waits for its last sums: the other ranks wait for them too.
+_EXIT_S = 5.0
 
 
 class WrappedOptimizer(StandIn):
@@ -60,7 +63,7 @@ class WrappedOptimizer(StandIn):
         self._closed = True  # until it is complete
 
         def checked() -> tuple[WrapperOptions, PlanSource]:
-            _refuse_wrapped(optimizer)
+            refuse_wrapped(optimizer)
             return prepare()
 
         start = start_together(transport, optimizer, model, checked)
@@ -70,14 +73,16 @@ class WrappedOptimizer(StandIn):
         self.backward_passes_per_step = options.backward_passes_per_step
         self._timeout_s = options.timeout_s
         divisor, mean = options.divisor(transport.size), options.op == "average"
-        self._averaging = Averaging(divisor=divisor, scale=divisor / transport.size if mean else 1, mean=mean)
+        self._averaging = Averaging(
+            divisor=divisor,
+            scale=divisor / transport.size if mean else 1,
+            mean=mean,
+            rank=transport.rank,
+        )
         self._usage = Usage(options.backward_passes_per_step)
         self._transport: Transport = compressed(transport, options.compression)
-        self._parameters = start.parameters
-        planned = set(self._parameters.values())
-        updated = [p for group in optimizer.param_groups for p in group["params"]]
-        self._num_updated = len(updated)
-        self._frozen = [parameter for parameter in updated if parameter not in planned]
+        self.parameters_by_name = start.parameters
+        self._planned = PlannedParameters(optimizer, self.parameters_by_name.values())
         if reason is not None and options.mode != "barrier" and transport.rank == 0:
             log.warning("pace.barrier_mode", reason=reason)
         self._order = options.order
@@ -96,37 +101,39 @@ class WrappedOptimizer(StandIn):
         self._barrier = self._choice.running.barrier
         self._num_plans = 0
         try:
-            self._rounds = self._install(number=0, before=Totals())
+            self._rounds = self._install(None)
         except BaseException:
             self._choice.close()  # it may be asking a service
             raise
-        gate_param_groups(optimizer, _weakly(self.finish_updates))
-        self._rounds.aside = self._choice.replanner.aside
+        gate_param_groups(optimizer, weakly(self.finish_updates))
         self._peers = transport.peers
         if self._peers is not None:
             self._peers.follow(self._progress, self._answer)
         self._closed = False
-        _live.add(self)
+        live.add(self)
 
-    def _install(self, *, number: int, before: Totals) -> Rounds:
+    def _install(self, before: Rounds | None) -> Rounds:
         self._num_plans += 1
+        settings = RoundSettings(
+            per_group=not self._barrier,
+            discipline=self._discipline(),
+            averaging=self._averaging,
+            timeout_s=self._timeout_s,
+            name=f"pace.{self._num_plans}",
+            on_stall=weakly(self._report_stall),
+            explain=weakly(self._explain_failure, otherwise=""),
+            ask=weakly(self._ask),
+        )
         return Rounds(
             self._plan,
             self.model,
             self.optimizer,
-            self._parameters,
+            self.parameters_by_name,
             self._transport,
-            per_group=not self._barrier,
-            discipline=self._discipline(),
-            averaging=self._averaging,
+            settings=settings,
             usage=self._usage,
-            timeout_s=self._timeout_s,
-            name=f"pace.{self._num_plans}",
-            number=number,
+            profiling=self._choice.replanner,
             before=before,
-            on_stall=_weakly(self._report_stall),
-            explain=_weakly(self._explain_failure, otherwise=""),
-            ask=_weakly(self._ask),
         )
 
     def _discipline(self) -> Discipline:
@@ -143,9 +150,7 @@ class WrappedOptimizer(StandIn):
         before = self._rounds
         before.close()
         self._plan, self._barrier = plan, barrier
-        self._rounds = self._install(number=before.number, before=before.totals)
-        self._rounds.accumulating = before.accumulating
-        self._rounds.reduction.turn = before.reduction.turn
+        self._rounds = self._install(before)
 
     def _ask(self, turn: int) -> None:
         if self._peers is not None:
@@ -161,7 +166,7 @@ class WrappedOptimizer(StandIn):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimizer's state, after every pending update."""
         super().load_state_dict(state_dict)
-        gate_param_groups(self.optimizer, _weakly(self.finish_updates))
+        gate_param_groups(self.optimizer, weakly(self.finish_updates))
 
     def _progress(self) -> dict[str, Any]:
         return {
@@ -193,7 +198,7 @@ class WrappedOptimizer(StandIn):
             has a gradient.
         """
         self._refuse_closed()
-        self._refuse_unplanned()
+        self._planned.refuse_others()
         loss = self._step_at_once(closure) if self._barrier else self._step_later(closure)
         self._end_step()
         return loss
@@ -226,7 +231,6 @@ class WrappedOptimizer(StandIn):
             if self._rounds.engine.failure is None:
                 self._rounds.engine.abandon()
             raise
-        self._rounds.aside = self._choice.replanner.aside
 
     def _step_at_once(self, closure: Callable[[], Any] | None) -> Any:
         """Reduce everything, then let the user's optimizer update everything."""
@@ -255,27 +259,13 @@ class WrappedOptimizer(StandIn):
         """Average a closure's loss: optimizers that decide by it must decide alike on all ranks."""
         if not isinstance(loss, torch.Tensor | float):
             return loss
-        said = [float(each) for each in self._transport.gather(repr(float(loss)).encode())]
-        mean = math.fsum(said) / len(said)
+        losses = [float(each) for each in self._transport.gather(repr(float(loss)).encode())]
+        mean = math.fsum(losses) / len(losses)
         return torch.full_like(loss, mean) if isinstance(loss, torch.Tensor) else mean
 
     def _refuse_closed(self) -> None:
         if self._closed:
             raise InvalidUse("the wrapper was closed: step() the torch optimizer itself, or wrap it again")
-
-    def _refuse_unplanned(self) -> None:
-        groups = self.optimizer.param_groups
-        if sum(len(dict.__getitem__(group, "params")) for group in groups) != self._num_updated:
-            raise InvalidUse(
-                "the optimizer has other parameters than when it was wrapped, which the plan does not cover:"
-                " wrap it again after add_param_group"
-            )
-        for parameter in self._frozen:
-            if parameter.grad is not None:
-                raise InvalidUse(
-                    "a parameter that was frozen when the optimizer was wrapped has a gradient now:"
-                    " wrap the optimizer again after changing requires_grad"
-                )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset all gradients; those still in flight from the last step stay untouched until applied.
@@ -283,8 +273,7 @@ class WrappedOptimizer(StandIn):
         Called between a backward pass and ``step()``, it discards this rank's contribution.
         """
         self._rounds.zero(set_to_none=set_to_none)
-        for parameter in self._frozen:
-            parameter.grad = None
+        self._planned.clear_frozen()
 
     def synchronize(self) -> None:
         """Wait until nothing is in flight: gradients are reduced and updates applied."""
@@ -376,7 +365,20 @@ class WrappedOptimizer(StandIn):
             self._transport.close(failed=failed)
             if failed and linger and self._peers is not None:
                 self._peers.linger()
-            _live.discard(self)
+            live.discard(self)
+
+    def end_with_process(self, uncaught: type[BaseException] | None) -> None:
+        """Finish or give up what is in flight, as the process ends without ``close``, by an exception say."""
+        if uncaught is None and self._rounds.engine.settle(_EXIT_S):
+            self._close(linger=False, drain=False)
+            return
+        blamed_others = self._rounds.engine.failure is not None
+        if self._peers is not None and not blamed_others:
+            self._peers.close(uncaught.__name__ if uncaught else None)
+        self._rounds.engine.abandon()
+        # The reason is in the store that the first rank keeps.
+        tell = uncaught is not None and issubclass(uncaught, Exception)
+        self._close(linger=tell and not blamed_others)
 
     def __del__(self) -> None:
         # Dropped without close(): nobody can step any more, so only updates that are due are waited for.
@@ -394,52 +396,3 @@ class WrappedOptimizer(StandIn):
 
     def __exit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
         self._close(linger=True, reason=None if kind is None else kind.__name__)
-
-
-def _refuse_wrapped(optimizer: torch.optim.Optimizer) -> None:
-    mine = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    for wrapper in list(_live):
-        if wrapper.optimizer is optimizer:
-            raise InvalidUse("the optimizer is already wrapped: close() the wrapper before wrapping it again")
-        taken = [name for name, parameter in wrapper._parameters.items() if parameter in mine]
-        if taken:
-            raise InvalidUse(
-                "the model is already wrapped, with another optimizer that also updates"
-                f" {', '.join(taken[:5])}: close() that wrapper first"
-            )
-
-
-_live: "weakref.WeakSet[WrappedOptimizer]" = weakref.WeakSet()
-
-
-# How long a process that ends without close() waits for its last sums: the other ranks wait for them too.
-_EXIT_S = 5.0
-
-
-@atexit.register
-def _leave_all() -> None:
-    # A process that ends without close(), by an exception say, must not take its threads into the
-    # interpreter's own end: it would be aborted there.
-    uncaught: type[BaseException] | None = getattr(sys, "last_type", None)
-    for wrapper in list(_live):
-        if uncaught is None and wrapper._rounds.engine.settle(_EXIT_S):
-            wrapper._close(linger=False, drain=False)
-            continue
-        blamed_others = wrapper._rounds.engine.failure is not None
-        if wrapper._peers is not None and not blamed_others:
-            wrapper._peers.close(uncaught.__name__ if uncaught else None)
-        wrapper._rounds.engine.abandon()
-        # Its reason is in the store that the first rank keeps.
-        tell = uncaught is not None and issubclass(uncaught, Exception)
-        wrapper._close(linger=tell and not blamed_others)
-
-
-def _weakly(method: Callable[..., Any], otherwise: Any = None) -> Callable[..., Any]:
-    """Call a method of an object that the caller is not to keep alive."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*arguments: Any) -> Any:
-        alive = reference()
-        return otherwise if alive is None else alive(*arguments)
-
-    return call

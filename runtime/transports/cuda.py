@@ -72,7 +72,7 @@ class CudaTransport(GlooTransport):
                     with self.device.apart():
                         summed = self._finish(work, after)
                 summed.synchronize()  # where a peer is gone, NCCL's own watchdog ends the process
-            except Exception as raised:  # whatever it is, who waits is told
+            except Exception as raised:  # whatever it is, waiting threads receive it
                 error = raised
             del work
             done(error)

@@ -12,13 +12,6 @@ import torch
 from pace.runtime.transports.clock import Clock, CudaClock
 
 
-class Moment(Protocol):
-    """A point in what a device was given to do."""
-
-    def synchronize(self) -> None:
-        """Block the calling thread until the device gets there."""
-
-
 class Device(Clock, Protocol):
     """A device's queues, as the calling thread sees them: the one it fills now, and one for communication."""
 

@@ -143,7 +143,7 @@ class GlooTransport:
                 future.value()
                 if after is not None:
                     after()
-            except Exception as raised:  # whatever it is, who waits is told
+            except Exception as raised:  # whatever it is, waiting threads receive it
                 error = raised
             work = None
             done(error)

@@ -140,7 +140,7 @@ class HorovodTransport:
                 error: BaseException | None = None
                 try:
                     self._finish(call)
-                except Exception as raised:  # whatever it is, who waits is told
+                except Exception as raised:  # whatever it is, waiting threads receive it
                     error = raised
                 call.done(error)
 
@@ -228,7 +228,7 @@ def open_store(*, anew: bool) -> None:
     Parameters
     ----------
     anew
-        Whether Horovod was initialised just now; otherwise a store that is open stays.
+        Whether Horovod was initialized just now; otherwise a store that is open stays.
     """
     global _store, _store_opened
     if _store_opened and not anew:
@@ -255,7 +255,7 @@ def _connect(host: str, port: int, *, server: bool) -> TCPStore:
 
 
 def _end_of(handle: Any, timeout_s: float) -> Any:
-    """Wait for what was begun, which Horovod's own ``synchronize`` does for ever."""
+    """Wait for what was begun, which Horovod's own ``synchronize`` does without a time limit."""
     deadline = time.monotonic() + timeout_s
     while not hvd.poll(handle):
         if time.monotonic() >= deadline:

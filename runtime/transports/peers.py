@@ -116,19 +116,19 @@ class Peers:
         last = False
         while not last:
             beat += 1
-            said = self._how_far() | {"beat": beat, "left": last}
+            signs = self._how_far() | {"beat": beat, "left": last}
             try:
-                self._say(said)
+                self._say(signs)
                 last = self._listen()
                 if last:
-                    self._say(said | {"beat": beat + 1, "left": True})
+                    self._say(signs | {"beat": beat + 1, "left": True})
             except (RuntimeError, OSError):  # the store went with its keeper: others find out as they read
                 return
 
-    def _say(self, said: dict[str, Any]) -> None:
+    def _say(self, signs: dict[str, Any]) -> None:
         with self._lock:
             if self._store is not None:
-                self._store.set(f"alive/{self._rank}", json.dumps(said | self._goodbye))
+                self._store.set(f"alive/{self._rank}", json.dumps(signs | self._goodbye))
 
     def _listen(self) -> bool:
         """Answer what other ranks ask until the next sign of life is due; True when this rank leaves."""
@@ -196,9 +196,9 @@ class Peers:
     def _wait_for_others(self) -> None:
         start = time.monotonic()
         seen: dict[int, tuple[int, float]] = {}
-        while (now := time.monotonic()) - start < _LINGER_S and (said := self.look()) is not None:
+        while (now := time.monotonic()) - start < _LINGER_S and (signs := self.look()) is not None:
             present = []
-            for rank, each in enumerate(said):
+            for rank, each in enumerate(signs):
                 beat, since = seen.get(rank, (-1, now))
                 if each["beat"] != beat:
                     beat, since = seen[rank] = each["beat"], now
@@ -209,7 +209,7 @@ class Peers:
             time.sleep(0.1)
 
     def look(self) -> list[dict[str, Any]] | None:
-        """Read what every rank last said; None when the store does not answer."""
+        """Read the last sign of life of every rank; None when the store does not answer."""
         found: list[dict[str, Any]] = []
         store = self._store
         if store is None:
@@ -219,8 +219,8 @@ class Peers:
             with self._lock:
                 for rank in range(self._size):
                     key = f"alive/{rank}"
-                    said = json.loads(store.get(key)) if store.check([key]) else {"beat": 0}
-                    found.append(said)
+                    signs = json.loads(store.get(key)) if store.check([key]) else {"beat": 0}
+                    found.append(signs)
 
         reader = threading.Thread(target=_quietly(read), name="pace.look", daemon=True)
         reader.start()
@@ -280,11 +280,11 @@ class Peers:
             return self._no_store()
         return self._unsent(self._stalled) or EVERYTHING_SENT
 
-    def _unsent(self, said: list[dict[str, Any]]) -> str:
-        newest = max(each.get("round", 0) for each in said)
-        begun = any(each.get("open") for each in said if each.get("round", 0) == newest)
+    def _unsent(self, signs: list[dict[str, Any]]) -> str:
+        newest = max(each.get("round", 0) for each in signs)
+        begun = any(each.get("open") for each in signs if each.get("round", 0) == newest)
         told = []
-        for rank, each in enumerate(said):
+        for rank, each in enumerate(signs):
             steps, is_open = each.get("round", 0), each.get("open", True)
             if each.get("missing"):
                 told.append(

@@ -13,7 +13,7 @@ def _watched(*windows: tuple[float, float], predicted_s: float | None = None) ->
     """Show one rank's windows of (iteration, compute) to a new watcher."""
     drift = Drift(SETTINGS, predicted_s)
     for iteration_s, compute_s in windows:
-        drift.look([Typical(iteration_s, compute_s)])
+        drift.compare([Typical(iteration_s, compute_s)])
     return drift
 
 
@@ -25,7 +25,7 @@ def test_a_window_counts_when_it_is_full_and_by_its_median() -> None:
         assert drift.typical() is None
     drift.record(1.0, 0.5)
     assert drift.typical() == Typical(1.0, 0.75)
-    drift.forget()
+    drift.restart_window()
     assert drift.typical() is None
 
 
@@ -38,7 +38,7 @@ def test_the_slowest_rank_counts() -> None:
         [Typical(1.0, 0.5), Typical(2.0, 0.25)],
         [Typical(2.0, 0.5), Typical(1.0, 0.5)],
     ):
-        drift.look(said)
+        drift.compare(said)
         references.append(drift.reference)
     assert references == [None, Typical(2.0, 0.5), Typical(2.0, 0.5)]
     assert (drift.ratio, drift.drifted) == (1.0, False)

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from tests.runtime.loops.loop_program import Operation, Program
-from tests.runtime.loops.loop_trainer import UNSEEN, Entry, Trainer, Unseen, assigned, plain
+from tests.runtime.loops.loop_readings import UNSEEN, Entry, Unseen, plain
+from tests.runtime.loops.loop_trainer import Trainer, assigned
 
 Contribution = dict[nn.Parameter, torch.Tensor]
 

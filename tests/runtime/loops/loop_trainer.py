@@ -7,7 +7,6 @@ runtime, a method is overridden: by ``RankTrainer`` here, by ``Reference`` in ``
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,73 +15,9 @@ from torch import nn
 
 from tests.runtime.loops.loop_models import LOOP_OPTIMIZERS, Pass, build_units, loss_of, through_units
 from tests.runtime.loops.loop_program import Operation, Program
+from tests.runtime.loops.loop_readings import Entry, plain, read_gradients
 from tests.runtime.schedules import shuffled_schedule
 from tests.runtime.training import backward, wrap
-
-
-class Unseen:
-    """Stands for what plain training cannot say about a rank: nothing is compared with it."""
-
-
-UNSEEN = Unseen()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """What a rank saw in one operation: None, numbers, arrays, or lists of them."""
-
-    operation: Operation
-    value: Any
-    same_bits: bool = False
-
-
-def plain(value: Any) -> Any:
-    """Copy a value so that it travels between processes and nothing can change it."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().contiguous().numpy().copy()
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    return value
-
-
-def _read(gradients: Sequence[torch.Tensor], how: str) -> Any:
-    ways: dict[str, Callable[[torch.Tensor], Any]] = {
-        "norm": lambda g: float(g.norm()),
-        "abs": lambda g: float(abs(g).sum()),
-        "item": lambda g: g.flatten()[0].item(),
-        "list": lambda g: g.tolist(),
-        "numpy": lambda g: g.numpy().copy(),
-        "data": lambda g: g.data.clone(),
-        "detach": lambda g: g.detach().clone(),
-        "clone": lambda g: g.clone(),
-        "copy": lambda g: copy.deepcopy(g).detach(),
-        "dot": lambda g: float(torch.dot(g.flatten(), g.flatten())),
-        "linalg": lambda g: float(torch.linalg.vector_norm(g)),
-        "finite": lambda g: bool(torch.isfinite(g).all()),
-        "print": lambda g: len(str(g)) > 0,
-    }
-    if how == "foreach":
-        return [float(norm) for norm in torch._foreach_norm(list(gradients))] if gradients else []
-    return [ways[how](gradient) for gradient in gradients]
-
-
-READS_OF_GRADIENTS = [
-    "norm",
-    "abs",
-    "item",
-    "list",
-    "numpy",
-    "data",
-    "detach",
-    "clone",
-    "copy",
-    "dot",
-    "linalg",
-    "finite",
-    "print",
-    "foreach",
-    "none",
-]
 
 
 class Trainer(ABC):
@@ -192,10 +127,10 @@ class Trainer(ABC):
         if how == "none":
             return [parameter.grad is None for parameter in self.model.parameters()]
         if number is None:
-            said = _read(self.gradients(), how)
+            said = read_gradients(self.gradients(), how)
             return said, [parameter.grad for parameter in self.model.parameters()]
         gradient = self.parameters[number % len(self.parameters)].grad
-        return None if gradient is None else (_read([gradient], how), gradient)
+        return None if gradient is None else (read_gradients([gradient], how), gradient)
 
     def _norm(self, limit: float) -> None:
         self.look(lambda: nn.utils.clip_grad_norm_(self.model.parameters(), limit))

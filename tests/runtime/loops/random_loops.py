@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.runtime.loops.loop_models import KINDS, LOOP_OPTIMIZERS
 from tests.runtime.loops.loop_program import Operation, Program, defined
-from tests.runtime.loops.loop_trainer import READS_OF_GRADIENTS
+from tests.runtime.loops.loop_readings import READS_OF_GRADIENTS
 
 Operations = st.SearchStrategy[list[Operation]]
 

@@ -10,8 +10,9 @@ from torch import nn
 
 from tests.runtime.loops.loop_models import LOOP_OPTIMIZERS, build_units, loss_of
 from tests.runtime.loops.loop_program import Operation, Program
+from tests.runtime.loops.loop_readings import Entry
 from tests.runtime.loops.loop_reference import Reference, differences, expected
-from tests.runtime.loops.loop_trainer import Entry, RankTrainer
+from tests.runtime.loops.loop_trainer import RankTrainer
 from tests.runtime.loops.random_loops import num_loops, programs
 from tests.runtime.rank_pool import Failed, RankPool
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pace.runtime.optimizer.call_stacks import inside_zero_grad, reader
-from pace.runtime.optimizer.gated_param_groups import GatedParamGroup, gate_param_groups, ungate_param_groups
-from pace.runtime.optimizer.gradient_gates import close_gate, local_gradient, open_gate, without_gates
+from pace.runtime.gates.call_stacks import inside_zero_grad, reader
+from pace.runtime.gates.gated_param_groups import GatedParamGroup, gate_param_groups, ungate_param_groups
+from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, without_gates
 
 
 class _Recorder:

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from pace.runtime.optimizer.gradient_gates import READING
+from pace.runtime.gates.gradient_gates import READING
 
 _CLEARING = frozenset(
     [nn.Module.zero_grad.__code__, inspect.unwrap(torch.optim.Optimizer.zero_grad).__code__]
