@@ -369,16 +369,14 @@ class WrappedOptimizer(StandIn):
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
         """Finish or give up what is in flight, as the process ends without ``close``, by an exception say."""
-        if uncaught is None and self._rounds.engine.settle(_EXIT_S):
-            self._close(linger=False, drain=False)
-            return
         blamed_others = self._rounds.engine.failure is not None
         if self._peers is not None and not blamed_others:
             self._peers.close(uncaught.__name__ if uncaught else None)
-        self._rounds.engine.abandon()
-        # The reason is in the store that the first rank keeps.
-        tell = uncaught is not None and issubclass(uncaught, Exception)
-        self._close(linger=tell and not blamed_others)
+            if uncaught is not None and issubclass(uncaught, Exception):
+                self._peers.linger()  # the reason is in the store that the first rank keeps
+        if not self._rounds.engine.settle(_EXIT_S if uncaught is None else 0.0):
+            self._rounds.engine.abandon()
+        self._close(linger=False, drain=False)
 
     def __del__(self) -> None:
         # Dropped without close(): nobody can step any more, so only updates that are due are waited for.
