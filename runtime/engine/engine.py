@@ -208,6 +208,15 @@ class Engine:
         """Give up what is in flight: nothing more is sent, and every wait raises."""
         self._fail("was abandoned", None, None)
 
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until nothing that was handed over is under way; return whether that came about in time."""
+        with self._lock:
+            self._wake.wait_for(self._settled, timeout_s)
+            return self._failure is None and self._settled()
+
+    def _settled(self) -> bool:
+        return self._failure is not None or not (self._in_flight.num_segments or self._send_order.num_waiting)
+
     def last_round(self) -> tuple[tuple[GroupTimes, ...], tuple[SegmentTimes, ...]]:
         """When each group and segment was last handed over, sent and done; every group was waited for."""
         if self._on_device is not None:

@@ -22,7 +22,7 @@ class LiveWrapper(Protocol):
         """The parameters whose gradients it sums."""
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
-        """Give up what is in flight."""
+        """Finish or give up what is in flight."""
 
 
 live: "weakref.WeakSet[LiveWrapper]" = weakref.WeakSet()
@@ -51,7 +51,7 @@ def refuse_wrapped(optimizer: torch.optim.Optimizer) -> None:
 @atexit.register
 def _end_all() -> None:
     # A process that ends without close(), by an exception say, must not take its threads into the
-    # interpreter's own end.
+    # interpreter's own end: it would be aborted there.
     uncaught: type[BaseException] | None = getattr(sys, "last_type", None)
     for wrapper in list(live):
         wrapper.end_with_process(uncaught)

@@ -35,6 +35,9 @@ from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.compression import compressed
 from pace.runtime.transports.transport import Discipline, Transport
 
+# How long a process that ends without close() waits for its last sums: the other ranks wait for them too.
+_EXIT_S = 5.0
+
 
 class WrappedOptimizer(StandIn):
     """Common to all transports; use ``pace.runtime.torch`` or ``pace.runtime.horovod``.
@@ -344,12 +347,12 @@ class WrappedOptimizer(StandIn):
         """
         self._close(linger=True)
 
-    def _close(self, *, linger: bool, reason: str | None = None) -> None:
+    def _close(self, *, linger: bool, reason: str | None = None, drain: bool = True) -> None:
         if self._closed:
             return
         failed = self._rounds.engine.failure is not None
         try:
-            if not failed:
+            if drain and not failed:
                 self.synchronize()
         finally:
             self._closed = True
@@ -365,7 +368,10 @@ class WrappedOptimizer(StandIn):
             live.discard(self)
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
-        """Give up what is in flight, as the process ends without ``close``, by an exception say."""
+        """Finish or give up what is in flight, as the process ends without ``close``, by an exception say."""
+        if uncaught is None and self._rounds.engine.settle(_EXIT_S):
+            self._close(linger=False, drain=False)
+            return
         blamed_others = self._rounds.engine.failure is not None
         if self._peers is not None and not blamed_others:
             self._peers.close(uncaught.__name__ if uncaught else None)
