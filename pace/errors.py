@@ -4,6 +4,7 @@
 
     PaceError
     ├── InvalidProfile        a profile that cannot be what was measured
+    ├── InvalidSteps          recorded steps of parameter-server training that cannot be true
     ├── FormatError           a file of another tool that cannot be read as what it should be
     ├── InvalidSchedule       a schedule that breaks its own rules or its profile
     ├── InvalidOptions        options that do not exist or do not fit one another
@@ -21,6 +22,10 @@ class PaceError(Exception):
 
 class InvalidProfile(PaceError, ValueError):
     """A profile that cannot be what was measured; the message names the op or gradient."""
+
+
+class InvalidSteps(PaceError, ValueError):
+    """A steps document that breaks its own rules; the message names the op or the step."""
 
 
 class FormatError(PaceError, ValueError):

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from pace.api.http.answers import JSON, PROBLEM_JSON
 from pace.client.documents import Problem, ReportRequest, ScheduleRequest, SimulationRequest
+from pace.client.prediction_documents import PredictionRequest, PredictionResource
 from pace.client.what_if_documents import WhatIfRequest, WhatIfResource
 from pace.documents.profile import Profile
 
@@ -52,6 +53,8 @@ def describe(app: FastAPI) -> None:
                 SimulationRequest,
                 WhatIfRequest,
                 WhatIfResource,
+                PredictionRequest,
+                PredictionResource,
                 Profile,
                 Problem,
             )
