@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from pace.solver import jackson
-from pace.solver.arrays import IntArray
+from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.flow_shop.instance import TwoLinks
 
 
@@ -30,7 +30,7 @@ def is_proportional(instance: TwoLinks) -> bool:
 
 def partitioned_bound(
     fluid_s: float,
-    sizes_bytes: IntArray,
+    sizes_bytes: FloatArray | IntArray,
     partition_bytes: float,
     *,
     lost_s: float,

@@ -27,7 +27,7 @@ from tests.strategies import properties
     [((1, 2, 3), 1.0, (13, 12, 11, 9)), ((1, 4, 8), 4.0, (34, 30, 27, 19))],
 )
 def test_three_layers_by_hand(
-    sizes: tuple[int, int, int], forward_s: float, expected: tuple[int, int, int, int]
+    sizes: tuple[int, int, int], forward_s: float, expected: tuple[float, float, float, float]
 ) -> None:
     """ByteScheduler's contrived example and a larger one: whole and in parts of 1 s, both orders."""
     whole = three_layers(sizes, 1.0, forward_s)
