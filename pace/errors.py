@@ -4,6 +4,7 @@
 
     PaceError
     ├── InvalidProfile        a profile that cannot be what was measured
+    ├── InvalidCluster        parameter servers that cannot be
     ├── FormatError           a file of another tool that cannot be read as what it should be
     ├── InvalidSchedule       a schedule that breaks its own rules or its profile
     ├── InvalidOptions        options that do not exist or do not fit one another
@@ -21,6 +22,10 @@ class PaceError(Exception):
 
 class InvalidProfile(PaceError, ValueError):
     """A profile that cannot be what was measured; the message names the op or gradient."""
+
+
+class InvalidCluster(PaceError, ValueError):
+    """A cluster document that names servers or rates that cannot be; the message names the field."""
 
 
 class FormatError(PaceError, ValueError):

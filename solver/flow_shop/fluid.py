@@ -8,6 +8,7 @@ ByteScheduler's Theorem 1 (Peng et al., SOSP 2019) to every DAG whose ready time
 communication.
 """
 
+import heapq
 import math
 
 import numpy as np
@@ -75,10 +76,10 @@ def least_loaded(sizes_bytes: IntArray, num_servers: int) -> IntArray:
 
     Any prefix is balanced within its largest part, whatever the order: every rank derives the same map.
     """
-    load = [0] * num_servers
+    load = [(0, server) for server in range(num_servers)]
     placed = np.empty(len(sizes_bytes), dtype=np.int64)
     for number, size in enumerate(np.asarray(sizes_bytes).tolist()):
-        server = min(range(num_servers), key=load.__getitem__)
+        filled, server = load[0]
         placed[number] = server
-        load[server] += size
+        heapq.heapreplace(load, (filled + size, server))
     return placed
