@@ -6,7 +6,7 @@ links as the runtime does, and the fastest is kept.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -219,14 +219,3 @@ def offsets(plan: ExchangePlan) -> tuple[int, ...]:
         begins.append(filled[group])
         filled[group] += elements * int(plan.buffers.element_bytes[group])
     return tuple(begins)
-
-
-def is_balanced(plan: ExchangePlan, num_servers: int) -> bool:
-    """Return whether, after every prefix of the order, servers differ by at most the largest segment."""
-    load = np.zeros(num_servers)
-    sizes = plan.elements * plan.buffers.element_bytes[plan.groups]
-    spreads = []
-    for server, size in zip(plan.segments.server.tolist(), sizes.tolist(), strict=True):
-        load[server] += size
-        spreads.append(load.max() - load.min())
-    return all(after <= sizes.max(initial=0) for _, after in pairwise([0.0, *spreads]))

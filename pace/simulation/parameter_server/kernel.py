@@ -89,8 +89,11 @@ def run(
     rates = np.zeros(flows)
     # Queues: of a worker by connection, then what it has handed over, and of a server by connection.
     on_server = np.zeros(num_servers, dtype=np.int64)
+    gated_pushes, gated_pulls = np.zeros_like(on_server), np.zeros_like(on_server)
     for part in range(parts):
         on_server[server[part]] += 1
+        gated_pushes[server[part]] += push_gate[part] >= 0
+        gated_pulls[server[part]] += pull_gate[part] >= 0
     room = 1
     for at in range(num_servers):
         room = max(room, on_server[at])
@@ -201,6 +204,9 @@ def run(
                                     connection = other * num_servers + server[part]
                                     order = clock % pull_rank.shape[0]
                                     rank = pull_rank[order, other % pull_rank.shape[1], part]
+                                    if arrival_pulls:
+                                        rank = sequence
+                                        sequence += 1
                                     num_answering[connection] = enqueue(
                                         answering[connection], num_answering[connection], rank * parts + part
                                     )
@@ -230,8 +236,8 @@ def run(
                             continue
                         key = wanting[connection, 0]
                         part = key % parts
-                        if push_in_order:
-                            gate = push_gate[part] + window[worker] * on_server[at]
+                        if push_in_order and push_gate[part] >= 0:
+                            gate = push_gate[part] + window[worker] * gated_pushes[at]
                             if pushed_over[connection] < gate:
                                 continue
                         if led and worker > 0:
@@ -282,7 +288,7 @@ def run(
                             leads[window[worker], part] = sequence
                     flying[purse] += size[part]
                     num_flying[purse] += 1
-                    pushed_over[connection] += 1
+                    pushed_over[connection] += push_gate[part] >= 0
                     num_handed[connection] = enqueue(
                         handed[connection], num_handed[connection], sequence * parts + part
                     )
@@ -323,14 +329,14 @@ def run(
                         flow += workers * num_servers * streams
                         while carried[flow] < 0 and num_answering[connection] > 0:
                             part = answering[connection, 0] % parts
-                            if pull_in_order:
-                                gate = pull_gate[part] + (pushed[worker, part] - 1) * on_server[at]
+                            if pull_in_order and pull_gate[part] >= 0:
+                                gate = pull_gate[part] + (pushed[worker, part] - 1) * gated_pulls[at]
                                 if pulled_over[connection] < gate:
                                     break
                             num_answering[connection] = dequeue(
                                 answering[connection], num_answering[connection]
                             )
-                            pulled_over[connection] += 1
+                            pulled_over[connection] += pull_gate[part] >= 0
                             times[window[worker], worker, part, 2] = now
                             if local[flow] or pull_work[part] == 0.0:
                                 left[flow] = 0.0

@@ -49,7 +49,8 @@ class ExchangeSimulation:
     def iteration_s(self) -> float:
         """Mean time of a window over all workers: their windows in a second, inverted."""
         windows, workers = self.window_ends_s.shape
-        return float(workers / (windows / self.window_ends_s[-1]).sum())
+        last = self.window_ends_s[-1]
+        return float(workers / (windows / last).sum()) if last.all() else 0.0
 
     @property
     def straggler_share(self) -> float:

@@ -97,9 +97,9 @@ class ExchangePolicy(Protocol):
 
 
 def ranks(priority: FloatArray) -> IntArray:
-    """Return each partition's place in the order of priorities; ties by index."""
+    """Return each partition's place by priority; ties by index, those without one (nan) first."""
     placed = np.empty(len(priority), dtype=np.int64)
-    placed[np.argsort(priority, kind="stable")] = np.arange(len(priority))
+    placed[np.argsort(np.nan_to_num(priority, nan=-np.inf), kind="stable")] = np.arange(len(priority))
     return placed
 
 
@@ -107,11 +107,12 @@ def gates(priority: FloatArray, server: IntArray) -> IntArray:
     """Return how many partitions of strictly smaller priority each one's server hands over before it.
 
     A gate opens when the counter of hand-overs has reached the number: equal priorities go together. A
-    partition without a priority (nan) passes at once and is not counted.
+    partition without a priority (nan) passes at once and is not counted: its number is -1.
     """
     before = np.zeros(len(priority), dtype=np.int64)
     for number in np.unique(server):
         on_it = np.flatnonzero(server == number)
         ranked = np.sort(priority[on_it][~np.isnan(priority[on_it])])
         before[on_it] = np.searchsorted(ranked, np.nan_to_num(priority[on_it], nan=-np.inf), side="left")
+    before[np.isnan(priority)] = -1
     return before
