@@ -9,6 +9,7 @@ import typer
 
 from pace.errors import (
     FormatError,
+    InvalidCluster,
     InvalidOptions,
     InvalidProfile,
     InvalidSchedule,
@@ -41,7 +42,14 @@ def reported() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]  # the rest is for files
             yield
-    except (InvalidProfile, InvalidSchedule, InvalidSteps, ScheduleMismatch, FormatError) as error:
+    except (
+        InvalidProfile,
+        InvalidCluster,
+        InvalidSteps,
+        InvalidSchedule,
+        ScheduleMismatch,
+        FormatError,
+    ) as error:
         _fail(error, WRONG)
     except InvalidOptions as error:
         _fail(error, USAGE)

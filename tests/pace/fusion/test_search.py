@@ -8,10 +8,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pace import Options, Profile
-from pace.allreduce.bounds import chain_bound, fusion_bound
-from pace.allreduce.fusion import fuse
-from pace.allreduce.problem import FusionProblem, Partition
 from pace.documents.collective_costs import SampledAllReduce
+from pace.fusion.bounds import chain_bound, fusion_bound
+from pace.fusion.problem import FusionProblem, Partition
+from pace.fusion.search import fuse
 from tests.strategies import (
     affine,
     allreduces,
@@ -126,7 +126,7 @@ def test_with_branches_the_search_finds_the_optimum_of_small_profiles(profile: P
 @properties(60)
 def test_in_slots_the_first_partition_is_the_best_of_those_found(profile: Profile, slot_s: float) -> None:
     """What is best in continuous time may not be once all-reduces are rounded up."""
-    from pace.allreduce.problem import oracle_instance
+    from pace.fusion.problem import oracle_instance
     from pace.solver import jackson
 
     problem = FusionProblem.of(profile)

@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from pace.allreduce.problem import FusionProblem
 from pace.documents.schedule import ChainBound, FusionBound
+from pace.fusion.problem import FusionProblem
 from pace.solver import jackson
 from pace.solver.arrays import FloatArray
 from pace.solver.certificate import certify

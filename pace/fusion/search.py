@@ -6,9 +6,9 @@ from itertools import chain
 
 import numpy as np
 
-from pace.allreduce.bounds import Bounds
-from pace.allreduce.problem import FusionProblem, Partition
 from pace.documents.options import Options
+from pace.fusion.bounds import Bounds
+from pace.fusion.problem import FusionProblem, Partition
 from pace.solver import jackson
 from pace.solver.arrays import IntArray
 from pace.solver.cost import CostCurve
