@@ -86,6 +86,7 @@ def order_updates(
     """
     from pace.solver.fabric.kernels import ordering as kernel
 
+    updates.require_hosts(capacities)
     n = len(updates)
     order, end = np.empty(n, dtype=np.int64), np.full(n, np.nan)
     fate, witness = np.zeros(n, dtype=np.int64), np.zeros((n, n), dtype=np.bool_)

@@ -54,6 +54,13 @@ class Updates:
         """All updates, in batch order."""
         return np.arange(len(self), dtype=np.int64)
 
+    def require_hosts(self, capacities: Capacities, *others: int) -> None:
+        """Raise ValueError if a host is not on the network: compiled loops do not look."""
+        hosts = (self.server, *others, *([int(self.host.min()), int(self.host.max())] if len(self) else []))
+        unknown = [host for host in hosts if not 0 <= host < capacities.num_hosts]
+        if unknown:
+            raise ValueError(f"host {unknown[0]}: the network has hosts 0 to {capacities.num_hosts - 1}")
+
     def take(self, chosen: IntArray) -> "Updates":
         """Return the chosen updates, in the order given."""
         return Updates(
