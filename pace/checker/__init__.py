@@ -1,4 +1,4 @@
-"""An independent judge of schedules: shares no code with the solver and re-derives every number.
+"""An independent judge of schedules and transfer plans: shares no code with the solver and re-derives every number.
 
 Ready times and tails come from networkx's topological order, durations from the formulas written out again,
 the oracle's optimum from its dual (the strongest of all sets, DESIGN 4.3) instead of from a schedule. Times
@@ -10,10 +10,11 @@ from pace.checker.derived_times import derive
 from pace.checker.plan import check_groups, check_identity, check_segments
 from pace.checker.proofs import check_bound, check_certificate, check_chain_bound, check_predictions
 from pace.checker.slots import check_slots
+from pace.checker.transfers import check_transfers
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 
-__all__ = ["allreduce_s", "check"]
+__all__ = ["allreduce_s", "check", "check_transfers"]
 
 
 def check(profile: Profile, schedule: Schedule) -> list[str]:
