@@ -9,6 +9,7 @@ import typer
 
 from pace.errors import (
     FormatError,
+    InvalidFabric,
     InvalidOptions,
     InvalidProfile,
     InvalidSchedule,
@@ -40,7 +41,7 @@ def reported() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]  # the rest is for files
             yield
-    except (InvalidProfile, InvalidSchedule, ScheduleMismatch, FormatError) as error:
+    except (InvalidProfile, InvalidSchedule, InvalidFabric, ScheduleMismatch, FormatError) as error:
         _fail(error, WRONG)
     except InvalidOptions as error:
         _fail(error, USAGE)
