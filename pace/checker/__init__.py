@@ -1,6 +1,6 @@
-"""An independent judge of schedules and transfer plans: shares no code with the solver and re-derives every number.
+"""An independent judge of schedules and transfer plans: shares no code with the solver.
 
-Ready times and tails come from networkx's topological order, durations from the formulas written out again,
+Every number is derived again. Ready times and tails come from networkx's topological order, durations from the formulas written out again,
 the oracle's optimum from its dual (the strongest of all sets, DESIGN 4.3) instead of from a schedule. Times
 agree when they differ by less than one part in 10^9 of the window.
 """

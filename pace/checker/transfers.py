@@ -151,7 +151,7 @@ def _sum_size(batch: UpdateBatch, members: list[PendingUpdate]) -> int:
 
 
 def _check_links(network: FabricNetwork, plan: TransferPlan) -> Iterator[str]:
-    """Yield links that carry more than they can, looked at between any two moments at which something changes."""
+    """Yield links that carry more than they can, between any two moments of change."""
     for host in network.hosts:
         for field, end_of in (("up_bytes_per_s", "source"), ("down_bytes_per_s", "target")):
             pieces = [
@@ -172,9 +172,8 @@ def _check_links(network: FabricNetwork, plan: TransferPlan) -> Iterator[str]:
                 used = sum(rate for begin, until, rate in pieces if begin <= middle < until)
                 if used > capacity * (1 + _SLACK) + 1e-9:
                     direction = field.removesuffix("_bytes_per_s")
-                    yield (
-                        f'"{host.name}" {direction} carries {used:.6g} of {capacity:.6g} bytes/s at {middle:.6g} s'
-                    )
+                    seen = f"{used:.6g} of {capacity:.6g} bytes/s"
+                    yield f'"{host.name}" {direction} carries {seen} at {middle:.6g} s'
                     break
 
 
@@ -194,10 +193,7 @@ def _check_commits(
     slack_s = _slack_s(plan)
     arrived = _arrivals(plan, network.server, known)
     received: list[str] = [
-        name
-        for transfer in plan.transfers
-        if transfer.target == network.server
-        for name in transfer.updates
+        name for transfer in plan.transfers if transfer.target == network.server for name in transfer.updates
     ]
     for name in {name for name in received if received.count(name) > 1}:
         yield f'update "{name}" reaches the server twice'

@@ -142,9 +142,7 @@ def simulate(
 
     with reported():
         loaded = load_document(FabricScenario, scenario)
-        results = [
-            simulate_fabric(loaded, name).to_document() for name in policy or FABRIC_POLICIES
-        ]
+        results = [simulate_fabric(loaded, name).to_document() for name in policy or FABRIC_POLICIES]
     if as_json:
         typer.echo(json.dumps({"scenario": loaded.name, "policies": results}))
         return
@@ -183,9 +181,7 @@ def what_if(
         if as_json and as_csv:
             raise InvalidOptions("--json and --csv both want stdout: give one")
         loaded = load_document(FabricScenario, scenario)
-        cells = fabric_what_if(
-            loaded, _whole("--bound", bound, 1), _whole("--aggregators", aggregators, 0)
-        )
+        cells = fabric_what_if(loaded, _whole("--bound", bound, 1), _whole("--aggregators", aggregators, 0))
         if html is not None:
             html.write_text(cells_html(loaded, cells), encoding="utf-8")
     if as_json:

@@ -37,8 +37,8 @@ def plan_transfers(
 ) -> TransferPlan:
     """Plan the transfers of a batch: order, aggregation, and what the replica receives.
 
-    Deterministic: the same documents and options give the same plan. Heuristic unless ``order="exact"``, and then
-    exact among plans without aggregators; ``predicted.gap`` says how far it can be from the best.
+    Deterministic: the same documents and options give the same plan. Heuristic unless ``order="exact"``,
+    and then exact among plans without aggregators; ``predicted.gap`` says how far it can be from the best.
 
     Raises
     ------

@@ -178,7 +178,9 @@ def split(
     groups: list[tuple[tuple[int, ...], float]] = []
     last = begin_s
 
-    def send(source: int, to: int, members: tuple[int, ...], size_bytes: float, start_s: float, first: int) -> float:
+    def send(
+        source: int, to: int, members: tuple[int, ...], size_bytes: float, start_s: float, first: int
+    ) -> float:
         booked = capacities.reserve(source, to, size_bytes, start_s)
         hop = Hop(
             source=source,
@@ -192,7 +194,9 @@ def split(
         return booked.end_s
 
     def send_update(g: int, to: int) -> float:
-        return send(int(updates.host[g]), to, (g,), float(updates.size[g]), float(updates.ready[g]), len(hops))
+        return send(
+            int(updates.host[g]), to, (g,), float(updates.size[g]), float(updates.ready[g]), len(hops)
+        )
 
     for update in order[:num_direct].tolist():
         last = max(last, send_update(update, target))

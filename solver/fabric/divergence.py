@@ -37,7 +37,9 @@ def history_bound(norms: Sequence[float], history_norm: float, gamma: float) -> 
     return history_norm
 
 
-def apply(model: FloatArray, history: FloatArray, update: FloatArray, gamma: float) -> tuple[FloatArray, FloatArray]:
+def apply(
+    model: FloatArray, history: FloatArray, update: FloatArray, gamma: float
+) -> tuple[FloatArray, FloatArray]:
     """Commit an update: return the next model and its history."""
     moved: FloatArray = update + gamma * history
     return model + moved, moved

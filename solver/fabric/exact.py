@@ -70,9 +70,7 @@ def solve_exactly(updates: Updates, capacities: Capacities) -> ExactOrder:
         solve_with_highs(program)
         if stage == "kept":
             best_kept = round(sum(a.value() for a in variables.kept))
-    commits = [
-        g for i in range(best_kept) for g in range(n) if variables.place[g][i].value() > 0.5
-    ]
+    commits = [g for i in range(best_kept) for g in range(n) if variables.place[g][i].value() > 0.5]
     scale = variables.scale
     lengths = np.array([max(length.value(), 0.0) for length in variables.length])[:best_kept]
     ends = np.cumsum(lengths)
@@ -101,7 +99,7 @@ class OrderVariables:
 def build(
     updates: Updates, capacities: Capacities, num_kept: int | None
 ) -> tuple[pulp.LpProblem, OrderVariables]:
-    """Return the program that maximizes the number kept, or with that number fixed minimizes the commit times."""
+    """Return the program that maximizes the number kept or, that number fixed, minimizes commit times."""
     n = len(updates)
     scale = float(updates.size.max()) or 1.0
     size = updates.size / scale

@@ -22,7 +22,12 @@ def machine_bound(updates: Updates, capacities: Capacities) -> float:
     begin = float(updates.ready.min()) if len(updates) else 0.0
     # All bytes are there when the first are: fewer constraints, so still a bound.
     wide = Capacities.of_steps(
-        [[(0.0, float(capacities.most().max()) + 1.0)], [(0.0, 0.0)], [(0.0, 0.0)], capacities.steps(2 * updates.server + 1)]
+        [
+            [(0.0, float(capacities.most().max()) + 1.0)],
+            [(0.0, 0.0)],
+            [(0.0, 0.0)],
+            capacities.steps(2 * updates.server + 1),
+        ]
     )
     together = sum(wide.reserve(0, 1, size, begin).end_s for size in sizes.tolist())
     return max(float(alone), float(together))

@@ -1,7 +1,7 @@
 """In which order a batch of updates reaches the server, and which updates are dropped.
 
-The strict rule keeps every update that it does not drop within its deadline. The paper's Algorithm 2 does not:
-it never forces an update whose deadline has passed, forces only one of equal deadlines, counts drops as
+The strict rule keeps every update that it does not drop within its deadline. The paper's Algorithm 2 does
+not: it never forces an update whose deadline has passed, forces only one of equal deadlines, counts drops as
 positions, and looks one update ahead. It is kept to be audited.
 """
 
@@ -115,7 +115,7 @@ def order_updates(
 def settle(
     updates: Updates, picked: Sequence[int], end_s: FloatArray, dropped: tuple[Drop, ...], late: Late
 ) -> Ordering:
-    """Return the ordering of what was picked: commits by end, held or downweighted where that is asked for."""
+    """Return the ordering of what was picked: commits by end, or held, or downweighted."""
     commits = by_end(picked, end_s)
     weights = np.ones(len(updates))
     if late == "hold":

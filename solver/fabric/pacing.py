@@ -7,7 +7,7 @@ def may_begin(num_before: int, delay_bound: int) -> bool:
     Parameters
     ----------
     num_before
-        Updates that are under way (computed from here on, waiting, or planned) and are expected to be committed
-        before this one would be.
+        Updates that are under way (computed from here on, waiting, or planned) and are expected to be
+        committed before this one would be.
     """
     return num_before < delay_bound

@@ -1,7 +1,7 @@
 """The ordering rules written out plainly, for anything that can tell when an update would end.
 
-Twin of the compiled rules for one server, and the working form for several: there an update has ended when its
-last shard has, and shards of one update are given bandwidth together, in shard order.
+Twin of the compiled rules for one server, and the working form for several: there an update has ended when
+its last shard has, and shards of one update are given bandwidth together, in shard order.
 """
 
 from dataclasses import dataclass
@@ -152,6 +152,4 @@ def order_plainly(placement: Placement, deadline: IntArray, *, late: Late = "dro
 def first_to_end(placement: Placement, among: list[int]) -> int:
     """Return the candidate that ends first; of ends that are the same moment the first in the batch."""
     ends = [placement.finish(update) for update in among]
-    return next(
-        update for update, end in zip(among, ends, strict=True) if end <= min(ends) + SAME_MOMENT_S
-    )
+    return next(update for update, end in zip(among, ends, strict=True) if end <= min(ends) + SAME_MOMENT_S)

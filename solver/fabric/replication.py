@@ -1,8 +1,8 @@
 """Keeping a replica within a bound of the server while the network is busy with the server's own updates.
 
 The replica's transfers take what the server's leave. Where the server would lead by too much, its next
-transfers wait until the replica has received enough; what the replica need not receive yet is punted to the next
-batch. An update stays with its worker until the replica has it.
+transfers wait until the replica has received enough; what the replica need not receive yet is punted to the
+next batch. An update stays with its worker until the replica has it.
 """
 
 from collections.abc import Sequence
@@ -213,12 +213,7 @@ def _moved(
         left.book(hop.source, hop.target, hop.reservation.pieces)
         hops.append(hop)
     ready = {number: hop.reservation.end_s for number, hop in enumerate(hops)}
-    arrived = {
-        update
-        for group, at in plan.groups
-        if at <= until + SAME_MOMENT_S
-        for update in group
-    }
+    arrived = {update for group, at in plan.groups if at <= until + SAME_MOMENT_S for update in group}
     for hop in plan.hops:
         if set(hop.updates) <= arrived:
             left.book(hop.source, hop.target, hop.reservation.pieces)

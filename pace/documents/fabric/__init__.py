@@ -1,1 +1,1 @@
-"""The documents of the fabric: a network, a batch of updates, the transfer plan, and scenarios of whole runs."""
+"""The fabric's documents: network, batch of updates, transfer plan, and scenario of a whole run."""

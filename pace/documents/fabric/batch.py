@@ -79,7 +79,8 @@ class UpdateBatch(Document):
     version
         Of the server's model once everything that is planned already is committed.
     delay_bound
-        An update's delay (the version just before its commit, minus its own) stays below this. Null: no bound.
+        An update's delay (the version just before its commit, minus its own) stays below this. Null: no
+        bound.
     divergence
         Null for no replication.
     momentum, history_norm

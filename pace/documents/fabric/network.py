@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pace.documents.base import Document
-from pace.documents.profile import Name, Seconds
+from pace.documents.profile import Name
 
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -58,14 +58,18 @@ class FabricNetwork(Document):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f'host "{name}" is there twice')
-        parts = [("server", (self.server,)), ("replica", (self.replica,) if self.replica else ())]
-        parts += [("aggregator", self.aggregators), ("distributor", self.distributors)]
+        parts: list[tuple[str, tuple[str, ...]]] = [
+            ("server", (self.server,)),
+            ("replica", (self.replica,) if self.replica else ()),
+            ("aggregator", self.aggregators),
+            ("distributor", self.distributors),
+        ]
         for part, members in parts:
             for name in members:
                 if name not in names:
                     raise ValueError(f'{part} "{name}" is no host of the network')
             if len(set(members)) < len(members):
-                raise ValueError(f"an {part} is named twice")
+                raise ValueError(f"{part}: a host is named twice")
         if self.replica == self.server:
             raise ValueError("the replica must be another host than the server")
         return self

@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from pace.documents.base import Document
 from pace.documents.fabric.transfer_plan import LatePolicy
 from pace.documents.profile import Name
-from pace.documents.schedule import Bytes
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10_000)]

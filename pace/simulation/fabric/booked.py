@@ -1,4 +1,4 @@
-"""The network as it is and as the scheduler sees it: transfers are booked on the first, planned on the second.
+"""The network as it is and as the scheduler sees it: one to book on, one to plan on.
 
 The scheduler knows rates as they were a monitor's lag ago, takes them to stay, and knows how many bytes of
 each transfer under way are still to come.

@@ -13,9 +13,9 @@ from pace.solver.fabric.capacity import Capacities
 def simulate_collective(scenario: FabricScenario, kind: Literal["ring", "tree"]) -> FabricRun:
     """Simulate iterations that begin together, and whose collective begins when the slowest worker is ready.
 
-    ``ring``: 2 (n - 1) / n of the bytes over the slowest link of the ring, divided by the flows that share it.
-    ``tree``: a pipelined binary tree over the machines, reduced and then distributed; an inner node receives from
-    two at once, so its way down carries twice the bytes.
+    ``ring``: 2 (n - 1) / n of the bytes over the slowest link of the ring, divided by the flows that share
+    it. ``tree``: a pipelined binary tree over the machines, reduced and then distributed; an inner node
+    receives from two at once, so its way down carries twice the bytes.
     """
     run = FabricRun(policy=kind, duration_s=scenario.duration_s, num_workers=scenario.num_workers)
     links, compute = draw_links(scenario), Computations(scenario)
@@ -50,9 +50,15 @@ def simulate_collective(scenario: FabricScenario, kind: Literal["ring", "tree"])
 
 
 def carried_by(
-    links: Capacities, scenario: FabricScenario, start_s: float, size_bytes: float, *, tree: bool, down: bool = False
+    links: Capacities,
+    scenario: FabricScenario,
+    start_s: float,
+    size_bytes: float,
+    *,
+    tree: bool,
+    down: bool = False,
 ) -> float:
-    """Return when a pipelined collective that began at `start_s` has moved its bytes over its slowest link."""
+    """Return when a collective that began at `start_s` has moved its bytes over its slowest link."""
     now, left = start_s, size_bytes
     every = scenario.links.every_s
     children = np.zeros(scenario.machines)

@@ -70,7 +70,9 @@ class LogisticRegression:
         rows = np.random.default_rng([self._seed, 1, number]).integers(0, len(self._points), self._batch)
         return self._gradient(model, rows)
 
-    def _gradient(self, model: FloatArray, rows: "FloatArray | np.ndarray[tuple[int], np.dtype[np.int64]]") -> FloatArray:
+    def _gradient(
+        self, model: FloatArray, rows: "FloatArray | np.ndarray[tuple[int], np.dtype[np.int64]]"
+    ) -> FloatArray:
         points = self._points[rows]
         chance = 1 / (1 + np.exp(-points @ model))
         slope: FloatArray = points.T @ (chance - self._labels[rows]) / len(points) + 1e-3 * model

@@ -29,9 +29,7 @@ def draw_links(scenario: FabricScenario) -> Capacities:
     random = np.random.default_rng([scenario.seed, 2])
     hosts = scenario.machines + 2
     num_steps = int(np.ceil((scenario.duration_s + _MARGIN_S) / scenario.links.every_s))
-    drawn = random.choice(
-        scenario.links.bytes_per_s, p=scenario.links.shares, size=(num_steps, 2 * hosts)
-    )
+    drawn = random.choice(scenario.links.bytes_per_s, p=scenario.links.shares, size=(num_steps, 2 * hosts))
     if not scenario.server_varies:
         drawn[:, 2 * scenario.machines :] = scenario.server_bytes_per_s
     links = []

@@ -75,7 +75,11 @@ class FairNetwork:
                 self._stale = True
             self.now = until
         self.now = to_s
-        done = self._left <= 1e-6 * np.maximum(self._rates_now(), 1.0) if self._labels else np.empty(0, dtype=bool)
+        done = (
+            self._left <= 1e-6 * np.maximum(self._rates_now(), 1.0)
+            if self._labels
+            else np.empty(0, dtype=bool)
+        )
         arrivals = [
             Arrival(to_s, int(self._source[i]), int(self._target[i]), self._labels[i])
             for i in np.flatnonzero(done).tolist()

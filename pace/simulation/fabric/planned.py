@@ -1,7 +1,7 @@
 """MLfabric simulated: a scheduler that plans the transfers of updates and models, tick by tick.
 
-Asynchronous: an update is committed in planned order, its worker pulls a newer model. Synchronous: no deadlines;
-all updates of an iteration are committed before any model is sent.
+Asynchronous: an update is committed in planned order, its worker pulls a newer model. Synchronous: no
+deadlines; all updates of an iteration are committed before any model is sent.
 """
 
 import heapq
@@ -213,7 +213,7 @@ class _Scheduler:
         plan: Aggregation,
         view: Capacities,
     ) -> Aggregation:
-        """Plan the replica's share and make its transfers; return the server's plan, moved where it must be."""
+        """Plan the replica's share and make its transfers; return the server's plan, perhaps moved."""
         most = self.scenario.replicate_updates
         if most is None:
             return plan

@@ -128,7 +128,8 @@ class _Server:
 def simulate_push_pull(scenario: FabricScenario, policy: PushPull) -> FabricRun:
     """Simulate one of the policies without a plan.
 
-    ``async`` commits on arrival; ``ssp`` too, and a worker is at most `staleness` clocks ahead of the slowest;
+    ``async`` commits on arrival; ``ssp`` too, and a worker is at most `staleness` clocks ahead of the
+    slowest;
     ``fedbuff`` commits `buffer` updates together; ``quorum`` waits for so many, then for `grace_s` more.
     """
     return _Server(scenario, policy).simulate()

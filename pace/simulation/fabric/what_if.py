@@ -68,7 +68,7 @@ def cells_html(scenario: FabricScenario, cells: Sequence[FabricCell]) -> str:
     rows = []
     for cell in cells:
         values = "".join(f"<td>{getattr(cell, name):.4g}</td>" for name in names)
-        rows.append(f'<tr{" class=best" if cell.iteration_s == fastest else ""}>{values}</tr>')
+        rows.append(f"<tr{' class=best' if cell.iteration_s == fastest else ''}>{values}</tr>")
     style = (
         "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;color:#1b1f24}"
         "table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
@@ -78,7 +78,7 @@ def cells_html(scenario: FabricScenario, cells: Sequence[FabricCell]) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{style}</style></head><body><h1>{title}</h1>"
-        f"<p>{scenario.num_workers} workers on {scenario.machines} machines; times are for as many commits as "
-        f"there are workers. The ring trains synchronously on the same links.</p>"
+        f"<p>{scenario.num_workers} workers on {scenario.machines} machines; times are for as many commits "
+        f"as there are workers. The ring trains synchronously on the same links.</p>"
         f"<table><tr>{head}</tr>{''.join(rows)}</table></body></html>\n"
     )

@@ -1,1 +1,1 @@
-"""Compiled inner loops of the fabric. Arrays in, arrays out; what they mean is documented where they are called."""
+"""Compiled inner loops. Arrays in, arrays out; what they mean is documented where they are called."""

@@ -1,6 +1,7 @@
 """Residual capacity of links as step functions, compiled.
 
-Link ``2 h`` is host h's way up, link ``2 h + 1`` its way down. Row l of `times` holds when the steps of link l
+Link ``2 h`` is host h's way up, link ``2 h + 1`` its way down. Row l of `times` holds when the steps of
+link l
 begin, row l of `rates` the bytes a second that are left from then on; `counts[l]` steps are in use, and the
 first begins at time 0.
 """

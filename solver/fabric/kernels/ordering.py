@@ -1,7 +1,8 @@
 """The two ordering rules, compiled. ``pace.solver.fabric.plain_ordering`` is the same without the laziness.
 
 Reservations only ever make a transfer end later, so an end computed earlier is a lower bound, and so is the
-time from which the server's way down has anything left. Most candidates are refused by these two numbers alone.
+time from which the server's way down has anything left. Most candidates are refused by these two numbers
+alone.
 """
 
 import numpy as np
@@ -36,10 +37,10 @@ def earliest(
     free: FloatArray,
     among: BoolArray,
 ) -> tuple[int, float]:
-    """Return the candidate that ends first and its end; of ends that are the same moment the first in the batch.
+    """Return the candidate that ends first, and its end; of equal ends the first in the batch.
 
-    `bound` holds a lower bound of each end and is raised; `alone` is each transfer's shortest duration, `free`
-    when each host's way up first has anything left.
+    `bound` holds a lower bound of each end and is raised; `alone` is each transfer's shortest duration,
+    `free` when each host's way up first has anything left.
     """
     n = len(size)
     least_size = np.inf
@@ -245,9 +246,7 @@ def strict(
             g, _ = earliest(
                 my_times, my_rates, my_counts, size, host, ready, server, alone, bound, free, among
             )
-            ends, _ = reserve(
-                my_times, my_rates, my_counts, pieces, host[g], server, size[g], ready[g]
-            )
+            ends, _ = reserve(my_times, my_rates, my_counts, pieces, host[g], server, size[g], ready[g])
             if ends == FULL:
                 return -1
             if ends == np.inf:
@@ -310,7 +309,7 @@ def paper(
     fate: IntArray,
     witness: BoolArray,
 ) -> int:
-    """Order as the paper's Algorithm 2 does, defects included; returns how many are kept, or -1 for no room."""
+    """Order as the paper's Algorithm 2, defects included; returns how many are kept, or -1 for no room."""
     n = len(size)
     my_times, my_rates, my_counts = times.copy(), rates.copy(), counts.copy()
     try_times, try_rates, try_counts = times.copy(), rates.copy(), counts.copy()
@@ -336,7 +335,9 @@ def paper(
                 break
         if g < 0:
             among[:] = left
-            g, _ = earliest(my_times, my_rates, my_counts, size, host, ready, server, alone, bound, free, among)
+            g, _ = earliest(
+                my_times, my_rates, my_counts, size, host, ready, server, alone, bound, free, among
+            )
         left[g] = False
         copy_into(my_times, my_rates, my_counts, try_times, try_rates, try_counts)
         ends, _ = reserve(try_times, try_rates, try_counts, pieces, host[g], server, size[g], ready[g])

@@ -23,7 +23,9 @@ def network_of(
     return FabricNetwork.model_validate(document)
 
 
-def batch_of(updates: dict[str, tuple[float, str, int]], *, bound: int | None = 30, **more: Any) -> UpdateBatch:
+def batch_of(
+    updates: dict[str, tuple[float, str, int]], *, bound: int | None = 30, **more: Any
+) -> UpdateBatch:
     """Return updates of (megabits, host, version) on version 100."""
     listed = [
         {"id": name, "host": host, "size_bytes": int(size * MEGABIT), "version": version, "norm": 1.0}
@@ -33,7 +35,7 @@ def batch_of(updates: dict[str, tuple[float, str, int]], *, bound: int | None = 
     return UpdateBatch.model_validate(document)
 
 
-WORKERS = {f"h{i}": rate for i, rate in enumerate((100, 50, 100, 25, 100, 100))}
+WORKERS: dict[str, float] = {f"h{i}": rate for i, rate in enumerate((100, 50, 100, 25, 100, 100))}
 
 
 def whole() -> tuple[FabricNetwork, UpdateBatch]:

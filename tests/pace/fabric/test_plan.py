@@ -31,9 +31,11 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: options.model_dump_json(exclude_defaults=True))
+@pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda options: options.model_dump_json(exclude_defaults=True)
+)
 def test_plans_pass_the_checker(options: TransferOptions) -> None:
-    """Every option gives a plan in which the independent checker finds nothing, and the same one each time."""
+    """Every option gives a plan in which the checker finds nothing, and the same one each time."""
     network, batch = whole()
     plan = plan_transfers(network, batch, options)
     violations = check_transfers(network, batch, plan)
@@ -187,9 +189,13 @@ def test_random_plans_pass_the_checker(data: st.DataObject) -> None:
         }
     )
     updates = {
-        f"u{i}": (data.draw(st.sampled_from([8.0, 16.0])), data.draw(st.sampled_from(hosts)), 100 - data.draw(st.integers(0, 9)))
+        f"u{i}": (
+            data.draw(st.sampled_from([8.0, 16.0])),
+            data.draw(st.sampled_from(hosts)),
+            100 - data.draw(st.integers(0, 9)),
+        )
         for i in range(data.draw(st.integers(0, 7)))
-    }  # fmt: skip
+    }
     limit = {"divergence": {"kind": "updates", "max": data.draw(st.integers(0, 4))}} if with_replica else {}
     batch = batch_of(updates, bound=9, momentum=0.9, **limit)
     options = TransferOptions(late=data.draw(st.sampled_from(["drop", "hold", "downweight"])))
@@ -199,14 +205,20 @@ def test_random_plans_pass_the_checker(data: st.DataObject) -> None:
 def test_documents_name_their_faults() -> None:
     """The message names the host or update at fault."""
     with pytest.raises(InvalidFabric, match='server "x" is no host'):
-        parse_document(FabricNetwork, '{"hosts": [{"name": "a", "up_bytes_per_s": 1.0, "down_bytes_per_s": 1.0}], "server": "x"}')
+        parse_document(
+            FabricNetwork,
+            '{"hosts": [{"name": "a", "up_bytes_per_s": 1.0, "down_bytes_per_s": 1.0}], "server": "x"}',
+        )
     with pytest.raises(InvalidFabric, match="later than 3"):
-        parse_document(UpdateBatch, '{"version": 3, "updates": [{"id": "u", "host": "a", "size_bytes": 1, "version": 4}]}')
+        parse_document(
+            UpdateBatch,
+            '{"version": 3, "updates": [{"id": "u", "host": "a", "size_bytes": 1, "version": 4}]}',
+        )
     network, batch = whole()
     with pytest.raises(InvalidFabric, match='"elsewhere" is no host'):
         plan_transfers(network, batch_of({"u": (1, "elsewhere", 100)}))
     with pytest.raises(InvalidFabric, match="the network has none"):
         plan_transfers(network_of({"h0": 1}), batch)
+    crowd = batch_of({f"u{i}": (1.0, "h0", 100) for i in range(8)})
     with pytest.raises(InvalidOptions, match="at most 7"):
-        crowd = batch_of({f"u{i}": (1.0, "h0", 100) for i in range(8)})
         plan_transfers(network, crowd, TransferOptions(order="exact"))

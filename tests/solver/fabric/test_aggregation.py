@@ -28,7 +28,9 @@ def groups_of(plan: Aggregation | None) -> list[tuple[tuple[int, ...], float]]:
     return [(group, round(at, 9)) for group, at in plan.groups]
 
 
-def plainly(updates: Updates, capacities: Capacities, aggregators: list[int]) -> tuple[float, float, int] | None:
+def plainly(
+    updates: Updates, capacities: Capacities, aggregators: list[int]
+) -> tuple[float, float, int] | None:
     """Return the best (last, sum, direct) over every number of direct updates, written out plainly."""
     best = None
     order = range(len(updates))
@@ -39,7 +41,8 @@ def plainly(updates: Updates, capacities: Capacities, aggregators: list[int]) ->
             last = max(last, updates.reserve(g, here).end_s)
             total += last
         for j, middle in enumerate(aggregators):
-            ready, members = 0.0, []
+            ready = 0.0
+            members: list[float] = []
             while i < len(updates):
                 source, size = int(updates.host[i]), float(updates.size[i])
                 end = here.finish(source, middle, size, float(updates.ready[i]))
@@ -55,8 +58,10 @@ def plainly(updates: Updates, capacities: Capacities, aggregators: list[int]) ->
                 last = np.inf
         if i == len(updates) and last < np.inf:
             found = (last, total, direct)
-            if best is None or found[0] < best[0] - 1e-9 or (
-                found[0] <= best[0] + 1e-9 and found[1] < best[1] - 1e-9
+            if (
+                best is None
+                or found[0] < best[0] - 1e-9
+                or (found[0] <= best[0] + 1e-9 and found[1] < best[1] - 1e-9)
             ):
                 best = (min(found[0], best[0]) if best else found[0], total, direct)
     return best

@@ -12,7 +12,9 @@ from pace.solver.fabric.updates import NO_DEADLINE, Updates
 from tests.solver.fabric.examples import E2, E3, star
 
 
-def random_star(random: np.random.Generator, most: int, *, deadlines: bool = False) -> tuple[Updates, Capacities]:
+def random_star(
+    random: np.random.Generator, most: int, *, deadlines: bool = False
+) -> tuple[Updates, Capacities]:
     """Return a batch of one update a host and constant links."""
     n = int(random.integers(2, most + 1))
     last = random.integers(1, 2 * n, n) if deadlines else np.full(n, NO_DEADLINE)

@@ -68,7 +68,7 @@ def test_nothing_inside_a_host_and_never_over_a_dead_link() -> None:
 
 
 def test_the_deadline_is_a_position_before_the_bound() -> None:
-    """Version 100, bound 10, computed from 93: position 3 at the latest (a delay of 12 would be the fifth's)."""
+    """Version 100, bound 10, computed from 93: position 3 at the latest."""
     assert deadlines(np.array([93]), version=100, delay_bound=10).tolist() == [3]
 
 
@@ -139,9 +139,7 @@ def batches(draw: st.DrawFn, most: int = 8) -> tuple[Updates, Capacities]:
 
 @settings(max_examples=150, deadline=None)
 @given(batches(), st.sampled_from(["drop", "hold", "downweight"]))
-def test_the_compiled_rule_equals_the_plain_one(
-    batch: tuple[Updates, Capacities], late: Late
-) -> None:
+def test_the_compiled_rule_equals_the_plain_one(batch: tuple[Updates, Capacities], late: Late) -> None:
     """Lower bounds change how many ends are computed, and nothing else."""
     updates, capacities = batch
     fast = order_updates(updates, capacities, late=late)
@@ -221,7 +219,7 @@ def test_the_paper_breaks_bounds_where_the_strict_rule_does_not() -> None:
         )
         capacities = Capacities.constant([*random.choice([10, 20, 50, 100], n), 100], [100] * (n + 1))
         for rule in ("paper", "strict"):
-            ordering = order_updates(updates, capacities, rule=rule)  # type: ignore[arg-type]  # of the two
+            ordering = order_updates(updates, capacities, rule=rule)
             broken[rule] += bool(late_ones(ordering, updates))
     assert broken["strict"] == 0
     assert broken["paper"] > 60

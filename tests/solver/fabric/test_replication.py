@@ -33,7 +33,7 @@ def replicated(most: float, **knobs: object) -> Replication:
 
 
 def test_bounds_by_hand() -> None:
-    """gamma 0.5, history 2, norms 3 and 4: a lead of two is 10, of one 6, of none 0."""
+    """Gamma 0.5, history 2, norms 3 and 4: a lead of two is 10, of one 6, of none 0."""
     limit = LeadLimit(most=0.0, gamma=0.5, history_norm=2.0)
     assert limit.lead([], [3.0, 4.0]) == 10.0
     assert limit.lead([3.0], [4.0]) == 6.0
@@ -42,7 +42,7 @@ def test_bounds_by_hand() -> None:
 
 
 def test_coefficients_by_hand() -> None:
-    """gamma 0.9 and three updates: 2.439 for the history, 2.71, 1.9 and 1; in all 8.049."""
+    """Gamma 0.9 and three updates: 2.439 for the history, 2.71, 1.9 and 1; in all 8.049."""
     of_history, of_updates = divergence.coefficients(3, 0.9)
     assert of_history == pytest.approx(2.439)
     assert of_updates == pytest.approx([2.71, 1.9, 1.0])
@@ -109,7 +109,7 @@ def test_a_replica_that_cannot_be_reached() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_commit_leads_by_too_much(data: st.DataObject) -> None:
-    """At every commit the bound is kept, whatever the sizes, rates and norms; and every update is in one place."""
+    """At every commit the bound is kept, whatever rates and norms; and every update is in one place."""
     n = data.draw(st.integers(1, 5))
     rates = [data.draw(st.sampled_from([0.5, 1.0, 3.0])) for _ in range(2 * n + 4)]
     capacities = Capacities.constant(rates[: n + 2], rates[n + 2 :])

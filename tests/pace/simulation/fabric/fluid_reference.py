@@ -1,4 +1,4 @@
-"""An asynchronous server written again with SimPy: processes, and rates found by raising them little by little."""
+"""An asynchronous server written again with SimPy: processes, and rates raised step by step."""
 
 from typing import Any
 
@@ -31,7 +31,9 @@ class FluidReference:
 
     def _rates(self) -> dict[simpy.Event, float]:
         """Raise all rates together; those on a link that has become full stay."""
-        capacity = {link: self._links.rate_at(link, self._env.now) for p in self._paths.values() for link in p}
+        capacity = {
+            link: self._links.rate_at(link, self._env.now) for p in self._paths.values() for link in p
+        }
         rates = dict.fromkeys(self._paths, 0.0)
         rising = set(rates)
         while rising:
@@ -54,7 +56,12 @@ class FluidReference:
     def _serve(self) -> Any:
         while True:
             rates = self._rates()
-            wait = min([self._next_step(), *(left[0] / rates[flow] for flow, left in self._flows.items() if rates[flow] > 0)])
+            wait = min(
+                [
+                    self._next_step(),
+                    *(left[0] / rates[flow] for flow, left in self._flows.items() if rates[flow] > 0),
+                ]
+            )
             began = self._env.now
             yield self._env.timeout(wait) | self._changed
             passed = self._env.now - began
