@@ -34,7 +34,6 @@ def simulate_collective(scenario: FabricScenario, kind: Literal["ring", "tree"])
             return run
         run.computed += scenario.num_workers
         run.rounds_s.append(now)
-        run.server_messages += scenario.num_workers
         for worker in range(scenario.num_workers):
             run.commits.append(
                 CommitRecord(

@@ -5,7 +5,7 @@ deadlines; all updates of an iteration are committed before any model is sent.
 """
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from pace.simulation.fabric.booked import BookedNetwork
 from pace.simulation.fabric.draws import Computations, draw_links, rates_at
 from pace.simulation.fabric.records import CommitRecord, FabricRun
 from pace.solver.fabric.aggregation import Aggregation, Hop, aggregate, fastest_hosts
-from pace.solver.fabric.capacity import Capacities
+from pace.solver.fabric.capacity import SAME_MOMENT_S, Capacities
 from pace.solver.fabric.distribution import distribute
 from pace.solver.fabric.ordering import order_updates
 from pace.solver.fabric.pacing import may_begin
@@ -154,8 +154,9 @@ class _Scheduler:
         plan = aggregate(updates, ordering.commits, view, self._aggregators(view), begin_s=now)
         if plan is None or not plan.groups:
             return
-        plan = self._replicated(updates, waiting, ordering.commits, plan, view)
-        ends = self._execute(plan.hops, now)
+        plan, not_before = self._replicated(updates, waiting, ordering.commits, plan, view)
+        self._count_messages(plan.hops, now)
+        ends = self._execute(plan.hops, now, not_before)
         arrived = {
             update: end
             for hop, end in zip(plan.hops, ends, strict=True)
@@ -186,24 +187,31 @@ class _Scheduler:
         if self.synchronous or self.scenario.pull == "after-commit":
             heapq.heappush(self.asks, (at, update.sender))
 
-    def _execute(self, hops: tuple[Hop, ...], now: float) -> list[float]:
-        """Make planned transfers on the real network, in order; return when each ends."""
+    def _execute(
+        self, hops: tuple[Hop, ...], now: float, not_before: dict[int, float] | None = None
+    ) -> list[float]:
+        """Make planned transfers on the real network, in order; return when each ends.
+
+        Times are hints: each goes as soon as what it needs is there.
+        """
         ends: list[float] = []
-        for hop in hops:
-            # What replication moved waits as planned; everything else goes as soon as what it needs is there.
-            start = max([now, *(ends[earlier] for earlier in hop.after)])
+        waits = not_before or {}
+        for number, hop in enumerate(hops):
+            start = max([now, waits.get(number, now), *(ends[earlier] for earlier in hop.after)])
             ends.append(self.network.send(hop.source, hop.target, hop.size_bytes, start))
-            if hop.target == self.server and hop.source != hop.target:
-                self._count_message(2 * hop.source, now)
+            if hop.target == self.server:
                 self.run.server_bytes += hop.size_bytes
             elif hop.target == self.replica_host:
                 self.run.replica_bytes += hop.size_bytes
         return ends
 
-    def _count_message(self, link: int, now: float) -> None:
+    def _count_messages(self, hops: tuple[Hop, ...], now: float) -> None:
         rates = rates_at(self.links, now)
-        self.run.server_messages += 1
-        self.run.slow_messages += bool(rates[link] < _SLOW_SHARE * max(self.scenario.links.bytes_per_s))
+        slow = _SLOW_SHARE * max(self.scenario.links.bytes_per_s)
+        for hop in hops:
+            if hop.source != hop.target:
+                self.run.messages += 1
+                self.run.slow_messages += bool(rates[2 * hop.target + 1] < slow)
 
     def _replicated(
         self,
@@ -212,11 +220,14 @@ class _Scheduler:
         order: tuple[int, ...],
         plan: Aggregation,
         view: Capacities,
-    ) -> Aggregation:
-        """Plan the replica's share and make its transfers; return the server's plan, perhaps moved."""
+    ) -> tuple[Aggregation, dict[int, float]]:
+        """Plan the replica's share and make its transfers.
+
+        Returns the server's plan, perhaps moved, and until when which of its transfers wait for the replica.
+        """
         most = self.scenario.replicate_updates
         if most is None:
-            return plan
+            return plan, {}
         punted = self.unreplicated.senders
         senders = [*punted, *(waiting[update].sender for update in order)]
         queue = Updates(
@@ -238,13 +249,17 @@ class _Scheduler:
             self._aggregators(view),
         )
         if made is None:
-            return plan
+            return plan, {}
         self.unreplicated.senders = [senders[number] for number in made.punted]
         back = {number: update for update, number in place.items()}
         moved = _numbered(made.server, back)
-        if made.frozen:
-            self._execute(made.frozen, float(updates.ready[0]))
-        return moved
+        arrived = max(self._execute(made.frozen, float(updates.ready[0])), default=0.0)
+        before = [hop.reservation.start_s for hop in plan.hops]
+        return moved, {
+            number: arrived
+            for number, hop in enumerate(moved.hops)
+            if hop.target == self.server and hop.reservation.start_s > before[number] + SAME_MOMENT_S
+        }
 
     def _plan_models(self, view: Capacities, now: float) -> None:
         if not self.wanted or not self._just_in_time(view, 2 * self.server, now):
@@ -260,9 +275,6 @@ class _Scheduler:
             return
         ends = self._execute(plan.hops, now)
         arrived = {hop.target: end for hop, end in zip(plan.hops, ends, strict=True)}
-        for hop in plan.hops:
-            if hop.source == self.server:
-                self._count_message(2 * hop.target + 1, now)
         if self.synchronous:
             self.run.rounds_s.append(max(arrived.values()))
         for sender in asking:
@@ -274,8 +286,6 @@ class _Scheduler:
 
 
 def _numbered(plan: Aggregation, number: dict[int, int]) -> Aggregation:
-    from dataclasses import replace
-
     return replace(
         plan,
         hops=tuple(replace(hop, updates=tuple(number[u] for u in hop.updates)) for hop in plan.hops),

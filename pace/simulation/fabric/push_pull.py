@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pace.documents.fabric.scenario import FabricScenario
-from pace.simulation.fabric.draws import Computations, draw_links, rates_at
+from pace.simulation.fabric.draws import Computations, draw_links
 from pace.simulation.fabric.fluid import Arrival, FairNetwork
 from pace.simulation.fabric.records import CommitRecord, FabricRun
 
@@ -67,9 +67,7 @@ class _Server:
     def _send(self, worker: int, other: int, label: tuple[str, int, int]) -> None:
         machine = self._machine(worker)
         source, target = (machine, other) if label[0] == "push" else (other, machine)
-        link = 2 * machine if label[0] == "push" else 2 * machine + 1
-        self.run.server_messages += 1
-        self.run.slow_messages += bool(rates_at(self.network.links, self.network.now)[link] < 0.3 * 1.25e9)
+        self.run.messages += label[0] == "push"
         self.network.start(source, target, float(self.scenario.update_bytes), label)
 
     def _arrived(self, arrival: Arrival) -> None:

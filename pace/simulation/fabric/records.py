@@ -51,8 +51,8 @@ class FabricRun:
         Of each sender, how many workers' updates were dropped.
     rounds_s
         Ends of iterations, for policies that have some.
-    server_messages, slow_messages
-        Transfers to and from the server, and how many of them had a slow worker's link at the other end.
+    messages, slow_messages
+        Transfers of updates, and how many of them went to a host whose way down was slow then.
     server_bytes, replica_bytes
         Received by the server, and by the replica.
     """
@@ -65,7 +65,7 @@ class FabricRun:
     dropped: dict[int, int] = field(default_factory=dict)
     rounds_s: list[float] = field(default_factory=list)
     batch_sizes: list[int] = field(default_factory=list)
-    server_messages: int = 0
+    messages: int = 0
     slow_messages: int = 0
     server_bytes: float = 0.0
     replica_bytes: float = 0.0
