@@ -8,6 +8,7 @@
     ├── InvalidCluster        parameter servers that cannot be
     ├── FormatError           a file of another tool that cannot be read as what it should be
     ├── InvalidSchedule       a schedule that breaks its own rules or its profile
+    ├── InvalidFabric         a network, batch, transfer plan or scenario that cannot be
     ├── InvalidOptions        options that do not exist or do not fit one another
     ├── ScheduleMismatch      a schedule made for another model or world
     ├── SolverFailed          the oracle gave no answer
@@ -45,6 +46,10 @@ class FormatError(PaceError, ValueError):
 
 class InvalidSchedule(PaceError, ValueError):
     """A schedule document that breaks its own rules or does not fit its profile."""
+
+
+class InvalidFabric(PaceError, ValueError):
+    """A network, batch of updates, transfer plan or scenario that cannot be; the message names the place."""
 
 
 class InvalidOptions(PaceError, ValueError):

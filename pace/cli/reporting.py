@@ -10,6 +10,7 @@ import typer
 from pace.errors import (
     FormatError,
     InvalidCluster,
+    InvalidFabric,
     InvalidOptions,
     InvalidProfile,
     InvalidSchedule,
@@ -45,6 +46,7 @@ def reported() -> Iterator[None]:
     except (
         InvalidProfile,
         InvalidCluster,
+        InvalidFabric,
         InvalidSteps,
         InvalidSchedule,
         ScheduleMismatch,
