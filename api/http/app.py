@@ -20,6 +20,7 @@ from pace.api.http.routes import (
     reports,
     schedules,
     simulations,
+    transfer_plans,
     what_ifs,
 )
 from pace.api.http.routes import tasks as task_routes
@@ -59,7 +60,17 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    for routes in (health, profiles, schedules, task_routes, what_ifs, predictions, simulations, reports):
+    for routes in (
+        health,
+        profiles,
+        schedules,
+        task_routes,
+        what_ifs,
+        predictions,
+        simulations,
+        transfer_plans,
+        reports,
+    ):
         app.include_router(routes.router)
     for kind in (PaceError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)

@@ -13,11 +13,15 @@ from pydantic import BaseModel, ValidationError
 
 from pace.client.documents import Problem, ReportRequest, ReportResource, ScheduleResource, TaskResource
 from pace.client.exchange import Exchange, HttpAnswer
+from pace.client.fabric_documents import TransferPlanRequest
 from pace.documents.base import explain
+from pace.documents.fabric.batch import UpdateBatch
+from pace.documents.fabric.network import FabricNetwork
+from pace.documents.fabric.transfer_plan import TransferOptions, TransferPlan
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.errors import InvalidOptions, InvalidProfile, InvalidSteps, ServiceUnavailable
+from pace.errors import InvalidFabric, InvalidOptions, InvalidProfile, InvalidSteps, ServiceUnavailable
 
 if TYPE_CHECKING:
     from pace.documents.prediction import PredictionOptions, ThroughputPrediction
@@ -138,6 +142,24 @@ class Client:
         if schedule.profile_sha256 != profile.sha256:
             self._nonsense("a schedule for another profile")
         return schedule
+
+    def plan_transfers(
+        self, network: FabricNetwork, batch: UpdateBatch, options: TransferOptions | None = None
+    ) -> TransferPlan:
+        """Have a batch of updates planned and return the transfer plan.
+
+        Raises
+        ------
+        InvalidFabric, InvalidOptions
+            If the service refuses them.
+        """
+        asked = TransferPlanRequest(network=network, batch=batch, options=options or TransferOptions())
+        request = asked.model_dump(mode="json")
+        answer = self._request(self._deadline(), "POST", "/v1/transfer-plans", json=request)
+        plan = self._parse(answer, TransferPlan)
+        if plan.batch_sha256 != batch.sha256:
+            self._nonsense("a transfer plan for another batch")
+        return plan
 
     def what_if(
         self,
@@ -307,6 +329,8 @@ class Client:
                 raise InvalidProfile(problem.detail)
             case "invalid-steps":
                 raise InvalidSteps(problem.detail)
+            case "invalid-fabric":
+                raise InvalidFabric(problem.detail)
             case "invalid-options":
                 raise InvalidOptions(problem.detail)
         raise ServiceUnavailable(f"{self.url} answered {problem.status} {problem.title}: {problem.detail}")
