@@ -86,6 +86,7 @@ def replicate(
     aggregators: Sequence[int] = (),
     *,
     check: Literal["commit", "batch-end"] = "commit",
+    patient: bool = False,
     size: AggregateSize = DENSE,
     buffer_bytes: float = np.inf,
 ) -> Replication | None:
@@ -105,6 +106,9 @@ def replicate(
         Before the server's transfers were booked.
     check
         Where the bound is kept: at every commit, or (as in the paper) only after the batch's last.
+    patient
+        Replicate nothing until the lead has reached half of what is allowed, then all that waits: longer
+        queues make larger sums, so fewer bytes. Otherwise whatever arrives by the server's last commit.
     buffer_bytes
         How much a worker may keep for the replica; beyond it, updates are replicated whatever the bound.
     """
@@ -130,6 +134,9 @@ def replicate(
         server = _moved(queue, server, capacities, plan, hold, needed)
     keep = max(server.last_s, needed) if not hold else needed
     num_groups = sum(1 for _, at in arrivals if at <= keep + SAME_MOMENT_S)
+    if patient:
+        waits = not hold and limit.lead([], norms.tolist()) <= limit.most / 2
+        num_groups = 0 if waits else len(arrivals)
     num_groups = _within_buffer(queue, arrivals, num_groups, buffer_bytes)
     received = [update for group, _ in arrivals[:num_groups] for update in group]
     punted = tuple(update for group, _ in arrivals[num_groups:] for update in group)

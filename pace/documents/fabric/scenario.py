@@ -54,6 +54,11 @@ class FabricScenario(Document):
         "just-in-time" plans once the server's link is booked for less than a tick, "every-tick" always.
     pull
         When a worker asks for a newer model: after its update is committed or dropped, or at once.
+    replicate_updates, replicate_patiently
+        By how many updates the server may lead a replica, null for no replica; and whether the replica
+        waits for half of that before it receives anything, so that sums are larger.
+    staleness, buffer, quorum, grace_s
+        Of the policies ssp, fedbuff and quorum.
     flows
         How many of a machine's workers use its link at once in a collective.
     """
@@ -78,6 +83,7 @@ class FabricScenario(Document):
     pull: Literal["after-commit", "at-once"] = "after-commit"
     flows: Count = 2
     replicate_updates: Annotated[int, Field(ge=0)] | None = None
+    replicate_patiently: bool = False
     staleness: Annotated[int, Field(ge=0)] = 3
     buffer: Count = 10
     quorum: Count = 20

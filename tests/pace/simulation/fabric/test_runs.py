@@ -132,6 +132,17 @@ def test_replication_costs_less_with_a_wider_bound() -> None:
     assert sent[0] >= sent[1] >= sent[2] > 0
 
 
+def test_a_patient_replica_receives_larger_sums() -> None:
+    """Waiting for half of the bound, the replica receives fewer bytes the wider the bound is."""
+    sent = []
+    for most in (8, 24, 60):
+        run = simulate_fabric(
+            scenario(replicate_updates=most, replicate_patiently=True, duration_s=20.0), "mlfabric-a"
+        )
+        sent.append(run.replica_bytes / run.num_committed)
+    assert sent[0] > sent[1] > sent[2] > 0
+
+
 def test_an_unknown_policy_is_refused() -> None:
     """The message lists those that exist."""
     with pytest.raises(InvalidOptions, match="mlfabric-a"):
