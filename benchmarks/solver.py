@@ -24,9 +24,9 @@ from rich.table import Table
 
 from pace import Gradient, Op, Options, Profile, optimize
 from pace.allreduce.baselines import ddp_buckets, mg_wfbp_groups, window_behind_barrier
-from pace.allreduce.fusion import fuse
-from pace.allreduce.problem import FusionProblem
 from pace.documents.collective_costs import AffineAllReduce
+from pace.fusion.problem import FusionProblem
+from pace.fusion.search import fuse
 from pace.models import build, with_ratio
 from pace.solver import jackson, lp
 from pace.solver.instance import Instance

@@ -4,6 +4,8 @@
 
     PaceError
     ├── InvalidProfile        a profile that cannot be what was measured
+    ├── InvalidSteps          recorded steps of parameter-server training that cannot be true
+    ├── InvalidCluster        parameter servers that cannot be
     ├── FormatError           a file of another tool that cannot be read as what it should be
     ├── InvalidSchedule       a schedule that breaks its own rules or its profile
     ├── InvalidFabric         a network, batch, transfer plan or scenario that cannot be
@@ -22,6 +24,14 @@ class PaceError(Exception):
 
 class InvalidProfile(PaceError, ValueError):
     """A profile that cannot be what was measured; the message names the op or gradient."""
+
+
+class InvalidSteps(PaceError, ValueError):
+    """A steps document that breaks its own rules; the message names the op or the step."""
+
+
+class InvalidCluster(PaceError, ValueError):
+    """A cluster document that names servers or rates that cannot be; the message names the field."""
 
 
 class FormatError(PaceError, ValueError):

@@ -15,6 +15,7 @@ from pace.api.http.middleware import Envelope, error_response
 from pace.api.http.openapi import describe
 from pace.api.http.routes import (
     health,
+    predictions,
     profiles,
     reports,
     schedules,
@@ -59,7 +60,17 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    for routes in (health, profiles, schedules, task_routes, what_ifs, simulations, transfer_plans, reports):
+    for routes in (
+        health,
+        profiles,
+        schedules,
+        task_routes,
+        what_ifs,
+        predictions,
+        simulations,
+        transfer_plans,
+        reports,
+    ):
         app.include_router(routes.router)
     for kind in (PaceError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)

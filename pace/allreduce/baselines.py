@@ -5,7 +5,7 @@ Only groupings live here; systems that also reorder or partition are simulated e
 
 import numpy as np
 
-from pace.allreduce.problem import FusionProblem, Partition
+from pace.fusion.problem import FusionProblem, Partition
 from pace.solver.cost import CostCurve
 
 DDP_FIRST_BUCKET_BYTES = 1 << 20

@@ -5,9 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pace.allreduce.bounds import Bounds
-from pace.allreduce.fusion import FusionResult, fuse
-from pace.allreduce.problem import FusionProblem, oracle_instance
 from pace.allreduce.realize import RealizedPlan, explained, fastest_plan
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.documents.options import Options
@@ -22,6 +19,9 @@ from pace.documents.schedule import (
     SolverRecord,
 )
 from pace.errors import InvalidOptions
+from pace.fusion.bounds import Bounds
+from pace.fusion.problem import FusionProblem, oracle_instance
+from pace.fusion.search import FusionResult, fuse
 from pace.solver import certificate, jackson
 from pace.solver.arrays import FloatArray
 from pace.solver.cost import CostCurve

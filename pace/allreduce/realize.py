@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pace.allreduce.fusion import FusionResult
-from pace.allreduce.problem import FusionProblem, Partition, oracle_instance
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions, SolverFailed
+from pace.fusion.problem import FusionProblem, Partition, oracle_instance
+from pace.fusion.search import FusionResult
 from pace.solver import jackson
 from pace.solver.arrays import IntArray
 from pace.solver.cost import CostCurve

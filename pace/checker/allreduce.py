@@ -13,11 +13,13 @@ from pace.documents.collective_costs import (
     TreeAllReduce,
     TwoLevelAllReduce,
 )
+from pace.documents.push_pull import PushPull
 
 
 def allreduce_s(document: AllReduce, workers: int, size_bytes: int) -> float:
     """Duration of one all-reduce, from the formulas of DESIGN 3 written out once more."""
-    if size_bytes == 0 or workers == 1:
+    alone = workers == 1 and not (isinstance(document, PushPull) and not document.colocated)
+    if size_bytes == 0 or alone:
         return 0.0
     match document:
         case AffineAllReduce():
@@ -26,6 +28,8 @@ def allreduce_s(document: AllReduce, workers: int, size_bytes: int) -> float:
             return _sampled_s(document, size_bytes)
         case RingAllReduce():
             return _ring_s(document, workers, size_bytes)
+        case PushPull():
+            return push_pull_s(document, workers, size_bytes)
         case HalvingDoublingAllReduce():
             power = 2 ** int(math.log2(workers) + 1e-12)
             extra = power != workers
@@ -42,6 +46,18 @@ def allreduce_s(document: AllReduce, workers: int, size_bytes: int) -> float:
     reduce = volume / 2 / document.reduce_bytes_per_s if document.reduce_bytes_per_s else 0.0
     per_byte = volume / document.bandwidth_bytes_per_s + reduce
     return float(rounds * document.latency_s + size_bytes * per_byte)
+
+
+def push_pull_s(document: PushPull, workers: int, size_bytes: float) -> float:
+    """Link time of one push by all workers, or of the pull behind it; of both where they share links."""
+    rate, servers = document.worker_bytes_per_s, document.servers
+    if document.colocated:
+        # The busiest link is a server's: its own worker's pushes to the others, and what it serves to the
+        # others.
+        pushed, served = size_bytes * (1 - 1 / servers), size_bytes / servers * (workers - 1)
+        return document.partition_s + (pushed + served) / rate
+    at_server = size_bytes * workers / servers / (document.server_bytes_per_s or rate)
+    return document.partition_s + max(size_bytes / rate, at_server)
 
 
 def _ring_s(network: RingAllReduce | NetworkLevel, workers: int, size_bytes: int) -> float:

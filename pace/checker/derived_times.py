@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import networkx
 
 from pace.documents.profile import Profile
+from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
 
 TOLERANCE = 1e-9
@@ -20,7 +21,7 @@ class DerivedTimes:
     slack_s: float
 
 
-def derive(profile: Profile, schedule: Schedule) -> DerivedTimes:
+def derive(profile: Profile, schedule: Schedule | PushPullSchedule) -> DerivedTimes:
     """Return the times that a schedule for its target is judged by."""
     graph: networkx.DiGraph[str] = networkx.DiGraph()
     last: dict[str, str] = {}
@@ -43,7 +44,7 @@ def derive(profile: Profile, schedule: Schedule) -> DerivedTimes:
     for op in profile.ops:
         for name in op.waits_for:
             tail[name] = max(tail[name], after[op.name])
-    if schedule.target != "pace":
+    if isinstance(schedule, Schedule) and schedule.target != "pace":
         # DDP and Horovod end an iteration at a barrier: the whole forward pass waits for every gradient.
         tail = dict.fromkeys(tail, max(tail.values(), default=0.0))
     compute = max(end.values(), default=0.0)

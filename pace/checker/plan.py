@@ -1,15 +1,16 @@
 """What is sent: whether groups and segments are the profile's, complete, and possible on one network."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from pace.checker.allreduce import allreduce_s
 from pace.checker.derived_times import DerivedTimes, same
 from pace.documents.profile import Profile
-from pace.documents.schedule import Schedule
+from pace.documents.push_pull_schedule import ExchangeGroup, PushPullSchedule
+from pace.documents.schedule import Group, Schedule
 
 
-def check_identity(profile: Profile, schedule: Schedule) -> Iterator[str]:
+def check_identity(profile: Profile, schedule: Schedule | PushPullSchedule) -> Iterator[str]:
     """Yield what shows that the schedule was made for another profile."""
     if schedule.profile_sha256 != profile.sha256:
         yield f"profile_sha256 is {schedule.profile_sha256}, the profile's is {profile.sha256}"
@@ -17,11 +18,14 @@ def check_identity(profile: Profile, schedule: Schedule) -> Iterator[str]:
         yield f"fingerprint is {schedule.fingerprint}, the profile's is {profile.fingerprint}"
 
 
-def check_groups(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
+def check_groups(
+    profile: Profile, schedule: Schedule | PushPullSchedule, times: DerivedTimes
+) -> Iterator[str]:
     """Yield what is wrong with the groups: every gradient in one, times and sizes as derived."""
     gradients = {gradient.name: gradient for gradient in profile.gradients}
     placed: set[str] = set()
-    for number, group in enumerate(schedule.groups):
+    groups: Sequence[Group | ExchangeGroup] = schedule.groups
+    for number, group in enumerate(groups):
         unknown = [name for name in group.gradients if name not in gradients]
         for name in unknown:
             yield f'group {number}: "{name}" is no gradient of the profile'
@@ -38,11 +42,13 @@ def check_groups(profile: Profile, schedule: Schedule, times: DerivedTimes) -> I
         size = sum(gradient.size_bytes for gradient in members)
         if size != group.size_bytes:
             yield f"group {number}: size_bytes is {group.size_bytes}, its gradients have {size}"
-        expected = (
+        expected = [
             ("ready_s", group.ready_s, max(times.ready[name] for name in group.gradients)),
             ("tail_s", group.tail_s, max(times.tail[name] for name in group.gradients)),
-            ("allreduce_s", group.allreduce_s, allreduce_s(profile.allreduce, profile.workers, size)),
-        )
+        ]
+        if isinstance(group, Group):
+            duration = allreduce_s(profile.allreduce, profile.workers, size)
+            expected.append(("allreduce_s", group.allreduce_s, duration))
         for field, stated, derived in expected:
             if not same(stated, derived, times):
                 yield f"group {number}: {field} is {stated!r}, derived {derived!r}"

@@ -9,7 +9,7 @@ import typer
 from pace.cli.console import JsonOption, ProfileArgument
 from pace.cli.reporting import WRONG, reported
 from pace.documents.profile import load_profile
-from pace.documents.schedule import load_schedule
+from pace.documents.push_pull_schedule import load_any_schedule
 from pace.errors import InvalidSchedule
 
 
@@ -24,7 +24,7 @@ def check(
     with reported():
         loaded = load_profile(profile)
         try:
-            violations = judge(loaded, load_schedule(schedule))
+            violations = judge(loaded, load_any_schedule(schedule))
         except InvalidSchedule as error:
             violations = str(error).splitlines()
     if as_json:

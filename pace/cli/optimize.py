@@ -10,11 +10,23 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from pace.cli.console import JsonOption, ProfileArgument, make_console, make_table
+from pace.cli.console import (
+    ClusterOption,
+    ColocatedOption,
+    Exchange,
+    JsonOption,
+    ProfileArgument,
+    ServersOption,
+    make_console,
+    make_table,
+)
+from pace.cli.push_pull import cluster_of, describe_exchange
 from pace.cli.reporting import reported
 from pace.documents.base import explain
+from pace.documents.cluster import Cluster
 from pace.documents.options import Options, Risk
 from pace.documents.profile import Profile, load_profile
+from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Fusion, Oracle, Schedule, Target
 from pace.errors import InvalidOptions
 
@@ -34,6 +46,15 @@ def optimize(
     scenarios: Annotated[int, typer.Option(help="Compare plans over this many jittered windows.")] = 0,
     jitter: Annotated[float, typer.Option(help="Relative spread of ops that have no measured one.")] = 0.0,
     risk: Annotated[Risk, typer.Option(help="What counts over the scenarios.")] = "mean",
+    exchange: Annotated[
+        Exchange, typer.Option(help="All-reduce, or push to parameter servers and pull.")
+    ] = "allreduce",
+    servers: ServersOption = None,
+    colocated: ColocatedOption = False,
+    cluster: ClusterOption = None,
+    partition_bytes: Annotated[
+        int | None, typer.Option(help="Size of parts for parameter servers; searched for by default.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the schedule here.")] = None,
     as_json: JsonOption = False,
     timeline: Annotated[
@@ -47,6 +68,31 @@ def optimize(
 
     with reported():
         loaded = load_profile(profile)
+        if exchange == "ps":
+            allreduce_only = (oracle != "jackson", target != "pace", slot_s, max_segment_bytes, scenarios)
+            if any(allreduce_only) or timeline or plot or write_lp:
+                raise InvalidOptions(
+                    "--exchange ps takes --fusion, --max-group-bytes, --servers, --colocated, --cluster, "
+                    "--partition-bytes, --output and --json"
+                )
+            made = _exchange(
+                loaded,
+                cluster_of(loaded, cluster, servers, colocated=colocated),
+                fusion=fusion,
+                max_group_bytes=max_group_bytes,
+                partition_bytes=partition_bytes,
+            )
+            if output is not None:
+                output.write_bytes(made.to_json())
+            if as_json:
+                sys.stdout.buffer.write(made.to_json())
+            else:
+                describe_exchange(loaded, made, make_console())
+            return
+        if servers is not None or cluster is not None or colocated or partition_bytes is not None:
+            raise InvalidOptions(
+                "--servers, --colocated, --cluster and --partition-bytes belong to --exchange ps"
+            )
         options = _options(
             oracle=oracle,
             fusion=fusion,
@@ -79,6 +125,16 @@ def optimize(
             describe(loaded, schedule, make_console())
             if target != "pace":
                 _describe_framework(schedule, solve(loaded), make_console())
+
+
+def _exchange(profile: Profile, cluster: Cluster, **given: Any) -> PushPullSchedule:
+    from pace.parameter_server.optimize import ExchangeOptions, optimize_exchange
+
+    try:
+        options = ExchangeOptions(**given)
+    except ValidationError as error:
+        raise InvalidOptions(explain(error)) from None
+    return optimize_exchange(profile, cluster, options)
 
 
 def _options(**given: Any) -> Options:

@@ -5,7 +5,17 @@ from typing import Annotated, Any
 
 import typer
 
-from pace.cli.console import JsonOption, ProfileArgument, make_console, make_table
+from pace.cli.console import (
+    ClusterOption,
+    ColocatedOption,
+    Exchange,
+    JsonOption,
+    ProfileArgument,
+    ServersOption,
+    make_console,
+    make_table,
+)
+from pace.cli.push_pull import cluster_of
 from pace.cli.reporting import reported
 from pace.documents.profile import load_profile
 from pace.errors import InvalidOptions
@@ -24,6 +34,18 @@ def simulate(
         str | None, typer.Option(help="Search for the best knobs: bayesian, grid, random or momentum.")
     ] = None,
     trials: Annotated[int, typer.Option(help="Settings that each search tries.")] = 40,
+    exchange: Annotated[
+        Exchange, typer.Option(help="All-reduce, or push to parameter servers and pull.")
+    ] = "allreduce",
+    servers: ServersOption = None,
+    colocated: ColocatedOption = False,
+    cluster: ClusterOption = None,
+    asynchronous: Annotated[
+        bool, typer.Option("--async", help="Servers answer every push at once; with --exchange ps.")
+    ] = False,
+    staleness: Annotated[
+        int | None, typer.Option(help="Windows that a worker may be ahead; with --exchange ps.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a profile under the policies of the field."""
@@ -33,6 +55,28 @@ def simulate(
 
     with reported():
         loaded = load_profile(profile)
+        if exchange == "ps":
+            from pace.cli.simulate_exchange import report_exchange
+
+            report_exchange(
+                loaded,
+                cluster_of(loaded, cluster, servers, colocated=colocated),
+                policy,
+                knob or [],
+                iterations=iterations,
+                jitter=jitter,
+                seed=seed,
+                asynchronous=asynchronous,
+                staleness=staleness,
+                tune=tune,
+                trials=trials,
+                as_json=as_json,
+            )
+            return
+        if servers is not None or cluster is not None or colocated or asynchronous or staleness is not None:
+            raise InvalidOptions(
+                "--servers, --colocated, --cluster, --async and --staleness belong to --exchange ps"
+            )
         knobs = _knobs(knob or [], policy or list(POLICIES))
         if tune is not None:
             from pace.cli.tune import report

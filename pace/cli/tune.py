@@ -33,14 +33,15 @@ def report(
             way: tune(profile, name, search=way, num_trials=num_trials, seed=seed, fixed=fixed)
             for way in SEARCHES
         }
-        results.append(_result(found, search))
+        results.append(result_of(found, search))
     if as_json:
         typer.echo(json.dumps({"profile": profile.name, "search": search, "policies": results}))
     else:
-        _show(profile, results)
+        show_tuned(profile, results)
 
 
-def _result(found: dict[Search, Tuned], search: str) -> dict[str, Any]:
+def result_of(found: dict[Search, Tuned], search: str) -> dict[str, Any]:
+    """Return what one policy gains, and what every way to search for it costs."""
     tuned = next(each for way, each in found.items() if way == search)
     least = min(each.best.iteration_s for each in found.values())
     return {
@@ -58,7 +59,8 @@ def _result(found: dict[Search, Tuned], search: str) -> dict[str, Any]:
     }
 
 
-def _show(profile: Profile, results: list[dict[str, Any]]) -> None:
+def show_tuned(profile: Profile, results: list[dict[str, Any]]) -> None:
+    """Print the results of several policies."""
     console = make_console(width=160)
     console.print(
         f"{profile.name}: iteration ms, and settings tried until within 1 % of the best of all searches",

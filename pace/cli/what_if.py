@@ -9,12 +9,21 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pace.cli.console import ApiKeyOption, JsonOption, ProfileArgument, make_console, make_table
+from pace.cli.console import (
+    ApiKeyOption,
+    ColocatedOption,
+    JsonOption,
+    ProfileArgument,
+    make_console,
+    make_table,
+)
 from pace.cli.reporting import reported
+from pace.cli.what_if_servers import report_servers
 from pace.documents.profile import Profile, load_profile
 from pace.errors import InvalidOptions
 from pace.whatif import Grid, WhatIf, estimate_s
 from pace.whatif.scenario import TwoLevel
+from pace.whatif.servers import ServerGrid
 
 LONG_S = 3600.0
 MOST_VALUES = 100_000
@@ -50,6 +59,14 @@ def what_if(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask before a grid of over an hour.")
     ] = False,
+    servers: Annotated[
+        str | None, typer.Option(help="Parameter servers instead of all-reduce: 1,2,4,8.")
+    ] = None,
+    colocated: ColocatedOption = False,
+    consistency: Annotated[
+        str | None, typer.Option(help="With --servers: sync,async or windows of lead, 0,3.")
+    ] = None,
+    jitter: Annotated[float, typer.Option(help="With --servers: relative spread of op durations.")] = 0.0,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the cells as CSV to stdout.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the charts: PNG, SVG or PDF.")] = None,
@@ -59,6 +76,32 @@ def what_if(
     with reported():
         if as_json and as_csv:
             raise InvalidOptions("--json and --csv both want stdout: give one")
+        if servers is not None:
+            others = (algorithm, latency_s, compute_speedup, batch, compression, baseline, target_efficiency)
+            if any(other is not None for other in (*others, workers_per_node, service, plot, html)):
+                raise InvalidOptions(
+                    "--servers goes with --bandwidth-gbps, --workers, --colocated, --consistency, --jitter, "
+                    "--policy, --json and --csv"
+                )
+            named: dict[str, Any] = {"policies": tuple(policy)} if policy else {}
+            if consistency is not None:
+                named["consistency"] = tuple(consistency.replace(" ", "").split(","))
+            report_servers(
+                load_profile(profile),
+                ServerGrid(
+                    servers=_whole("--servers", servers),
+                    colocated=colocated,
+                    bandwidth_gbps=_numbers("--bandwidth-gbps", bandwidth_gbps),
+                    workers=_whole("--workers", workers),
+                    jitter=jitter,
+                    **named,
+                ),
+                as_json=as_json,
+                as_csv=as_csv,
+            )
+            return
+        if colocated or consistency is not None or jitter:
+            raise InvalidOptions("--colocated, --consistency and --jitter belong to --servers")
         two_level = None
         if workers_per_node is not None or intra_gbps is not None:
             if workers_per_node is None or intra_gbps is None:

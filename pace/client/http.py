@@ -21,9 +21,11 @@ from pace.documents.fabric.transfer_plan import TransferOptions, TransferPlan
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.errors import InvalidFabric, InvalidOptions, InvalidProfile, ServiceUnavailable
+from pace.errors import InvalidFabric, InvalidOptions, InvalidProfile, InvalidSteps, ServiceUnavailable
 
 if TYPE_CHECKING:
+    from pace.documents.prediction import Prediction, PredictionOptions
+    from pace.documents.steps import StepsDocument
     from pace.whatif import Grid, WhatIf
 
 _RETRIED_STATUSES = (429, 502, 503, 504)
@@ -196,6 +198,43 @@ class Client:
             self._nonsense("the answer to another question")
         return document.what_if(profile, grid)
 
+    def predict(
+        self,
+        steps: "StepsDocument",
+        options: "PredictionOptions | None" = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> "Prediction":
+        """Have throughput predicted and return what ``pace.throughput.predict`` itself would.
+
+        Parameters
+        ----------
+        progress
+            Called with the number of points done since the last call.
+
+        Raises
+        ------
+        InvalidSteps, InvalidOptions
+            If the service refuses them.
+        """
+        from pace.client.prediction_documents import PredictionRequest, PredictionResource
+        from pace.documents.prediction import PredictionOptions
+
+        deadline = self._deadline()
+        request = PredictionRequest(steps=steps, options=options or PredictionOptions())
+        answer = self._request(
+            deadline,
+            "POST",
+            "/v1/predictions",
+            json=request.model_dump(mode="json"),
+            headers={"Prefer": "respond-async"},
+        )
+        if answer.status == 202:
+            answer = self._follow(self._parse(answer, TaskResource), deadline, progress)
+        prediction = self._parse(answer, PredictionResource).prediction
+        if prediction.steps_sha256 != steps.sha256 or prediction.options != request.options:
+            self._nonsense("the answer to another question")
+        return prediction
+
     def send_report(
         self,
         schedule: Schedule,
@@ -288,6 +327,8 @@ class Client:
         match problem.type.rpartition(":")[2]:
             case "invalid-profile":
                 raise InvalidProfile(problem.detail)
+            case "invalid-steps":
+                raise InvalidSteps(problem.detail)
             case "invalid-fabric":
                 raise InvalidFabric(problem.detail)
             case "invalid-options":

@@ -4,50 +4,18 @@ Each document gives the curve g (``pace.solver.cost``) for a number of workers; 
 ``pace.collectives``, and so are their symbols.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from pace import collectives
 from pace.collectives import ring_factors
-from pace.documents.base import Document
+from pace.documents.cost_document import AtLeastOne, CostDocument, NetworkChange, NonNegative, Positive
+from pace.documents.push_pull import PushPull
 from pace.solver.cost import CostCurve
 
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkChange:
-    """What is to change of a network; None keeps what there is.
-
-    Attributes
-    ----------
-    measured_workers
-        How many workers a measured cost was measured with.
-    latency_s
-        Of one message.
-    """
-
-    measured_workers: int
-    workers: int | None = None
-    bandwidth_bytes_per_s: float | None = None
-    latency_s: float | None = None
-
-
-def _kind_is_required(schema: dict[str, Any]) -> None:
-    # In Python the class says which kind it is; a document has only the field.
-    if "kind" in schema["properties"]:
-        schema["required"] = ["kind", *schema.get("required", [])]
-
-
-class _CostDocument(Document):
-    model_config = ConfigDict(json_schema_extra=_kind_is_required)
-
-
-class AffineAllReduce(_CostDocument):
+class AffineAllReduce(CostDocument):
     """g(x) = latency_s + x * seconds_per_byte, as measured at the profile's number of workers."""
 
     kind: Literal["affine"] = "affine"
@@ -75,7 +43,7 @@ class AffineAllReduce(_CostDocument):
         return RingAllReduce(bandwidth_bytes_per_s=bandwidth, latency_s=latency)
 
 
-class SampledAllReduce(_CostDocument):
+class SampledAllReduce(CostDocument):
     """g through measured (bytes, seconds) pairs, in any order, noise and repeats allowed.
 
     Repeats are averaged and decreases smoothed by isotonic regression (weighted by repeats), so
@@ -116,7 +84,7 @@ class SampledAllReduce(_CostDocument):
         return self.model_copy(update={"samples": changed})
 
 
-class _Network(_CostDocument):
+class _Network(CostDocument):
     bandwidth_bytes_per_s: Positive
     latency_s: NonNegative
     reduce_bytes_per_s: Positive | None = None
@@ -165,7 +133,7 @@ class NetworkLevel(_Network):
     """One level of a two-level network."""
 
 
-class TwoLevelAllReduce(_CostDocument):
+class TwoLevelAllReduce(CostDocument):
     """Reduce-scatter inside each node, ring between nodes, all-gather inside each node.
 
     g(x) = ring over workers_per_node at `intra` + ring over the nodes at `inter`: the shards of one
@@ -192,6 +160,7 @@ AllReduce = Annotated[
     | RingAllReduce
     | HalvingDoublingAllReduce
     | TreeAllReduce
-    | TwoLevelAllReduce,
+    | TwoLevelAllReduce
+    | PushPull,
     Field(discriminator="kind"),
 ]

@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from pace.documents.base import Document, explain
-from pace.documents.profile import ELEMENT_BYTES, DType, Name, Seconds
+from pace.documents.coverage import refuse_gaps
+from pace.documents.profile import DType, Name, Seconds
 from pace.errors import InvalidSchedule
 
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
@@ -170,34 +171,7 @@ class Schedule(Document):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        names: set[str] = set()
-        for number, group in enumerate(self.groups):
-            if group.size_bytes % ELEMENT_BYTES[group.dtype]:
-                raise ValueError(f"group {number}: {group.size_bytes} bytes cut an element of {group.dtype}")
-            for name in group.gradients:
-                if name in names:
-                    raise ValueError(f'gradient "{name}" is in two places')
-                names.add(name)
-        ranges: list[list[tuple[int, int]]] = [[] for _ in self.groups]
-        for number, segment in enumerate(self.segments):
-            if segment.group >= len(self.groups):
-                raise ValueError(f"segment {number} belongs to group {segment.group}, which is no group")
-            element = ELEMENT_BYTES[self.groups[segment.group].dtype]
-            if segment.offset_bytes % element or segment.size_bytes % element:
-                raise ValueError(f"segment {number} of group {segment.group} cuts an element")
-            ranges[segment.group].append((segment.offset_bytes, segment.size_bytes))
-        for number, (group, parts) in enumerate(zip(self.groups, ranges, strict=True)):
-            covered = 0
-            for offset, size in sorted(parts):
-                if offset != covered:
-                    raise ValueError(
-                        f"group {number}: segments cover byte {min(offset, covered)} twice or not at all"
-                    )
-                covered += size
-            if covered != group.size_bytes:
-                raise ValueError(
-                    f"group {number}: segments cover {covered} bytes of a buffer of {group.size_bytes}"
-                )
+        refuse_gaps(self.groups, self.segments)
         return self
 
     def to_json(self) -> bytes:

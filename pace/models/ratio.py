@@ -11,6 +11,7 @@ from pace.documents.collective_costs import (
     TwoLevelAllReduce,
 )
 from pace.documents.profile import Profile
+from pace.documents.push_pull import PushPull
 from pace.errors import InvalidProfile
 
 _Network = RingAllReduce | TreeAllReduce | HalvingDoublingAllReduce | NetworkLevel
@@ -71,6 +72,12 @@ def _scaled(allreduce: AllReduce, factor: float) -> AllReduce:
         intra = allreduce.intra.model_copy(update=_slower(allreduce.intra, factor))
         inter = allreduce.inter.model_copy(update=_slower(allreduce.inter, factor))
         return allreduce.model_copy(update={"intra": intra, "inter": inter})
+    if isinstance(allreduce, PushPull):
+        rate, at_servers = allreduce.worker_bytes_per_s, allreduce.server_bytes_per_s
+        scaled = None if at_servers is None else at_servers / factor
+        return allreduce.model_copy(
+            update={"worker_bytes_per_s": rate / factor, "server_bytes_per_s": scaled}
+        )
     return allreduce.model_copy(update=_slower(allreduce, factor))
 
 

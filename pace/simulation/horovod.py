@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pace.allreduce.problem import FusionProblem
 from pace.documents.profile import Profile
+from pace.fusion.problem import FusionProblem
 from pace.simulation.grouped import carriers
 from pace.simulation.knobs import Bytes, Seconds, knobs
 from pace.simulation.traffic import Rules, Traffic

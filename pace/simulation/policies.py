@@ -8,10 +8,10 @@ import numpy as np
 from pydantic import ValidationError
 
 from pace.allreduce.baselines import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES, ddp_buckets, mg_wfbp_groups
-from pace.allreduce.problem import FusionProblem, Partition
 from pace.documents.base import explain
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
+from pace.fusion.problem import FusionProblem, Partition
 from pace.simulation.grouped import GroupedSender, carriers, cut_evenly, over_groups
 from pace.simulation.horovod import Horovod
 from pace.simulation.knobs import Bytes, SomeBytes, knobs

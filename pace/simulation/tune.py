@@ -35,6 +35,8 @@ RANGES: dict[str, tuple[float, float]] = {
 EXPLORATION = 0.1
 RANDOM_POINTS = 5
 MOMENTUM = 0.9
+# Around a start, in the unit cube: about a factor of two either way, for all knobs together.
+NEIGHBORHOOD = (0.0, 0.1, -0.1)
 CLOSE = 1.01
 
 
@@ -113,30 +115,63 @@ def tune(
     names = tuple(knob for knob in tunable(policy) if knob not in fixed)
     if not names:
         raise InvalidOptions(f'policy "{policy}" has no knob to tune: {", ".join(RANGES)} can be tuned')
-    trials: list[TriedKnobs] = []
-
-    def try_out(place: FloatArray) -> float:
-        """Simulate the setting at `place` in the unit cube."""
-        settings = {
-            name: _value(name, float(at)) for name, at in zip(names, np.clip(place, 0, 1), strict=True)
-        }
-        window = simulate(profile, make_policy(policy, **fixed, **settings)).iteration_s
-        trials.append(TriedKnobs(knobs=settings, iteration_s=window))
-        return window
-
-    searches: dict[str, Callable[..., None]] = {
-        "bayesian": _bayesian,
-        "grid": _grid,
-        "random": _random,
-        "momentum": _momentum,
-    }
-    searches[search](try_out, names, num_trials, np.random.default_rng(seed))
+    trials = search_settings(
+        names,
+        lambda settings: simulate(profile, make_policy(policy, **fixed, **settings)).iteration_s,
+        search=search,
+        num_trials=num_trials,
+        seed=seed,
+    )
     plain = make_policy(policy, **fixed)
     default = TriedKnobs(
         knobs={name: getattr(plain, name) for name in names}, iteration_s=simulate(profile, plain).iteration_s
     )
     best = min((default, *trials), key=lambda trial: trial.iteration_s)
-    return Tuned(policy=policy, search=search, best=best, default=default, trials=tuple(trials))
+    return Tuned(policy=policy, search=search, best=best, default=default, trials=trials)
+
+
+def search_settings(
+    names: tuple[str, ...],
+    price: Callable[[dict[str, int | float]], float],
+    *,
+    search: Search,
+    num_trials: int,
+    seed: int,
+    start: dict[str, float] | None = None,
+) -> tuple[TriedKnobs, ...]:
+    """Try `num_trials` settings of the knobs `names`, all of them in ``RANGES``, and return them in order.
+
+    Parameters
+    ----------
+    price
+        Returns the iteration time of a setting, in seconds.
+    start
+        A setting near which the best is expected: Bayesian optimization tries it first, then its
+        neighborhood.
+    """
+    trials: list[TriedKnobs] = []
+
+    def try_out(place: FloatArray) -> float:
+        """Price the setting at `place` in the unit cube."""
+        settings = {
+            name: _value(name, float(at)) for name, at in zip(names, np.clip(place, 0, 1), strict=True)
+        }
+        window = price(settings)
+        trials.append(TriedKnobs(knobs=settings, iteration_s=window))
+        return window
+
+    if search == "bayesian":
+        first = None if start is None else np.array([_place(name, start[name]) for name in names])
+        _bayesian(try_out, names, num_trials, np.random.default_rng(seed), first)
+        return tuple(trials)
+    searches: dict[str, Callable[..., None]] = {"grid": _grid, "random": _random, "momentum": _momentum}
+    searches[search](try_out, names, num_trials, np.random.default_rng(seed))
+    return tuple(trials)
+
+
+def _place(name: str, value: float) -> float:
+    least, most = RANGES[name]
+    return float(np.clip(np.log(max(value, least) / least) / np.log(most / least), 0, 1))
 
 
 def _value(name: str, at: float) -> int | float:
@@ -150,6 +185,7 @@ def _bayesian(
     names: tuple[str, ...],
     num_trials: int,
     random: np.random.Generator,
+    first: FloatArray | None = None,
 ) -> None:
     from bayes_opt import BayesianOptimization
     from bayes_opt.acquisition import ExpectedImprovement
@@ -164,7 +200,10 @@ def _bayesian(
     )
     scale = None
     for number in range(num_trials):
-        if number < RANDOM_POINTS:
+        if first is not None and number < len(NEIGHBORHOOD):
+            shifted = np.clip(first + NEIGHBORHOOD[number], 0, 1)
+            place = dict(zip(names, shifted.tolist(), strict=True))
+        elif first is None and number < RANDOM_POINTS:
             place = dict(zip(names, random.random(len(names)).tolist(), strict=True))
         else:
             with warnings.catch_warnings():

@@ -8,14 +8,15 @@ from pace.documents.collective_costs import (
     AffineAllReduce,
     AllReduce,
     HalvingDoublingAllReduce,
-    NetworkChange,
     NetworkLevel,
     RingAllReduce,
     SampledAllReduce,
     TreeAllReduce,
     TwoLevelAllReduce,
 )
+from pace.documents.cost_document import NetworkChange
 from pace.documents.profile import ELEMENT_BYTES, Profile
+from pace.documents.push_pull import PushPull
 from pace.errors import InvalidOptions
 
 Algorithm = Literal["ring", "tree", "halving-doubling", "two-level"]
@@ -178,6 +179,11 @@ def _level_of(
     if isinstance(allreduce, AffineAllReduce):
         change = NetworkChange(measured_workers=workers, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s)
         allreduce = allreduce.with_changes(change)
+    if isinstance(allreduce, PushPull):
+        return NetworkLevel(
+            bandwidth_bytes_per_s=allreduce.worker_bytes_per_s if bandwidth is None else bandwidth,
+            latency_s=allreduce.round_trip_s / 2 if latency_s is None else latency_s,
+        )
     network = allreduce.inter if isinstance(allreduce, TwoLevelAllReduce) else allreduce
     return NetworkLevel(
         bandwidth_bytes_per_s=network.bandwidth_bytes_per_s if bandwidth is None else bandwidth,

@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace import Gradient, Options, Profile, Schedule, load_profile, optimize
-from pace.allreduce.fusion import fuse
-from pace.allreduce.problem import FusionProblem
 from pace.checker import check
 from pace.documents.collective_costs import (
     AffineAllReduce,
@@ -22,6 +20,8 @@ from pace.documents.collective_costs import (
     TreeAllReduce,
 )
 from pace.documents.profile import ELEMENT_BYTES
+from pace.fusion.problem import FusionProblem
+from pace.fusion.search import fuse
 from pace.solver import jackson
 from tests.strategies import affine, eighths, layered_profiles, options, profiles, properties
 

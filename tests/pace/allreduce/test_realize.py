@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 
 from pace import Profile
-from pace.allreduce.fusion import fuse
 from pace.allreduce.optimize import plan_for
-from pace.allreduce.problem import FusionProblem
 from pace.allreduce.realize import SLOWER_NETWORK, TIE, fastest_plan, window_when_slower
 from pace.documents.options import Options
+from pace.fusion.problem import FusionProblem
+from pace.fusion.search import fuse
 from pace.solver.cost import CostCurve
 from pace.solver.sending import cut_while_sending, send_in_order
 from tests.strategies import profiles, properties

@@ -13,12 +13,12 @@ from pace.documents.collective_costs import (
     AffineAllReduce,
     AllReduce,
     HalvingDoublingAllReduce,
-    NetworkChange,
     RingAllReduce,
     SampledAllReduce,
     TreeAllReduce,
     TwoLevelAllReduce,
 )
+from pace.documents.cost_document import NetworkChange
 from tests.strategies import allreduces, properties
 
 # 1000 bytes/s, 0.5 s a message, 250 bytes/s to reduce: 800 bytes take 0.8 s to send and 3.2 s to reduce.

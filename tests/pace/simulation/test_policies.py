@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace import Gradient, InvalidOptions, Op, Options, Profile, optimize, parse_schedule
-from pace.allreduce.problem import FusionProblem
 from pace.documents.collective_costs import AffineAllReduce, AllReduce
+from pace.fusion.problem import FusionProblem
 from pace.models import build
 from pace.simulation import POLICIES, knobs_of, make_policy, simulate
 from pace.simulation.grouped import GroupedSender

@@ -1,0 +1,260 @@
+"""What a schedule of pushes and pulls says of links: rates, times and proofs, derived anew from the cluster.
+
+Times are not simulated a second time. Between two stated moments it is known which messages are under way,
+hence how fast each goes: added up, every message must have got its bytes exactly when it is said to end.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pace.checker.derived_times import DerivedTimes, same
+from pace.documents.profile import Profile
+from pace.documents.push_pull_schedule import LinkCertificate, PushPullSchedule
+
+# Stated times are rounded, and every message's bytes are a sum over many moments.
+ROUNDINGS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRates:
+    """The cluster's links, from DESIGN's formulas written out once more.
+
+    Attributes
+    ----------
+    per_byte_s
+        e: for a byte up, and again for a byte down; on shared links for both together.
+    worker, connection
+        Bytes per second of a worker's link and of one connection.
+    overhead
+        Bytes by which every message counts more than it has.
+    """
+
+    per_byte_s: float
+    worker: float
+    connection: float
+    overhead: float
+    latency_s: float
+    shared: bool
+
+
+def rates_of(profile: Profile, schedule: PushPullSchedule) -> LinkRates | None:
+    """Return the rates, or None where the servers do not fit the workers."""
+    exchange = schedule.cluster.exchange
+    workers, servers, rate = profile.workers, exchange.servers, exchange.worker_bytes_per_s
+    if exchange.colocated:
+        if servers > workers or workers == 1:
+            return None
+        per_byte = ((servers - 1) + (workers - 1)) / servers / rate
+        worker = 2 / per_byte
+        connection = min(worker, rate / (workers - 1))
+    else:
+        at_server = exchange.server_bytes_per_s or rate
+        per_byte = max(1 / rate, workers / servers / at_server)
+        worker, connection = rate, min(rate, at_server / workers)
+    return LinkRates(
+        per_byte_s=per_byte,
+        worker=worker,
+        connection=connection,
+        overhead=exchange.partition_s / per_byte,
+        latency_s=exchange.round_trip_s,
+        shared=exchange.colocated,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireBytes:
+    """Bytes that travel of every segment, overhead included, and of every gradient without it."""
+
+    pushed: list[float]
+    pulled: list[float]
+    gradient_pushed: dict[str, float]
+    gradient_pulled: dict[str, float]
+
+
+def wire_bytes(profile: Profile, schedule: PushPullSchedule, rates: LinkRates) -> WireBytes:
+    """Apply the cluster's ratios to gradients, and each group's share to its segments."""
+    up = {gradient.name: float(gradient.size_bytes) for gradient in profile.gradients}
+    down = dict(up)
+    for ratio in schedule.cluster.ratios:
+        up[ratio.gradient] = up.get(ratio.gradient, 0.0) * ratio.push
+        down[ratio.gradient] = down.get(ratio.gradient, 0.0) * ratio.pull
+    pushed, pulled = [], []
+    for segment in schedule.segments:
+        group = schedule.groups[segment.group]
+        share = segment.size_bytes / group.size_bytes
+        pushed.append(share * sum(up[name] for name in group.gradients) + rates.overhead)
+        pulled.append(share * sum(down[name] for name in group.gradients) + rates.overhead)
+    return WireBytes(pushed=pushed, pulled=pulled, gradient_pushed=up, gradient_pulled=down)
+
+
+def check_messages(
+    schedule: PushPullSchedule, rates: LinkRates, wire: WireBytes, times: DerivedTimes
+) -> Iterator[str]:
+    """Yield what is wrong with the messages: too early, two on one connection, too fast or too slow."""
+    slack = times.slack_s
+    for number, segment in enumerate(schedule.segments):
+        ready = schedule.groups[segment.group].ready_s
+        if segment.push_start_s < ready - slack:
+            yield f"segment {number}: is pushed at {segment.push_start_s!r}, its group is ready at {ready!r}"
+        if segment.pull_start_s < segment.push_end_s + rates.latency_s - slack:
+            yield f"segment {number}: is pulled before a round trip after its push has passed"
+        if segment.size_bytes > schedule.execution.max_segment_bytes:
+            yield f"segment {number}: {segment.size_bytes} bytes exceed execution.max_segment_bytes"
+    messages = [
+        (name, number, start, end, needed)
+        for name, number, start, end, needed in (
+            *(
+                ("push", number, segment.push_start_s, segment.push_end_s, wire.pushed[number])
+                for number, segment in enumerate(schedule.segments)
+            ),
+            *(
+                ("pull", number, segment.pull_start_s, segment.pull_end_s, wire.pulled[number])
+                for number, segment in enumerate(schedule.segments)
+            ),
+        )
+    ]
+    events = sorted(
+        (moment, opens, at)
+        for at, (_, _, start, end, _) in enumerate(messages)
+        for moment, opens in ((start, 1), (end, 0))
+        if end > start
+    )
+    carried = [0.0] * len(messages)
+    under_way: dict[int, str] = {}
+    busy: dict[tuple[str, int], int] = {}
+    before = 0.0
+    for moment, opens, at in events:
+        for other, direction in under_way.items():
+            count = len(under_way) if rates.shared else sum(d == direction for d in under_way.values())
+            carried[other] += min(rates.connection, rates.worker / count) * (moment - before)
+        before = moment
+        direction, number, *_ = messages[at]
+        connection = (direction, schedule.segments[number].link)
+        if opens:
+            ends_later = busy.get(connection)
+            if ends_later is not None and messages[ends_later][3] > moment + slack:
+                yield f"{direction} of segment {number}: its connection still carries another"
+            busy[connection] = at
+            under_way[at] = direction
+        else:
+            under_way.pop(at, None)
+    for (direction, number, start, end, needed), got in zip(messages, carried, strict=True):
+        if abs(got - needed) > ROUNDINGS * slack * rates.worker:
+            yield (
+                f"{direction} of segment {number}: from {start!r} to {end!r} its connection carries "
+                f"{got!r} bytes, it has {needed!r}"
+            )
+
+
+def check_link_certificates(
+    schedule: PushPullSchedule, rates: LinkRates, wire: WireBytes, times: DerivedTimes
+) -> Iterator[str]:
+    """Yield why the certificates do not prove the ideal, each set re-added."""
+    connections = schedule.cluster.exchange.servers * (2 if rates.shared else 1)
+    whole = min(rates.worker, connections * rates.connection)
+    alone = min(rates.worker, rates.connection)
+    strongest = times.compute_s
+    for place, proof in enumerate(schedule.certificates):
+        jobs = list(_jobs(schedule, proof, rates, wire, whole, alone))
+        slack = times.slack_s
+        inside = [
+            duration
+            for ready, duration, tail in jobs
+            if ready >= proof.min_ready_s - slack and tail >= proof.min_tail_s - slack
+        ]
+        if proof.num_segments > len(inside):
+            yield f"certificate {place}: {proof.num_segments} segments, at most {len(inside)} qualify"
+        if proof.total_transfer_s > sum(inside) + slack:
+            stated = proof.total_transfer_s
+            yield f"certificate {place}: total_transfer_s is {stated!r}, re-added {sum(inside)!r}"
+        parts = proof.min_ready_s + proof.total_transfer_s + proof.min_tail_s
+        # Without a segment nothing is sent after min_ready_s, and nothing is proved.
+        if not same(proof.bound_s, parts if inside else 0.0, times):
+            yield f"certificate {place}: bound_s is {proof.bound_s!r}, its parts add up to {parts!r}"
+        strongest = max(strongest, proof.bound_s)
+    if not same(schedule.predicted.ideal_iteration_s, strongest, times):
+        stated = schedule.predicted.ideal_iteration_s
+        yield f"predicted.ideal_iteration_s is {stated!r}, the certificates prove {strongest!r}"
+
+
+def _jobs(
+    schedule: PushPullSchedule,
+    proof: LinkCertificate,
+    rates: LinkRates,
+    wire: WireBytes,
+    whole: float,
+    alone: float,
+) -> Iterator[tuple[float, float, float]]:
+    for segment, up, down in zip(schedule.segments, wire.pushed, wire.pulled, strict=True):
+        group = schedule.groups[segment.group]
+        ready, tail = group.ready_s, group.tail_s
+        if rates.shared:
+            yield ready, (up + down) / whole, tail
+        elif proof.link == "down":
+            yield ready + up / alone + rates.latency_s, down / whole, tail
+        elif proof.link == "up":
+            yield ready, up / whole, tail + rates.latency_s + down / alone
+        elif segment.link == proof.server:
+            yield ready, up / alone, tail + rates.latency_s + down / alone
+
+
+def check_exchange_bound(
+    schedule: PushPullSchedule, rates: LinkRates, wire: WireBytes, times: DerivedTimes
+) -> Iterator[str]:
+    """Yield why the bound against every partition does not hold."""
+    bound = schedule.bound
+    if rates.shared:
+        travelling = {name: up + wire.gradient_pulled[name] for name, up in wire.gradient_pushed.items()}
+        per_byte, latency = rates.per_byte_s / 2, 0.0
+    else:
+        travelling = wire.gradient_pushed if bound.link == "up" else wire.gradient_pulled
+        per_byte, latency = rates.per_byte_s, rates.latency_s
+    slack = times.slack_s
+    inside = [
+        size
+        for name, size in travelling.items()
+        if size
+        and times.ready[name] >= bound.min_ready_s - slack
+        and times.tail[name] >= bound.min_tail_s - slack
+    ]
+    if bound.total_bytes > sum(inside) * (1 + 1e-12) or bound.num_gradients > len(inside):
+        yield (
+            f"bound: {bound.num_gradients} gradients of {bound.total_bytes!r} bytes, at most {len(inside)} "
+            f"of {sum(inside)!r} qualify"
+        )
+    limits = (
+        ("seconds_per_byte", bound.seconds_per_byte, per_byte * (1 + 1e-12)),
+        ("lost_s", bound.lost_s, schedule.cluster.exchange.partition_s),
+        ("latency_s", bound.latency_s, latency),
+    )
+    for field, stated, most in limits:
+        if stated > most:
+            yield f"bound.{field} is {stated!r}, the cluster allows {most!r}"
+    total = bound.lost_s + bound.latency_s + bound.total_bytes * bound.seconds_per_byte
+    parts = bound.min_ready_s + total + bound.min_tail_s if bound.total_bytes else 0.0
+    if not same(bound.bound_s, parts, times):
+        yield f"bound.bound_s is {bound.bound_s!r}, its parts add up to {parts!r}"
+
+
+def check_exchange_predictions(schedule: PushPullSchedule, times: DerivedTimes) -> Iterator[str]:
+    """Yield the predictions that do not follow from the segments and the profile."""
+    predicted = schedule.predicted
+    ends = [group.ready_s for group in schedule.groups]
+    for segment in schedule.segments:
+        ends[segment.group] = max(ends[segment.group], segment.pull_end_s)
+    realized = max(
+        (end + group.tail_s for end, group in zip(ends, schedule.groups, strict=True)), default=0.0
+    )
+    chain = schedule.chain_bound.bound_s if schedule.chain_bound else 0.0
+    lower = max(times.compute_s, schedule.bound.bound_s, chain)
+    expected = (
+        ("compute_s", predicted.compute_s, times.compute_s),
+        ("iteration_s", predicted.iteration_s, max(times.compute_s, realized)),
+        ("lower_bound_s", predicted.lower_bound_s, lower),
+    )
+    for field, stated, derived in expected:
+        if not same(stated, derived, times):
+            yield f"predicted.{field} is {stated!r}, derived {derived!r}"
+    gap = predicted.iteration_s / lower - 1 if lower else 0.0
+    if abs(predicted.gap - gap) > 1e-6:
+        yield f"predicted.gap is {predicted.gap!r}, derived {gap!r}"

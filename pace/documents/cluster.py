@@ -1,0 +1,70 @@
+"""The cluster document: the parameter servers of a job, and how they are reached.
+
+A profile says what a worker computes; a cluster says where its gradients go. Neither has to lie about the
+other.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from pace.documents.base import Document, explain
+from pace.documents.frozen import FrozenDict, frozen
+from pace.documents.profile import Name
+from pace.documents.push_pull import PushPull
+from pace.errors import InvalidCluster
+
+Ratio = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+
+
+class TransferRatio(Document):
+    """How many bytes of a gradient travel for each of its bytes: compression, sparsity.
+
+    Attributes
+    ----------
+    push, pull
+        On the way to the server, and back.
+    """
+
+    gradient: Name
+    push: Ratio = 1.0
+    pull: Ratio = 1.0
+
+
+class Cluster(Document):
+    """Parameter servers: how many, where, how fast they are reached, and how many bytes travel."""
+
+    schema_version: Literal[1] = 1
+    name: Name
+    exchange: PushPull
+    ratios: tuple[TransferRatio, ...] = ()
+    metadata: Annotated[dict[str, Any], AfterValidator(frozen)] = Field(default_factory=FrozenDict)
+
+    @model_validator(mode="after")
+    def _each_gradient_once(self) -> Self:
+        names = [ratio.gradient for ratio in self.ratios]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f'gradient "{name}" has two ratios')
+        return self
+
+    def to_json(self) -> bytes:
+        """Serialize; the same cluster always gives the same bytes."""
+        return self.model_dump_json(indent=2).encode() + b"\n"
+
+
+def parse_cluster(document: bytes | str) -> Cluster:
+    """Read a cluster from JSON; raises InvalidCluster with one line per fault."""
+    try:
+        return Cluster.model_validate_json(document, strict=True)
+    except ValidationError as error:
+        raise InvalidCluster(explain(error)) from None
+
+
+def load_cluster(path: str | Path) -> Cluster:
+    """Read a cluster from a JSON file; raises InvalidCluster and OSError."""
+    try:
+        return parse_cluster(Path(path).read_bytes())
+    except InvalidCluster as error:
+        raise InvalidCluster(f"{path}: {error}") from None

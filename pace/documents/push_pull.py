@@ -1,0 +1,96 @@
+"""The cost of pushing gradients to servers and pulling sums back: links, rates, and what every part loses."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from pace import collectives
+from pace.documents.cost_document import CostDocument, NetworkChange, NonNegative, Positive
+from pace.solver.cost import CostCurve
+from pace.solver.flow_shop.lockstep import SharedLinks
+
+
+class PushPull(CostDocument):
+    """g(x) = partition_s + x * e: a push of x bytes by all workers, or the pull behind it.
+
+    With W workers, S servers of equal shares and rates B_w, B_s: e = max(1/B_w, W/(S B_s)) on servers with
+    hosts of their own, e = (S + W - 2)/(S B_w) for the push and the pull together on servers that share the
+    first S workers' hosts, which is a ring's 2 (W - 1)/(W B_w) for S = W.
+
+    Attributes
+    ----------
+    servers
+        How many.
+    colocated
+        Whether they run on the workers' hosts and use the same links.
+    worker_bytes_per_s
+        Rate of a worker's link, in each direction.
+    server_bytes_per_s
+        Rate of a server's link, in each direction; the workers' rate if left out.
+    partition_s
+        Link time that every part loses, whatever its size (theta).
+    round_trip_s
+        From the end of a part's push to the start of its pull, at the earliest.
+    """
+
+    kind: Literal["push-pull"] = "push-pull"
+    servers: int = Field(ge=1, le=100_000)
+    colocated: bool = False
+    worker_bytes_per_s: Positive
+    server_bytes_per_s: Positive | None = None
+    partition_s: NonNegative = 0.0
+    round_trip_s: NonNegative = 0.0
+
+    def seconds_per_byte(self, workers: int) -> float:
+        """Return e: link time for a byte of every worker's gradient; ValueError if nothing travels."""
+        rate = self.worker_bytes_per_s
+        if not self.colocated:
+            at_servers = self.server_bytes_per_s or rate
+            return max(1 / rate, workers / (self.servers * at_servers))
+        if self.servers > workers:
+            raise ValueError(f"{self.servers} servers do not fit on {workers} workers' hosts")
+        if workers == 1:
+            raise ValueError("one worker that is its own server has nothing to exchange")
+        return (self.servers + workers - 2) / (self.servers * rate)
+
+    def cost(self, workers: int) -> CostCurve:
+        """Return g for `workers` workers."""
+        if self.colocated and workers == 1:
+            return collectives.FREE
+        return CostCurve.affine(self.partition_s, self.seconds_per_byte(workers))
+
+    def links(self, workers: int) -> SharedLinks:
+        """Return what the messages of one of `workers` equal workers share."""
+        per_byte = self.seconds_per_byte(workers)
+        if self.colocated:
+            # Pushes and pulls take turns on one link: each half costs e / 2 a byte.
+            rate = 2 / per_byte
+            connection = min(rate, self.worker_bytes_per_s / (workers - 1))
+        else:
+            rate = self.worker_bytes_per_s
+            connection = min(rate, (self.server_bytes_per_s or rate) / workers)
+        return SharedLinks(
+            num_servers=self.servers,
+            bytes_per_s=rate,
+            connection_bytes_per_s=connection,
+            overhead_bytes=self.partition_s / per_byte,
+            latency_s=self.round_trip_s,
+            shared=self.colocated,
+        )
+
+    def pace_bytes_per_s(self, workers: int) -> float:
+        """Return the rate at which a connection is paced, so that no queue forms before a server's link."""
+        at_servers = self.server_bytes_per_s or self.worker_bytes_per_s
+        return min(self.worker_bytes_per_s / self.servers, at_servers / workers)
+
+    def with_changes(self, change: NetworkChange) -> "PushPull":
+        """Change the links' rate, or a message's latency: two of them make a round trip."""
+        changes: dict[str, float] = {}
+        if change.bandwidth_bytes_per_s is not None:
+            changes["worker_bytes_per_s"] = change.bandwidth_bytes_per_s
+            if self.server_bytes_per_s is not None:
+                ratio = self.server_bytes_per_s / self.worker_bytes_per_s
+                changes["server_bytes_per_s"] = ratio * change.bandwidth_bytes_per_s
+        if change.latency_s is not None:
+            changes["round_trip_s"] = 2 * change.latency_s
+        return self.model_copy(update=changes)

@@ -1,0 +1,77 @@
+"""A cluster for a profile that was measured without one: what its all-reduce says of the network."""
+
+from pace.collectives import ring_factors
+from pace.documents.cluster import Cluster
+from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce, TwoLevelAllReduce
+from pace.documents.profile import Profile
+from pace.documents.push_pull import PushPull
+from pace.errors import InvalidOptions
+
+# One theta of 47 us explains all three partition sizes that ByteScheduler publishes for push and pull
+# (Table 1).
+PARTITION_S = 47e-6
+
+
+def cluster_for(
+    profile: Profile,
+    *,
+    servers: int,
+    colocated: bool = False,
+    partition_s: float | None = None,
+    worker_bytes_per_s: float | None = None,
+    server_bytes_per_s: float | None = None,
+    round_trip_s: float | None = None,
+) -> Cluster:
+    """Return `servers` parameter servers on the network that a profile's all-reduce was measured on.
+
+    A cost given as one line or as samples is read as a ring's. What is not given follows from the profile;
+    theta is ByteScheduler's.
+
+    Raises
+    ------
+    InvalidOptions
+        If the profile says nothing of a network, or the servers do not fit.
+    """
+    cost = profile.allreduce
+    if isinstance(cost, PushPull):
+        rate, trip, lost, at_servers = (
+            cost.worker_bytes_per_s,
+            cost.round_trip_s,
+            cost.partition_s,
+            cost.server_bytes_per_s,
+        )
+    else:
+        rate, trip = _network_of(profile) if worker_bytes_per_s is None else (worker_bytes_per_s, 0.0)
+        lost, at_servers = PARTITION_S, None
+    if servers < 1:
+        raise InvalidOptions(f"{servers} servers: expected at least 1")
+    exchange = PushPull(
+        servers=servers,
+        colocated=colocated,
+        worker_bytes_per_s=rate if worker_bytes_per_s is None else worker_bytes_per_s,
+        server_bytes_per_s=at_servers if server_bytes_per_s is None else server_bytes_per_s,
+        partition_s=lost if partition_s is None else partition_s,
+        round_trip_s=trip if round_trip_s is None else round_trip_s,
+    )
+    try:
+        exchange.seconds_per_byte(profile.workers)
+    except ValueError as error:
+        raise InvalidOptions(str(error)) from None
+    where = "colocated" if colocated else "dedicated"
+    return Cluster(name=f"{servers} {where} servers", exchange=exchange)
+
+
+def _network_of(profile: Profile) -> tuple[float, float]:
+    """Return a link's rate and a round trip from the cost of an all-reduce."""
+    cost = profile.allreduce
+    assert not isinstance(cost, PushPull)
+    if isinstance(cost, AffineAllReduce | SampledAllReduce):
+        steps, volume = ring_factors(profile.workers)
+        slope = profile.cost.slope_beyond
+        if not steps or slope <= 0:
+            raise InvalidOptions(
+                f'profile "{profile.name}": its all-reduce says nothing of a link\'s rate: give a cluster'
+            )
+        return volume / slope, 2 * profile.cost.durations_s[0] / steps
+    level = cost.inter if isinstance(cost, TwoLevelAllReduce) else cost
+    return level.bandwidth_bytes_per_s, 2 * level.latency_s

@@ -1,0 +1,80 @@
+"""The two-link problem F2 | r_j, q_j | max(D_j + q_j): up one link, then down another, then a tail.
+
+A job is a tensor or a partition: ready time r, push time u on the uplink, pull time d on the downlink, tail
+q. A pull starts when its push has ended. Times are in seconds.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pace.solver.arrays import FloatArray, IntArray
+from pace.solver.instance import Instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoLinks:
+    """Jobs of the two-link problem.
+
+    Attributes
+    ----------
+    ready, push, pull, tail : arrays of shape (num_jobs,)
+        Finite and not negative.
+    """
+
+    ready: FloatArray
+    push: FloatArray
+    pull: FloatArray
+    tail: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.ready)
+
+    @property
+    def uplink(self) -> Instance:
+        """The jobs on the uplink alone, with their own tails."""
+        return Instance(ready=self.ready, processing=self.push, tail=self.tail)
+
+    @property
+    def downlink(self) -> Instance:
+        """The jobs on the downlink alone, with their own ready times."""
+        return Instance(ready=self.ready, processing=self.pull, tail=self.tail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoLinkSolution:
+    """When every job has each link for itself; none is preempted.
+
+    Attributes
+    ----------
+    push_order, pull_order : integer arrays of shape (num_jobs,)
+        The jobs in the order in which each link serves them.
+    push_starts, push_ends, pull_starts, pull_ends : arrays of shape (num_jobs,)
+        Seconds, by job.
+    objective : float
+        max(pull end + tail); 0 without jobs.
+    """
+
+    push_order: IntArray
+    pull_order: IntArray
+    push_starts: FloatArray
+    push_ends: FloatArray
+    pull_starts: FloatArray
+    pull_ends: FloatArray
+    objective: float
+
+
+def timed(
+    instance: TwoLinks, push_starts: FloatArray, pull_starts: FloatArray, *, by: tuple[IntArray, IntArray]
+) -> TwoLinkSolution:
+    """Return the solution with these starts; `by` gives both orders."""
+    pull_ends = pull_starts + instance.pull
+    return TwoLinkSolution(
+        push_order=by[0],
+        pull_order=by[1],
+        push_starts=push_starts,
+        push_ends=push_starts + instance.push,
+        pull_starts=pull_starts,
+        pull_ends=pull_ends,
+        objective=float(np.max(pull_ends + instance.tail, initial=0.0)),
+    )

@@ -1,0 +1,55 @@
+"""Clusters for tests: of a few servers, and drawn."""
+
+from hypothesis import strategies as st
+
+from pace import Profile
+from pace.documents.cluster import Cluster, TransferRatio
+from pace.documents.push_pull import PushPull
+from tests.strategies import eighths
+
+
+def cluster(
+    servers: int = 1,
+    *,
+    bytes_per_s: float = 1.0,
+    colocated: bool = False,
+    partition_s: float = 0.0,
+    round_trip_s: float = 0.0,
+    server_bytes_per_s: float | None = None,
+    ratios: dict[str, tuple[float, float]] | None = None,
+) -> Cluster:
+    """Return a cluster; `ratios` gives (push, pull) by gradient."""
+    return Cluster(
+        name="servers",
+        exchange=PushPull(
+            servers=servers,
+            colocated=colocated,
+            worker_bytes_per_s=bytes_per_s,
+            server_bytes_per_s=server_bytes_per_s,
+            partition_s=partition_s,
+            round_trip_s=round_trip_s,
+        ),
+        ratios=tuple(
+            TransferRatio(gradient=name, push=push, pull=pull)
+            for name, (push, pull) in (ratios or {}).items()
+        ),
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn, profile: Profile, *, uneven: bool = True) -> Cluster:
+    """Draw a cluster that fits a profile."""
+    colocated = profile.workers > 1 and draw(st.booleans())
+    most = min(profile.workers, 4) if colocated else 4
+    ratio = st.sampled_from([0.25, 0.5, 1.0, 2.0])
+    names = [gradient.name for gradient in profile.gradients]
+    chosen = draw(st.lists(st.sampled_from(names), unique=True)) if names and uneven else []
+    return cluster(
+        draw(st.integers(1, most)),
+        bytes_per_s=draw(st.sampled_from([4.0, 16.0, 100.0])),
+        colocated=colocated,
+        partition_s=draw(eighths(1)),
+        round_trip_s=draw(eighths(1)),
+        server_bytes_per_s=draw(st.sampled_from([None, 8.0, 64.0])),
+        ratios={name: (draw(ratio), draw(ratio)) for name in chosen},
+    )

@@ -1,0 +1,196 @@
+"""Schedules of pushes and pulls: worked by hand, judged by the checker, bounded, placed, reproducible."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pace import Profile
+from pace.checker import check
+from pace.documents.push_pull_schedule import (
+    PushPullSchedule,
+    parse_any_schedule,
+    parse_push_pull_schedule,
+)
+from pace.errors import InvalidCluster, InvalidSchedule
+from pace.models import build
+from pace.parameter_server.clusters import cluster_for
+from pace.parameter_server.optimize import ExchangeOptions, optimize_exchange
+from tests.pace.parameter_server.clusters import cluster, clusters
+from tests.strategies import affine, layered, profiles, properties
+
+
+def three_layers(sizes: tuple[int, int, int], forward_s: float) -> Profile:
+    """Return layers 0 to 2 of `sizes` bytes; the last is ready first, a second of backward pass each."""
+    return layered(
+        list(sizes[::-1]),
+        allreduce=affine(0, 1),
+        backward_s=[1, 1, 1],
+        forward_s=[forward_s] * 3,
+        dtypes=["int8"] * 3,
+        workers=1,
+    )
+
+
+@pytest.mark.parametrize(("sizes", "forward_s", "best"), [((1, 2, 3), 1, 9), ((1, 4, 8), 4, 19)])
+def test_three_layers_reach_their_certificate(
+    sizes: tuple[int, int, int], forward_s: float, best: float
+) -> None:
+    """ByteScheduler's contrived example in parts of one byte: 9 s and 19 s, and proved to be the best."""
+    profile = three_layers(sizes, forward_s)
+    schedule = optimize_exchange(profile, cluster(), ExchangeOptions(fusion="none", partition_bytes=1))
+    assert schedule.predicted.iteration_s == best
+    assert schedule.predicted.ideal_iteration_s == best
+    assert schedule.bound.bound_s == best - 1  # a part may be smaller than any byte
+    assert check(profile, schedule) == []
+
+
+@given(data=st.data(), profile=profiles())
+@properties(60)
+def test_every_schedule_is_accepted(data: st.DataObject, profile: Profile) -> None:
+    """Any profile and cluster: valid, no faster than its certificates and bounds, the same bytes again."""
+    chosen = data.draw(clusters(profile))
+    options = ExchangeOptions(
+        fusion=data.draw(st.sampled_from(["optimal", "pace", "none"])),
+        partition_bytes=data.draw(st.sampled_from([None, 1, 16, 1000])),
+    )
+    schedule = optimize_exchange(profile, chosen, options)
+    assert check(profile, schedule) == []
+    predicted = schedule.predicted
+    assert predicted.iteration_s >= predicted.ideal_iteration_s * (1 - 1e-9)
+    assert predicted.iteration_s >= predicted.lower_bound_s * (1 - 1e-9)
+    assert optimize_exchange(profile, chosen, options).to_json() == schedule.to_json()
+    assert parse_any_schedule(schedule.to_json()) == schedule
+
+
+def test_parts_are_spread_evenly_in_the_planned_order() -> None:
+    """After every prefix of the order, servers differ by at most the largest segment."""
+    profile = build("resnet50", device_tflops=8.0, batch=32, workers=4)
+    schedule = optimize_exchange(profile, cluster_for(profile, servers=4))
+    load = np.zeros(4)
+    for segment in sorted(schedule.segments, key=lambda segment: segment.priority):
+        load[segment.link] += segment.size_bytes
+        assert load.max() - load.min() <= schedule.execution.max_segment_bytes
+    assert load.sum() == sum(gradient.size_bytes for gradient in profile.gradients)
+
+
+def test_the_size_of_parts_is_searched_around_delta0() -> None:
+    """The best size is among the candidates, and no fixed size does better than it."""
+    profile = build("vgg16", device_tflops=8.0, batch=32, workers=4)
+    servers = cluster_for(profile, servers=4)
+    found = optimize_exchange(profile, servers)
+    suggested = found.solver.suggested_partition_bytes
+    assert 0.24 <= found.solver.partition_bytes / suggested <= 4.01
+    for factor in (0.05, 20.0):
+        fixed = ExchangeOptions(partition_bytes=int(suggested * factor))
+        worse = optimize_exchange(profile, servers, fixed).predicted.iteration_s
+        assert worse > found.predicted.iteration_s
+
+
+def test_unequal_ratios_change_the_order() -> None:
+    """A pushes 4 and pulls 1, B pushes 1 and pulls 4: B goes first, and the window is 7 s, not 9 s."""
+    profile = layered(
+        [4, 4],
+        allreduce=affine(0, 1),
+        backward_s=[0, 0],
+        forward_s=[1, 0],
+        dtypes=["int8", "int8"],
+        workers=1,
+    )
+    needed_last, needed_first = (gradient.name for gradient in profile.gradients)
+    ratios = {needed_first: (1.0, 0.25), needed_last: (0.25, 1.0)}
+    chosen = cluster(ratios=ratios)
+    schedule = optimize_exchange(profile, chosen, ExchangeOptions(partition_bytes=4))
+    assert schedule.predicted.iteration_s == 7
+    assert schedule.solver.order in ("johnson", "insertion")
+    assert schedule.chain_bound is None
+    assert check(profile, schedule) == []
+
+
+def test_a_cluster_that_does_not_fit_is_refused() -> None:
+    """Too many servers for the hosts; a ratio of nothing."""
+    profile = three_layers((1, 2, 3), 1)
+    with pytest.raises(InvalidCluster, match="do not fit"):
+        optimize_exchange(profile, cluster(5, colocated=True))
+    with pytest.raises(InvalidCluster, match="no gradient"):
+        optimize_exchange(profile, cluster(ratios={"nobody": (1, 1)}))
+
+
+@pytest.fixture(scope="module")
+def judged() -> tuple[Profile, PushPullSchedule]:
+    """A profile and its schedule on two servers, to be corrupted."""
+    profile = three_layers((4, 8, 16), 2)
+    chosen = cluster(2, partition_s=0.125, round_trip_s=0.25)
+    schedule = optimize_exchange(profile, chosen, ExchangeOptions(partition_bytes=4))
+    assert check(profile, schedule) == []
+    return profile, schedule
+
+
+CORRUPTIONS: dict[str, tuple[tuple[str | int, ...], Any]] = {
+    "another profile": (("profile_sha256",), "0" * 64),
+    "ready too early": (("groups", 0, "ready_s"), 0.5),
+    "tail too short": (("groups", 0, "tail_s"), 0.0),
+    "wrong server": (("segments", 0, "link"), 1),
+    "pushed too early": (("segments", 0, "push_start_s"), 0.0),
+    "pushed too fast": (("segments", 0, "push_end_s"), 1.5),
+    "pulled before the round trip": (("segments", 0, "pull_start_s"), 1.0),
+    "pulled too fast": (("segments", -1, "pull_end_s"), -0.5),
+    "faster": (("predicted", "iteration_s"), -1.0),
+    "a better ideal": (("predicted", "ideal_iteration_s"), 1.0),
+    "a higher bound": (("predicted", "lower_bound_s"), 1.0),
+    "a gap": (("predicted", "gap"), 0.1),
+    "a certificate with too many bytes": (("certificates", 0, "total_transfer_s"), 1.0),
+    "a certificate that proves more": (("certificates", 1, "bound_s"), 1.0),
+    "a certificate with too many segments": (("certificates", 0, "num_segments"), 1000),
+    "a bound with too many bytes": (("bound", "total_bytes"), 1000.0),
+    "a bound with a slower link": (("bound", "seconds_per_byte"), 1.0),
+    "a bound with a longer round trip": (("bound", "latency_s"), 1.0),
+    "a chain with a slower link": (("chain_bound", "seconds_per_byte"), 1.0),
+    "a chain that proves more": (("chain_bound", "bound_s"), 1.0),
+    "segments larger than said": (("execution", "max_segment_bytes"), 1),
+    "other servers": (("cluster", "exchange", "worker_bytes_per_s"), 2.0),
+    "a byte twice": (("segments", 0, "offset_bytes"), 4),
+    "two places": (("segments", 0, "priority"), 1),
+    "no such server": (("segments", 0, "link"), 9),
+    "two versions": (("schema_version",), 1),
+}
+ADDED = {name for name, (path, _) in CORRUPTIONS.items() if path[-1] in ("pull_end_s", "bound_s")} | {
+    "faster",
+    "a better ideal",
+    "a higher bound",
+    "a gap",
+    "a certificate with too many bytes",
+    "a bound with a slower link",
+    "a bound with a longer round trip",
+    "a chain with a slower link",
+}
+
+
+@pytest.mark.parametrize("corruption", sorted(CORRUPTIONS))
+def test_corruptions_are_found(judged: tuple[Profile, PushPullSchedule], corruption: str) -> None:
+    """Every way in which the document can be wrong is refused by its own rules or by the checker."""
+    profile, schedule = judged
+    path, value = CORRUPTIONS[corruption]
+    document = schedule.model_dump(mode="json")
+    inner: Any = document
+    for part in path[:-1]:
+        inner = inner[part]
+    inner[path[-1]] = inner[path[-1]] + value if corruption in ADDED else value
+    try:
+        violations = check(profile, parse_push_pull_schedule(json.dumps(document)))
+    except InvalidSchedule as error:
+        violations = [str(error)]
+    assert violations, corruption
+
+
+def test_a_network_is_read_off_the_profile() -> None:
+    """A ring's link, an affine cost read as a ring's; what is given wins."""
+    profile = layered([8], allreduce=affine(0.5, 1.5), workers=4)
+    servers = cluster_for(profile, servers=2).exchange
+    assert servers.worker_bytes_per_s == 1.0  # 2 (W - 1) / W over 1.5
+    assert servers.round_trip_s == pytest.approx(2 * 0.5 / 6)
+    given = cluster_for(profile, servers=2, worker_bytes_per_s=5.0, partition_s=0.25).exchange
+    assert (given.worker_bytes_per_s, given.partition_s) == (5.0, 0.25)
