@@ -1,5 +1,6 @@
 """The scenario document: a whole training run over a fabric, to be simulated under several policies."""
 
+import hashlib
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -90,6 +91,11 @@ class FabricScenario(Document):
     grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
     duration_s: Annotated[float, Field(gt=0, le=100_000)] = 30.0
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the document in its canonical form."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     @property
     def num_workers(self) -> int:
