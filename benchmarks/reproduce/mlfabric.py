@@ -12,7 +12,7 @@ from statistics import mean
 
 import numpy as np
 
-from pace.documents.fabric.scenario import FabricScenario, LinkRates, Straggling
+from pace.documents.fabric.scenario import FabricScenario, RedrawnRates, Straggling
 from pace.simulation.fabric import FabricRun, simulate_fabric
 from pace.solver.fabric.aggregation import aggregate
 from pace.solver.fabric.capacity import Capacities
@@ -47,7 +47,7 @@ class Runs:
         for seed in range(self._seeds):
             scenario = FabricScenario.model_validate(
                 {
-                    "links": LinkRates(bytes_per_s=RATES, shares=tuple(shares)),
+                    "links": RedrawnRates(bytes_per_s=RATES, shares=tuple(shares)),
                     "straggling": Straggling(percent=percent, slowdown=slowdown),
                     "duration_s": self._seconds,
                     "seed": seed,

@@ -20,7 +20,7 @@ class Straggling(Document):
     slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
 
 
-class LinkRates(Document):
+class RedrawnRates(Document):
     """Every `every_s` seconds each direction of each link draws one of `bytes_per_s`, with these shares."""
 
     bytes_per_s: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.25e9,)
@@ -72,7 +72,7 @@ class FabricScenario(Document):
     update_bytes: Annotated[int, Field(gt=0, lt=2**63)] = 100_000_000
     compute_s: Positive = 0.1
     straggling: Straggling = Straggling()
-    links: LinkRates = LinkRates()
+    links: RedrawnRates = RedrawnRates()
     server_bytes_per_s: Positive = 1.25e9
     server_varies: bool = False
     delay_bound: Annotated[int, Field(ge=1, lt=2**53)] = 30
