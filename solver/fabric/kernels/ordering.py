@@ -231,7 +231,8 @@ def strict(
                         fate[worst] = INFEASIBLE
                         live[worst] = False
                         for g in range(n):
-                            witness[worst, g] = g != worst and left[g] and limit[g] <= ks[k]
+                            # Those that are picked already want these positions too.
+                            witness[worst, g] = g != worst and live[g] and limit[g] <= ks[k]
                     again = True
                     same = 0
                     break
