@@ -13,6 +13,7 @@ from pace.api.metrics import Metrics
 from pace.api.received import AnyReceivedTask
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
+from pace.api.storage.fabric_run_store import FabricRunStore
 from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.prediction_store import PredictionStore
@@ -42,6 +43,7 @@ class Service:
         self.database = Database(settings.parsed_database_url)
         self.store = ResourceStore(self.database)
         self.what_ifs = WhatIfStore(self.database)
+        self.fabric_runs = FabricRunStore(self.database)
         self.predictions = PredictionStore(self.database)
         self.access = AccessControl(
             KeyRing(self.database) if settings.needs_keys else None, settings.rate_limit

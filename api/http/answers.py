@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pace.api.storage.fabric_run_store import StoredFabricRun
 from pace.api.storage.prediction_store import StoredPrediction
 from pace.api.storage.store import StoredProfile, StoredSchedule
 from pace.api.storage.what_if_store import StoredWhatIf
@@ -97,6 +98,11 @@ def what_if_answer(stored: StoredWhatIf) -> PreparedAnswer:
 def prediction_answer(stored: StoredPrediction) -> PreparedAnswer:
     """Return a PredictionResource."""
     return PreparedAnswer.of(_splice(stored.summary.model_dump(mode="json"), "prediction", stored.document))
+
+
+def fabric_run_answer(stored: StoredFabricRun) -> PreparedAnswer:
+    """Return a FabricRunResource."""
+    return PreparedAnswer.of(_splice(stored.summary.model_dump(mode="json"), "run", stored.document))
 
 
 def document_answer(document: BaseModel) -> PreparedAnswer:

@@ -14,6 +14,7 @@ from pace.api.http.fast_path import FastPath
 from pace.api.http.middleware import Envelope, error_response
 from pace.api.http.openapi import describe
 from pace.api.http.routes import (
+    fabric_runs,
     health,
     predictions,
     profiles,
@@ -69,6 +70,7 @@ def create_app(settings: Settings) -> FastAPI:
         predictions,
         simulations,
         transfer_plans,
+        fabric_runs,
         reports,
     ):
         app.include_router(routes.router)

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from pace.api.http.answers import JSON, PROBLEM_JSON
 from pace.client.documents import Problem, ReportRequest, ScheduleRequest, SimulationRequest
-from pace.client.fabric_documents import TransferPlanRequest
+from pace.client.fabric_documents import FabricRunRequest, FabricRunResource, TransferPlanRequest
 from pace.client.prediction_documents import PredictionRequest, PredictionResource
 from pace.client.what_if_documents import WhatIfRequest, WhatIfResource
 from pace.documents.profile import Profile
@@ -53,6 +53,8 @@ def describe(app: FastAPI) -> None:
                 ReportRequest,
                 SimulationRequest,
                 TransferPlanRequest,
+                FabricRunRequest,
+                FabricRunResource,
                 WhatIfRequest,
                 WhatIfResource,
                 PredictionRequest,

@@ -7,6 +7,7 @@ from sqlalchemy import delete, exists, text
 
 from pace.api.storage.database import Database
 from pace.api.storage.records import (
+    FabricRunRecord,
     PredictionRecord,
     ProfileRecord,
     Record,
@@ -18,9 +19,12 @@ from pace.api.storage.records import (
 )
 
 _OF_PROFILES: tuple[type[ScheduleRecord] | type[WhatIfRecord], ...] = (ScheduleRecord, WhatIfRecord)
-_RESULTS: tuple[type[ScheduleRecord] | type[WhatIfRecord] | type[PredictionRecord], ...] = (
+_RESULTS: tuple[
+    type[ScheduleRecord] | type[WhatIfRecord] | type[PredictionRecord] | type[FabricRunRecord], ...
+] = (
     *_OF_PROFILES,
     PredictionRecord,
+    FabricRunRecord,
 )
 _PAGES_AT_ONCE = 2000
 
@@ -28,8 +32,9 @@ _PAGES_AT_ONCE = 2000
 def prune(database: Database, before: datetime) -> int:
     """Delete what is older, of all tenants; return how many results went.
 
-    Schedules, what-ifs and predictions count from when they were last asked for by POST, reports and finished
-    tasks from their end. A profile goes with the last of these that refers to it, unless it is itself newer.
+    Schedules, what-ifs, predictions and runs count from when they were last asked for by POST, reports and
+    finished tasks from their end. A profile goes with the last of these that refers to it, unless it is
+    itself newer.
     """
     live = TaskRecord.state.in_(("queued", "running"))
     num_pruned = 0

@@ -8,6 +8,13 @@ from sqlalchemy import Connection
 
 from pace.api.metrics import Metrics
 from pace.api.settings import Settings
+from pace.api.storage.fabric_run_store import (
+    StoredFabricRun,
+    find_fabric_run,
+    find_scenario_input,
+    no_profile_input,
+    save_fabric_run_request,
+)
 from pace.api.storage.prediction_store import (
     StoredPrediction,
     find_prediction,
@@ -24,11 +31,12 @@ from pace.api.storage.store import (
     save_schedule_request,
 )
 from pace.api.storage.what_if_store import StoredWhatIf, find_what_if, save_what_if_request
+from pace.api.workers.fabric_runs import answer_fabric_run
 from pace.api.workers.functions import answer_what_if, solve
 from pace.api.workers.predictions import answer_prediction
 from pace.client.documents import TaskKindName
 
-AnyStored = StoredSchedule | StoredWhatIf | StoredPrediction
+AnyStored = StoredSchedule | StoredWhatIf | StoredPrediction | StoredFabricRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,5 +141,22 @@ KINDS: dict[TaskKindName, TaskKind] = {
         observe=Metrics.observe_prediction,
         span="prediction",
         done_event="predicted",
+    ),
+    "fabric-run": TaskKind(
+        function=answer_fabric_run,
+        tells_progress=True,
+        purpose="the fabric run",
+        num_processes=lambda settings: settings.what_if_processes,
+        num_on_cluster=lambda settings: settings.what_if_processes,
+        starts_at_once=False,
+        priority=0,
+        result_path="/v1/fabric-runs/",
+        save_input=no_profile_input,
+        find_input=find_scenario_input,
+        save_request=save_fabric_run_request,
+        find_result=find_fabric_run,
+        observe=Metrics.observe_fabric_run,
+        span="fabric-run",
+        done_event="fabric-run-simulated",
     ),
 }

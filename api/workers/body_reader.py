@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 from pace.api.errors import QueueFull
 from pace.api.received import (
     AnyReceivedTask,
+    ReceivedFabricRun,
     ReceivedPrediction,
     ReceivedProfile,
     ReceivedRequest,
@@ -18,7 +19,9 @@ from pace.api.workers.functions import ReadLimits
 from pace.api.workers.pool import WorkerPool
 
 AnyReceived = ReceivedProfile | AnyReceivedTask
-Received = TypeVar("Received", ReceivedProfile, ReceivedRequest, ReceivedWhatIf, ReceivedPrediction)
+Received = TypeVar(
+    "Received", ReceivedProfile, ReceivedRequest, ReceivedWhatIf, ReceivedPrediction, ReceivedFabricRun
+)
 _LARGE_BYTES = 2**20
 
 

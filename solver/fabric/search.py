@@ -59,7 +59,7 @@ class _Lists:
 
     def sum_of_ends(self, listed: IntArray) -> float:
         """Return the sum of ends; infinity if a deadline would be missed."""
-        from pace.solver.fabric.kernels import ordering as kernel
+        from pace.solver.fabric.kernels import lists as kernel
 
         while True:
             total: float = kernel.place_list(
