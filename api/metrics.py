@@ -36,6 +36,12 @@ class Metrics:
             buckets=_LATENCIES_S,
             registry=self.registry,
         )
+        self._predictions = Histogram(
+            "pace_prediction_seconds",
+            "Time of a prediction in its worker",
+            buckets=_LATENCIES_S,
+            registry=self.registry,
+        )
         self._failures = Counter(
             "pace_solve_failures",
             "Solves and what-ifs without a result, by problem",
@@ -69,6 +75,10 @@ class Metrics:
     def observe_what_if(self, num_gradients: int, seconds: float) -> None:  # noqa: ARG002  # as for a solve
         """Count a what-if; its time follows from its grid, not from the profile's size."""
         self._what_ifs.observe(seconds)
+
+    def observe_prediction(self, num_gradients: int, seconds: float) -> None:  # noqa: ARG002  # as for a solve
+        """Count a prediction."""
+        self._predictions.observe(seconds)
 
     def observe_solve(self, num_gradients: int, seconds: float) -> None:
         """Count a solve of so many gradients."""

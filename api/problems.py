@@ -10,7 +10,14 @@ from starlette.exceptions import HTTPException
 from pace.api import errors
 from pace.client.documents import Problem
 from pace.documents.base import explain
-from pace.errors import InvalidOptions, InvalidProfile, InvalidSchedule, SolverFailed
+from pace.errors import (
+    InvalidFabric,
+    InvalidOptions,
+    InvalidProfile,
+    InvalidSchedule,
+    InvalidSteps,
+    SolverFailed,
+)
 
 _SQLITE_FULL = 13
 _POSTGRESQL_DISK_FULL = "53100"
@@ -39,6 +46,8 @@ _STORAGE_UNAVAILABLE = _Kind(name="storage-unavailable", status=503)
 # An error is answered by the first of its classes that is here; its message is the detail.
 _KINDS: dict[type[Exception], _Kind] = {
     InvalidProfile: _Kind(name="invalid-profile", status=422, title="Invalid profile"),
+    InvalidSteps: _Kind(name="invalid-steps", status=422, title="Invalid steps"),
+    InvalidFabric: _Kind(name="invalid-fabric", status=422, title="Invalid network or batch"),
     InvalidOptions: _Kind(name="invalid-options", status=422, title="Invalid options"),
     InvalidSchedule: _Kind(name="invalid-schedule", status=422, title="Invalid schedule"),
     SolverFailed: _Kind(name="solver-failed", status=500, title="Solver failed"),

@@ -50,6 +50,11 @@ class ReceivedRequest:
     options: str
 
     @property
+    def input_sha256(self) -> str:
+        """What the task works on."""
+        return self.profile_sha256
+
+    @property
     def key(self) -> str:
         """SHA-256 over profile, options and solver version: equal keys have equal schedules."""
         return _hash(__version__, self.profile_sha256, self.options)
@@ -72,6 +77,11 @@ class ReceivedWhatIf:
     num_cells: int
 
     @property
+    def input_sha256(self) -> str:
+        """What the task works on."""
+        return self.profile_sha256
+
+    @property
     def key(self) -> str:
         """SHA-256 over profile, question and version: equal keys have equal answers."""
         return _hash("what-if", __version__, self.profile_sha256, self.options)
@@ -85,6 +95,50 @@ class ReceivedWhatIf:
     def identity(self) -> tuple[str | None, ...]:
         """Equal for requests that may be accepted together."""
         return (self.kind, self.key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedPrediction:
+    """A valid request for a prediction.
+
+    Attributes
+    ----------
+    document
+        The steps' JSON, compressed by zlib, as it is stored.
+    options
+        The options' canonical JSON.
+    """
+
+    kind: ClassVar[TaskKindName] = "prediction"
+
+    steps_sha256: str
+    name: str
+    document: bytes
+    options: str
+    num_points: int
+
+    @property
+    def input_sha256(self) -> str:
+        """What the task works on."""
+        return self.steps_sha256
+
+    @property
+    def key(self) -> str:
+        """SHA-256 over steps, options and version: equal keys have equal predictions."""
+        return _hash("prediction", __version__, self.steps_sha256, self.options)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Progress is counted in points."""
+        return self.num_points
+
+    @property
+    def identity(self) -> tuple[str | None, ...]:
+        """Equal for requests that may be accepted together."""
+        return (self.kind, self.key)
+
+
+AnyReceivedTask = ReceivedRequest | ReceivedWhatIf | ReceivedPrediction
 
 
 def _hash(*parts: str) -> str:

@@ -10,11 +10,12 @@ import structlog
 from pace.api.access import AccessControl
 from pace.api.errors import QueueFull
 from pace.api.metrics import Metrics
-from pace.api.received import ReceivedRequest, ReceivedWhatIf
+from pace.api.received import AnyReceivedTask
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import upgrade
+from pace.api.storage.prediction_store import PredictionStore
 from pace.api.storage.retention import prune, vacuum
 from pace.api.storage.store import ResourceStore
 from pace.api.storage.what_if_store import WhatIfStore
@@ -41,6 +42,7 @@ class Service:
         self.database = Database(settings.parsed_database_url)
         self.store = ResourceStore(self.database)
         self.what_ifs = WhatIfStore(self.database)
+        self.predictions = PredictionStore(self.database)
         self.access = AccessControl(
             KeyRing(self.database) if settings.needs_keys else None, settings.rate_limit
         )
@@ -116,7 +118,7 @@ class Service:
                 log.exception("prune-failed")
             await asyncio.sleep(3600)
 
-    async def submit(self, tenant: str, received: ReceivedRequest | ReceivedWhatIf) -> Submitted:
+    async def submit(self, tenant: str, received: AnyReceivedTask) -> Submitted:
         """Accept a request; equal requests that come while one is being accepted are accepted with it."""
         key = (tenant, *received.identity)
         accepting = self._accepting.get(key)
@@ -126,7 +128,7 @@ class Service:
             accepting.add_done_callback(lambda _: self._accepting.pop(key))
         return await asyncio.shield(accepting)
 
-    async def _accept(self, tenant: str, received: ReceivedRequest | ReceivedWhatIf) -> Submitted:
+    async def _accept(self, tenant: str, received: AnyReceivedTask) -> Submitted:
         with self.dispatcher.place(received.kind) as free:
             submitted = await asyncio.to_thread(self.tasks.submit, tenant, received, claim=free)
             if submitted.task_id is not None:

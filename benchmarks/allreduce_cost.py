@@ -25,10 +25,10 @@ import torch
 from benchmarks.testbed.hosts import Host, Link, hosts
 from benchmarks.testbed.joining import join_torch
 from benchmarks.testbed.processes import Answer, ranks
-from pace.runtime.allreduce_cost import AllReduceMeasurement, measure_allreduce
-from pace.runtime.cost_sampler import CostSampler
-from pace.runtime.gloo import GlooTransport
-from pace.runtime.self_profile import TransportNetwork
+from pace.runtime.capture.cost_sampler import CostSampler
+from pace.runtime.capture.self_profile import TransportNetwork
+from pace.runtime.profiler import AllReduceMeasurement, measure_allreduce
+from pace.runtime.transports.gloo import GlooTransport
 
 PORT = 19100
 SLICES = 25

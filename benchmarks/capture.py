@@ -24,9 +24,9 @@ import transformers
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from pace.runtime.capture.recorder import Recorder
+from pace.runtime.capture.window import middle_half
 from pace.runtime.profiler import Capture
-from pace.runtime.recorder import Recorder
-from pace.runtime.window import middle_half
 
 Loss = Callable[[], torch.Tensor]
 

@@ -24,14 +24,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from pace.runtime.device import Device
-from pace.runtime.fetch import PlanSource
-from pace.runtime.gradient_gates import set_local_gradient
-from pace.runtime.optimizer import WrappedOptimizer
-from pace.runtime.options import WrapperOptions
-from pace.runtime.peers import Peers
-from pace.runtime.plan import GradientSize, Plan, plan_locally, plan_plainly
-from pace.runtime.transport import After, Done, Sequencing
+from pace.runtime.control.options import WrapperOptions
+from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.engine.plan import GradientSize, Plan, plan_locally, plan_plainly
+from pace.runtime.gates.gradient_gates import set_local_gradient
+from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
+from pace.runtime.transports.device import Device
+from pace.runtime.transports.peers import Peers
+from pace.runtime.transports.transport import After, Done, Sequencing
 
 
 class NoTransport:
@@ -238,7 +238,7 @@ def run_rank(rank: int, ranks: int, rounds: int, folder: str) -> None:
 
 
 def _sizes(model: nn.Module) -> list[GradientSize]:
-    from pace.runtime.parameters import gradient_sizes
+    from pace.runtime.control.parameters import gradient_sizes
 
     return gradient_sizes(dict(model.named_parameters()))
 

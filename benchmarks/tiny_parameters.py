@@ -38,8 +38,8 @@ class Job:
     """One way of running: a model, an optimizer and what they take a turn."""
 
     def __init__(self, way: str, arguments: argparse.Namespace) -> None:
-        from pace.runtime.parameters import gradient_sizes
-        from pace.runtime.plan import plan_plainly
+        from pace.runtime.control.parameters import gradient_sizes
+        from pace.runtime.engine.plan import plan_plainly
         from pace.runtime.torch import DistributedOptimizer
 
         torch.manual_seed(0)

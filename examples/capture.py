@@ -13,8 +13,7 @@ from torch.nn.functional import cross_entropy
 from workers import join, leave
 
 from pace.client import Client
-from pace.runtime.allreduce_cost import gradient_bytes, horovod_network, measure_allreduce, torch_network
-from pace.runtime.profiler import Capture
+from pace.runtime.profiler import Capture, gradient_bytes, horovod_network, measure_allreduce, torch_network
 
 
 def main() -> None:

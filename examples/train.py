@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from workers import join, leave
 
-from pace.runtime.optimizer import WrappedOptimizer
+from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 
 # Under PACE the first 19 steps are a trial: plain, with the schedule and a barrier, without the barrier.
 WARMUP_STEPS = 25

@@ -14,6 +14,7 @@ What is exported here is loaded when it is first used. Where the rest is:
 - ``pace.documents``: profiles, schedules, options, costs of all-reduces.
 - ``pace.allreduce``: fusion, bounds, segments; what to pass to DDP and to Horovod (``frameworks``).
 - ``pace.simulation``, ``pace.whatif``: policies of the field; other networks and scales.
+- ``pace.throughput``: how many workers are worth having, for training with parameter servers.
 - ``pace.models``, ``pace.formats``: profiles computed from layer shapes; profiles and costs from other tools.
 - ``pace.checker``: the independent judge of schedules.
 - ``pace.view``: timelines and charts.
@@ -30,6 +31,7 @@ from pace.errors import (
     InvalidOptions,
     InvalidProfile,
     InvalidSchedule,
+    InvalidSteps,
     InvalidUse,
     PaceError,
     ScheduleMismatch,
@@ -41,9 +43,12 @@ from pace.version import __version__
 if TYPE_CHECKING:
     from pace.allreduce.optimize import optimize
     from pace.checker import check
+    from pace.documents.fleet import Fleet
     from pace.documents.options import Options
+    from pace.documents.prediction import Prediction, PredictionOptions
     from pace.documents.profile import Gradient, Op, Profile, load_profile, parse_profile
     from pace.documents.schedule import Schedule, load_schedule, parse_schedule
+    from pace.documents.steps import StepsDocument, load_steps, parse_steps
     from pace.formats.chakra import read_chakra
     from pace.formats.fit import fit_cost
     from pace.formats.horovod_timeline import read_horovod_profile
@@ -51,15 +56,20 @@ if TYPE_CHECKING:
     from pace.formats.layers import read_layer_csv
     from pace.formats.pipedream import read_pipedream
     from pace.formats.shaped_steps import read_execution_trace_profile
+    from pace.formats.tf_run_metadata import read_tf_run_metadata
     from pace.simulation import POLICIES, make_policy, simulate
+    from pace.throughput import predict, steps_from_profile
     from pace.whatif import Grid, what_if
 
 _HOMES = {
     "pace.allreduce.optimize": ("optimize",),
     "pace.checker": ("check",),
+    "pace.documents.fleet": ("Fleet",),
     "pace.documents.options": ("Options",),
+    "pace.documents.prediction": ("Prediction", "PredictionOptions"),
     "pace.documents.profile": ("Gradient", "Op", "Profile", "load_profile", "parse_profile"),
     "pace.documents.schedule": ("Schedule", "load_schedule", "parse_schedule"),
+    "pace.documents.steps": ("StepsDocument", "load_steps", "parse_steps"),
     "pace.formats.chakra": ("read_chakra",),
     "pace.formats.fit": ("fit_cost",),
     "pace.formats.horovod_timeline": ("read_horovod_profile",),
@@ -67,7 +77,9 @@ _HOMES = {
     "pace.formats.layers": ("read_layer_csv",),
     "pace.formats.pipedream": ("read_pipedream",),
     "pace.formats.shaped_steps": ("read_execution_trace_profile",),
+    "pace.formats.tf_run_metadata": ("read_tf_run_metadata",),
     "pace.simulation": ("POLICIES", "make_policy", "simulate"),
+    "pace.throughput": ("predict", "steps_from_profile"),
     "pace.whatif": ("Grid", "what_if"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -75,37 +87,47 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "POLICIES",
     "CommunicationFailed",
+    "Fleet",
     "FormatError",
     "Gradient",
     "Grid",
     "InvalidOptions",
     "InvalidProfile",
     "InvalidSchedule",
+    "InvalidSteps",
     "InvalidUse",
     "Op",
     "Options",
     "PaceError",
+    "Prediction",
+    "PredictionOptions",
     "Profile",
     "Schedule",
     "ScheduleMismatch",
     "ServiceUnavailable",
     "SolverFailed",
+    "StepsDocument",
     "__version__",
     "check",
     "fit_cost",
     "load_profile",
     "load_schedule",
+    "load_steps",
     "make_policy",
     "optimize",
     "parse_profile",
     "parse_schedule",
+    "parse_steps",
+    "predict",
     "read_chakra",
     "read_execution_trace_profile",
     "read_horovod_profile",
     "read_kineto",
     "read_layer_csv",
     "read_pipedream",
+    "read_tf_run_metadata",
     "simulate",
+    "steps_from_profile",
     "what_if",
 ]
 

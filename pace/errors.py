@@ -4,9 +4,11 @@
 
     PaceError
     ├── InvalidProfile        a profile that cannot be what was measured
+    ├── InvalidSteps          recorded steps of parameter-server training that cannot be true
     ├── InvalidCluster        parameter servers that cannot be
     ├── FormatError           a file of another tool that cannot be read as what it should be
     ├── InvalidSchedule       a schedule that breaks its own rules or its profile
+    ├── InvalidFabric         a network, batch, transfer plan or scenario that cannot be
     ├── InvalidOptions        options that do not exist or do not fit one another
     ├── ScheduleMismatch      a schedule made for another model or world
     ├── SolverFailed          the oracle gave no answer
@@ -22,6 +24,10 @@ class PaceError(Exception):
 
 class InvalidProfile(PaceError, ValueError):
     """A profile that cannot be what was measured; the message names the op or gradient."""
+
+
+class InvalidSteps(PaceError, ValueError):
+    """A steps document that breaks its own rules; the message names the op or the step."""
 
 
 class InvalidCluster(PaceError, ValueError):
@@ -40,6 +46,10 @@ class FormatError(PaceError, ValueError):
 
 class InvalidSchedule(PaceError, ValueError):
     """A schedule document that breaks its own rules or does not fit its profile."""
+
+
+class InvalidFabric(PaceError, ValueError):
+    """A network, batch of updates, transfer plan or scenario that cannot be; the message names the place."""
 
 
 class InvalidOptions(PaceError, ValueError):

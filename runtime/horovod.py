@@ -11,13 +11,7 @@ from torch import nn
 
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, InvalidUse
-from pace.runtime.compression import Compression
-from pace.runtime.device import device_of
-from pace.runtime.event_log import log
-from pace.runtime.fetch import PlanSource
-from pace.runtime.hvd import HorovodTransport, open_store
-from pace.runtime.optimizer import WrappedOptimizer
-from pace.runtime.options import (
+from pace.runtime.control.options import (
     Mode,
     Op,
     WrapperOptions,
@@ -26,9 +20,15 @@ from pace.runtime.options import (
     require_bool,
     require_whole,
 )
+from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.event_log import log
+from pace.runtime.optimizer.start import released_on_failure
+from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.replanning import Replanning
-from pace.runtime.start import released_on_failure
-from pace.runtime.transport import Order
+from pace.runtime.transports.compression import Compression
+from pace.runtime.transports.device import device_of
+from pace.runtime.transports.horovod import HorovodTransport, open_store
+from pace.runtime.transports.transport import Order
 
 __all__ = ["DistributedOptimizer", "init"]
 
@@ -43,7 +43,7 @@ def init(*arguments: Any, **options: Any) -> None:
     Raises
     ------
     InvalidUse
-        When Horovod is already initialised with other settings: they are read only once.
+        When Horovod is already initialized with other settings: they are read only once.
     """
     if hvd.is_initialized():
         _refuse_wrong_settings()
@@ -59,7 +59,7 @@ def _refuse_wrong_settings() -> None:
     wrong = [f"{name}={value}" for name, value in _SETTINGS.items() if os.environ.get(name) != value]
     if wrong:
         raise InvalidUse(
-            f"Horovod was initialised without {' and '.join(wrong)}, so it would fuse and reorder segments:"
+            f"Horovod was initialized without {' and '.join(wrong)}, so it would fuse and reorder segments:"
             " call pace.runtime.horovod.init() instead of hvd.init()"
         )
 
@@ -93,7 +93,7 @@ class DistributedOptimizer(WrappedOptimizer):
     Raises
     ------
     InvalidUse
-        When Horovod was not initialised by ``pace.runtime.horovod.init``.
+        When Horovod was not initialized by ``pace.runtime.horovod.init``.
     InvalidOptions
         When an argument asks for what the runtime cannot do; the message says what would do.
     """

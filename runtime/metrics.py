@@ -17,7 +17,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from pace.runtime.optimizer import WrappedOptimizer
+    from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 
 __all__ = ["RuntimeCollector"]
 
@@ -25,7 +25,7 @@ _COUNTERS = {
     "pace_runtime_steps": ("Steps taken", "rounds"),
     "pace_runtime_sent_bytes": ("Bytes of gradients handed to the transport", "sent_bytes"),
     "pace_runtime_sent_segments": ("All-reduce calls", "sent_segments"),
-    "pace_runtime_waited_seconds": ("How long training stood still for all-reduces", "waited_s"),
+    "pace_runtime_waited_seconds": ("Time that training spent waiting for all-reduces", "waited_s"),
     "pace_runtime_profiles": ("Profiles that the job made of itself", "profiles"),
 }
 _GAUGES = {

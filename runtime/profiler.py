@@ -1,4 +1,4 @@
-"""Captures the profile of a training job around the user's own training loop.
+"""Captures the profile of a training job: ``Capture`` around its loop, ``measure_allreduce`` on its network.
 
 ::
 
@@ -9,7 +9,8 @@
             optimizer.step()
             if capture.step():
                 break
-    profile = capture.profile("my-model", workers=8, allreduce=measure_allreduce(transport).document)
+    measured = measure_allreduce(torch_network(), largest_bytes=gradient_bytes(model))
+    profile = capture.profile("my-model", workers=8, allreduce=measured.document)
 
 Iterations run alternately with hooks (their intervals give the ops' durations) and without (what the
 durations must add up to); ``Capture.report`` holds both. No gradient may be sent meanwhile: give the
@@ -28,10 +29,25 @@ from torch.nn.parallel import DistributedDataParallel
 from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.runtime.recorder import CaptureReport, Recorder, warn_if_inexact
-from pace.runtime.window import Granularity
+from pace.runtime.capture.allreduce_cost import (
+    AllReduceMeasurement,
+    gradient_bytes,
+    horovod_network,
+    measure_allreduce,
+    torch_network,
+)
+from pace.runtime.capture.recorder import CaptureReport, Recorder, warn_if_inexact
+from pace.runtime.capture.window import Granularity
 
-__all__ = ["Capture", "CaptureReport"]
+__all__ = [
+    "AllReduceMeasurement",
+    "Capture",
+    "CaptureReport",
+    "gradient_bytes",
+    "horovod_network",
+    "measure_allreduce",
+    "torch_network",
+]
 
 
 class Capture:
@@ -126,7 +142,7 @@ class Capture:
         workers
             How many workers will train.
         allreduce
-            What an all-reduce between them costs; see ``pace.runtime.allreduce_cost``.
+            What an all-reduce between them costs; see ``measure_allreduce``.
         metadata
             Added to what is recorded about the capture itself.
 

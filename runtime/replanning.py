@@ -72,16 +72,16 @@ class Replanning:
         """
         found: dict[str, Any] = {}
         for name, (variable, kind) in _VARIABLES.items():
-            said = environment.get(variable)
-            if said:
+            value = environment.get(variable)
+            if value:
                 try:
-                    found[name] = kind(said)
+                    found[name] = kind(value)
                 except ValueError:
-                    raise InvalidOptions(f'{variable} is "{said}", a number is needed') from None
+                    raise InvalidOptions(f'{variable} is "{value}", a number is needed') from None
         return cls(**found)
 
     def to_json(self) -> str:
-        """Serialise for the other ranks."""
+        """Serialize for the other ranks."""
         return json.dumps(asdict(self))
 
     @classmethod

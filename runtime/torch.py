@@ -7,16 +7,16 @@ import torch.distributed as dist
 from torch import nn
 
 from pace.documents.schedule import Schedule
-from pace.runtime.compression import Compression
-from pace.runtime.cuda import CudaTransport
-from pace.runtime.device import device_of
-from pace.runtime.fetch import PlanSource
-from pace.runtime.gloo import GlooTransport
-from pace.runtime.optimizer import WrappedOptimizer
-from pace.runtime.options import Mode, Op, WrapperOptions, connecting_timeout_s
+from pace.runtime.control.options import Mode, Op, WrapperOptions, connecting_timeout_s
+from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.optimizer.start import released_on_failure
+from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.replanning import Replanning
-from pace.runtime.start import released_on_failure
-from pace.runtime.transport import Order
+from pace.runtime.transports.compression import Compression
+from pace.runtime.transports.cuda import CudaTransport
+from pace.runtime.transports.device import device_of
+from pace.runtime.transports.gloo import GlooTransport
+from pace.runtime.transports.transport import Order
 
 __all__ = ["DistributedOptimizer"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("pace", "solver", "api", "runtime")
 MOST_MODULES = 16
-# A format is a file or three of its own. runtime's rooms are still to be made.
-LARGE_ROOMS = {"pace/formats", "runtime"}
-# The front doors offer one thing over two transports; runtime needs another word for a segment under way.
-SHARED_NAMES = {"DistributedOptimizer", "Segment"}
+# A format is a file or three of its own.
+LARGE_ROOMS = {"pace/formats"}
+# The front doors offer one thing over two transports.
+SHARED_NAMES = {"DistributedOptimizer"}
 
 
 def modules() -> Iterator[Path]:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pace.api.storage.prediction_store import StoredPrediction
 from pace.api.storage.store import StoredProfile, StoredSchedule
 from pace.api.storage.what_if_store import StoredWhatIf
 from pace.client.documents import Problem
@@ -91,6 +92,11 @@ def profile_answer(stored: StoredProfile) -> PreparedAnswer:
 def what_if_answer(stored: StoredWhatIf) -> PreparedAnswer:
     """Return a WhatIfResource."""
     return PreparedAnswer.of(_splice(stored.summary.model_dump(mode="json"), "what_if", stored.document))
+
+
+def prediction_answer(stored: StoredPrediction) -> PreparedAnswer:
+    """Return a PredictionResource."""
+    return PreparedAnswer.of(_splice(stored.summary.model_dump(mode="json"), "prediction", stored.document))
 
 
 def document_answer(document: BaseModel) -> PreparedAnswer:

@@ -13,7 +13,16 @@ from pace.api.http.docs_page import add_docs
 from pace.api.http.fast_path import FastPath
 from pace.api.http.middleware import Envelope, error_response
 from pace.api.http.openapi import describe
-from pace.api.http.routes import health, profiles, reports, schedules, simulations, what_ifs
+from pace.api.http.routes import (
+    health,
+    predictions,
+    profiles,
+    reports,
+    schedules,
+    simulations,
+    transfer_plans,
+    what_ifs,
+)
 from pace.api.http.routes import tasks as task_routes
 from pace.api.http.schedule_answers import ScheduleAnswers
 from pace.api.metrics import Metrics
@@ -51,7 +60,17 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    for routes in (health, profiles, schedules, task_routes, what_ifs, simulations, reports):
+    for routes in (
+        health,
+        profiles,
+        schedules,
+        task_routes,
+        what_ifs,
+        predictions,
+        simulations,
+        transfer_plans,
+        reports,
+    ):
         app.include_router(routes.router)
     for kind in (PaceError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)

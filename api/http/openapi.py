@@ -7,6 +7,8 @@ from pydantic import BaseModel
 
 from pace.api.http.answers import JSON, PROBLEM_JSON
 from pace.client.documents import Problem, ReportRequest, ScheduleRequest, SimulationRequest
+from pace.client.fabric_documents import TransferPlanRequest
+from pace.client.prediction_documents import PredictionRequest, PredictionResource
 from pace.client.what_if_documents import WhatIfRequest, WhatIfResource
 from pace.documents.profile import Profile
 
@@ -50,8 +52,11 @@ def describe(app: FastAPI) -> None:
                 ScheduleRequest,
                 ReportRequest,
                 SimulationRequest,
+                TransferPlanRequest,
                 WhatIfRequest,
                 WhatIfResource,
+                PredictionRequest,
+                PredictionResource,
                 Profile,
                 Problem,
             )

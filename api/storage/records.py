@@ -59,7 +59,7 @@ class ProfileRecord(Record):
 
 
 class SolutionRecord(Record):
-    """The document for a key: of a schedule (profile, options, solver version) or of a what-if."""
+    """The document for a key: of a schedule (profile, options, solver version), a what-if or a prediction."""
 
     __tablename__ = "solutions"
 
@@ -109,6 +109,27 @@ class WhatIfRecord(Record):
     )
 
 
+class PredictionRecord(Record):
+    """That a prediction was asked for, and the steps it is made from, as JSON compressed by zlib."""
+
+    __tablename__ = "predictions"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(100))
+    key: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(Text)
+    steps_sha256: Mapped[str] = mapped_column(String(64))
+    num_points: Mapped[int]
+    document: Mapped[bytes]
+    created_at: Mapped[datetime]
+    asked_at: Mapped[datetime]
+
+    __table_args__ = (
+        Index("ix_predictions_key", "tenant", "key"),
+        Index("ix_predictions_page", "tenant", "created_at", "id"),
+    )
+
+
 class ReportRecord(Record):
     """Iteration times that a job measured."""
 
@@ -145,8 +166,8 @@ class ApiKeyRecord(Record):
 class TaskRecord(Record):
     """Work to be done by one worker; the lease says which service process does it.
 
-    `kind` is "schedule" or "what-if", `result_id` the id of what comes of it, `options` what was asked
-    for besides the profile.
+    `kind` is "schedule", "what-if" or "prediction", `result_id` the id of what comes of it, `profile_sha256`
+    what it is made from (a prediction's steps), `options` what was asked for besides.
     """
 
     __tablename__ = "tasks"

@@ -7,6 +7,7 @@ from sqlalchemy import delete, exists, text
 
 from pace.api.storage.database import Database
 from pace.api.storage.records import (
+    PredictionRecord,
     ProfileRecord,
     Record,
     ReportRecord,
@@ -16,15 +17,19 @@ from pace.api.storage.records import (
     WhatIfRecord,
 )
 
-_RESULTS: tuple[type[ScheduleRecord] | type[WhatIfRecord], ...] = (ScheduleRecord, WhatIfRecord)
+_OF_PROFILES: tuple[type[ScheduleRecord] | type[WhatIfRecord], ...] = (ScheduleRecord, WhatIfRecord)
+_RESULTS: tuple[type[ScheduleRecord] | type[WhatIfRecord] | type[PredictionRecord], ...] = (
+    *_OF_PROFILES,
+    PredictionRecord,
+)
 _PAGES_AT_ONCE = 2000
 
 
 def prune(database: Database, before: datetime) -> int:
-    """Delete what is older, of all tenants; return how many schedules and what-ifs went.
+    """Delete what is older, of all tenants; return how many results went.
 
-    Schedules and what-ifs count from when they were last asked for by POST, reports and finished tasks
-    from their end. A profile goes with the last of these that refers to it, unless it is itself newer.
+    Schedules, what-ifs and predictions count from when they were last asked for by POST, reports and finished
+    tasks from their end. A profile goes with the last of these that refers to it, unless it is itself newer.
     """
     live = TaskRecord.state.in_(("queued", "running"))
     num_pruned = 0
@@ -46,7 +51,7 @@ def prune(database: Database, before: datetime) -> int:
             ~exists().where(
                 record.tenant == ProfileRecord.tenant, record.profile_sha256 == ProfileRecord.sha256
             )
-            for record in (*_RESULTS, TaskRecord)
+            for record in (*_OF_PROFILES, TaskRecord)
         ]
         connection.execute(delete(ProfileRecord).where(ProfileRecord.created_at < before, *unused))
     return num_pruned

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, delete, select
 from sqlalchemy import insert as plain_insert
 from sqlalchemy.dialects import postgresql, sqlite
 
-from pace.api.errors import InUse
-from pace.api.received import ReceivedProfile, ReceivedRequest
+from pace.api.errors import InUse, InvalidRequest
+from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
 from pace.api.storage.database import Database
 from pace.api.storage.pages import read_page
 from pace.api.storage.records import (
@@ -303,3 +303,49 @@ def insert(connection: Connection, record: type[Record]) -> "sqlite.Insert | pos
     if connection.dialect.name == "sqlite":
         return sqlite.insert(record)
     return postgresql.insert(record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskInput:
+    """What a task works on besides its options: a document, compressed by zlib."""
+
+    document: bytes
+    num_gradients: int
+
+
+def save_profile_input(
+    connection: Connection, tenant: str, received: ReceivedRequest | ReceivedWhatIf
+) -> str:
+    """Keep the profile of a request, or find the one that it names; return its fingerprint.
+
+    Raises
+    ------
+    InvalidRequest
+        If the request names a profile that is not stored.
+    """
+    if received.profile is not None:
+        save_profile(connection, tenant, received.profile)
+        return received.profile.fingerprint
+    fingerprint = connection.scalar(
+        select(ProfileRecord.fingerprint).where(
+            ProfileRecord.tenant == tenant, ProfileRecord.sha256 == received.profile_sha256
+        )
+    )
+    if fingerprint is None:
+        raise InvalidRequest(f"profile_id: there is no profile {received.profile_sha256}")
+    return fingerprint
+
+
+def find_profile_input(
+    connection: Connection,
+    tenant: str,
+    sha256: str,
+    result_id: str,  # noqa: ARG001  # as for predictions: both stand in one table of kinds
+) -> TaskInput:
+    """Return the profile that a schedule or a what-if is made from."""
+    row = connection.execute(
+        select(ProfileRecord.document, ProfileRecord.num_gradients).where(
+            ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256
+        )
+    ).one()
+    return TaskInput(**row._mapping)

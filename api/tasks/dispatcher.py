@@ -165,7 +165,7 @@ class Dispatcher:
             with self._spans.of_task(task.id, kind.span, **about):
                 document = await self._executors[task.kind].run(
                     kind.function,
-                    task.profile_document,
+                    task.document,
                     task.options,
                     timeout_s=self._timeout_s,
                     progress=self._progress_of(task) if kind.tells_progress else None,

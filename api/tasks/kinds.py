@@ -8,10 +8,27 @@ from sqlalchemy import Connection
 
 from pace.api.metrics import Metrics
 from pace.api.settings import Settings
-from pace.api.storage.store import StoredSchedule, find_schedule_by_id, save_schedule_request
+from pace.api.storage.prediction_store import (
+    StoredPrediction,
+    find_prediction,
+    find_steps_input,
+    no_other_input,
+    save_prediction_request,
+)
+from pace.api.storage.store import (
+    StoredSchedule,
+    TaskInput,
+    find_profile_input,
+    find_schedule_by_id,
+    save_profile_input,
+    save_schedule_request,
+)
 from pace.api.storage.what_if_store import StoredWhatIf, find_what_if, save_what_if_request
 from pace.api.workers.functions import answer_what_if, solve
+from pace.api.workers.predictions import answer_prediction
 from pace.client.documents import TaskKindName
+
+AnyStored = StoredSchedule | StoredWhatIf | StoredPrediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +50,10 @@ class TaskKind:
         On a cluster: higher goes first.
     result_path
         Path of the result, up to its id.
+    save_input
+        Keeps what a tenant's request brings along to work on; returns its fingerprint.
+    find_input
+        Returns what a task works on: of a tenant, by its SHA-256 and the result's id.
     save_request
         Records a tenant's request, whose profile has this fingerprint; returns the result's id.
     find_result
@@ -51,8 +72,10 @@ class TaskKind:
     starts_at_once: bool
     priority: int
     result_path: str
+    save_input: Callable[[Connection, str, Any], str]
+    find_input: Callable[[Connection, str, str, str], TaskInput]
     save_request: Callable[[Connection, str, Any, str], str]
-    find_result: Callable[[Connection, str, str], StoredSchedule | StoredWhatIf | None]
+    find_result: Callable[[Connection, str, str], AnyStored | None]
     observe: Callable[[Metrics, int, float], None]
     span: str
     done_event: str
@@ -68,6 +91,8 @@ KINDS: dict[TaskKindName, TaskKind] = {
         starts_at_once=True,
         priority=1,
         result_path="/v1/schedules/",
+        save_input=save_profile_input,
+        find_input=find_profile_input,
         save_request=save_schedule_request,
         find_result=find_schedule_by_id,
         observe=Metrics.observe_solve,
@@ -84,10 +109,29 @@ KINDS: dict[TaskKindName, TaskKind] = {
         starts_at_once=False,
         priority=0,
         result_path="/v1/what-if/",
+        save_input=save_profile_input,
+        find_input=find_profile_input,
         save_request=save_what_if_request,
         find_result=find_what_if,
         observe=Metrics.observe_what_if,
         span="what-if",
         done_event="what-if-answered",
+    ),
+    "prediction": TaskKind(
+        function=answer_prediction,
+        tells_progress=True,
+        purpose="the prediction",
+        num_processes=lambda settings: settings.what_if_processes,
+        num_on_cluster=lambda settings: settings.what_if_processes,
+        starts_at_once=False,
+        priority=0,
+        result_path="/v1/predictions/",
+        save_input=no_other_input,
+        find_input=find_steps_input,
+        save_request=save_prediction_request,
+        find_result=find_prediction,
+        observe=Metrics.observe_prediction,
+        span="prediction",
+        done_event="predicted",
     ),
 }

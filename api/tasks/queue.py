@@ -13,12 +13,12 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
-from pace.api.errors import InvalidRequest, QueueFull, TaskCancelled, WorkerDied
+from pace.api.errors import QueueFull, TaskCancelled, WorkerDied
 from pace.api.problems import problem_of
-from pace.api.received import ReceivedRequest, ReceivedWhatIf
+from pace.api.received import AnyReceivedTask
 from pace.api.storage.database import Database
-from pace.api.storage.records import ProfileRecord, SolutionRecord, TaskRecord
-from pace.api.storage.store import insert, save_profile
+from pace.api.storage.records import SolutionRecord, TaskRecord
+from pace.api.storage.store import insert
 from pace.api.tasks.kinds import KINDS
 from pace.api.tasks.state import LIVE, ClaimedTask, Submitted, TaskStatus
 from pace.client.documents import Problem
@@ -52,9 +52,7 @@ class TaskQueue:
         self._lease = timedelta(seconds=lease_s)
         self._max_attempts = max_attempts
 
-    def submit(
-        self, tenant: str, received: ReceivedRequest | ReceivedWhatIf, *, claim: bool = False
-    ) -> Submitted:
+    def submit(self, tenant: str, received: AnyReceivedTask, *, claim: bool = False) -> Submitted:
         """Accept a request: find its result, join the task that makes it, or queue a new one.
 
         Parameters
@@ -70,18 +68,8 @@ class TaskQueue:
             If the request names a profile that is not stored.
         """
         with self.database.write() as connection:
-            if received.profile is not None:
-                save_profile(connection, tenant, received.profile)
-                fingerprint: str | None = received.profile.fingerprint
-            else:
-                fingerprint = connection.scalar(
-                    select(ProfileRecord.fingerprint).where(
-                        ProfileRecord.tenant == tenant, ProfileRecord.sha256 == received.profile_sha256
-                    )
-                )
-            if fingerprint is None:
-                raise InvalidRequest(f"profile_id: there is no profile {received.profile_sha256}")
             kind = KINDS[received.kind]
+            fingerprint = kind.save_input(connection, tenant, received)
             new_id = kind.save_request(connection, tenant, received, fingerprint)
             result = kind.find_result(connection, tenant, new_id)
             if result is not None:
@@ -103,7 +91,7 @@ class TaskQueue:
                         tenant=tenant,
                         key=received.key,
                         result_id=new_id,
-                        profile_sha256=received.profile_sha256,
+                        profile_sha256=received.input_sha256,
                         options=received.options,
                         num_done=None if received.num_steps is None else 0,
                         num_total=received.num_steps,
@@ -211,17 +199,14 @@ class TaskQueue:
                 TaskRecord.key,
                 TaskRecord.options,
                 TaskRecord.attempts,
-                ProfileRecord.num_gradients,
-                ProfileRecord.document.label("profile_document"),
-            )
-            .join(
-                ProfileRecord,
-                (ProfileRecord.tenant == TaskRecord.tenant)
-                & (ProfileRecord.sha256 == TaskRecord.profile_sha256),
-            )
-            .where(TaskRecord.id == task_id)
+                TaskRecord.profile_sha256,
+                TaskRecord.result_id,
+            ).where(TaskRecord.id == task_id)
         ).one()
-        return ClaimedTask(**row._mapping)
+        values = dict(row._mapping)
+        sha256, result_id = values.pop("profile_sha256"), values.pop("result_id")
+        found = KINDS[row.kind].find_input(connection, row.tenant, sha256, result_id)
+        return ClaimedTask(**values, num_gradients=found.num_gradients, document=found.document)
 
     def renew(self, running: Collection[str]) -> list[str]:
         """Keep the leases of all tasks that this process has; return which of them were cancelled."""

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from pace.api.storage.store import StoredSchedule
-from pace.api.storage.what_if_store import StoredWhatIf
-from pace.api.tasks.kinds import KINDS
+from pace.api.tasks.kinds import KINDS, AnyStored
 from pace.client.documents import Problem, TaskKindName
 
 LIVE = ("queued", "running")
@@ -26,14 +24,14 @@ class Submitted:
     """
 
     result_id: str
-    result: StoredSchedule | StoredWhatIf | None
+    result: AnyStored | None
     task_id: str | None
     claimed: "ClaimedTask | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedTask:
-    """A task that this process now has to do."""
+    """A task that this process now has to do, on a document that is compressed by zlib."""
 
     id: str
     kind: TaskKindName
@@ -41,7 +39,7 @@ class ClaimedTask:
     key: str
     attempts: int
     num_gradients: int
-    profile_document: bytes
+    document: bytes
     options: str
 
 

@@ -7,12 +7,18 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from pace.api.errors import QueueFull
-from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
+from pace.api.received import (
+    AnyReceivedTask,
+    ReceivedPrediction,
+    ReceivedProfile,
+    ReceivedRequest,
+    ReceivedWhatIf,
+)
 from pace.api.workers.functions import ReadLimits
 from pace.api.workers.pool import WorkerPool
 
-AnyReceived = ReceivedProfile | ReceivedRequest | ReceivedWhatIf
-Received = TypeVar("Received", ReceivedProfile, ReceivedRequest, ReceivedWhatIf)
+AnyReceived = ReceivedProfile | AnyReceivedTask
+Received = TypeVar("Received", ReceivedProfile, ReceivedRequest, ReceivedWhatIf, ReceivedPrediction)
 _LARGE_BYTES = 2**20
 
 
@@ -78,8 +84,11 @@ class BodyReader:
         if done.cancelled() or done.exception() is not None:
             return
         received = done.result()
-        profile = received if isinstance(received, ReceivedProfile) else received.profile
-        size = 1000 + (0 if profile is None else len(profile.document))
+        held = received
+        if isinstance(held, ReceivedRequest | ReceivedWhatIf):
+            size = 1000 + (0 if held.profile is None else len(held.profile.document))
+        else:
+            size = 1000 + len(held.document)
         self._read[digest] = (size, received)
         self._held_bytes += size
         while self._held_bytes > self._memory_bytes:

@@ -59,14 +59,14 @@ def read_request(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedRequ
     InvalidProfile, InvalidOptions, InvalidRequest, ContentTooLarge
         With the validator's message.
     """
-    body = _decompressed(body, limits.max_bytes) if gzipped else body
+    body = decompressed(body, limits.max_bytes) if gzipped else body
     try:
         request = ScheduleRequest.model_validate_json(body, strict=True)
     except ValidationError as error:
         _explain(body, error)
         raise InvalidRequest(explain(error)) from None
     profile = None if request.profile is None else _receive(request.profile, limits)
-    options = _canonical(request.options)
+    options = canonical_json(request.options)
     profile_sha256 = request.profile_id if profile is None else profile.sha256
     assert profile_sha256 is not None
     return ReceivedRequest(job=request.job, profile_sha256=profile_sha256, profile=profile, options=options)
@@ -80,7 +80,7 @@ def read_what_if(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedWhat
     InvalidProfile, InvalidOptions, InvalidRequest, ContentTooLarge
         With the validator's message; a grid beyond the limit is too large.
     """
-    body = _decompressed(body, limits.max_bytes) if gzipped else body
+    body = decompressed(body, limits.max_bytes) if gzipped else body
     try:
         request = WhatIfRequest.model_validate_json(body, strict=True)
     except ValidationError as error:
@@ -103,14 +103,14 @@ def read_what_if(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedWhat
     return ReceivedWhatIf(
         profile_sha256=profile_sha256,
         profile=profile,
-        options=_canonical(question),
+        options=canonical_json(question),
         num_cells=grid.num_cells,
     )
 
 
 def read_profile(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedProfile:
     """Parse and validate a profile; raises InvalidProfile, InvalidRequest and ContentTooLarge."""
-    return _receive(parse_profile(_decompressed(body, limits.max_bytes) if gzipped else body), limits)
+    return _receive(parse_profile(decompressed(body, limits.max_bytes) if gzipped else body), limits)
 
 
 def load_solver() -> None:
@@ -194,11 +194,13 @@ def simulation(profile_document: bytes, request: SimulationRequest) -> bytes:
     return SimulationResult(profile_id=profile.sha256, results=tuple(results)).model_dump_json().encode()
 
 
-def _canonical(document: BaseModel) -> str:
+def canonical_json(document: BaseModel) -> str:
+    """Return the same text for equal documents."""
     return json.dumps(document.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
 
-def _decompressed(body: bytes, max_bytes: int) -> bytes:
+def decompressed(body: bytes, max_bytes: int) -> bytes:
+    """Undo gzip; raises InvalidRequest, and ContentTooLarge beyond `max_bytes`."""
     decompressor = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         content = decompressor.decompress(body, max_bytes + 1)

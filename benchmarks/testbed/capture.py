@@ -8,7 +8,7 @@ from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.joining import join_horovod, join_torch, serve_horovod
 from benchmarks.testbed.processes import Answer, ranks
 from pace.documents.collective_costs import SampledAllReduce
-from pace.runtime.allreduce_cost import AllReduceMeasurement, measure_allreduce
+from pace.runtime.profiler import AllReduceMeasurement, measure_allreduce
 
 _PORT = 19000
 
@@ -36,14 +36,14 @@ def _main(rank: int, on: Sequence[Host], backend: Backend) -> Answer:
             return serve_horovod(on) if rank == 0 else 0
         port, largest_bytes, seconds = arguments
         if backend == "torch":
-            from pace.runtime.allreduce_cost import torch_network
+            from pace.runtime.profiler import torch_network
 
             join_torch(rank, on, port)
             network = torch_network()
         else:
             import horovod.torch as hvd
 
-            from pace.runtime.allreduce_cost import horovod_network
+            from pace.runtime.profiler import horovod_network
 
             # One size at a time is in flight, so fusion and cycles change nothing but the wait for a cycle.
             join_horovod(rank, on, port, hvd.init)

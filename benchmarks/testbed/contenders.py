@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pace.documents.options import Options
-from pace.runtime.options import Mode
-from pace.runtime.transport import Order
+from pace.runtime.control.options import Mode
+from pace.runtime.transports.transport import Order
 
 MEBIBYTE = 1 << 20
 DDP_FIRST_MIB, DDP_MIB = 1.0, 25.0

@@ -1,8 +1,8 @@
-"""An independent judge of schedules: shares no code with the solver and re-derives every number.
+"""An independent judge of schedules and transfer plans: shares no code with the solver.
 
-Ready times and tails come from networkx's topological order, durations from the formulas written out again,
-the oracle's optimum from its dual (the strongest of all sets, DESIGN 4.3) instead of from a schedule. Times
-agree when they differ by less than one part in 10^9 of the window.
+Every number is derived again. Ready times and tails come from networkx's topological order, durations from
+the formulas written out again, the oracle's optimum from its dual (the strongest of all sets, DESIGN 4.3)
+instead of from a schedule. Times agree when they differ by less than one part in 10^9 of the window.
 """
 
 from pace.checker.allreduce import allreduce_s
@@ -24,11 +24,12 @@ from pace.checker.push_pull import (
     wire_bytes,
 )
 from pace.checker.slots import check_slots
+from pace.checker.transfers import check_transfers
 from pace.documents.profile import Profile
 from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
 
-__all__ = ["allreduce_s", "check"]
+__all__ = ["allreduce_s", "check", "check_transfers"]
 
 
 def check(profile: Profile, schedule: Schedule | PushPullSchedule) -> list[str]:

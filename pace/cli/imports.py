@@ -10,6 +10,7 @@ from pace.cli.console import write_profile
 from pace.cli.reporting import reported
 from pace.documents.base import explain
 from pace.documents.collective_costs import AllReduce, RingAllReduce
+from pace.documents.steps import StepsDocument
 from pace.errors import InvalidOptions
 
 app = typer.Typer(no_args_is_help=True, help="Make a profile from what another tool recorded.")
@@ -126,6 +127,60 @@ def horovod_timeline(timeline: Source, output: Output, workers: Workers = None, 
 
     with reported():
         write_profile(read_horovod_profile(timeline, workers=workers, name=name), output)
+
+
+@app.command("tf-run-metadata")
+def tf_run_metadata(
+    files: Sources,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write the steps document here.")],
+    bandwidth_gbps: Annotated[float | None, typer.Option(help="Measured rate of the link.")] = None,
+    batch: Annotated[float, typer.Option(help="Examples in a step.")] = 1.0,
+    name: Annotated[str | None, typer.Option(help="The document's name.")] = None,
+) -> None:
+    """TensorFlow's RunMetadata of traced steps with parameter servers, as JSON."""
+    from pace.formats.tf_run_metadata import read_tf_run_metadata
+
+    with reported():
+        rate = None if bandwidth_gbps is None else _rate(bandwidth_gbps)
+        document = read_tf_run_metadata(files, bytes_per_s=rate, batch=batch, name=name)
+        _write_steps(document, output, f", {document.metadata['steps_dropped']} dropped")
+
+
+@app.command("profile")
+def profile_steps(
+    profile: Source,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write the steps document here.")],
+    bandwidth_gbps: Annotated[float, typer.Option(help="Rate of the links.")],
+    servers: Annotated[int, typer.Option(help="How many servers hold the parameters.")] = 1,
+    batch: Annotated[float, typer.Option(help="Examples in a step.")] = 1.0,
+    steps: Annotated[int, typer.Option(help="How many steps to draw.")] = 1,
+    jitter: Annotated[float, typer.Option(help="Relative deviation of ops that have none.")] = 0.0,
+) -> None:
+    """An all-reduce profile, as steps of training with parameter servers."""
+    from pace.documents.profile import load_profile
+    from pace.throughput import steps_from_profile
+
+    with reported():
+        document = steps_from_profile(
+            load_profile(profile),
+            bytes_per_s=_rate(bandwidth_gbps),
+            servers=servers,
+            batch=batch,
+            count=steps,
+            jitter=jitter,
+        )
+        _write_steps(document, output)
+
+
+def _write_steps(document: StepsDocument, output: Path, note: str = "") -> None:
+    output.write_bytes(document.to_json())
+    typer.echo(f"{output}: {len(document.ops)} ops, {len(document.steps)} steps{note}", err=True)
+
+
+def _rate(gbps: float) -> float:
+    if not 0 < gbps < float("inf"):
+        raise InvalidOptions(f"a link of {gbps} Gb/s: expected a positive number")
+    return gbps * 1e9 / 8
 
 
 def fit(

@@ -7,11 +7,13 @@ With ``--json`` stdout holds exactly one JSON document; people's text goes to st
 import typer
 
 from pace.cli.check import check
+from pace.cli.fabric import app as fabric_app
 from pace.cli.imports import app as import_app
 from pace.cli.imports import fit
 from pace.cli.keys import app as keys_app
 from pace.cli.models import model
 from pace.cli.optimize import optimize
+from pace.cli.predict import fit_overhead, predict
 from pace.cli.service import serve, submit
 from pace.cli.simulate import simulate
 from pace.cli.what_if import what_if
@@ -25,6 +27,8 @@ app = typer.Typer(
 )
 
 app.add_typer(import_app, name="import")
+app.add_typer(fabric_app, name="fabric")
 app.add_typer(keys_app, name="keys")
-for command in (fit, what_if, optimize, check, simulate, model, submit, serve):
+app.command("fit-overhead")(fit_overhead)
+for command in (fit, what_if, predict, optimize, check, simulate, model, submit, serve):
     app.command()(command)

@@ -10,9 +10,11 @@ import typer
 from pace.errors import (
     FormatError,
     InvalidCluster,
+    InvalidFabric,
     InvalidOptions,
     InvalidProfile,
     InvalidSchedule,
+    InvalidSteps,
     PaceError,
     ScheduleMismatch,
 )
@@ -41,7 +43,15 @@ def reported() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]  # the rest is for files
             yield
-    except (InvalidProfile, InvalidCluster, InvalidSchedule, ScheduleMismatch, FormatError) as error:
+    except (
+        InvalidProfile,
+        InvalidCluster,
+        InvalidFabric,
+        InvalidSteps,
+        InvalidSchedule,
+        ScheduleMismatch,
+        FormatError,
+    ) as error:
         _fail(error, WRONG)
     except InvalidOptions as error:
         _fail(error, USAGE)

@@ -13,13 +13,19 @@ from pydantic import BaseModel, ValidationError
 
 from pace.client.documents import Problem, ReportRequest, ReportResource, ScheduleResource, TaskResource
 from pace.client.exchange import Exchange, HttpAnswer
+from pace.client.fabric_documents import TransferPlanRequest
 from pace.documents.base import explain
+from pace.documents.fabric.batch import UpdateBatch
+from pace.documents.fabric.network import FabricNetwork
+from pace.documents.fabric.transfer_plan import TransferOptions, TransferPlan
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.errors import InvalidOptions, InvalidProfile, ServiceUnavailable
+from pace.errors import InvalidFabric, InvalidOptions, InvalidProfile, InvalidSteps, ServiceUnavailable
 
 if TYPE_CHECKING:
+    from pace.documents.prediction import Prediction, PredictionOptions
+    from pace.documents.steps import StepsDocument
     from pace.whatif import Grid, WhatIf
 
 _RETRIED_STATUSES = (429, 502, 503, 504)
@@ -137,6 +143,24 @@ class Client:
             self._nonsense("a schedule for another profile")
         return schedule
 
+    def plan_transfers(
+        self, network: FabricNetwork, batch: UpdateBatch, options: TransferOptions | None = None
+    ) -> TransferPlan:
+        """Have a batch of updates planned and return the transfer plan.
+
+        Raises
+        ------
+        InvalidFabric, InvalidOptions
+            If the service refuses them.
+        """
+        asked = TransferPlanRequest(network=network, batch=batch, options=options or TransferOptions())
+        request = asked.model_dump(mode="json")
+        answer = self._request(self._deadline(), "POST", "/v1/transfer-plans", json=request)
+        plan = self._parse(answer, TransferPlan)
+        if plan.batch_sha256 != batch.sha256:
+            self._nonsense("a transfer plan for another batch")
+        return plan
+
     def what_if(
         self,
         profile: Profile,
@@ -173,6 +197,43 @@ class Client:
         if document.profile_sha256 != profile.sha256 or len(document.cells) != grid.num_cells:
             self._nonsense("the answer to another question")
         return document.what_if(profile, grid)
+
+    def predict(
+        self,
+        steps: "StepsDocument",
+        options: "PredictionOptions | None" = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> "Prediction":
+        """Have throughput predicted and return what ``pace.throughput.predict`` itself would.
+
+        Parameters
+        ----------
+        progress
+            Called with the number of points done since the last call.
+
+        Raises
+        ------
+        InvalidSteps, InvalidOptions
+            If the service refuses them.
+        """
+        from pace.client.prediction_documents import PredictionRequest, PredictionResource
+        from pace.documents.prediction import PredictionOptions
+
+        deadline = self._deadline()
+        request = PredictionRequest(steps=steps, options=options or PredictionOptions())
+        answer = self._request(
+            deadline,
+            "POST",
+            "/v1/predictions",
+            json=request.model_dump(mode="json"),
+            headers={"Prefer": "respond-async"},
+        )
+        if answer.status == 202:
+            answer = self._follow(self._parse(answer, TaskResource), deadline, progress)
+        prediction = self._parse(answer, PredictionResource).prediction
+        if prediction.steps_sha256 != steps.sha256 or prediction.options != request.options:
+            self._nonsense("the answer to another question")
+        return prediction
 
     def send_report(
         self,
@@ -266,6 +327,10 @@ class Client:
         match problem.type.rpartition(":")[2]:
             case "invalid-profile":
                 raise InvalidProfile(problem.detail)
+            case "invalid-steps":
+                raise InvalidSteps(problem.detail)
+            case "invalid-fabric":
+                raise InvalidFabric(problem.detail)
             case "invalid-options":
                 raise InvalidOptions(problem.detail)
         raise ServiceUnavailable(f"{self.url} answered {problem.status} {problem.title}: {problem.detail}")

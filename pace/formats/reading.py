@@ -162,9 +162,9 @@ def whole_number(value: object, path: object, what: str, position: str | None = 
 
 
 @contextmanager
-def validated(path: object) -> Iterator[None]:
+def validated(path: object, what: str = "profile") -> Iterator[None]:
     """Turn a document's own refusal of what was read into a FormatError for the file."""
     try:
         yield
     except ValidationError as error:
-        raise FormatError(path, f"makes no valid profile: {explain(error)}") from None
+        raise FormatError(path, f"makes no valid {what}: {explain(error)}") from None

@@ -16,6 +16,7 @@ from pace.errors import InvalidProfile
 from pace.simulation.tictac import Efficiency, TransferDag, ordering_efficiency
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.solver.cost import CostCurve
+from pace.solver.least_bytes import least_bytes_servers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,13 +176,8 @@ def parameter_server_worker(profile: Profile, *, servers: int, transfer: CostCur
     forward = np.array([bool(op.waits_for) for op in profile.ops])
     for number in graph.order:
         forward[number] |= any(forward[before] for before in graph.predecessors[number])
-    load = [0] * servers
-    server_of = []
-    for gradient in profile.gradients:
-        server = min(range(servers), key=lambda at: (load[at], at))
-        load[server] += gradient.size_bytes
-        server_of.append(server)
     sizes = [gradient.size_bytes for gradient in profile.gradients]
+    server_of = least_bytes_servers(sizes, servers)
     moving = transfer(sizes).tolist() if sizes else []
     names = [f"recv/{gradient.name}" for gradient in profile.gradients]
     durations = list(moving)

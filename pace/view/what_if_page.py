@@ -66,7 +66,8 @@ def _place(cell: Cell, axes: tuple[str, ...]) -> list[str]:
     return [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
 
 
-def _table(heading: list[str], rows: list[list[str]]) -> str:
+def html_table(heading: list[str], rows: list[list[str]]) -> str:
+    """Return a table of plain text that scrolls where it is large."""
     head = "".join(f"<th>{escape(name)}</th>" for name in heading)
     body = "".join("<tr>" + "".join(f"<td>{escape(v)}</td>" for v in row) + "</tr>" for row in rows)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -89,7 +90,7 @@ def _best(result: WhatIf) -> str:
         )
     names = [LABELS[axis] for axis in axes]
     gain = f"over {result.grid.baseline_policy}"
-    table = _table([*names, "fastest", "iteration ms", gain, "scaling efficiency"], rows[:MOST_ROWS])
+    table = html_table([*names, "fastest", "iteration ms", gain, "scaling efficiency"], rows[:MOST_ROWS])
     return table + _rest(len(rows))
 
 
@@ -101,7 +102,7 @@ def _targets(result: WhatIf) -> str:
         shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
         gbps = "never" if answer.bandwidth_gbps is None else f"{answer.bandwidth_gbps:.3g}"
         rows.append([*shown, answer.policy, f"{answer.target_efficiency * 100:g} %", gbps])
-    return _table([*(LABELS[axis] for axis in axes), "policy", "efficiency", "Gb/s"], rows)
+    return html_table([*(LABELS[axis] for axis in axes), "policy", "efficiency", "Gb/s"], rows)
 
 
 def _cells(result: WhatIf) -> str:
@@ -126,7 +127,7 @@ def _cells(result: WhatIf) -> str:
         "speed-up",
         "per Gb/s more",
     ]
-    return _table([*(LABELS[axis] for axis in axes), *heading], rows) + _rest(len(result.cells))
+    return html_table([*(LABELS[axis] for axis in axes), *heading], rows) + _rest(len(result.cells))
 
 
 def _rest(count: int) -> str:

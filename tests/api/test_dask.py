@@ -17,6 +17,10 @@ from pace import Options, optimize, parse_profile
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
+pytestmark = pytest.mark.races_with_machine(
+    reason="the parts of a cluster must find one another within its time-outs"
+)
+
 pytest.importorskip("distributed")
 
 ASYNC = {"Prefer": "respond-async"}

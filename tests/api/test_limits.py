@@ -33,6 +33,7 @@ def _worker_pids(service: ServiceProcess) -> set[int]:
     return pids
 
 
+@pytest.mark.races_with_machine(reason="the small solve after it must end within 0.3 s")
 def test_a_solve_beyond_its_time_is_stopped_and_reported(tmp_path: Path, database_url: str) -> None:
     """The runaway is ended, the caller is told why, and the next solve finds a new process."""
     with ServiceProcess(tmp_path, database_url, solve_timeout_s=0.3) as service:
@@ -95,6 +96,7 @@ def _kill_workers_at_work(service: ServiceProcess, answer: Future[httpx.Response
     _kill_all(_worker_pids(service))
 
 
+@pytest.mark.races_with_machine(reason="the worker must be killed while it solves")
 def test_a_solve_whose_worker_was_killed_is_done_by_another(victim: ServiceProcess) -> None:
     """The caller notices nothing but the time it took."""
     assert victim.post_schedule(layered_profile(3)).status_code == 201
@@ -166,6 +168,7 @@ def test_a_full_queue_says_when_to_come_back(tmp_path: Path, database_url: str) 
         assert caller.post_schedule(layered_profile(3)).status_code == 201
 
 
+@pytest.mark.races_with_machine(reason="a task must be seen while it runs")
 def test_tenants_take_turns(tmp_path: Path, database_url: str) -> None:
     """One tenant's long queue does not keep another's single request waiting behind all of it."""
     with (
@@ -215,6 +218,7 @@ def test_profiles_beyond_the_limits_are_refused(tmp_path: Path, limit: str) -> N
             assert "takes 4" in answer.json()["detail"]
 
 
+@pytest.mark.races_with_machine(reason="the service must be stopped while it solves")
 def test_a_stopping_service_lets_solves_end(tmp_path: Path, database_url: str) -> None:
     """SIGTERM during a solve: the caller still gets the schedule, the process ends with status 0."""
     with ServiceProcess(tmp_path, database_url) as service, ThreadPoolExecutor(1) as pool:

@@ -7,6 +7,8 @@ import pytest
 from benchmarks.soak import soak
 from tests.api.postgresql import find_postgresql
 
+pytestmark = pytest.mark.races_with_machine(reason="faults are injected on a clock while the service works")
+
 # Three minutes for both databases together.
 SECONDS = 90.0
 

@@ -40,7 +40,7 @@ def test_a_task_is_claimed_as_it_is_accepted_where_none_waits(queue: TaskQueue) 
     status = queue.status("a", accepted.claimed.id)
     assert status is not None
     assert status.state == "running"
-    queue.finish(accepted.claimed, solve(accepted.claimed.profile_document, accepted.claimed.options))
+    queue.finish(accepted.claimed, solve(accepted.claimed.document, accepted.claimed.options))
     again = queue.submit("a", _request(3), claim=True)
     assert again.result is not None
     assert (again.task_id, again.claimed) == (None, None)

@@ -10,6 +10,10 @@ from tests.api.postgresql import PostgresqlServer, find_postgresql
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
 
+pytestmark = pytest.mark.races_with_machine(
+    reason="a service must renew its hold on a task before it counts as dead"
+)
+
 ASYNC = {"Prefer": "respond-async"}
 
 

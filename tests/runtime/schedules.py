@@ -9,8 +9,8 @@ from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import ELEMENT_BYTES, Gradient, Op, Profile
 from pace.documents.schedule import Execution, Group, Schedule, Segment
-from pace.runtime.parameters import gradient_sizes
-from pace.runtime.plan import GradientSize, cut
+from pace.runtime.control.parameters import gradient_sizes
+from pace.runtime.engine.plan import GradientSize, cut
 
 
 def sizes_of(model: nn.Module) -> list[GradientSize]:

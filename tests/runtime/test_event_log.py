@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from pace.runtime.capture.recorder import warn_if_inexact
 from pace.runtime.event_log import log
-from pace.runtime.recorder import warn_if_inexact
 from tests.runtime.launch import run_ranks
 from tests.runtime.logs import captured_events
 from tests.runtime.models import batches, build

@@ -13,7 +13,12 @@ from benchmarks.testbed.errors import RankFailed
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.processes import Answer, ranks
 
-pytestmark = pytest.mark.netns
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.races_with_machine(
+        reason="real processes on network namespaces must answer within their time-outs"
+    ),
+]
 
 
 def main(rank: int, secret: str) -> Answer:

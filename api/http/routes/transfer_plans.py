@@ -1,0 +1,29 @@
+"""The route /v1/transfer-plans: which updates go when, over which host, and which are dropped and why."""
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from pace.api.http.answers import PreparedAnswer
+from pace.api.http.body import receive_body
+from pace.api.http.openapi import json_body, problems
+from pace.api.http.parameters import RunningService
+from pace.api.http.security import Submitter
+from pace.api.workers.transfer_plans import plan_of
+from pace.client.fabric_documents import TransferPlanRequest, example_transfer_plan_request
+from pace.documents.fabric.transfer_plan import TransferPlan
+
+router = APIRouter(prefix="/v1/transfer-plans")
+
+
+@router.post(
+    "",
+    summary="Plan transfers",
+    response_model=TransferPlan,
+    responses=problems(401, 403, 413, 415, 422, 429, 500, 503),
+    openapi_extra=json_body(TransferPlanRequest, example_transfer_plan_request()),
+)
+async def create_transfer_plan(request: Request, service: RunningService, principal: Submitter) -> Response:  # noqa: ARG001  # who may submit may ask
+    """Plan a batch of updates on a network. Nothing is stored: same request, same plan."""
+    body, gzipped = await receive_body(request, service.settings.max_body_bytes)
+    plan = await service.compute(plan_of, body, gzipped, service.settings.max_decoded_bytes)
+    return PreparedAnswer.of(plan).response()

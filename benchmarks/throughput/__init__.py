@@ -1,0 +1,1 @@
+"""Predicted throughput of asynchronous training beside what real systems reach."""

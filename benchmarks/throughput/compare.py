@@ -1,0 +1,97 @@
+"""A measured run beside what one worker's profile predicts for it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from pace.documents.prediction import PredictionOptions
+from pace.documents.steps import StepsDocument
+from pace.throughput import predict, simulate_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One setting: steps a second measured (one number a repetition) and predicted; relative errors."""
+
+    system: str
+    model: str
+    ratio: float
+    discipline: str
+    workers: int
+    servers: int
+    measured: tuple[float, ...]
+    predicted: float
+    low: float
+    high: float
+    cynthia: float
+    closed_network: float
+    bound: float
+    load_average: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction against the mean of the repetitions."""
+        return self.predicted / float(np.mean(self.measured)) - 1
+
+    def error_of(self, model: str) -> float:
+        """Relative error of a coarser model."""
+        return float(getattr(self, model)) / float(np.mean(self.measured)) - 1
+
+    def as_row(self) -> dict[str, object]:
+        """Return everything for JSON."""
+        return {**asdict(self), "error": self.error}
+
+
+def measured_rate(ends_s: Sequence[Sequence[float]], skip: int) -> float:
+    """Return steps per second between the last worker's warm-up and the first worker's end."""
+    start = max(ends[skip - 1] for ends in ends_s)
+    end = min(ends[-1] for ends in ends_s)
+    return sum(start < moment <= end for ends in ends_s for moment in ends) / (end - start)
+
+
+def compare(
+    document: StepsDocument,
+    measured: Sequence[float],
+    *,
+    workers: int,
+    steps: int,
+    skip: int,
+    system: str,
+    model: str,
+    ratio: float,
+    load_average: float,
+) -> Comparison:
+    """Predict the same steps that were measured, with a band over 20 seeds."""
+    options = PredictionOptions(workers=(workers,), steps=steps, skip=skip, seeds=20, advice=False)
+    point = predict(document, options, threads=1).points[0]
+    batch = document.batch
+    return Comparison(
+        system=system,
+        model=model,
+        ratio=ratio,
+        discipline=document.link.discipline,
+        workers=workers,
+        servers=document.servers,
+        measured=tuple(measured),
+        predicted=point.throughput / batch,
+        low=point.low / batch,
+        high=point.high / batch,
+        cynthia=point.coarse.cynthia / batch,
+        closed_network=point.coarse.closed_network / batch,
+        bound=point.coarse.bound / batch,
+        load_average=load_average,
+    )
+
+
+def replay_errors(document: StepsDocument) -> tuple[list[float], list[float]]:
+    """Return the relative errors of every recorded step's length, and of every downlink's end time."""
+    steps, downlinks = [], []
+    down = [at for at, op in enumerate(document.ops) if op.resource == "downlink" and op.size_bytes]
+    for number, step in enumerate(document.steps):
+        assert step.start_s is not None
+        run = simulate_steps(document, 1, steps=1, skip=0, drawn=[[number]], num_recorded=1)
+        ends = np.add(step.start_s, step.duration_s)
+        steps.append(float(run.end_s[0] / ends.max() - 1))
+        downlinks += (run.op_end_s[0, 0, down] / ends[down] - 1).tolist()
+    return steps, downlinks

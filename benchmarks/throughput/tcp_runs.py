@@ -1,0 +1,163 @@
+"""Profiles and measures training over plain TCP on hosts of the testbed."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+
+from benchmarks.testbed.hosts import Link, hosts
+from benchmarks.testbed.processes import ranks
+from benchmarks.testbed.rates import measure_rates
+from benchmarks.throughput.compare import Comparison, compare, measured_rate, replay_errors
+from benchmarks.throughput.shapes import ModelShape, shape_of
+from benchmarks.throughput.tcp_training import TcpDiscipline, TcpJob, make_sides, tcp_main
+from pace.documents.steps import RecordedStep, StepLink, StepOp, StepsDocument
+from pace.solver.least_bytes import least_bytes_servers
+
+JITTER = 0.1
+
+
+def run_tcp(
+    job: TcpJob, *, rate_mbit_s: float, steps: int, seed: int
+) -> tuple[list[list[float]], list[dict[str, list[float]]], float]:
+    """Train on new hosts; return each worker's step ends, the first worker's records, and the link's rate.
+
+    The rate is that of one worker's link in bytes of payload per second, measured in both directions at
+    once.
+    """
+    with hosts([Link(rate_mbit_s=rate_mbit_s)] * (job.servers + job.workers)) as made:
+        rate = min(measure_rates(made[:2])) * 1e6 / 8
+        sides = make_sides(job)
+        with ranks("throughput", made, tcp_main, made, job, sides) as group:
+            workers = [()] * job.servers
+            group.ask_each("connect", [*workers, *([()] * job.workers)])
+            start = time.monotonic() + 0.3
+            arguments = (steps, seed, start)
+            replies = group.ask_each("train", [arguments] * len(made), timeout_s=3600)[job.servers :]
+        return [ends for ends, _, _ in replies], replies[0][1], rate
+
+
+def steps_document(
+    job: TcpJob, records: Sequence[dict[str, list[float]]], bytes_per_s: float, name: str
+) -> StepsDocument:
+    """Return what a lone worker recorded as a steps document."""
+    layers = range(len(job.layers))
+    ops = [
+        *(
+            StepOp(
+                name=f"down/{at}", resource="downlink", server=job.servers_of[at], size_bytes=job.layers[at]
+            )
+            for at in layers
+        ),
+        *(
+            StepOp(
+                name=f"forward/{at}",
+                resource="worker",
+                deps=(f"down/{at}", *([f"forward/{at - 1}"] if at else [])),
+            )
+            for at in layers
+        ),
+        *(
+            StepOp(
+                name=f"backward/{at}",
+                resource="worker",
+                deps=(f"backward/{at + 1}" if at + 1 < len(layers) else f"forward/{at}",),
+            )
+            for at in layers
+        ),
+        *(
+            StepOp(
+                name=f"up/{at}",
+                resource="uplink",
+                server=job.servers_of[at],
+                size_bytes=job.layers[at],
+                deps=(f"backward/{at}",),
+            )
+            for at in layers
+        ),
+    ]
+    kinds = ("down", "forward", "backward", "up")
+    window = job.window_bytes if job.discipline == "window" else None
+    return StepsDocument(
+        name=name,
+        servers=job.servers,
+        ops=tuple(ops),
+        steps=tuple(
+            RecordedStep(
+                duration_s=tuple(seconds for kind in kinds for seconds in record[kind]),
+                start_s=tuple(seconds for kind in kinds for seconds in record[f"{kind}_start"]),
+            )
+            for record in records
+        ),
+        link=StepLink(bytes_per_s=bytes_per_s, window_bytes=window, discipline=job.discipline),
+    )
+
+
+def job_of(shape: ModelShape, *, workers: int, servers: int, discipline: TcpDiscipline) -> TcpJob:
+    """Return a job on that many hosts; windows are a sixteenth of the model."""
+    return TcpJob(
+        workers=workers,
+        servers=servers,
+        layers=shape.layers,
+        servers_of=least_bytes_servers(shape.layers, servers),
+        forward_s=shape.forward_s,
+        backward_s=shape.backward_s,
+        jitter=JITTER,
+        discipline=discipline,
+        window_bytes=max(sum(shape.layers) // 16, 1),
+    )
+
+
+def compare_tcp(
+    *,
+    models: Sequence[str],
+    ratios: Sequence[float],
+    workers: Sequence[int],
+    servers: Sequence[int],
+    discipline: TcpDiscipline,
+    rate_mbit_s: float,
+    total_bytes: float,
+    profiled: int,
+    steps: int,
+    skip: int,
+    repetitions: int,
+) -> Iterator[tuple[Comparison | None, dict[str, object]]]:
+    """Profile one worker, then measure and predict each number of workers."""
+    for model in models:
+        for ratio in ratios:
+            nominal = rate_mbit_s * 1e6 / 8 * 0.95
+            shape = shape_of(model, total_bytes=total_bytes, ratio=ratio, bytes_per_s=nominal)
+            for num_servers in servers:
+                alone = job_of(shape, workers=1, servers=num_servers, discipline=discipline)
+                _, records, rate = run_tcp(alone, rate_mbit_s=rate_mbit_s, steps=profiled, seed=0)
+                document = steps_document(alone, records, rate, model)
+                of_steps, of_downlinks = replay_errors(document)
+                yield (
+                    None,
+                    {
+                        "system": f"tcp {discipline}",
+                        "model": model,
+                        "ratio": ratio,
+                        "servers": num_servers,
+                        "bytes_per_s": rate,
+                        "replay_errors": of_steps,
+                        "downlink_errors": of_downlinks,
+                    },
+                )
+                for count in workers:
+                    job = job_of(shape, workers=count, servers=num_servers, discipline=discipline)
+                    measured = []
+                    for repetition in range(repetitions):
+                        ends, _, _ = run_tcp(job, rate_mbit_s=rate_mbit_s, steps=steps, seed=1 + repetition)
+                        measured.append(measured_rate(ends, skip))
+                    found = compare(
+                        document,
+                        measured,
+                        workers=count,
+                        steps=steps,
+                        skip=skip,
+                        system=f"tcp {discipline}",
+                        model=model,
+                        ratio=ratio,
+                        load_average=os.getloadavg()[0],
+                    )
+                    yield found, found.as_row()

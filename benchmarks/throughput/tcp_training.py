@@ -1,0 +1,242 @@
+"""Asynchronous training over plain TCP: pulls, sleeping compute, pushes; the discipline is known exactly.
+
+One connection for each worker, server and direction. The sender applies the discipline, with little in its
+socket's buffer. Requests for parameters and acknowledgements of gradients go over pipes beside the network,
+so that links carry parameters and gradients and nothing else.
+"""
+
+import heapq
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.testbed.hosts import Host
+from benchmarks.testbed.processes import Answer
+
+_PORT = 5301
+_HEADER = struct.Struct("!iq")
+_PIECE = bytes(64 * 1024)
+_BUFFER_BYTES = 16 * 1024  # larger ones let the connection that came first keep more than its share
+_RECEIVE_BYTES = 2 * 2**20  # beyond what is ever under way: senders alone limit that, all alike
+
+TcpDiscipline = Literal["fifo", "window", "tic"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpJob:
+    """What is trained, and by whom.
+
+    Attributes
+    ----------
+    layers, servers_of
+        Bytes of each layer, and the server that holds it.
+    forward_s, backward_s
+        Mean seconds of each layer's passes; every worker's steps vary by `jitter` around them.
+    """
+
+    workers: int
+    servers: int
+    layers: tuple[int, ...]
+    servers_of: tuple[int, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    jitter: float
+    discipline: TcpDiscipline
+    window_bytes: int
+
+
+Side = Any
+"""One end of a pipe: multiprocessing's connections have a type for what they carry."""
+
+
+def make_sides(job: TcpJob) -> list[list[tuple[Side, Side]]]:
+    """Return for each worker and server the worker's and the server's end of a pipe."""
+    return [[Pipe() for _ in range(job.servers)] for _ in range(job.workers)]
+
+
+class DisciplinedSender:
+    """Sends streams over one connection, in the order and the pieces that a discipline asks for."""
+
+    def __init__(self, connection: socket.socket, job: TcpJob) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        self._connection = connection
+        self._job = job
+        self._waiting: list[tuple[int, int, int, int, bool]] = []
+        self._changed = threading.Condition()
+        self._count = 0
+        threading.Thread(target=self._send, daemon=True).start()
+
+    def put(self, layer: int, *, first: bool = True, left: int | None = None) -> None:
+        """Let a layer's bytes, or what is left of them, wait for their turn."""
+        with self._changed:
+            priority = layer if self._job.discipline == "tic" else 0
+            size = self._job.layers[layer] if left is None else left
+            heapq.heappush(self._waiting, (priority, self._count, layer, size, first))
+            self._count += 1
+            self._changed.notify()
+
+    def _send(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    self._changed.wait()
+                _, _, layer, size, first = heapq.heappop(self._waiting)
+            service = size
+            if self._job.discipline == "window" and first:
+                service = min(size, self._job.window_bytes)
+            self._connection.sendall(_HEADER.pack(layer, service))
+            left = service
+            while left:
+                left -= self._connection.send(memoryview(_PIECE)[: min(left, len(_PIECE))])
+            if service < size:
+                self.put(layer, first=False, left=size - service)
+
+
+def receive_layers(connection: socket.socket, job: TcpJob, arrived: Callable[[int], None]) -> None:
+    """Read chunks for ever; call `arrived` with each layer whose bytes are all there."""
+    missing = list(job.layers)
+    buffer = bytearray(1 << 20)
+    while True:
+        header = connection.recv(_HEADER.size, socket.MSG_WAITALL)
+        if len(header) < _HEADER.size:
+            return
+        layer, left = _HEADER.unpack(header)
+        missing[layer] -= left
+        while left:
+            left -= connection.recv_into(buffer, min(left, len(buffer)))
+        if missing[layer] == 0:
+            missing[layer] = job.layers[layer]
+            arrived(layer)
+
+
+def tcp_main(rank: int, on: Sequence[Host], job: TcpJob, sides: list[list[tuple[Side, Side]]]) -> Answer:
+    """Run a server (the first ranks) or a worker."""
+    # A connection that was idle between two steps would start slowly again, and lose its share to one that
+    # was not: the sharing that is to be isolated here would depend on who came first.
+    Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle").write_text("0")
+    if rank < job.servers:
+        return _serve(rank, on, job, [row[rank][1] for row in sides])
+    return _work(rank - job.servers, on, job, [row[0] for row in sides[rank - job.servers]])
+
+
+def _serve(server: int, on: Sequence[Host], job: TcpJob, sides: list[Side]) -> Answer:
+    listener = socket.create_server((on[server].address, _PORT), backlog=2 * job.workers)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+
+    def requests(side: Connection, sender: DisciplinedSender) -> None:
+        while True:
+            for layer in side.recv():
+                sender.put(layer)
+
+    def acknowledge(side: Connection) -> Callable[[int], None]:
+        return lambda layer: side.send((layer, time.monotonic()))
+
+    def connect() -> None:
+        for _ in range(2 * job.workers):
+            connection, _ = listener.accept()
+            worker, is_up = struct.unpack("!ii", connection.recv(8, socket.MSG_WAITALL))
+            if is_up:
+                target, arguments = receive_layers, (connection, job, acknowledge(sides[worker]))
+                threading.Thread(target=target, args=arguments, daemon=True).start()
+            else:
+                sender = DisciplinedSender(connection, job)
+                threading.Thread(target=requests, args=(sides[worker], sender), daemon=True).start()
+
+    threading.Thread(target=connect, daemon=True).start()
+    return lambda *_: time.process_time()
+
+
+def _work(worker: int, on: Sequence[Host], job: TcpJob, sides: list[Side]) -> Answer:
+    state: dict[str, Any] = {}
+
+    def connect() -> None:
+        arrived = [threading.Event() for _ in job.layers]
+        times = [0.0] * len(job.layers)
+
+        def note(layer: int) -> None:
+            times[layer] = time.monotonic()
+            arrived[layer].set()
+
+        senders = []
+        for server in range(job.servers):
+            for is_up in (0, 1):
+                connection = socket.socket()
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+                connection.connect((on[server].address, _PORT))
+                connection.sendall(struct.pack("!ii", worker, is_up))
+                if is_up:
+                    senders.append(DisciplinedSender(connection, job))
+                else:
+                    target, arguments = receive_layers, (connection, job, note)
+                    threading.Thread(target=target, args=arguments, daemon=True).start()
+        state.update(arrived=arrived, times=times, senders=senders)
+
+    def train(
+        steps: int, seed: int, start_at: float
+    ) -> tuple[list[float], list[dict[str, list[float]]], float]:
+        rng = random.Random(f"{seed} {worker}")
+        ends, records = [], []
+        _sleep_until(start_at)
+        used = time.process_time()
+        for _ in range(steps):
+            record = _step(job, state, sides, rng)
+            ends.append(time.monotonic())
+            records.append(record)
+        return ends, records, time.process_time() - used
+
+    def answer(request: str, arguments: tuple[Any, ...]) -> Any:
+        if request == "connect":
+            return connect()
+        if request == "train":
+            return train(*arguments)
+        raise ValueError(request)
+
+    return answer
+
+
+def _step(
+    job: TcpJob, state: dict[str, Any], sides: list[Side], rng: random.Random
+) -> dict[str, list[float]]:
+    """Train one step; return starts and durations by kind of op."""
+    began = time.monotonic()
+    layers = range(len(job.layers))
+    record = {name: [0.0] * len(layers) for name in ("down", "forward", "backward", "up")}
+    starts = {name: [0.0] * len(layers) for name in record}
+    for event in state["arrived"]:
+        event.clear()
+    for server, side in enumerate(sides):
+        side.send([layer for layer in layers if job.servers_of[layer] == server])
+
+    def compute(name: str, layer: int, mean_s: float) -> None:
+        start = time.monotonic()
+        seconds = mean_s * rng.lognormvariate(0.0, job.jitter)
+        _sleep_until(start + seconds)
+        starts[name][layer] = start - began
+        record[name][layer] = time.monotonic() - start
+
+    for layer in layers:
+        state["arrived"][layer].wait()
+        record["down"][layer] = state["times"][layer] - began
+        compute("forward", layer, job.forward_s[layer])
+    for layer in reversed(layers):
+        compute("backward", layer, job.backward_s[layer])
+        starts["up"][layer] = time.monotonic() - began
+        state["senders"][job.servers_of[layer]].put(layer)
+    for server, side in enumerate(sides):
+        for _ in range(job.servers_of.count(server)):
+            layer, received = side.recv()
+            record["up"][layer] = received - began - starts["up"][layer]
+    return {**record, **{f"{name}_start": values for name, values in starts.items()}}
+
+
+def _sleep_until(moment: float) -> None:
+    while (left := moment - time.monotonic()) > 0:
+        time.sleep(left)

@@ -1,0 +1,179 @@
+"""TensorFlow with parameter servers on hosts of the testbed: started, watched, and read."""
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.testbed.hosts import Host, Link, hosts
+from benchmarks.testbed.rates import measure_rates
+from benchmarks.throughput.compare import Comparison, compare, measured_rate, replay_errors
+from benchmarks.throughput.shapes import ModelShape, shape_of
+from pace.formats.tf_run_metadata import read_tf_run_metadata
+
+PROGRAM = Path(__file__).with_name("tensorflow_program.py")
+PORT = 2222
+# With this, a receiver lets every transfer through at once: the paper's "flow control disabled".
+WINDOW_OFF = "grpc.http2.bdp_probe=0,grpc.http2.lookahead_bytes=2147483647"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """When each worker started and its steps ended, on one clock; traces of the first worker."""
+
+    started_s: tuple[float, ...]
+    ends_s: tuple[tuple[float, ...], ...]
+    cpu_s: tuple[float, ...]
+    traces: tuple[dict[str, Any], ...] = ()
+
+
+def run_tensorflow(
+    python: Path,
+    model: ModelShape,
+    *,
+    workers: int,
+    servers: int,
+    rate_mbit_s: float,
+    steps: int,
+    trace: bool = False,
+    window_off: bool = True,
+) -> TrainingRun:
+    """Train on new hosts with `python`, an interpreter that has TensorFlow."""
+    with (
+        hosts([Link(rate_mbit_s=rate_mbit_s)] * (servers + workers)) as made,
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.ExitStack() as stack,
+    ):
+        of_ps, of_workers = made[:servers], made[servers:]
+        common = [
+            *("--ps", *(f"{host.address}:{PORT}" for host in of_ps)),
+            *("--workers", *(f"{host.address}:{PORT}" for host in of_workers)),
+            *("--layers", *map(str, model.layers)),
+            *("--forward-s", *map(str, model.forward_s)),
+            *("--backward-s", *map(str, model.backward_s)),
+            *("--steps", str(steps)),
+        ]
+        environment = os.environ | ({"TF_GRPC_DEFAULT_OPTIONS": WINDOW_OFF} if window_off else {})
+        for task, host in enumerate(of_ps):
+            stack.enter_context(
+                _process(host, python, ["--job", "ps", "--task", str(task), *common], environment)
+            )
+        started = []
+        for task, host in enumerate(of_workers):
+            own = ["--job", "worker", "--task", str(task), "--output", f"{folder}/{task}.json"]
+            if trace and task == 0:
+                own += ["--trace", f"{folder}/trace.json"]
+            started.append(stack.enter_context(_process(host, python, [*own, *common], environment)))
+        for process in started:
+            assert process.stdout is not None
+            if process.stdout.readline().strip() != b"ready":
+                raise RuntimeError(f"a worker ended with {process.wait()} before it was ready")
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+        for process in started:
+            if process.wait() != 0:
+                raise RuntimeError(f"a worker ended with {process.returncode}")
+        results = [json.loads(Path(f"{folder}/{task}.json").read_text()) for task in range(workers)]
+        recorded = Path(f"{folder}/trace.json")
+        return TrainingRun(
+            started_s=tuple(result["started_s"] for result in results),
+            ends_s=tuple(tuple(result["ends_s"]) for result in results),
+            cpu_s=tuple(result["cpu_s"] for result in results),
+            traces=tuple(json.loads(recorded.read_text())) if recorded.exists() else (),
+        )
+
+
+@contextlib.contextmanager
+def _process(
+    host: Host, python: Path, arguments: Sequence[str], environment: dict[str, str]
+) -> Iterator["subprocess.Popen[bytes]"]:
+    command = ["ip", "netns", "exec", host.namespace, str(python), str(PROGRAM), *arguments]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def compare_tensorflow(
+    python: Path,
+    *,
+    models: Sequence[str],
+    ratios: Sequence[float],
+    workers: Sequence[int],
+    servers: Sequence[int],
+    window_off: bool,
+    rate_mbit_s: float,
+    total_bytes: float,
+    profiled: int,
+    steps: int,
+    skip: int,
+    repetitions: int,
+) -> Iterator[tuple[Comparison | None, dict[str, object]]]:
+    """Profile one worker with traces, then measure without them and predict each number of workers."""
+    system = f"tensorflow, window {'off' if window_off else 'default'}"
+    with hosts([Link(rate_mbit_s=rate_mbit_s)] * 2) as made:
+        rate = min(measure_rates(made)) * 1e6 / 8
+    for name in models:
+        for ratio in ratios:
+            shape = shape_of(name, total_bytes=total_bytes, ratio=ratio, bytes_per_s=rate)
+            for num_servers in servers:
+                run = partial(
+                    run_tensorflow,
+                    python,
+                    shape,
+                    servers=num_servers,
+                    rate_mbit_s=rate_mbit_s,
+                    window_off=window_off,
+                )
+                traced = run(workers=1, steps=profiled, trace=True)
+                with tempfile.TemporaryDirectory() as folder:
+                    path = Path(folder) / f"{name}.json"
+                    path.write_text(json.dumps(traced.traces))
+                    document = read_tf_run_metadata([path], bytes_per_s=rate)
+                of_steps, of_downlinks = replay_errors(document)
+                yield (
+                    None,
+                    {
+                        "system": system,
+                        "model": name,
+                        "ratio": ratio,
+                        "servers": num_servers,
+                        "bytes_per_s": rate,
+                        "steps_dropped": document.metadata["steps_dropped"],
+                        "replay_errors": of_steps,
+                        "downlink_errors": of_downlinks,
+                    },
+                )
+                for count in workers:
+                    measured = [
+                        measured_rate(run(workers=count, steps=steps).ends_s, skip)
+                        for _ in range(repetitions)
+                    ]
+                    found = compare(
+                        document,
+                        measured,
+                        workers=count,
+                        steps=steps,
+                        skip=skip,
+                        system=system,
+                        model=name,
+                        ratio=ratio,
+                        load_average=os.getloadavg()[0],
+                    )
+                    yield found, found.as_row()

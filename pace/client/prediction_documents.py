@@ -1,0 +1,45 @@
+"""What client and service exchange about predictions of throughput."""
+
+from datetime import datetime
+
+from pace.client.documents import ResourceId
+from pace.documents.base import Document
+from pace.documents.prediction import Prediction, PredictionOptions
+from pace.documents.schedule import Sha256
+from pace.documents.steps import StepsDocument
+
+
+class PredictionRequest(Document):
+    """Body of ``POST /v1/predictions``."""
+
+    steps: StepsDocument
+    options: PredictionOptions = PredictionOptions()
+
+
+class PredictionSummary(Document):
+    """A stored prediction without its content.
+
+    Attributes
+    ----------
+    id
+        Follows from steps, options and version: the same request always gives the same id.
+    """
+
+    id: ResourceId
+    name: str
+    steps_sha256: Sha256
+    num_points: int
+    created_at: datetime
+
+
+class PredictionResource(PredictionSummary):
+    """A stored prediction."""
+
+    prediction: Prediction
+
+
+class PredictionPage(Document):
+    """Stored predictions, newest first; `next` is the cursor of the next page, if there is one."""
+
+    items: tuple[PredictionSummary, ...]
+    next: str | None

@@ -1,0 +1,123 @@
+"""The batch document: updates that wait for the server, and the bounds that their commits must keep."""
+
+import hashlib
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pace.documents.base import Document
+from pace.documents.profile import Name, Seconds
+from pace.documents.schedule import Bytes
+
+Norm = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Version = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class PendingUpdate(Document):
+    """An update that waits on its worker's host.
+
+    Attributes
+    ----------
+    version
+        The model that it was computed from.
+    norm
+        Euclidean norm; what bounds the divergence of a replica.
+    ready_s
+        When it may leave its host, from the plan's start.
+    weight
+        In a weighted mean, for example the tokens behind it.
+    kind
+        What it is; the plan does not depend on it.
+    """
+
+    id: Name
+    host: Name
+    size_bytes: Bytes
+    version: Version
+    norm: Norm = 0.0
+    ready_s: Seconds = 0.0
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    kind: Literal["gradient", "pseudo-gradient", "delta", "rollouts"] = "gradient"
+
+
+class DivergenceLimit(Document):
+    """How far the server may lead its replica: by a norm of the difference, or by a number of updates."""
+
+    kind: Literal["norm", "updates"] = "norm"
+    max: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class SumSize(Document):
+    """How large a sum of updates is.
+
+    Attributes
+    ----------
+    kind
+        "dense": as large as its largest member. "sparse": as large as all members together, at most
+        `at_most_bytes`.
+    momentum
+        "sum": one sum; with momentum it is one step instead of several, exact without. "exact": two vectors,
+        which reproduce every step.
+    """
+
+    kind: Literal["dense", "sparse"] = "dense"
+    at_most_bytes: Annotated[int, Field(gt=0, lt=2**63)] | None = None
+    momentum: Literal["sum", "exact"] = "sum"
+
+    @model_validator(mode="after")
+    def _limit_of_sparse(self) -> Self:
+        if (self.kind == "sparse") != (self.at_most_bytes is not None):
+            raise ValueError("at_most_bytes goes with kind sparse, and sparse needs it")
+        return self
+
+
+class UpdateBatch(Document):
+    """Updates to be planned together.
+
+    Attributes
+    ----------
+    version
+        Of the server's model once everything that is planned already is committed.
+    delay_bound
+        An update's delay (the version just before its commit, minus its own) stays below this. Null: no
+        bound.
+    divergence
+        Null for no replication.
+    momentum, history_norm
+        Of the server's update rule, and the norm of its history at the replica's model.
+    punted
+        Updates that are committed and that the replica still has to receive, in commit order.
+    buffer_bytes
+        How much a host keeps for the replica; null for no limit.
+    """
+
+    schema_version: Literal[1] = 1
+    version: Version
+    delay_bound: Annotated[int, Field(ge=1, lt=2**53)] | None = None
+    divergence: DivergenceLimit | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    history_norm: Norm = 0.0
+    merge: Literal["sum", "weighted-mean"] = "sum"
+    sum_size: SumSize = SumSize()
+    updates: tuple[PendingUpdate, ...]
+    punted: tuple[PendingUpdate, ...] = ()
+    buffer_bytes: Bytes | None = None
+
+    @model_validator(mode="after")
+    def _ids_are_unique(self) -> Self:
+        seen: set[str] = set()
+        for update in (*self.updates, *self.punted):
+            if update.id in seen:
+                raise ValueError(f'update "{update.id}" is there twice')
+            seen.add(update.id)
+        for update in self.updates:
+            if update.version > self.version:
+                raise ValueError(
+                    f'update "{update.id}" is from version {update.version}, later than {self.version}'
+                )
+        return self
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the document in its canonical form."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()

@@ -1,0 +1,77 @@
+"""What the workers of a prediction are like, where they differ from the one that was recorded."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pace.documents.base import Document
+from pace.documents.steps import Rate
+
+Speed = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Moment = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+PerWorker = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class Fleet(Document):
+    """Workers that share servers.
+
+    Lists are read in turns: worker i takes the entry i modulo the list's length, an empty list leaves what
+    was recorded.
+
+    Attributes
+    ----------
+    speed
+        How many times as fast as the recorded worker each computes.
+    download_bytes_per_s, upload_bytes_per_s
+        Rates of the workers' links; the recorded link's by default.
+    server_bytes_per_s
+        Rates of the servers' links, each way; server i takes entry i modulo the length.
+    join_s, leave_s
+        When workers start and stop, None for never. One that leaves stops in the middle of its step.
+    pull_every, push_every
+        A worker pulls in its first step and every so many steps; it pushes in the last of every so many.
+    barrier
+        "none"; "all": a step starts when every worker has ended the one before; "quorum": a round ends when
+        `quorum` steps have ended, and those who ended one wait for that; "staleness": nobody is more
+        than `max_ahead` steps ahead of the slowest.
+    late
+        What becomes of a step that ends after its round: "count" it for the present round, or "drop" it.
+    """
+
+    speed: tuple[Speed, ...] = ()
+    download_bytes_per_s: tuple[Rate, ...] = ()
+    upload_bytes_per_s: tuple[Rate, ...] = ()
+    server_bytes_per_s: tuple[Rate, ...] = ()
+    join_s: tuple[Moment, ...] = ()
+    leave_s: tuple[Moment | None, ...] = ()
+    pull_every: PerWorker = 1
+    push_every: PerWorker = 1
+    barrier: Literal["none", "all", "quorum", "staleness"] = "none"
+    quorum: PerWorker | None = None
+    max_ahead: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    late: Literal["count", "drop"] = "count"
+
+    @model_validator(mode="after")
+    def _what_its_barrier_needs(self) -> Self:
+        for barrier, field in (("quorum", self.quorum), ("staleness", self.max_ahead)):
+            name = "quorum" if barrier == "quorum" else "max_ahead"
+            if self.barrier == barrier and field is None:
+                raise ValueError(f'barrier "{barrier}" needs {name}')
+            if self.barrier != barrier and field is not None:
+                raise ValueError(f'{name} is given, and the barrier is "{self.barrier}"')
+        if self.join_s and self.leave_s:
+            for at in range(max(len(self.join_s), len(self.leave_s))):
+                leave = self.leave_s[at % len(self.leave_s)]
+                if leave is not None and leave <= self.join_s[at % len(self.join_s)]:
+                    raise ValueError(f"worker {at} leaves at {leave} s, before it joins")
+        return self
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all workers do the same, so that each of them can be given the same number of steps."""
+        lists = (self.speed, self.download_bytes_per_s, self.upload_bytes_per_s, self.join_s, self.leave_s)
+        return (
+            self.barrier != "quorum"
+            and all(len(set(values)) <= 1 for values in lists)
+            and not any(moment is not None for moment in self.leave_s)
+        )

@@ -1,0 +1,271 @@
+"""The steps document: what one worker of parameter-server training did in several recorded steps.
+
+The graph of a step is there once, the times of its ops once for each step. Transfers have sizes and no
+durations: how long they take depends on who else uses the link.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from pace.documents.base import Document, explain
+from pace.documents.frozen import FrozenDict, frozen
+from pace.documents.profile import MAX_TOTAL_BYTES, MAX_TOTAL_S, Name, Seconds
+from pace.errors import InvalidSteps
+from pace.graph import CyclicGraph, build_graph
+
+StepResource = Literal["downlink", "worker", "uplink", "ps"]
+LinkDiscipline = Literal["fifo", "window", "first-service-first", "adaptive", "tic", "reverse", "random"]
+Rate = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
+
+WINDOWED: tuple[LinkDiscipline, ...] = ("window", "first-service-first")
+
+
+class StepOp(Document):
+    """An op of a step.
+
+    Attributes
+    ----------
+    resource
+        "downlink" (a pull) or "uplink" (a push) of one server; "worker" or "ps": compute on either.
+    server
+        The server of a transfer or of an update, 0 if left out.
+    size_bytes
+        Of a transfer.
+    stream
+        Compute ops of one worker that name the same stream run one at a time, in order of arrival.
+    deps
+        Names of the ops that end before it starts; a name that stands twice counts once.
+    parameter
+        What a transfer or an update belongs to, where its name does not say so after its first slash: what
+        has one parameter moves together when parameters are placed on other servers.
+    """
+
+    name: Name
+    resource: StepResource
+    server: Annotated[int, Field(ge=0, lt=10_000)] | None = None
+    size_bytes: Annotated[int, Field(ge=0, le=MAX_TOTAL_BYTES)] | None = None
+    stream: Name | None = None
+    deps: tuple[Name, ...] = ()
+    parameter: Name | None = None
+
+    @property
+    def belongs_to(self) -> str:
+        """The parameter of a transfer or an update."""
+        return self.parameter or self.name.partition("/")[2] or self.name
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether a link carries it."""
+        return self.resource in ("downlink", "uplink")
+
+    @model_validator(mode="after")
+    def _fields_of_its_resource(self) -> Self:
+        if self.is_transfer:
+            if self.size_bytes is None:
+                raise ValueError(f"a transfer ({self.resource}) needs size_bytes")
+            if self.stream is not None:
+                raise ValueError(f"a transfer ({self.resource}) is on no stream")
+        elif self.size_bytes is not None:
+            raise ValueError(f"compute ({self.resource}) has no size_bytes")
+        if self.resource == "worker" and self.server is not None:
+            raise ValueError("compute of the worker is on no server")
+        return self
+
+
+class RecordedStep(Document):
+    """Times of every op in one step, in the order of the ops.
+
+    Attributes
+    ----------
+    duration_s
+        Seconds of compute; what stands at transfers is not used, as it holds their wait for the link.
+    start_s
+        When each op started: the order in which ops that wait for nothing are submitted.
+    """
+
+    duration_s: tuple[Seconds, ...]
+    start_s: tuple[Seconds, ...] | None = None
+
+
+class StepLink(Document):
+    """The links between workers and servers.
+
+    Attributes
+    ----------
+    bytes_per_s
+        Measured rate of one host's link, the same each way.
+    window_bytes
+        Most bytes that a stream sends before it lets others go; None: each transfer is one piece.
+    discipline
+        How a connection serves the transfers that wait for it; see docs/throughput.md.
+    """
+
+    bytes_per_s: Rate
+    window_bytes: Annotated[int, Field(gt=0, le=MAX_TOTAL_BYTES)] | None = None
+    discipline: LinkDiscipline = "fifo"
+
+    @model_validator(mode="after")
+    def _window_where_one_is_needed(self) -> Self:
+        if self.discipline in WINDOWED and self.window_bytes is None:
+            raise ValueError(f'discipline "{self.discipline}" needs window_bytes')
+        return self
+
+
+class ParsingOverhead(Document):
+    """What a receiver computes for each transfer: seconds_per_byte * bytes + seconds."""
+
+    seconds_per_byte: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    seconds: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
+
+
+class StepsDocument(Document):
+    """Recorded steps of one worker, and the links that it used.
+
+    Attributes
+    ----------
+    batch
+        Examples that a step of one worker trains on.
+    servers
+        How many hold the parameters.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        From the constructor. ``parse_steps`` and ``load_steps`` raise ``InvalidSteps`` instead.
+    """
+
+    schema_version: Literal[1] = 1
+    kind: Literal["parameter-server-steps"] = "parameter-server-steps"
+    name: Name
+    batch: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] = 1.0
+    servers: Annotated[int, Field(ge=1, le=10_000)] = 1
+    ops: tuple[StepOp, ...]
+    steps: tuple[RecordedStep, ...]
+    link: StepLink
+    overhead: ParsingOverhead = ParsingOverhead()
+    metadata: Annotated[dict[str, Any], AfterValidator(frozen)] = Field(default_factory=FrozenDict)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for what, items in (("ops", self.ops), ("steps", self.steps)):
+            if not items:
+                raise ValueError(f"{what}: there are none")
+        names: set[str] = set()
+        for op in self.ops:
+            if op.name in names:
+                raise ValueError(f'two ops are named "{op.name}"')
+            names.add(op.name)
+        for op in self.ops:
+            for name in op.deps:
+                if name not in names:
+                    raise ValueError(f'op "{op.name}" depends on "{name}", which is no op')
+            if op.server is not None and op.server >= self.servers:
+                raise ValueError(f'op "{op.name}" is on server {op.server}: expected below {self.servers}')
+        for number, step in enumerate(self.steps):
+            for field, times in (("duration_s", step.duration_s), ("start_s", step.start_s)):
+                if times is not None and len(times) != len(self.ops):
+                    raise ValueError(
+                        f"step {number}: {field} has {len(times)} numbers for {len(self.ops)} ops"
+                    )
+            if sum(step.duration_s) > MAX_TOTAL_S:
+                raise ValueError(f"step {number}: ops last more than {MAX_TOTAL_S:g} s together")
+        try:
+            self._order  # noqa: B018  # a cycle is found by sorting
+        except CyclicGraph as error:
+            cycle = " -> ".join(f'"{self.ops[op].name}"' for op in (*error.cycle, error.cycle[0]))
+            raise ValueError(f"ops wait for one another in a cycle: {cycle}") from None
+        if sum(op.size_bytes or 0 for op in self.ops) > MAX_TOTAL_BYTES:
+            raise ValueError(f"transfers have more than {MAX_TOTAL_BYTES} bytes together")
+        self._refuse_empty_steps()
+        return self
+
+    def _refuse_empty_steps(self) -> None:
+        if any(op.size_bytes for op in self.ops):
+            return
+        for number, step in enumerate(self.steps):
+            if not any(step.duration_s):
+                raise ValueError(f"step {number} takes no time: no op has bytes or a duration")
+
+    @cached_property
+    def dependencies(self) -> tuple[tuple[int, ...], ...]:
+        """For every op, the numbers of the distinct ops that end before it starts."""
+        index = {op.name: number for number, op in enumerate(self.ops)}
+        return tuple(tuple(dict.fromkeys(index[name] for name in op.deps)) for op in self.ops)
+
+    @cached_property
+    def _order(self) -> tuple[int, ...]:
+        return build_graph([0.0] * len(self.ops), self.dependencies, [None] * len(self.ops)).order
+
+    @property
+    def topological_order(self) -> tuple[int, ...]:
+        """The numbers of the ops, each after those that it waits for."""
+        return self._order
+
+    def replace(self, **changes: Any) -> "StepsDocument":
+        """Return a copy with some fields changed, validated anew."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return StepsDocument(**(fields | changes))
+
+    def bytes_of(self, resource: StepResource) -> tuple[int, ...]:
+        """Return the bytes that one step moves through each server's link in one direction."""
+        total = [0] * self.servers
+        for op in self.ops:
+            if op.resource == resource:
+                total[op.server or 0] += op.size_bytes or 0
+        return tuple(total)
+
+    def to_json(self) -> bytes:
+        """Serialize for people: an op or a step a line; the same document, the same bytes."""
+        document = self.model_dump(mode="json", exclude_defaults=True)
+        head = {"schema_version": 1, "kind": self.kind, "name": self.name, "batch": self.batch}
+        head["servers"] = self.servers
+        lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+        lines += [f'"ops": {_rows(document["ops"])}', f'"steps": {_rows(document["steps"])}']
+        lines += [
+            f'"{name}": {json.dumps(getattr(self, name).model_dump(mode="json"))}'
+            for name in ("link", "overhead")
+        ]
+        lines.append(f'"metadata": {json.dumps(self.metadata, indent=1, allow_nan=False)}')
+        return ("{" + ",\n ".join(lines) + "}\n").encode()
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the document's canonical JSON; 64 hexadecimal digits."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _rows(values: Iterable[Any]) -> str:
+    return "[\n  " + ",\n  ".join(json.dumps(value, allow_nan=False) for value in values) + "]"
+
+
+def parse_steps(document: bytes | str) -> StepsDocument:
+    """Read a steps document from JSON.
+
+    Raises
+    ------
+    InvalidSteps
+        With one line per fault, each naming the op or the step at fault.
+    """
+    try:
+        return StepsDocument.model_validate_json(document, strict=True)
+    except ValidationError as error:
+        try:
+            parsed: Any = json.loads(document)
+        except (ValueError, RecursionError):
+            parsed = None
+        raise InvalidSteps(explain(error, parsed)) from None
+
+
+def load_steps(path: str | Path) -> StepsDocument:
+    """Read a steps document from a JSON file; raises InvalidSteps and OSError."""
+    try:
+        return parse_steps(Path(path).read_bytes())
+    except InvalidSteps as error:
+        raise InvalidSteps(f"{path}: {error}") from None

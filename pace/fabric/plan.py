@@ -1,0 +1,292 @@
+"""From a network and a batch of updates to their transfer plan: the one entry point."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from pace.documents.fabric.batch import UpdateBatch
+from pace.documents.fabric.network import FabricNetwork
+from pace.documents.fabric.transfer_plan import (
+    Commit,
+    DroppedUpdate,
+    PredictedCommits,
+    ReplicaPlan,
+    Transfer,
+    TransferOptions,
+    TransferPlan,
+)
+from pace.errors import InvalidFabric, InvalidOptions, SolverFailed
+from pace.fabric.problem import FabricProblem, problem_of, updates_of
+from pace.solver.fabric.aggregation import Aggregation, Hop, aggregate, fastest_hosts
+from pace.solver.fabric.capacity import Capacities, Reservation
+from pace.solver.fabric.exact import ExactOrder, solve_exactly
+from pace.solver.fabric.lower_bounds import machine_bound, time_indexed_bound
+from pace.solver.fabric.ordering import Drop, Ordering, order_updates
+from pace.solver.fabric.replication import LeadLimit, Replication, replicate
+from pace.solver.fabric.search import search_order
+from pace.solver.fabric.updates import Updates
+from pace.version import __version__
+
+# Above this many updates the linear program would take longer than the plan.
+_MOST_IN_PROGRAM = 40
+
+
+def plan_transfers(
+    network: FabricNetwork, batch: UpdateBatch, options: TransferOptions | None = None
+) -> TransferPlan:
+    """Plan the transfers of a batch: order, aggregation, and what the replica receives.
+
+    Deterministic: the same documents and options give the same plan. Heuristic unless ``order="exact"``,
+    and then exact among plans without aggregators; ``predicted.gap`` says how far it can be from the best.
+
+    Raises
+    ------
+    InvalidFabric
+        If the two documents do not fit, or the divergence bound cannot be kept.
+    InvalidOptions
+        If the exact order does not take this batch.
+    SolverFailed
+        If the exact program ends without an optimum.
+    """
+    chosen = options or TransferOptions()
+    problem = problem_of(network, batch)
+    if chosen.order == "exact":
+        ordering, server = _exactly(problem, chosen)
+        aggregators: tuple[int, ...] = ()
+    else:
+        ordering = _ordered(problem, chosen)
+        aggregators = fastest_hosts(
+            problem.capacities, problem.aggregators, chosen.aggregators, seed=chosen.seed
+        )
+        made = aggregate(
+            problem.updates, ordering.commits, problem.capacities, aggregators, size=problem.size
+        )
+        if made is None:
+            raise InvalidFabric("no transfer of the kept updates ends: links are without any rate")
+        server = made
+    replication = _replicated(problem, ordering, server, aggregators, chosen)
+    if replication is not None:
+        server = replication.server
+    return _document(problem, ordering, server, replication, chosen)
+
+
+def _ordered(problem: FabricProblem, options: TransferOptions) -> Ordering:
+    if options.order == "search":
+        if options.rule != "strict" or options.late not in ("drop", "pace"):
+            raise InvalidOptions('order "search" goes with rule "strict" and late "drop" or "pace"')
+        return search_order(problem.updates, problem.capacities)
+    return order_updates(problem.updates, problem.capacities, rule=options.rule, late=options.late)
+
+
+def _exactly(problem: FabricProblem, options: TransferOptions) -> tuple[Ordering, Aggregation]:
+    if options.rule != "strict" or options.late not in ("drop", "pace"):
+        raise InvalidOptions('order "exact" goes with rule "strict" and late "drop" or "pace"')
+    try:
+        exact = solve_exactly(problem.updates, problem.capacities)
+    except ValueError as error:
+        raise InvalidOptions(str(error)) from None
+    except RuntimeError as error:
+        raise SolverFailed(str(error)) from None
+    end = np.full(len(problem.updates), np.nan)
+    end[list(exact.commits)] = exact.commit_s
+    kept = tuple(sorted(exact.commits))
+    greedy = {drop.update: drop for drop in order_updates(problem.updates, problem.capacities).dropped}
+    dropped = tuple(
+        greedy.get(g) or Drop(update=g, reason="overtaken", witness=kept)
+        for g in range(len(problem.updates))
+        if g not in kept
+    )
+    ordering = Ordering(
+        picked=exact.commits,
+        commits=exact.commits,
+        end_s=end,
+        dropped=dropped,
+        weights=np.ones(len(problem.updates)),
+    )
+    return ordering, _directly(problem, exact)
+
+
+def _directly(problem: FabricProblem, exact: ExactOrder) -> Aggregation:
+    left = problem.capacities.copy()
+    hops = []
+    for g, pieces, end in zip(exact.commits, exact.pieces, exact.commit_s.tolist(), strict=True):
+        source = int(problem.updates.host[g])
+        left.book(source, problem.server, pieces)
+        hops.append(
+            Hop(
+                source=source,
+                target=problem.server,
+                updates=(g,),
+                size_bytes=float(problem.updates.size[g]),
+                after=(),
+                reservation=Reservation(end_s=end, pieces=pieces),
+            )
+        )
+    groups = tuple(((g,), float(end)) for g, end in zip(exact.commits, exact.commit_s, strict=True))
+    return Aggregation(num_direct=len(hops), hops=tuple(hops), groups=groups, left=left)
+
+
+def _queue(problem: FabricProblem, ordering: Ordering) -> Updates:
+    """Return the punted updates, then the batch's in commit order."""
+    batch = problem.batch
+    waiting = tuple(batch.updates[g] for g in ordering.commits)
+    return updates_of(problem.network, (*batch.punted, *waiting), batch)
+
+
+def _renumbered(server: Aggregation, place: dict[int, int]) -> Aggregation:
+    return replace(
+        server,
+        hops=tuple(replace(hop, updates=tuple(place[g] for g in hop.updates)) for hop in server.hops),
+        groups=tuple((tuple(place[g] for g in group), at) for group, at in server.groups),
+    )
+
+
+def _replicated(
+    problem: FabricProblem,
+    ordering: Ordering,
+    server: Aggregation,
+    aggregators: tuple[int, ...],
+    options: TransferOptions,
+) -> Replication | None:
+    batch = problem.batch
+    if batch.divergence is None or problem.replica is None:
+        return None
+    place = {g: len(batch.punted) + number for number, g in enumerate(ordering.commits)}
+    norms = [*(update.norm for update in batch.punted), *problem.norms[list(ordering.commits)].tolist()]
+    made = replicate(
+        _queue(problem, ordering),
+        np.array(norms),
+        _renumbered(server, place),
+        len(batch.punted),
+        problem.capacities,
+        problem.replica,
+        LeadLimit(
+            kind=batch.divergence.kind,
+            most=batch.divergence.max,
+            gamma=batch.momentum,
+            history_norm=batch.history_norm,
+        ),
+        aggregators,
+        check=options.check,
+        size=problem.size,
+        buffer_bytes=np.inf if batch.buffer_bytes is None else float(batch.buffer_bytes),
+    )
+    if made is None:
+        raise InvalidFabric("the divergence bound cannot be kept: the replica cannot be reached")
+    back = {queued: g for g, queued in place.items()}
+    back |= {queued: -1 - queued for queued in range(len(batch.punted))}
+    return replace(
+        made,
+        server=_renumbered(made.server, back),
+        frozen=_renumbered(replace(made.server, hops=made.frozen, groups=()), back).hops,
+        frozen_updates=tuple(back[queued] for queued in made.frozen_updates),
+        punted=tuple(back[queued] for queued in made.punted),
+    )
+
+
+def _document(
+    problem: FabricProblem,
+    ordering: Ordering,
+    server: Aggregation,
+    replication: Replication | None,
+    options: TransferOptions,
+) -> TransferPlan:
+    batch = problem.batch
+
+    def name(g: int) -> str:
+        return batch.updates[g].id if g >= 0 else batch.punted[-1 - g].id
+
+    transfers = _transfers(problem, server.hops, 0, name)
+    if replication is not None:
+        transfers += _transfers(problem, replication.frozen, len(transfers), name)
+    version = batch.version
+    commits = []
+    for group, at in server.groups:
+        version += len(group)
+        weights = tuple(float(ordering.weights[g]) for g in group)
+        commits.append(Commit(updates=tuple(map(name, group)), at_s=at, version=version, weights=weights))
+    replica = ReplicaPlan()
+    if replication is not None:
+        replica = ReplicaPlan(
+            frozen=tuple(map(name, replication.frozen_updates)),
+            punted=tuple(map(name, replication.punted)),
+            bound=replication.bound,
+            delay_s=replication.delay_s,
+        )
+    return TransferPlan(
+        batch_sha256=batch.sha256,
+        rule=options.rule,
+        late=options.late,
+        solver=__version__,
+        order=tuple(map(name, ordering.commits)),
+        dropped=tuple(
+            DroppedUpdate(id=name(d.update), reason=d.reason, witness=tuple(map(name, d.witness)))
+            for d in ordering.dropped
+        ),
+        transfers=tuple(transfers),
+        commits=tuple(commits),
+        replica=replica,
+        predicted=_prediction(problem, ordering, server),
+    )
+
+
+def _transfers(
+    problem: FabricProblem, hops: tuple[Hop, ...], first: int, name: Callable[[int], str]
+) -> list[Transfer]:
+    """Return the hops between different hosts, numbered from `first`."""
+    hosts = problem.network.hosts
+    number: dict[int, int] = {}
+    transfers: list[Transfer] = []
+    for place, hop in enumerate(hops):
+        if hop.source == hop.target:
+            continue
+        number[place] = first + len(transfers)
+        start = max([hop.reservation.start_s, *(hops[earlier].reservation.end_s for earlier in hop.after)])
+        transfers.append(
+            Transfer(
+                id=number[place],
+                source=hosts[hop.source].name,
+                target=hosts[hop.target].name,
+                updates=tuple(map(name, hop.updates)),
+                size_bytes=round(hop.size_bytes),
+                after=tuple(number[earlier] for earlier in hop.after if earlier in number),
+                start_s=start,
+                end_s=hop.reservation.end_s,
+                rates=tuple((p[0], p[1], p[2]) for p in hop.reservation.pieces.tolist()),
+            )
+        )
+    return transfers
+
+
+def _prediction(problem: FabricProblem, ordering: Ordering, server: Aggregation) -> PredictedCommits:
+    kept = np.array(ordering.commits, dtype=np.int64)
+    if not len(kept):
+        return PredictedCommits(last_commit_s=0.0, mean_commit_s=0.0, lower_bound_s=0.0, gap=0.0)
+    updates = problem.updates.take(kept)
+    relayed = server.num_direct < len(kept)
+    if relayed:
+        free = problem.capacities.copy()
+        _open(free, problem.server)
+        bound = sum(updates.finish(g, free) for g in range(len(updates)))
+    elif len(kept) <= _MOST_IN_PROGRAM:
+        bound = time_indexed_bound(updates, problem.capacities, server.last_s)
+        bound = max(bound, machine_bound(updates, problem.capacities))
+    else:
+        bound = machine_bound(updates, problem.capacities)
+    mean = server.mean_s
+    lower = min(bound / len(kept), mean)
+    return PredictedCommits(
+        last_commit_s=server.last_s,
+        mean_commit_s=mean,
+        lower_bound_s=lower,
+        bound="uplinks" if relayed else "direct",
+        gap=mean / lower - 1 if lower > 0 else 0.0,
+    )
+
+
+def _open(capacities: Capacities, host: int) -> None:
+    """Let a host's way down carry anything."""
+    link = 2 * host + 1
+    capacities.counts[link] = 1
+    capacities.rates[link, 0] = max(float(capacities.most().sum()), 1.0)

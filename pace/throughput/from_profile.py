@@ -1,0 +1,89 @@
+"""Steps of a parameter server's worker that computes what an all-reduce profile's window computes."""
+
+from pace.documents.profile import Profile
+from pace.documents.steps import RecordedStep, StepLink, StepOp, StepsDocument
+from pace.errors import InvalidOptions
+from pace.jitter import jittered_durations
+from pace.simulation.worker import parameter_server_worker
+from pace.solver.cost import CostCurve
+
+
+def steps_from_profile(
+    profile: Profile,
+    *,
+    bytes_per_s: float,
+    servers: int = 1,
+    batch: float = 1,
+    count: int = 1,
+    jitter: float = 0.0,
+    seed: int = 0,
+) -> StepsDocument:
+    """Convert a profile: pull, forward pass, backward pass, push as soon as each gradient is there, update.
+
+    Updates take no time, because a profile does not say what they cost; add their durations where they
+    are known.
+
+    Parameters
+    ----------
+    count, jitter, seed
+        How many steps to draw, with the profile's standard deviations of ops or, where it has none, with
+        `jitter`; one step has the profile's durations exactly.
+
+    Raises
+    ------
+    InvalidOptions
+        If a number is out of range.
+    """
+    if servers < 1 or count < 1:
+        raise InvalidOptions(f"{servers} servers and {count} steps: expected at least 1")
+    if not 0 <= jitter <= 10:
+        raise InvalidOptions(f"jitter is {jitter}: expected 0 to 10")
+    dag = parameter_server_worker(profile, servers=servers, transfer=CostCurve.affine(0.0, 1.0 / bytes_per_s))
+    sizes = {gradient.name: gradient.size_bytes for gradient in profile.gradients}
+    streams = {op.name: op.stream for op in profile.ops}
+    transfers = len(profile.gradients)
+    last = len(dag.names) - transfers
+    names = [
+        *(f"down/{gradient.name}" for gradient in profile.gradients),
+        *(f"compute/{name}" for name in dag.names[transfers:last]),
+        *(f"up/{gradient.name}" for gradient in profile.gradients),
+    ]
+    ops = []
+    for number, name in enumerate(names):
+        kind = name.partition("/")[0]
+        deps = tuple(names[before] for before in dag.predecessors[number])
+        what = name.partition("/")[2]
+        if kind == "compute":
+            ops.append(StepOp(name=name, resource="worker", stream=streams[what], deps=deps))
+            continue
+        server = (int(dag.resources[number]) - 1) % servers
+        ops.append(
+            StepOp(
+                name=name,
+                resource="downlink" if kind == "down" else "uplink",
+                server=server,
+                size_bytes=sizes[what],
+                deps=deps,
+            )
+        )
+    if count == 1:
+        drawn = [[op.duration_s for op in profile.ops]]
+    else:
+        drawn = jittered_durations(profile, jitter=jitter, count=count, seed=seed).tolist()
+    index = {op.name: number for number, op in enumerate(profile.ops)}
+    return StepsDocument(
+        name=profile.name,
+        batch=batch,
+        servers=servers,
+        ops=tuple(ops),
+        steps=tuple(
+            RecordedStep(
+                duration_s=tuple(
+                    times[index[op.name.partition("/")[2]]] if op.resource == "worker" else 0.0 for op in ops
+                )
+            )
+            for times in drawn
+        ),
+        link=StepLink(bytes_per_s=bytes_per_s),
+        metadata={"source": "profile", "profile_sha256": profile.sha256},
+    )

@@ -1,0 +1,90 @@
+"""Disciplines of links: windows, and the orders in which transfers that wait for a server are sent."""
+
+import numpy as np
+
+from pace.documents.fleet import Fleet
+from pace.documents.steps import StepsDocument
+from pace.simulation.tictac import TransferDag, tio
+from pace.solver.arrays import BoolArray, FloatArray
+from pace.throughput.graph import StepGraph
+from pace.throughput.kernels.arrays import DOWNLINK, WORKER, RuleNumbers
+
+NUM_RANDOM_ORDERS = 64
+FIRST_WINDOW_BYTES = 65_535.0  # HTTP/2's, RFC 9113 section 6.9.2
+LARGEST_WINDOW_BYTES = 2.0**31 - 1
+
+
+def rules_of(
+    document: StepsDocument, fleet: Fleet, workers: int, *, steps: int, skip: int, in_total: bool
+) -> RuleNumbers:
+    """Return the numbers that the simulation needs of a link's discipline and a fleet's barrier."""
+    link = document.link
+    window, first, growth, services = np.inf, np.inf, 1.0, 1
+    if link.discipline in ("window", "first-service-first"):
+        assert link.window_bytes is not None
+        window = first = float(link.window_bytes)
+        services = 2
+    elif link.discipline == "adaptive":
+        window = float(link.window_bytes or LARGEST_WINDOW_BYTES)
+        first, growth, services = min(FIRST_WINDOW_BYTES, window), 2.0, 0
+    max_ahead = {"all": 0, "staleness": fleet.max_ahead}.get(fleet.barrier)
+    return RuleNumbers(
+        window=float(window),
+        first_window=float(first),
+        growth=growth,
+        max_services=services,
+        fresh_first=link.discipline == "first-service-first",
+        ordered=link.discipline in ("tic", "reverse", "random"),
+        seconds_per_byte=document.overhead.seconds_per_byte,
+        seconds=document.overhead.seconds,
+        pull_every=fleet.pull_every,
+        push_every=fleet.push_every,
+        max_ahead=-1 if max_ahead is None else max_ahead,
+        quorum=min(fleet.quorum, workers) if fleet.quorum is not None else 0,
+        drop_late=fleet.late == "drop",
+        skip=skip,
+        steps=steps,
+        in_total=in_total,
+    )
+
+
+def priorities_of(document: StepsDocument, graph: StepGraph, seed: int) -> FloatArray:
+    """Return the orders that steps draw from, an array of shape (num_orders, num_ops); smaller goes first.
+
+    TicTac's timing-independent order ranks the downlinks by how soon they let compute go on; "reverse"
+    is its opposite and "random" draws one order a step. Uplinks are served in order of arrival.
+    """
+    discipline = document.link.discipline
+    num_ops = len(document.ops)
+    if discipline not in ("tic", "reverse", "random"):
+        return np.zeros((1, num_ops))
+    down = np.flatnonzero(graph.ops.kind == DOWNLINK)
+    if discipline == "random":
+        rng = np.random.default_rng([seed, 1])
+        orders = np.zeros((NUM_RANDOM_ORDERS, num_ops))
+        orders[:, down] = [rng.permutation(len(down)) for _ in range(NUM_RANDOM_ORDERS)]
+        return orders
+    order = np.zeros((1, num_ops))
+    rank = tio(_transfers(document, graph))
+    place = np.empty(len(down))
+    place[np.lexsort((np.arange(len(down)), rank))] = np.arange(len(down))
+    order[0, down] = place if discipline == "tic" else -place
+    return order
+
+
+def _transfers(document: StepsDocument, graph: StepGraph) -> TransferDag:
+    """Return which downlinks every compute op of the worker waits for, those of its ancestors included."""
+    down = np.flatnonzero(graph.ops.kind == DOWNLINK)
+    column = {int(op): at for at, op in enumerate(down)}
+    waits: BoolArray = np.zeros((len(document.ops), len(down)), dtype=bool)
+    for op in document.topological_order:
+        for before in document.dependencies[op]:
+            waits[op] |= waits[before]
+            if before in column:
+                waits[op, column[before]] = True
+    compute = np.flatnonzero((graph.ops.kind == WORKER) & waits.any(axis=1))
+    return TransferDag(
+        transfer_s=graph.ops.size[down] / document.link.bytes_per_s,
+        op_s=graph.duration_s.mean(axis=0)[compute],
+        waits=waits[compute],
+    )

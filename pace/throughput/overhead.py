@@ -1,0 +1,47 @@
+"""What a receiver computes for each transfer, fitted to measured times."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pace.documents.steps import ParsingOverhead
+from pace.errors import InvalidOptions
+from pace.formats.cost_csv import read_cost_csv
+
+
+def fit_overhead(size_bytes: npt.ArrayLike, overhead_s: npt.ArrayLike) -> ParsingOverhead:
+    """Fit seconds_per_byte * bytes + seconds, neither below 0, by least squares.
+
+    Parameters
+    ----------
+    size_bytes, overhead_s : arrays of shape (num_transfers,)
+        Bytes of each transfer, and the seconds from its last packet to the end of its parsing.
+
+    Raises
+    ------
+    InvalidOptions
+        If all transfers have one size.
+    """
+    from scipy.optimize import nnls
+
+    sizes = np.asarray(size_bytes, dtype=np.float64)
+    if len(np.unique(sizes)) < 2:
+        raise InvalidOptions("all transfers have one size: a line needs two or more")
+    # Scaled, so that both columns count alike in the solver's tolerance.
+    scale = float(sizes.max())
+    found, _ = nnls(np.column_stack([sizes / scale, np.ones(len(sizes))]), np.asarray(overhead_s))
+    return ParsingOverhead(seconds_per_byte=float(found[0]) / scale, seconds=float(found[1]))
+
+
+def read_overhead_csv(path: str | Path) -> ParsingOverhead:
+    """Fit to a table of bytes and seconds; raises FormatError and InvalidOptions."""
+    log = read_cost_csv(path)
+    sizes, seconds = zip(*log.samples, strict=True)
+    return fit_overhead(sizes, seconds)
+
+
+def overhead_share(overhead: ParsingOverhead, size_bytes: float, bytes_per_s: float) -> float:
+    """Return which part of a transfer's time parsing takes, on a link of `bytes_per_s`."""
+    parsing = overhead.seconds_per_byte * size_bytes + overhead.seconds
+    return parsing / (parsing + size_bytes / bytes_per_s)

@@ -1,0 +1,332 @@
+"""Predicts what more workers, servers and faster links give, from one worker's recorded steps."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from pace.documents.fleet import Fleet
+from pace.documents.prediction import (
+    CoarseModels,
+    Improvement,
+    LinkUse,
+    PredictedCurve,
+    PredictedPoint,
+    Prediction,
+    PredictionOptions,
+    StalenessShare,
+)
+from pace.documents.steps import WINDOWED, StepLink, StepsDocument
+from pace.errors import InvalidOptions
+from pace.throughput.coarse import bound_rate, closed_network_rate, compute_s, cynthia_rate, link_s
+from pace.throughput.graph import with_servers
+from pace.throughput.simulate import StepSimulation, simulate_steps
+
+BYTES_PER_GBIT = 1e9 / 8
+SATURATED = 0.75
+MOST_REPLAY_ERROR = 0.05
+MOST_REPLAYED = 100
+
+Progress = Callable[[int], None]
+
+
+def predict(
+    steps: StepsDocument,
+    options: PredictionOptions | None = None,
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Prediction:
+    """Predict the throughput of training at every scale that the options name.
+
+    Parameters
+    ----------
+    steps
+        One worker's recorded steps.
+    threads
+        How many simulations run at once; one a processor by default. The answer is the same for any number.
+    progress
+        Called with the number of points that were finished since it was last called.
+
+    Returns
+    -------
+    Prediction
+        Deterministic: same document and options, same answer.
+
+    Raises
+    ------
+    InvalidOptions
+        If options do not fit the document.
+    """
+    options = options or PredictionOptions()
+    base = _with_link(steps, options)
+    replay = replay_error(steps)
+    alone_s = recorded_step_s(steps)
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        run = _Runs(options=options, pool=pool)
+        points: list[PredictedPoint] = []
+        curves = []
+        for document in _documents(base, options):
+            curve = []
+            for workers in options.workers:
+                curve.append(_point(document, steps, workers, run, alone_s))
+                if progress is not None:
+                    progress(1)
+            points += curve
+            curves.append(_curve(document, curve, run))
+    # TensorFlow's default windows adapt to the network: no fixed discipline describes them well.
+    trusted = replay is None or replay <= MOST_REPLAY_ERROR
+    return Prediction(
+        name=steps.name,
+        steps_sha256=steps.sha256,
+        unit="examples" if steps.batch != 1 else "steps",
+        options=options,
+        points=tuple(points),
+        curves=tuple(curves),
+        replay_error=replay,
+        trusted="simulation" if trusted else "closed_network",
+        notes=tuple(_notes(steps, options, replay)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Runs:
+    """Several simulations of one point, at once."""
+
+    options: PredictionOptions
+    pool: ThreadPoolExecutor
+
+    def __call__(self, document: StepsDocument, workers: int, fleet: Fleet) -> list[StepSimulation]:
+        def one(seed: int) -> StepSimulation:
+            return simulate_steps(
+                document,
+                workers,
+                fleet=fleet,
+                steps=self.options.steps,
+                skip=self.options.skip,
+                seed=seed,
+            )
+
+        return list(self.pool.map(one, range(self.options.seeds)))
+
+
+def _with_link(steps: StepsDocument, options: PredictionOptions) -> StepsDocument:
+    link = steps.link
+    discipline = options.discipline or link.discipline
+    window = options.window_bytes if options.window_bytes is not None else link.window_bytes
+    if discipline in WINDOWED and window is None:
+        raise InvalidOptions(f'discipline "{discipline}" needs a window in bytes')
+    return steps.replace(
+        link=StepLink(bytes_per_s=link.bytes_per_s, window_bytes=window, discipline=discipline)
+    )
+
+
+def _documents(base: StepsDocument, options: PredictionOptions) -> Iterator[StepsDocument]:
+    rates = [gbps * BYTES_PER_GBIT for gbps in options.bandwidth_gbps] or [base.link.bytes_per_s]
+    for rate in rates:
+        link = base.link.model_copy(update={"bytes_per_s": rate})
+        for servers in options.servers or (base.servers,):
+            yield with_servers(base.replace(link=link), servers)
+
+
+def _point(
+    document: StepsDocument, recorded: StepsDocument, workers: int, run: _Runs, alone_s: float | None
+) -> PredictedPoint:
+    fleet = run.options.fleet
+    runs = run(document, workers, fleet)
+    rates = np.array([one.steps_per_s for one in runs]) * document.batch
+    links = _links(document, workers, fleet, runs)
+    busiest = max(links, key=lambda link: link.utilization, default=None)
+    named = (
+        f"{busiest.host} {busiest.number} {busiest.direction}"
+        if busiest is not None and busiest.utilization >= SATURATED
+        else "workers"
+    )
+    staleness = np.concatenate([one.measured_staleness for one in runs])
+    values, counts = np.unique(staleness, return_counts=True)
+    same = (
+        document.link.bytes_per_s == recorded.link.bytes_per_s
+        and document.servers == recorded.servers
+        and fleet == Fleet()
+    )
+    lone = alone_s if alone_s is not None and same else _alone_s(document, fleet)
+    mean = float(rates.mean())
+    return PredictedPoint(
+        workers=workers,
+        servers=document.servers,
+        bandwidth_gbps=document.link.bytes_per_s / BYTES_PER_GBIT,
+        throughput=mean,
+        low=float(np.quantile(rates, 0.05)),
+        high=float(np.quantile(rates, 0.95)),
+        step_s=workers * document.batch / mean if mean else 0.0,
+        bottleneck=named,
+        links=links,
+        staleness=tuple(
+            StalenessShare(staleness=int(value), share=float(count) / len(staleness))
+            for value, count in zip(values, counts, strict=True)
+        ),
+        mean_staleness=float(staleness.mean()) if len(staleness) else 0.0,
+        coarse=_coarse(document, workers, fleet, lone),
+        extrapolated=document.servers != recorded.servers,
+    )
+
+
+def _alone_s(document: StepsDocument, fleet: Fleet) -> float:
+    """Return a lone worker's mean step: every recorded step once, in order."""
+    plain = Fleet(
+        pull_every=fleet.pull_every,
+        push_every=fleet.push_every,
+        server_bytes_per_s=fleet.server_bytes_per_s,
+    )
+    count = len(document.steps) * fleet.pull_every * fleet.push_every
+    order = [[at % len(document.steps) for at in range(count)]]
+    run = simulate_steps(document, 1, fleet=plain, steps=count, skip=0, drawn=order)
+    return float(run.end_s[-1]) / count
+
+
+def _coarse(document: StepsDocument, workers: int, fleet: Fleet, alone_s: float) -> CoarseModels:
+    demands = link_s(document, fleet)
+    down, up = demands[: document.servers], demands[document.servers :]
+    transfer_s = (max(down) + max(up)) / 2
+    other_s = max(alone_s - sum(demands), 0.0)
+    batch = document.batch
+    return CoarseModels(
+        cynthia=batch * cynthia_rate(compute_s(document), transfer_s, workers),
+        closed_network=batch * closed_network_rate(demands, other_s, workers),
+        bound=batch * bound_rate(alone_s, demands, workers),
+    )
+
+
+def _links(
+    document: StepsDocument, workers: int, fleet: Fleet, runs: list[StepSimulation]
+) -> tuple[LinkUse, ...]:
+    carried = np.mean(
+        [
+            one.carried_bytes / (one.measured_s[1] - one.measured_s[0])
+            for one in runs
+            if one.measured_s[1] > one.measured_s[0]
+        ]
+        or [np.zeros((workers, 2 * document.servers))],
+        axis=0,
+    )
+    found = []
+    for at, direction in ((0, "downlink"), (1, "uplink")):
+        part = carried[:, at * document.servers : (at + 1) * document.servers]
+        own = fleet.download_bytes_per_s if at == 0 else fleet.upload_bytes_per_s
+        for host, rates, sums in (
+            ("server", fleet.server_bytes_per_s, part.sum(axis=0)),
+            ("worker", own, part.sum(axis=1)),
+        ):
+            for number, bytes_per_s in enumerate(sums.tolist()):
+                limit = rates[number % len(rates)] if rates else document.link.bytes_per_s
+                found.append(
+                    LinkUse.model_validate(
+                        {
+                            "host": host,
+                            "number": number,
+                            "direction": direction,
+                            "utilization": bytes_per_s / limit,
+                        }
+                    )
+                )
+    return tuple(sorted(found, key=lambda link: (link.host, link.number, link.direction)))
+
+
+def _curve(document: StepsDocument, curve: list[PredictedPoint], run: _Runs) -> PredictedCurve:
+    fleet = run.options.fleet
+    busiest = max(link_s(document, fleet))
+    knee = knee_of(curve)
+    at = knee or max(point.workers for point in curve)
+    here = next(point for point in curve if point.workers == at)
+    return PredictedCurve(
+        servers=document.servers,
+        bandwidth_gbps=document.link.bytes_per_s / BYTES_PER_GBIT,
+        knee_workers=knee,
+        balance_workers=_alone_s(document, fleet) / busiest if busiest else None,
+        improvements=tuple(_improvements(document, here, run)) if run.options.advice else (),
+    )
+
+
+def knee_of(curve: list[PredictedPoint]) -> int | None:
+    """Return the most workers of which each added at least half of what the first gives, if others do not.
+
+    Between numbers of workers that were not asked for, throughput is taken to change evenly.
+    """
+    ordered = sorted(curve, key=lambda point: point.workers)
+    each = ordered[0].throughput / ordered[0].workers
+    for before, after in pairwise(ordered):
+        if after.workers > before.workers:
+            added = (after.throughput - before.throughput) / (after.workers - before.workers)
+            if added < each / 2:
+                return before.workers
+    return None
+
+
+def _improvements(document: StepsDocument, here: PredictedPoint, run: _Runs) -> Iterator[Improvement]:
+    fleet = run.options.fleet
+    link = document.link.model_copy(update={"bytes_per_s": 2 * document.link.bytes_per_s})
+    doubled = {
+        field: tuple(2 * rate for rate in getattr(fleet, field))
+        for field in ("download_bytes_per_s", "upload_bytes_per_s", "server_bytes_per_s")
+    }
+    faster = tuple(2 * speed for speed in fleet.speed or (1.0,))
+    for change, changed, workers, other in (
+        ("one more worker", document, here.workers + 1, fleet),
+        ("one more server", with_servers(document, document.servers + 1), here.workers, fleet),
+        ("links twice as fast", document.replace(link=link), here.workers, fleet.model_copy(update=doubled)),
+        ("compute twice as fast", document, here.workers, fleet.model_copy(update={"speed": faster})),
+    ):
+        rates = [one.steps_per_s * document.batch for one in run(changed, workers, other)]
+        mean = float(np.mean(rates))
+        gain = mean / here.throughput - 1 if here.throughput else 0.0
+        yield Improvement.model_validate({"change": change, "throughput": mean, "gain": gain})
+
+
+def recorded_step_s(steps: StepsDocument) -> float | None:
+    """Return the mean length of the recorded steps, where the document says when ops started."""
+    lengths = _recorded_lengths(steps)
+    return float(np.mean(lengths)) if lengths else None
+
+
+def _recorded_lengths(steps: StepsDocument) -> list[float]:
+    transfers = [at for at, op in enumerate(steps.ops) if op.is_transfer and op.size_bytes]
+    lengths = []
+    for step in steps.steps:
+        if step.start_s is None or not all(step.duration_s[at] for at in transfers):
+            return []
+        lengths.append(max(np.add(step.start_s, step.duration_s).tolist()))
+    return lengths
+
+
+def replay_error(steps: StepsDocument) -> float | None:
+    """Return the median relative error of the recorded steps' lengths when each is simulated alone.
+
+    None where the document does not say when ops started and how long transfers took.
+    """
+    lengths = _recorded_lengths(steps)[:MOST_REPLAYED]
+    if not lengths:
+        return None
+    run = simulate_steps(
+        steps, 1, steps=len(lengths), skip=0, drawn=[list(range(len(lengths)))], num_recorded=0
+    )
+    replayed = np.diff(run.end_s, prepend=0.0)
+    return float(np.median(np.abs(replayed / np.array(lengths) - 1)))
+
+
+def _notes(steps: StepsDocument, options: PredictionOptions, replay: float | None) -> Iterator[str]:
+    if replay is None:
+        yield "the document does not say when ops started, so the simulation was not checked against it"
+    elif replay > MOST_REPLAY_ERROR:
+        yield (
+            f"recorded steps are replayed with a median error of {replay * 100:.1f} %: the link's rate or "
+            "discipline is not what was recorded; rely on the closed network"
+        )
+    if len(steps.steps) < 30:
+        yield f"{len(steps.steps)} recorded steps: 30 or more show how much steps vary"
+    if any(servers != steps.servers for servers in options.servers):
+        yield "other numbers of servers are extrapolated: parameters were placed anew, by least bytes"
+    if any(op.resource == "ps" for op in steps.ops):
+        yield "updates of several workers run beside one another on a server, however many there are"

@@ -1,0 +1,1 @@
+"""Capture: records a training loop, measures the network and makes a profile of both."""

@@ -1,0 +1,301 @@
+"""Records a training loop's iterations and turns them into a profile.
+
+Where the iterations come from is the caller's part: ``profiler`` puts a context around a loop that sends
+nothing, ``self_profile`` records a job that trains under the runtime.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pace.documents.collective_costs import AllReduce
+from pace.documents.profile import DType, Gradient, Profile
+from pace.errors import InvalidOptions, InvalidProfile
+from pace.runtime.capture.trace import Trace, Tracer
+from pace.runtime.capture.window import Granularity, Window, lay_out, middle_half
+from pace.runtime.event_log import log
+from pace.runtime.transports.clock import clock_for
+from pace.version import __version__
+
+# A profile whose compute time is farther off the plain iterations than this is worth a warning.
+INEXACT = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureReport:
+    """How far a captured profile can be trusted.
+
+    Attributes
+    ----------
+    profile_s
+        The profile's compute time: the sum of its ops' durations.
+    plain_iteration_s
+        Mean of the iterations without hooks, in between the captured ones; of their middle half by time.
+    captured_iteration_s
+        The same of those that ran with hooks, time that belongs to no op included.
+    num_iterations
+        Captured iterations that the durations come from.
+    num_dropped
+        Captured iterations that did other work than the first and were left out.
+    """
+
+    profile_s: float
+    plain_iteration_s: float
+    captured_iteration_s: float
+    num_iterations: int
+    num_dropped: int
+
+    @property
+    def error(self) -> float:
+        """The profile's compute time against the plain iteration: 0.02 is 2 % too long."""
+        return self.profile_s / self.plain_iteration_s - 1
+
+    @property
+    def overhead(self) -> float:
+        """What capturing adds to an iteration while it lasts: 0.05 is 5 %."""
+        return self.captured_iteration_s / self.plain_iteration_s - 1
+
+    def __str__(self) -> str:
+        dropped = f", {self.num_dropped} dropped" if self.num_dropped else ""
+        return (
+            f"plain iteration {self.plain_iteration_s * 1e3:.2f} ms, profile {self.profile_s * 1e3:.2f} ms "
+            f"({self.error:+.1%}); capturing costs {self.overhead:+.1%}; "
+            f"{self.num_iterations} iterations captured{dropped}"
+        )
+
+
+def num_steps(*, iterations: int, warmup: int, recorded_per_plain: int = 1) -> int:
+    """Return how many iterations a recorder needs to record so many: warm-up, trace and plain ones too."""
+    return warmup + 1 + iterations + math.ceil(iterations / recorded_per_plain)
+
+
+class Recorder:
+    """Records iterations with hooks, whose intervals give the ops' durations, and some without in between.
+
+    Parameters
+    ----------
+    model
+        On the CPU or on one CUDA device.
+    iterations
+        How many iterations to record.
+    warmup
+        How many iterations to let pass first.
+    granularity
+        See ``Capture``.
+    gradients
+        Names of the parameters whose gradients are sent; all that want one by default.
+    recorded_per_plain
+        How many recorded iterations a plain one follows.
+
+    Raises
+    ------
+    InvalidOptions
+        If the model is compiled, sharded or on several devices.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        iterations: int,
+        warmup: int,
+        granularity: Granularity = "module",
+        gradients: Collection[str] | None = None,
+        recorded_per_plain: int = 1,
+    ) -> None:
+        if iterations < 1 or warmup < 1:
+            raise InvalidOptions(f"iterations={iterations} and warmup={warmup}: each must be at least 1")
+        if any(hasattr(module, "_orig_mod") for module in model.modules()):
+            raise InvalidOptions(
+                "the model is compiled: capture it before torch.compile, which hooks take apart"
+            )
+        if any(hasattr(parameter, "placements") for parameter in model.parameters()):
+            raise InvalidOptions("the model's parameters are sharded: capture is for whole models")
+        self._model = model
+        self._granularity: Granularity = granularity
+        self._gradients = gradients
+        self._clock = clock_for(model)
+        self._tracer = Tracer(model, self._clock, operators=granularity == "operator")
+        self._num_warmup = warmup
+        self._num_steps = num_steps(
+            iterations=iterations, warmup=warmup, recorded_per_plain=recorded_per_plain
+        )
+        self._recorded_per_plain = recorded_per_plain
+        self._iteration = 0
+        self._tracing = False
+        self._traces: list[Trace] = []
+        # Stamps of plain iterations: the start, the start and end of what was set aside, the end.
+        self._plain: list[list[Any]] = []
+        self._stamps: list[Any] = []
+        self.window: Window | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all iterations have been recorded."""
+        return self._iteration >= self._num_steps
+
+    def begin(self) -> None:
+        """Begin an iteration."""
+        # Warm-up, one full trace, then captured iterations with plain ones in between, so that both see
+        # the same machine: a clock rate or a neighbor that changes slowly disturbs both alike.
+        number = self._iteration - self._num_warmup
+        last = self._iteration == self._num_steps - 1
+        plain = last or number % (self._recorded_per_plain + 1) == 0
+        if number == 0 or (number > 0 and not plain):
+            self._tracer.start(None if self.window is None else self.window.nodes_to_mark)
+            self._tracing = True
+        else:
+            self._stamps = [self._clock.now()]
+
+    def end(self) -> None:
+        """End an iteration."""
+        self._iteration += 1
+        if not self._tracing:
+            self._stamps.append(self._clock.now())
+            if self._iteration - 1 > self._num_warmup:
+                self._plain.append(self._stamps)
+            return
+        self._tracing = False
+        trace = self._tracer.stop()
+        if self._gradients is not None:
+            trace.ready = {name: at for name, at in trace.ready.items() if name in self._gradients}
+        if self.window is None:
+            self.window = lay_out(trace, self._model, self._granularity)
+        else:
+            self._traces.append(trace)
+
+    def stop(self) -> None:
+        """Take the hooks away in the middle of an iteration; idempotent."""
+        if self._tracing:
+            self._tracer.stop()
+            self._tracing = False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave out what happens inside: neither ops nor plain iterations contain it."""
+        if self._tracing:
+            with self._tracer.aside():
+                yield
+            return
+        self._stamps.append(self._clock.now())
+        try:
+            yield
+        finally:
+            self._stamps.append(self._clock.now())
+
+    @property
+    def report(self) -> CaptureReport:
+        """The profile's compute time against plain iterations, and what capturing cost."""
+        window, intervals_s = self._measurement()
+        ops = window.measured(intervals_s)
+        return CaptureReport(
+            profile_s=sum(op.duration_s for op in ops),
+            plain_iteration_s=_typical(np.array([self._without_asides(stamps) for stamps in self._plain])),
+            captured_iteration_s=_typical(intervals_s.sum(axis=1)),
+            num_iterations=len(intervals_s),
+            num_dropped=len(self._traces) - len(intervals_s),
+        )
+
+    def profile(
+        self, name: str, *, workers: int, allreduce: AllReduce, metadata: Mapping[str, Any] | None = None
+    ) -> Profile:
+        """Build the profile; see ``Capture.profile``."""
+        window, intervals_s = self._measurement()
+        ops = window.measured(intervals_s)
+        report = self.report
+        parameters = dict(self._model.named_parameters())
+        last_backward = [op.name for op in ops if op.name.startswith("bwd/")]
+        # All-reduce carries a parameter that got no gradient as well: that it gets none is known last.
+        producers = window.producers | dict.fromkeys(
+            self._unused(window), last_backward[-1] if last_backward else ""
+        )
+        return Profile(
+            name=name,
+            workers=workers,
+            ops=tuple(ops),
+            gradients=tuple(
+                Gradient(
+                    name=gradient,
+                    size_bytes=parameters[gradient].numel() * parameters[gradient].element_size(),
+                    dtype=_dtype(gradient, parameters[gradient]),
+                    producer=producer,
+                )
+                for gradient, producer in producers.items()
+                if producer
+            ),
+            allreduce=allreduce,
+            metadata={
+                "source": "measured",
+                "captured_by": f"pace {__version__}, torch {torch.__version__}",
+                "device": _device_name(self._model),
+                "granularity": self._granularity,
+                "iterations": report.num_iterations,
+                "plain_iteration_s": report.plain_iteration_s,
+                "capture_error": report.error,
+                "capture_overhead": report.overhead,
+                "unused_parameters": list(self._unused(window)),
+                **(metadata or {}),
+            },
+        )
+
+    def _measurement(self) -> tuple[Window, npt.NDArray[np.float64]]:
+        if not self.finished or self.window is None:
+            raise InvalidProfile(f"capture ended after {self._iteration} of {self._num_steps} iterations")
+        like = [trace for trace in self._traces if tuple(trace.places) == self.window.places]
+        if 2 * len(like) < len(self._traces):
+            raise InvalidProfile(
+                f"{len(self._traces) - len(like)} of {len(self._traces)} iterations did other work than the "
+                "first one: a profile needs iterations that are alike"
+            )
+        stamps = [self._clock.seconds([mark.stamp for mark in trace.marks]) for trace in like]
+        intervals_s = np.diff(np.array(stamps), axis=1)
+        intervals_s[:, [place.kind == "aside" for place in self.window.places]] = 0.0
+        return self.window, intervals_s
+
+    def _unused(self, window: Window) -> list[str]:
+        return [name for name in window.unused if self._gradients is None or name in self._gradients]
+
+    def _without_asides(self, stamps: list[Any]) -> float:
+        seconds = self._clock.seconds(stamps)
+        # Pairs: from an end to the next start.
+        return sum(end - start for start, end in zip(seconds[::2], seconds[1::2], strict=True))
+
+
+def warn_if_inexact(profile: Profile) -> None:
+    """Log a warning when the profile's compute time is far from the plain iterations beside it."""
+    found = profile.metadata
+    if abs(found["capture_error"]) > INEXACT:
+        log.warning(
+            "pace.capture_inexact",
+            profile=profile.name,
+            error=found["capture_error"],
+            plain_iteration_s=found["plain_iteration_s"],
+            overhead=found["capture_overhead"],
+        )
+
+
+def _typical(totals_s: npt.NDArray[np.float64]) -> float:
+    return float(totals_s[middle_half(totals_s)].mean())
+
+
+def _dtype(name: str, parameter: torch.nn.Parameter) -> DType:
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    known = {"float64", "float32", "float16", "bfloat16"}
+    if dtype not in known:
+        raise InvalidProfile(
+            f'gradient "{name}" has dtype {dtype}; expected one of {", ".join(sorted(known))}'
+        )
+    return dtype  # type: ignore[return-value]  # mypy does not narrow a str by a set of literals
+
+
+def _device_name(model: torch.nn.Module) -> str:
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {torch.get_num_threads()} threads"

@@ -1,0 +1,232 @@
+"""A job that trains under the runtime profiles itself: its compute, and its network between steps.
+
+All ranks record the same iterations, so that ranks which share a machine disturb one another as they do
+in training. Training must run with a barrier meanwhile, and its communication inside ``aside``.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from pace.documents.fingerprint import fingerprint
+from pace.documents.profile import Profile, parse_profile
+from pace.errors import CommunicationFailed
+from pace.runtime.capture.cost_sampler import BUDGET_S, CostSampler
+from pace.runtime.capture.recorder import Recorder, num_steps, warn_if_inexact
+from pace.runtime.engine.plan import GradientSize
+from pace.runtime.event_log import log
+from pace.runtime.transports.transport import Transport
+
+WARM_UP = 3
+
+# Plain iterations only judge the recorded ones, so one after so many of those is enough.
+RECORDED_PER_PLAIN = 4
+
+# Rank 0's own profile is as good as the slowest rank's where it is nearly as long, and need not be sent.
+NEARLY = 0.95
+
+
+class SelfProfile:
+    """Records the iterations between calls of ``step``; every rank must make the same calls.
+
+    What goes wrong on a rank is reported by ``finish`` and never raised: training goes on without a profile.
+
+    Parameters
+    ----------
+    model
+        What is trained.
+    gradients
+        What the ranks send, as the schedule's fingerprint sees it.
+    transport
+        What gradients will be sent with: its cost is measured, compression and threads included.
+    iterations
+        How many iterations to record.
+    name
+        The profile's name.
+    timeout_s
+        An all-reduce that takes longer has failed.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        gradients: Sequence[GradientSize],
+        transport: Transport,
+        *,
+        iterations: int,
+        name: str,
+        timeout_s: float,
+    ) -> None:
+        self._gradients = gradients
+        self._transport = transport
+        self._name = name
+        self._network = TransportNetwork(
+            transport, next(iter(model.parameters())).device, timeout_s=timeout_s
+        )
+        self._left = num_steps(iterations=iterations, warmup=WARM_UP, recorded_per_plain=RECORDED_PER_PLAIN)
+        # Calls between steps let a device run dry, which its next recorded iteration would show: there all
+        # of them are made at the end.
+        self._slices = self._left - WARM_UP if self._network.device.type == "cpu" else 1
+        self._sampler = CostSampler(
+            self._network,
+            largest_bytes=sum(gradient.size_bytes for gradient in gradients),
+            slices=self._slices,
+        )
+        self._fault = ""
+        self._recorder: Recorder | None = None
+        try:
+            names = {gradient.name for gradient in gradients}
+            self._recorder = Recorder(
+                model,
+                iterations=iterations,
+                warmup=WARM_UP,
+                gradients=names,
+                recorded_per_plain=RECORDED_PER_PLAIN,
+            )
+            self._recorder.begin()
+        except Exception as error:  # whatever a model does to its modules must not stop it from training
+            self._give_up(error)
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Inside, nothing is recorded: for communication."""
+        return nullcontext() if self._recorder is None else self._recorder.aside()
+
+    def step(self) -> bool:
+        """End an iteration and measure the network a little; True when there are enough.
+
+        Every rank must call it with nothing in flight.
+
+        Raises
+        ------
+        CommunicationFailed
+            When a peer is gone.
+        """
+        self._left -= 1
+        self._record(Recorder.end)
+        if self._left == self._slices - 1 and self._transport.rank == 0:
+            log.info("pace.measuring_network", expected_s=BUDGET_S, steps=self._slices)
+        if self._left < self._slices:
+            self._sampler.advance()
+        if self._left:
+            self._record(Recorder.begin)
+        return self._left == 0
+
+    def _record(self, what: Callable[[Recorder], None]) -> None:
+        if self._recorder is not None:
+            try:
+                what(self._recorder)
+            except Exception as error:  # as above
+                self._give_up(error)
+
+    def finish(self) -> tuple[bool, Profile | None]:
+        """Measure what is left of the network and agree on a profile: the rank's that computes longest.
+
+        Every rank must call it with nothing in flight.
+
+        Returns
+        -------
+        Whether there is a profile, the same on all ranks, and on rank 0 the profile.
+
+        Raises
+        ------
+        CommunicationFailed
+            When a peer is gone.
+        """
+        cost = self._sampler.finish()
+        mine: Profile | None = None
+        compute_s: float | None = None
+        if self._recorder is not None:
+            try:
+                mine = self._recorder.profile(
+                    self._name,
+                    workers=self._transport.size,
+                    allreduce=cost.document,
+                    metadata=cost.metadata | {"rank": self._transport.rank},
+                )
+                self._refuse_misfit(mine)
+                compute_s = self._recorder.report.profile_s
+            except Exception as error:  # as above
+                self._give_up(error)
+        replies = self._gather({"compute_s": compute_s, "fault": self._fault})
+        able = [rank for rank, each in enumerate(replies) if each["compute_s"] is not None]
+        if not able:
+            if self._transport.rank == 0:
+                log.warning("pace.profile_failed", reason=replies[0]["fault"])
+            return False, None
+        slowest = max(able, key=lambda rank: (replies[rank]["compute_s"], -rank))
+        if 0 not in able or replies[0]["compute_s"] < NEARLY * replies[slowest]["compute_s"]:
+            chosen = mine.model_dump_json() if mine is not None and self._transport.rank == slowest else ""
+            mine = parse_profile(self._transport.gather(chosen.encode())[slowest])
+        if mine is None or self._transport.rank != 0:
+            return True, None
+        warn_if_inexact(mine)
+        return True, mine
+
+    def stop(self) -> None:
+        """Take the hooks off in the middle of an iteration; idempotent."""
+        if self._recorder is not None:
+            self._recorder.stop()
+            self._recorder = None
+
+    def _give_up(self, error: Exception) -> None:
+        self._fault = f"{type(error).__name__}: {error}"
+        self.stop()
+
+    def _refuse_misfit(self, profile: Profile) -> None:
+        wanted = fingerprint(((g.name, g.size_bytes, g.dtype) for g in self._gradients), profile.workers)
+        if profile.fingerprint != wanted:
+            missing = {g.name for g in self._gradients} - {g.name for g in profile.gradients}
+            raise ValueError(f"the profile lacks {', '.join(sorted(missing)[:5]) or 'gradients'}")
+
+    def _gather(self, document: dict[str, Any]) -> list[dict[str, Any]]:
+        return [json.loads(each) for each in self._transport.gather(json.dumps(document).encode())]
+
+
+class TransportNetwork:
+    """A transport as ``measure_allreduce`` sees it: what the engine uses, with nothing else under way."""
+
+    def __init__(self, transport: Transport, device: torch.device, *, timeout_s: float) -> None:
+        self.num_workers = transport.size
+        self.device = device
+        self._transport = transport
+        self._timeout_s = timeout_s
+
+    def start(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        """Begin an all-reduce of `tensor` and return what waits for its end."""
+        ended = threading.Event()
+        errors: list[BaseException] = []
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                errors.append(error)
+            ended.set()
+
+        self._transport.allreduce(tensor, name, done)
+
+        def wait() -> None:
+            if not ended.wait(self._timeout_s):
+                raise CommunicationFailed(
+                    f"rank {self._transport.rank} of {self.num_workers}: measuring the network, an"
+                    f" all-reduce did not end within {self._timeout_s:g} s"
+                )
+            if errors:
+                raise CommunicationFailed(
+                    f"rank {self._transport.rank} of {self.num_workers}: measuring the network, an"
+                    f" all-reduce failed: {errors[0]}"
+                ) from errors[0]
+
+        return wait
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        # No all-reduce ends before every rank has begun it.
+        self.start(torch.zeros(1, device=self.device), "measure.barrier")()
+
+    def minimum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the element-wise minimum over all ranks."""
+        replies = [json.loads(each) for each in self._transport.gather(json.dumps(values.tolist()).encode())]
+        return torch.tensor(replies, dtype=torch.float64).amin(dim=0)

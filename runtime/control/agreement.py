@@ -1,0 +1,291 @@
+"""What ranks tell one another before training, and what they conclude: all begin alike, or all raise."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from pace.errors import InvalidOptions, InvalidSchedule, InvalidUse, PaceError, ScheduleMismatch
+from pace.runtime.control.parameters import dtype_name
+from pace.runtime.engine.plan import Plan, PlannedGroup, PlannedSegment
+from pace.runtime.event_log import log
+from pace.runtime.transports.transport import Transport
+
+T = TypeVar("T")
+
+# How many ranks, or parameters, a message names.
+_MOST_NAMED = 5
+
+_SHARED_ERRORS: dict[str, type[PaceError]] = {
+    kind.__name__: kind for kind in (InvalidOptions, InvalidSchedule, InvalidUse, ScheduleMismatch)
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Form:
+    """What must be equal on all ranks of a parameter that is trained.
+
+    Attributes
+    ----------
+    state
+        "trained", "frozen", or "not the optimizer's".
+    strides
+        How its elements lie in memory; 0 along dimensions of one element, where they mean nothing.
+    """
+
+    shape: list[int]
+    dtype: str
+    state: str
+    strides: list[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class Statement:
+    """What a rank says about itself; what is missing it could not find out, because of `error`.
+
+    Attributes
+    ----------
+    forms
+        The model's parameters by name.
+    options
+        Arguments, which must be equal on all ranks.
+    schedule
+        Hash of the plan that follows from the schedule given; None without one.
+    terms
+        Where to ask for a schedule: the first rank's holds for all.
+    barrier_reason
+        See ``Start``.
+    error
+        The class and the text of what was raised.
+    """
+
+    forms: dict[str, Form] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    schedule: str | None = None
+    terms: list[Any] = field(default_factory=list)
+    barrier_reason: str | None = None
+    error: list[str] | None = None
+
+
+def forms_of(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str, Form]:
+    """Describe a model's parameters."""
+    return {
+        name: Form(
+            shape=list(parameter.shape),
+            dtype=dtype_name(parameter),
+            state="trained"
+            if name in trained
+            else "not the optimizer's"
+            if parameter.requires_grad
+            else "frozen",
+            strides=[
+                stride if size > 1 else 0
+                for size, stride in zip(parameter.shape, parameter.stride(), strict=True)
+            ],
+        )
+        for name, parameter in ((n.replace("_orig_mod.", ""), p) for n, p in model.named_parameters())
+    }
+
+
+def exchange(transport: Transport, describe: Callable[[Statement], T]) -> tuple[T, list[Statement]]:
+    """Return what `describe` returns here, and what it wrote down on every rank (`forms` excepted).
+
+    Raises
+    ------
+    ScheduleMismatch
+        On every rank, when models or schedules differ.
+    InvalidOptions
+        On every rank, when arguments differ.
+    PaceError
+        On every rank, of one class, when `describe` raised on one; the message names the rank, unless all
+        ranks have the same error.
+    """
+    mine = Statement()
+    result: list[T] = []
+    error: Exception | None = None
+    try:
+        result.append(describe(mine))
+    except Exception as raised:  # whatever it is, the other ranks must not wait for this one
+        error = raised
+        known = isinstance(raised, tuple(_SHARED_ERRORS.values()))
+        mine.error = [type(raised).__name__, str(raised) if known else f"{type(raised).__name__}: {raised}"]
+    document = asdict(mine)
+    forms = json.dumps(document.pop("forms"))
+    document["forms_sha256"] = hashlib.sha256(forms.encode()).hexdigest() if mine.forms else None
+    documents = [json.loads(each) for each in transport.gather(json.dumps(document, default=float).encode())]
+    # Large, and mostly the same everywhere: sent only to say what differs.
+    digests = [each.pop("forms_sha256") for each in documents]
+    if len({digest for digest in digests if digest is not None}) > 1:
+        _refuse_other_models([json.loads(each) for each in transport.gather(forms.encode())], error)
+    statements = [Statement(**each) for each in documents]
+    _refuse_errors(statements, error)
+    _refuse_other_options(statements)
+    _refuse_other_schedules(statements)
+    return result[0], statements
+
+
+def _refuse_other_models(statements: list[dict[str, dict[str, Any]]], error: Exception | None) -> None:
+    faults = [
+        f"rank {rank} has another model than rank {first}: {'; '.join(differences)}"
+        for first, reference in [next((rank, each) for rank, each in enumerate(statements) if each)]
+        for rank, each in enumerate(statements)
+        if each and (differences := list(_differences(each, reference))[:_MOST_NAMED])
+    ]
+    if faults:
+        raise ScheduleMismatch("; ".join(faults[:_MOST_NAMED])) from error
+
+
+def _differences(theirs: dict[str, dict[str, Any]], reference: dict[str, dict[str, Any]]) -> Iterator[str]:
+    for name in (*reference, *(name for name in theirs if name not in reference)):
+        one, other = theirs.get(name), reference.get(name)
+        if "trained" not in (one and one["state"], other and other["state"]):
+            continue
+        if one is None:
+            yield f"it has no parameter {name}"
+        elif other is None:
+            yield f"it has a parameter {name} besides"
+        elif one["state"] != other["state"]:
+            yield f"{name} is {one['state']} instead of {other['state']}"
+        elif (one["shape"], one["dtype"]) != (other["shape"], other["dtype"]):
+            yield (
+                f"{name} is {one['dtype']} of shape {tuple(one['shape'])} instead of"
+                f" {other['dtype']} of shape {tuple(other['shape'])}"
+            )
+        elif one["strides"] != other["strides"]:
+            yield (
+                f"{name} lies in memory with strides {tuple(one['strides'])} instead of"
+                f" {tuple(other['strides'])}: use the same memory format on all ranks"
+            )
+
+
+def _refuse_errors(statements: list[Statement], error: Exception | None) -> None:
+    errors = {rank: each.error for rank, each in enumerate(statements) if each.error is not None}
+    if not errors:
+        return
+    if (
+        error is not None
+        and len(errors) == len(statements)
+        and all(each == statements[0].error for each in errors.values())
+    ):
+        raise error
+    kind = _SHARED_ERRORS.get(next(iter(errors.values()))[0], InvalidUse)
+    shown = [f"rank {rank}: {text}" for rank, (_, text) in list(errors.items())[:_MOST_NAMED]]
+    raise kind("; ".join(shown)) from error
+
+
+def _refuse_other_options(statements: list[Statement]) -> None:
+    faults = [
+        f"{name} is {_by_rank([each.options[name] for each in statements])}"
+        for name in statements[0].options
+        if any(each.options[name] != statements[0].options[name] for each in statements)
+    ]
+    if faults:
+        raise InvalidOptions(f"the arguments differ between ranks: {'; '.join(faults)}")
+
+
+def _by_rank(values: list[Any]) -> str:
+    """Say which ranks have which value: "'fp16' on rank 0 and 'none' on ranks 1, 2"."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(repr(value), []).append(rank)
+    return " and ".join(
+        f"{value} on rank{'s' if len(having) > 1 else ''} {', '.join(map(str, having[:_MOST_NAMED]))}"
+        f"{', ...' if len(having) > _MOST_NAMED else ''}"
+        for value, having in list(ranks.items())[:_MOST_NAMED]
+    )
+
+
+def _refuse_other_schedules(statements: list[Statement]) -> None:
+    first = statements[0].schedule
+    faults = []
+    for rank, each in enumerate(statements):
+        if each.schedule is None and first is not None:
+            faults.append(f"rank {rank} was given no schedule and rank 0 one")
+        elif each.schedule is not None and first is None:
+            faults.append(f"rank {rank} was given a schedule and rank 0 none")
+        elif each.schedule != first:
+            faults.append(f"rank {rank} was given another schedule than rank 0")
+    if faults:
+        raise ScheduleMismatch("; ".join(faults[:_MOST_NAMED]))
+
+
+def agree_on_plan(transport: Transport, plan: Plan) -> Plan:
+    """Return rank 0's plan on every rank: floats derived on two machines may differ."""
+    return decode_plan(transport.broadcast(encode_plan(plan) if transport.rank == 0 else None))
+
+
+def agree_on_weights(transport: Transport, model: nn.Module, *, broadcast: bool) -> None:
+    """Give every rank rank 0's parameters and buffers, as DistributedDataParallel does.
+
+    Ranks compare hashes first, so that what is equal already is not sent.
+
+    Parameters
+    ----------
+    broadcast
+        Whether to overwrite what differs; otherwise it is an error.
+
+    Raises
+    ------
+    ScheduleMismatch
+        On every rank, when a parameter or buffer is missing on a rank or has another shape.
+    InvalidUse
+        On every rank, when weights differ and are not to be overwritten.
+    """
+    if transport.size == 1:
+        return
+    named = (*model.named_parameters(), *model.named_buffers())
+    state = {name.replace("_orig_mod.", ""): t.detach() for name, t in named if t.layout is torch.strided}
+    mine = [[name, str(tensor.dtype), list(tensor.shape), _sha256(tensor)] for name, tensor in state.items()]
+    statements: list[list[Any]] = [json.loads(each) for each in transport.gather(json.dumps(mine).encode())]
+    differing: dict[str, int] = {}
+    for rank, each in enumerate(statements):
+        forms, theirs = [entry[:3] for entry in statements[0]], [entry[:3] for entry in each]
+        if forms != theirs:
+            at = next((pair for pair in zip(theirs, forms, strict=False) if pair[0] != pair[1]), None)
+            told = f"{at[0]} instead of {at[1]}" if at else f"{len(theirs)} tensors instead of {len(forms)}"
+            raise ScheduleMismatch(f"rank {rank} has other parameters or buffers than rank 0: {told}")
+        for theirs_now, ours in zip(each, statements[0], strict=True):
+            if theirs_now[3] != ours[3]:
+                differing.setdefault(ours[0], rank)
+    if differing and not broadcast:
+        name, rank = next(iter(differing.items()))
+        raise InvalidUse(
+            f"{len(differing)} parameters or buffers differ between ranks, {name} on rank {rank} for one:"
+            " make them equal before wrapping, or leave broadcast_parameters=True"
+        )
+    for name in differing:
+        tensor = state[name]
+        host = tensor.cpu().contiguous().clone()
+        transport.broadcast_tensor(_bytes_of(host))
+        tensor.copy_(host)
+    if differing and transport.rank == 0:
+        log.info("pace.weights_broadcast", tensors=len(differing), of=len(state))
+
+
+def _sha256(tensor: torch.Tensor) -> str:
+    array: Any = _bytes_of(tensor.cpu().contiguous()).numpy()
+    return hashlib.sha256(array).hexdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """View a contiguous tensor as the bytes that it is."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """Serialize a plan for the other ranks."""
+    return json.dumps(asdict(plan)).encode()
+
+
+def decode_plan(payload: bytes) -> Plan:
+    """Read what ``encode_plan`` wrote."""
+    fields = json.loads(payload)
+    fields["groups"] = tuple(
+        PlannedGroup(**{**group, "gradients": tuple(group["gradients"])}) for group in fields["groups"]
+    )
+    fields["segments"] = tuple(PlannedSegment(**segment) for segment in fields["segments"])
+    return Plan(**fields)

@@ -1,0 +1,165 @@
+"""Which plan to run and in which mode: the trial of ``mode="auto"``, profiling, schedules that come late.
+
+Every rank reaches the same choice after the same step. Changing buffers and hooks is the caller's part.
+"""
+
+import collections
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.control.replanner import Replanner
+from pace.runtime.control.trial import Candidate, Trial
+from pace.runtime.engine.plan import GradientSize, Plan, plan_plainly
+from pace.runtime.event_log import log
+from pace.runtime.transports.transport import Transport
+
+
+class Choice:
+    """What runs now, and what the next step may change about it.
+
+    Parameters
+    ----------
+    plan
+        What all ranks agreed on.
+    barrier
+        Whether to wait for all gradients in ``step()``, where `auto` does not decide it.
+    per_group
+        Whether the optimizer can be updated group by group.
+    timeout_s
+        A wait for peers that is longer fails.
+
+    Attributes
+    ----------
+    running
+        The way of running that is in force.
+    measured_s
+        What the last trial measured; empty before its end.
+    replanner
+        What is known about how well the plan fits, and what is being done about it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: PlanSource,
+        sizes: list[GradientSize],
+        transport: Transport,
+        model: torch.nn.Module,
+        *,
+        auto: bool,
+        barrier: bool,
+        per_group: bool,
+        timeout_s: float,
+    ) -> None:
+        self.measured_s: dict[str, float] = {}
+        self._sizes = sizes
+        self._transport = transport
+        self._auto = auto
+        self._barrier = barrier
+        self._per_group = per_group
+        self._trial: Trial | None = None
+        self._last_step_s: float | None = None
+        self._last_waited_s = 0.0
+        self._intervals: collections.deque[float] = collections.deque(maxlen=50)
+        self.replanner = Replanner(plan, source, sizes, transport, model, timeout_s=timeout_s)
+        # What to go on with after profiling: a way of running, or a plan to be tried first.
+        self._afterwards: Candidate | Plan = plan
+        if self.replanner.state == "asking" and self.replanner.can_profile:
+            self.replanner.begin_profile("there is no schedule")
+            self.running = self._plainly()
+        else:
+            self.running = self._start(plan)
+
+    @property
+    def iteration_s(self) -> float | None:
+        """Median of the latest iterations; None before the second."""
+        latest = list(self._intervals)  # a copy, as a scrape asks in a thread of its own
+        return statistics.median(latest) if latest else None
+
+    def after_step(self, number: int, waited_s: float, switch: Callable[[Plan, bool], None]) -> None:
+        """Record a step; calls `switch` with a plan and whether to use a barrier, if they change.
+
+        Parameters
+        ----------
+        number
+            How many steps there have been, the same on all ranks.
+        waited_s
+            How long training has waited for communication since the last switch.
+        """
+        now = time.perf_counter()
+        self._last_waited_s, waited_s = waited_s, waited_s - self._last_waited_s
+        if self._last_step_s is not None:
+            self._intervals.append(now - self._last_step_s)
+            self._take(self._intervals[-1], waited_s, switch)
+        if self.replanner.state == "profiling":
+            if self.replanner.end_profile():
+                self._resume(switch)
+        elif (news := self._news(number)) == "profile":
+            self._afterwards = self.running
+            self._change(self._plainly(), switch)
+            self.replanner.begin_profile("training drifted")
+        elif news is not None:
+            self._say("pace.schedule_adopted", round=number, groups=len(news.groups))
+            self._trial = None
+            self._change(self._start(news), switch)
+        # What was done here is no part of the next iteration.
+        self._last_step_s = time.perf_counter()
+
+    def _news(self, number: int) -> Plan | Literal["profile"] | None:
+        return self.replanner.news(number, settled=self._trial is None, plain_s=self.measured_s.get("plain"))
+
+    def close(self) -> None:
+        """Stop asking for schedules, and profiling."""
+        self.replanner.close()
+
+    def _take(self, iteration_s: float, waited_s: float, switch: Callable[[Plan, bool], None]) -> None:
+        """Note an iteration where it counts: in the trial, or in what watches for drift."""
+        if self._trial is None:
+            self.replanner.record(iteration_s, waited_s)
+        elif self._trial.record(iteration_s):
+            self._change(self._trial.current, switch)
+            if self._trial.winner is not None:
+                self.measured_s = self._trial.measured_s
+                self._trial = None
+                if self.running.name == "plain":
+                    self.replanner.rest()
+                self._say("pace.mode_chosen", mode=self.running.name, measured_s=self.measured_s)
+
+    def _plainly(self) -> Candidate:
+        return Candidate(name="plain", plan=plan_plainly(self._sizes), barrier=True)
+
+    def _resume(self, switch: Callable[[Plan, bool], None]) -> None:
+        """Go on after profiling."""
+        after = self._afterwards
+        self._change(self._start(after) if isinstance(after, Plan) else after, switch)
+
+    def _change(self, candidate: Candidate, switch: Callable[[Plan, bool], None]) -> None:
+        switch(candidate.plan, candidate.barrier)
+        self.running = candidate
+        self._last_waited_s = 0.0
+        self._intervals.clear()
+        self.replanner.restart_window()
+
+    def _start(self, plan: Plan) -> Candidate:
+        """Return what to run first of a plan: with `auto`, plain operation to compare it with."""
+        if not self._auto:
+            name = "barrier" if self._barrier else "overlap"
+            return Candidate(name=name, plan=plan, barrier=self._barrier)
+        candidates = [
+            self._plainly(),
+            Candidate(name="barrier", plan=plan, barrier=True),
+        ]
+        if self._per_group:
+            candidates.append(Candidate(name="overlap", plan=plan, barrier=False))
+        self._trial = Trial(candidates, self._transport)
+        return self._trial.current
+
+    def _say(self, event: str, **values: Any) -> None:
+        # All ranks know the same: one of them says it.
+        if self._transport.rank == 0:
+            log.info(event, **values)

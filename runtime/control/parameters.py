@@ -1,0 +1,66 @@
+"""Which of a model's parameters are trained, and what their gradients look like to a schedule."""
+
+import torch
+from torch import nn
+
+from pace.documents.profile import ELEMENT_BYTES
+from pace.errors import InvalidOptions
+from pace.runtime.engine.plan import GradientSize
+
+# Each sums gradients over ranks or devices by itself. Names, as importing FSDP takes a second.
+_REDUCING = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"}
+
+
+def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+    """Parameters that the optimizer updates and that want a gradient, by name, in definition order.
+
+    Raises
+    ------
+    InvalidOptions
+        When the optimizer updates a parameter that is not the model's, or of a dtype without a name, or takes
+        sparse gradients only.
+    """
+    for module in model.modules():
+        kinds = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.")}
+        if found := kinds & _REDUCING:
+            raise InvalidOptions(
+                f"the model is, or holds, a {found.pop()}, which reduces gradients itself: give the model"
+                " that it wraps, and call that one in the loop"
+            )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise InvalidOptions("SparseAdam takes sparse gradients only, and gradients are sent dense: use Adam")
+    updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    named = {
+        name.replace("_orig_mod.", ""): parameter
+        for name, parameter in model.named_parameters()
+        if parameter in updated
+    }
+    strangers = updated - set(named.values())
+    if strangers:
+        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in list(strangers)[:5])
+        raise InvalidOptions(f"the optimizer updates parameters that are not the model's, of shapes {shapes}")
+    for name, parameter in named.items():
+        if not issubclass(type(parameter), nn.Parameter):  # isinstance() says what the parameter claims
+            raise InvalidOptions(
+                f"{name} is a {type(parameter).__name__}; only plain parameters are supported"
+            )
+        if dtype_name(parameter) not in ELEMENT_BYTES:
+            raise InvalidOptions(f"{name} is {dtype_name(parameter)}, which cannot be scheduled")
+    return {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+
+
+def gradient_sizes(parameters: dict[str, nn.Parameter]) -> list[GradientSize]:
+    """Describe the gradients of these parameters as the fingerprint sees them."""
+    return [
+        GradientSize(
+            name=name,
+            size_bytes=parameter.numel() * parameter.element_size(),
+            dtype=dtype_name(parameter),
+        )
+        for name, parameter in parameters.items()
+    ]
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Name a tensor's dtype as profiles do."""
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,234 @@
+"""Where a wrapper's plan comes from: a schedule given, one fetched by rank 0, or none."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pace.documents.fingerprint import fingerprint
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule, load_schedule, parse_schedule
+from pace.errors import InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
+from pace.runtime.control.options import check_source
+from pace.runtime.control.report_sender import ReportSender
+from pace.runtime.engine.plan import GradientSize, Plan, plan_from_schedule, plan_locally
+from pace.runtime.event_log import log
+from pace.runtime.replanning import Replanning
+from pace.runtime.transports.transport import Transport
+
+# Ranks wait for this answer before they train; what comes later is adopted in training.
+_START_TIMEOUT_S = 2.0
+_ASK_TIMEOUT_S = 10.0
+_SUBMIT_TIMEOUT_S = 60.0
+
+
+class PlanSource:
+    """Makes the plan of a model's gradients, and asks for a better one later.
+
+    A schedule that was given and does not fit is an error. One that was to be fetched and cannot be, or
+    does not fit, is not: training starts with a plan computed here, and says so once.
+
+    Parameters
+    ----------
+    schedule
+        A schedule or its path.
+    service, job, api_key
+        Where rank 0 asks for the newest schedule, without a schedule. What is missing comes from the
+        environment's PACE_URL, PACE_JOB and PACE_API_KEY.
+    credit_bytes
+        Replaces the schedule's credit.
+    timeout_s
+        How long ranks wait for one another.
+    replanning
+        When to profile; by default what the environment says.
+
+    Attributes
+    ----------
+    asks
+        Whether rank 0 has a service to ask; holds on all ranks, once ``accept`` was called.
+    replanning
+        Rank 0's settings, once ``accept`` was called.
+    job
+        The job's name; rank 0's, once ``accept`` was called.
+
+    Raises
+    ------
+    InvalidOptions
+        When an argument, or a variable of the environment, makes no sense.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        schedule: Schedule | str | Path | None,
+        service: str | None,
+        job: str | None,
+        credit_bytes: int | None,
+        api_key: str | None = None,
+        timeout_s: float = 300.0,
+        replanning: Replanning | None = None,
+    ) -> None:
+        check_source(schedule, service, job, api_key, replanning)
+        self._transport = transport
+        self._schedule = schedule
+        self._plan: Plan | None = None
+        self._service = service or os.environ.get("PACE_URL") or None
+        self.job = job or os.environ.get("PACE_JOB") or None
+        if service is not None and self.job is None and transport.rank == 0:
+            raise InvalidOptions(
+                f"service is {service!r} and there is no job: give job=, or set PACE_JOB, to say under which"
+                " name the service knows the schedule"
+            )
+        self.asks = schedule is None and self._service is not None and self.job is not None
+        self._credit_bytes = credit_bytes
+        self._api_key = api_key or os.environ.get("PACE_API_KEY")
+        # The others wait for rank 0's answer no longer than the time-out.
+        self._start_timeout_s = min(_START_TIMEOUT_S, timeout_s / 2)
+        self.replanning = replanning or Replanning.from_environment()
+        self._gradients: list[GradientSize] = []
+        self._seen: set[str] = set()
+        self._unfit: set[bytes] = set()
+        self._followed: Schedule | None = None
+        self._reports: ReportSender | None = None
+        if transport.rank == 0 and self._service is not None and self.job is not None:
+            self._reports = ReportSender(self._service, self.job, self._api_key)
+
+    def load(self, gradients: list[GradientSize]) -> Plan | None:
+        """Record the model, and return the plan of the schedule that was given; None when none was.
+
+        Raises
+        ------
+        InvalidOptions
+            When it cannot be read.
+        InvalidSchedule, ScheduleMismatch
+            When it is no schedule, or one for another model or number of workers.
+        """
+        self._gradients = gradients
+        given = self._schedule
+        if given is None:
+            return None
+        try:
+            schedule = given if isinstance(given, Schedule) else load_schedule(given)
+        except OSError as error:
+            raise InvalidOptions(
+                f"schedule is {str(given)!r}, which cannot be read: {error.strerror}"
+            ) from error
+        self._plan = self._with_credit(plan_from_schedule(schedule, gradients, self._transport.size))
+        self._followed = schedule
+        return self._plan
+
+    @property
+    def terms(self) -> list[Any]:
+        """What ``accept`` takes on other ranks."""
+        return [self.asks, self.job, self.replanning.to_json()]
+
+    def accept(self, terms: list[Any]) -> None:
+        """Go by rank 0's terms: launchers do not give every rank the same environment."""
+        self.asks, self.job, self.replanning = terms[0], terms[1], Replanning.from_json(terms[2])
+
+    def make(self, gradients: list[GradientSize]) -> Plan:
+        """Return the plan to start with; every rank must call this alike, after ``load`` and ``accept``."""
+        plan = self._plan
+        if plan is None and self.asks:
+            found = self._ask_at_start(gradients) if self._transport.rank == 0 else None
+            plan = self.read(self._transport.broadcast(found), gradients)
+        elif plan is None and self._transport.rank == 0 and (self._service or self.job):
+            missing = "PACE_JOB, or job=" if self.job is None else "PACE_URL, or service="
+            log.info("pace.no_service", missing=missing, service=self._service, job=self.job)
+        return plan or self._with_credit(plan_locally(gradients))
+
+    def _ask_at_start(self, gradients: list[GradientSize]) -> bytes:
+        try:
+            return self._ask(gradients, self._start_timeout_s, told=True)
+        except Exception as error:  # whatever it is, training starts
+            log.warning("pace.service_unavailable", service=self._service, reason=str(error))
+            return b""
+
+    def read(self, payload: bytes, gradients: list[GradientSize]) -> Plan | None:
+        """Turn what ``ask`` returned into a plan; None when it is empty."""
+        if not payload:
+            return None
+        schedule = parse_schedule(payload)
+        self._seen.add(schedule.profile_sha256)
+        self._followed = schedule
+        return self._with_credit(plan_from_schedule(schedule, gradients, self._transport.size))
+
+    def ask(self, gradients: list[GradientSize]) -> bytes:
+        """Ask the service; empty when it has no fitting schedule but those read before, or no answer."""
+        try:
+            return self._ask(gradients, _ASK_TIMEOUT_S, told=False)
+        except PaceError:
+            return b""
+
+    def _ask(self, gradients: list[GradientSize], timeout_s: float, *, told: bool) -> bytes:
+        from pace.client import Client
+
+        assert self._service is not None
+        assert self.job is not None
+        key = fingerprint(((g.name, g.size_bytes, g.dtype) for g in gradients), self._transport.size)
+        with Client(self._service, api_key=self._api_key, timeout_s=timeout_s) as client:
+            found = client.newest_schedule(self.job, key)
+        if found is None:
+            if told:
+                log.info("pace.no_schedule_yet", service=self._service, job=self.job, fingerprint=key)
+            return b""
+        return b"" if found.profile_sha256 in self._seen else self._fitting(found, gradients)
+
+    def _fitting(self, found: Schedule, gradients: list[GradientSize]) -> bytes:
+        """Return a schedule's bytes; none when it does not fit, which is logged once for each schedule."""
+        document = found.to_json()
+        try:
+            plan_from_schedule(found, gradients, self._transport.size)
+        except ScheduleMismatch as error:
+            if document not in self._unfit:
+                log.warning("pace.schedule_refused", service=self._service, job=self.job, reason=str(error))
+            self._unfit.add(document)
+            return b""
+        return document
+
+    def submit(self, profile: Profile) -> bytes:
+        """Have the service schedule a profile; empty when it gives no usable answer.
+
+        Raises
+        ------
+        InvalidProfile, InvalidOptions
+            When the service refuses the profile.
+        """
+        from pace.client import Client
+
+        assert self._service is not None
+        sent = {"service": self._service, "job": self.job, "profile_sha256": profile.sha256}
+        try:
+            with Client(self._service, api_key=self._api_key, timeout_s=_SUBMIT_TIMEOUT_S) as client:
+                schedule = client.create_schedule(profile, job=self.job)
+        except ServiceUnavailable as error:
+            log.warning("pace.profile_not_submitted", reason=str(error), **sent)
+            return b""
+        log.info("pace.profile_submitted", predicted_iteration_s=schedule.predicted.iteration_s, **sent)
+        return self._fitting(schedule, self._gradients)
+
+    def report(self, measured_s: float, *, num_iterations: int, plain_s: float | None) -> None:
+        """Tell the service what iterations take under the schedule in force; rank 0 only, returns at once.
+
+        Without a service or a name for the job, nothing is sent.
+
+        Parameters
+        ----------
+        measured_s
+            Median of `num_iterations` iterations, on the slowest rank.
+        plain_s
+            The same without the schedule; None if that was not measured.
+        """
+        if self._reports is not None and self._followed is not None:
+            self._reports.send(
+                self._followed, measured_s=measured_s, num_iterations=num_iterations, plain_s=plain_s
+            )
+
+    def close(self) -> None:
+        """Wait a moment for a report that is being sent."""
+        if self._reports is not None:
+            self._reports.close()
+
+    def _with_credit(self, plan: Plan) -> Plan:
+        return plan if self._credit_bytes is None else replace(plan, credit_bytes=self._credit_bytes)

@@ -1,0 +1,265 @@
+"""Seeks a better plan while the job trains: by profile where there is none, anew where training drifts.
+
+All ranks make the same calls after the same steps and draw the same conclusions; only rank 0 talks to the
+service, from a thread of its own. Which plan then runs in which mode is for ``mode_choice`` to say.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+
+from pace.runtime.capture.self_profile import SelfProfile
+from pace.runtime.control import schedule_polling
+from pace.runtime.control.drift import Drift, Typical
+from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.engine.plan import GradientSize, Plan
+from pace.runtime.event_log import log
+from pace.runtime.transports.transport import Transport
+
+State = Literal["none", "watching", "profiling", "submitting", "asking"]
+"""What is done about the plan: nothing, since no schedule is in force; watching how the schedule does;
+recording iterations; waiting for the service to schedule the profile; only asking the service."""
+
+# An iteration may do something else (an evaluation, a checkpoint) and be traced as the model.
+ATTEMPTS = 3
+
+# What rank 0 tells the others before a schedule: whether this job made its profile.
+_OWN, _FOREIGN = b"o", b"f"
+
+
+class Replanner:
+    """What is known about how well the plan fits, and what is being done about it.
+
+    Parameters
+    ----------
+    plan
+        What all ranks start with.
+    timeout_s
+        A wait for peers that is longer fails.
+
+    Attributes
+    ----------
+    num_profiles
+        How many profiles have been made.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: PlanSource,
+        sizes: list[GradientSize],
+        transport: Transport,
+        model: torch.nn.Module,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._source = source
+        self._settings = source.replanning
+        self._sizes = sizes
+        self._transport = transport
+        self._model = model
+        self._timeout_s = timeout_s
+        self._late: schedule_polling.LateSchedule | None = None
+        self._searching = False
+        self._submitting = False
+        self._num_awaited = 0
+        self._drift: Drift | None = None
+        self._drift_logged = False
+        self._profile: SelfProfile | None = None
+        self._failures = 0
+        self._own_profiles: set[str] = set()
+        self._last_change_s = time.monotonic()
+        self.num_profiles = 0
+        if plan.source == "schedule":
+            predicted_s = plan.predicted_iteration_s if source.asks else None
+            self._drift = Drift(self._settings, predicted_s)
+        elif source.asks:
+            self._search()
+
+    @property
+    def state(self) -> State:
+        """What is being done about the plan."""
+        if self._profile is not None:
+            return "profiling"
+        if self._searching:
+            return "submitting" if self._submitting else "asking"
+        return "none" if self._drift is None else "watching"
+
+    @property
+    def drift(self) -> Drift | None:
+        """How iterations compare with those at first; None without a schedule."""
+        return self._drift
+
+    @property
+    def aside(self) -> Callable[[], AbstractContextManager[None]] | None:
+        """What communication happens in while iterations are recorded; None while they are not."""
+        return None if self._profile is None else self._aside
+
+    def _aside(self) -> AbstractContextManager[None]:
+        assert self._profile is not None
+        return self._profile.aside()
+
+    @property
+    def can_profile(self) -> bool:
+        """Whether a profile could be made and would be of use; the same on all ranks."""
+        wanted = self._source.asks and self._settings.profile_iterations > 0 and self._transport.size > 1
+        return wanted and self._failures < ATTEMPTS
+
+    def begin_profile(self, reason: str) -> None:
+        """Record from now on; the caller makes sure that training runs plainly, with a barrier."""
+        self._say("pace.profiling", reason=reason, iterations=self._settings.profile_iterations)
+        self._last_change_s = time.monotonic()
+        self._profile = SelfProfile(
+            self._model,
+            self._sizes,
+            self._transport,
+            iterations=self._settings.profile_iterations,
+            name=self._source.job or "",
+            timeout_s=self._timeout_s,
+        )
+
+    def end_profile(self) -> bool:
+        """End a recorded iteration; True when recording is over, with or without a profile.
+
+        With nothing in flight. Hands the profile in when there is one.
+        """
+        assert self._profile is not None
+        if not self._profile.step():
+            return False
+        made, profile = self._profile.finish()
+        self._profile = None
+        if not made:
+            self._failures += 1
+            if self.can_profile:
+                self.begin_profile("the last attempt failed")
+            return self._profile is None
+        self._failures = 0
+        self.num_profiles += 1
+        self._submitting = True
+        self._num_awaited = 0
+        self._search()
+        if profile is not None:
+            source = self._source
+            self._own_profiles.add(profile.sha256)
+            assert self._late is not None
+            self._late.hand_in(lambda: source.submit(profile))
+        return True
+
+    def record(self, iteration_s: float, waited_s: float) -> None:
+        """Record an iteration under the plan that was chosen, and the time spent waiting in it."""
+        if self._drift is not None:
+            self._drift.record(iteration_s, waited_s)
+
+    def rest(self) -> None:
+        """Watch no longer: plain operation was faster than the schedule, so there is no plan to replace."""
+        self._drift = None
+
+    def restart_window(self) -> None:
+        """Something else ran than the plan that was chosen."""
+        if self._drift is not None:
+            self._drift.restart_window()
+
+    def news(self, number: int, *, settled: bool, plain_s: float | None) -> Plan | Literal["profile"] | None:
+        """Tell the other ranks what is new, every so often.
+
+        Parameters
+        ----------
+        number
+            How many steps there have been.
+        settled
+            Whether it is decided which mode runs.
+        plain_s
+            What an iteration takes without the schedule; None if that was not measured.
+
+        Returns
+        -------
+        A plan to adopt, "profile" where one should be made, or neither; the same on all ranks.
+        """
+        self._num_awaited += self._submitting
+        soon = self._submitting and self._num_awaited <= schedule_polling.STEPS_SOON
+        if number % (schedule_polling.STEPS_BETWEEN_SOON if soon else schedule_polling.STEPS_BETWEEN):
+            return None
+        if self._searching:
+            payload = self._transport.broadcast(self._found() if self._transport.rank == 0 else None)
+            if payload:
+                return self._adopt(payload[1:], own=payload[:1] == _OWN)
+        if self._drift is None:
+            return None
+        mine = {
+            "typical": self._drift.typical() if settled else None,
+            "rested": time.monotonic() - self._last_change_s >= self._settings.interval_s,
+        }
+        replies = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
+        known = self._drift.reference
+        self._drift.compare(
+            [None if each["typical"] is None else Typical(*each["typical"]) for each in replies]
+        )
+        reference = self._drift.reference
+        if known is None and reference is not None and self._transport.rank == 0:
+            self._source.report(
+                reference.iteration_s, num_iterations=self._settings.drift_iterations, plain_s=plain_s
+            )
+        wanted = self._drift.drifted and not self._searching and self.can_profile
+        if self._drift.drifted and not self._drift_logged:
+            self._drift_logged = True
+            self._say_drift(replies[0]["rested"])
+        return "profile" if wanted and replies[0]["rested"] else None
+
+    def close(self) -> None:
+        """Stop asking and recording."""
+        if self._late is not None:
+            self._late.close()
+        if self._profile is not None:
+            self._profile.stop()
+        self._source.close()
+
+    def _search(self) -> None:
+        if not self._searching and self._transport.rank == 0:
+            self._late = schedule_polling.LateSchedule(lambda: self._source.ask(self._sizes))
+        self._searching = True
+
+    def _found(self) -> bytes:
+        """Return the schedule found, after a byte that says who made its profile; empty if none is found."""
+        assert self._late is not None
+        schedule = self._late.poll()
+        if not schedule:
+            return b""
+        own = json.loads(schedule)["profile_sha256"] in self._own_profiles
+        return (_OWN if own else _FOREIGN) + schedule
+
+    def _adopt(self, schedule: bytes, *, own: bool) -> Plan:
+        self._searching = self._submitting = False
+        self._late = None
+        plan = self._source.read(schedule, self._sizes)
+        assert plan is not None  # rank 0 found that it fits
+        self._drift = Drift(self._settings, None if own else plan.predicted_iteration_s)
+        self._drift_logged = False
+        self._last_change_s = time.monotonic()
+        return plan
+
+    def _say_drift(self, rested: bool) -> None:
+        assert self._drift is not None
+        if not self._source.asks:
+            consequence = "none: the schedule was given"
+        elif not self.can_profile:
+            consequence = "none: this job makes no profile"
+        elif self._searching:
+            consequence = "none yet: the last profile is not scheduled"
+        else:
+            consequence = "a new profile" if rested else "a new profile, as soon as the interval is over"
+        self._say(
+            "pace.drift",
+            ratio=self._drift.ratio,
+            against=self._drift.against,
+            reference_s=self._drift.reference.iteration_s if self._drift.reference else None,
+            consequence=consequence,
+        )
+
+    def _say(self, event: str, **values: Any) -> None:
+        # All ranks know the same: one of them says it.
+        if self._transport.rank == 0:
+            log.info(event, **values)

@@ -1,0 +1,1 @@
+"""The engine: sends the segments of a plan in order, from the buffers that hold the gradients."""

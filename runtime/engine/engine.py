@@ -1,0 +1,336 @@
+"""The engine: one thread that sends segments in order, with at most the credit's bytes in flight.
+
+The credit is exceeded by one segment at the very end: the next is handed over shortly before the one under
+way is expected to be done, so that the network does not idle while hosts take notice of it.
+
+It knows buffers as tensors and groups as numbers; gradients, models and optimizers are known
+elsewhere. Every rank submits every group exactly once a round; that is what makes the order of
+collectives equal on all ranks without asking which gradients a rank happened to compute:
+
+- planned: all ranks keep to the plan's order.
+- leader and follower: rank 0 chooses (``send_order.py``) and publishes the choice before it sends; the
+  others send what it chose. Where the transport matches collectives by name, the others submit at once
+  and rank 0's submission decides.
+
+Of tensors on a device (a GPU) the host hands over and waits for groups that the device has yet to compute
+and to sum. A group then counts as submitted when the device has computed it, and a wait blocks the host
+only until the transport has all of the group; for the sum the device waits.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from pace.errors import CommunicationFailed
+from pace.runtime.engine.in_flight import InFlight
+from pace.runtime.engine.on_device import OnDevice
+from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.report import GroupTimes, SegmentTimes
+from pace.runtime.engine.send_order import SendOrder
+from pace.runtime.engine.sends import GroupSend, SegmentSend, last_times, sends_of
+from pace.runtime.transports.transport import Discipline, Role, Transport, role_of
+
+
+class Engine:
+    """Sends the segments of submitted groups; created with its thread running.
+
+    Parameters
+    ----------
+    plan
+        Groups, segments in planned order and credit.
+    tensors
+        For every segment of the plan, the contiguous part of its group's buffer that is sent.
+    discipline
+        Who decides which segment goes next.
+    timeout_s
+        A wait longer than this fails.
+    on_stall
+        Called in the waiting thread with the group's number when a wait exceeds `stall_s` or half of
+        `timeout_s`.
+    explain
+        Called once, in the waiting thread, after a failure; what is known about the ranks at fault.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        tensors: Sequence[torch.Tensor],
+        transport: Transport,
+        *,
+        discipline: Discipline,
+        timeout_s: float,
+        name: str,
+        stall_s: float = 5.0,
+        on_stall: Callable[[int], None] | None = None,
+        explain: Callable[[], str] | None = None,
+    ) -> None:
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._stall_s = min(stall_s, timeout_s / 2)
+        self._on_stall = on_stall
+        self._explain = explain
+        self._groups = plan.groups
+        self._group_sends, self._segments = sends_of(plan, tensors, name)
+        self.role: Role = role_of(transport, discipline)
+        self._send_order = SendOrder(self._segments, discipline=discipline, role=self.role)
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._in_flight = InFlight(credit_bytes=plan.credit_bytes, hand_over_s=transport.hand_over_s)
+        self._closed = False
+        self._failure: CommunicationFailed | None = None
+        self._explained = False
+        self.sent_segments = 0
+        self.sent_bytes = 0
+        self.waited_s = 0.0
+        self._on_device: OnDevice | None = None
+        if transport.device is not None:
+            self._on_device = OnDevice(
+                transport.device,
+                computed=self._enter_computed,
+                failed=lambda send, error: self._fail("could not be computed", send, error),
+                block=self._block,
+                name=f"{name}.device",
+            )
+        self._thread = threading.Thread(target=self._run, name=f"{name}.engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> CommunicationFailed | None:
+        """The first thing that went wrong; nothing is sent after it."""
+        return self._failure
+
+    def rebind(self, group: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Send other tensors for the segments of a group that is not under way, in planned order."""
+        send = self._group_sends[group]
+        assert send.done.is_set(), f"group {group} is under way"
+        for segment, tensor in zip(send.segments, tensors, strict=True):
+            segment.tensor = tensor
+
+    def submit(self, group: int) -> None:
+        """Hand over a group whose buffer is filled; it belongs to the engine until it is done.
+
+        Raises
+        ------
+        CommunicationFailed
+            When the engine has failed before.
+        """
+        send = self._group_sends[group]
+        if self._on_device is not None and not send.done.is_set():
+            self._block(send, send.done)  # the host is ahead by a whole round
+        if self._failure is not None:
+            self._raise_failure()
+        with self._lock:
+            assert send.done.is_set() or self._failure is not None, f"group {group} submitted twice"
+            send.submitted_s = time.perf_counter()
+            send.remaining = send.unsent = len(send.segments)
+            if not send.segments:
+                send.done_s = send.sent_s = send.submitted_s
+                return
+            send.done.clear()
+            send.waited_s = 0.0
+            if self._on_device is None:
+                self._enter(send)
+                return
+        send.sent.clear()
+        self._on_device.expect(send)
+
+    def _enter(self, send: GroupSend) -> None:
+        """Let a group be sent from now on; with the lock held."""
+        if self._send_order.enter(send):
+            self._wake.notify()
+
+    def _enter_computed(self, send: GroupSend) -> None:
+        assert self._on_device is not None
+        # The device is past its waits of the round before, so nothing blocks here.
+        self.waited_s += self._on_device.waited_s(send)
+        send.device_waits.clear()
+        with self._lock:
+            send.submitted_s = time.perf_counter()
+            self._enter(send)
+
+    def done(self, group: int, within_s: float) -> bool:
+        """Whether a group is reduced, after waiting for it for at most a moment."""
+        return self._group_sends[group].done.wait(within_s)
+
+    def wait(self, group: int) -> None:
+        """Make sure that a submitted group is reduced before what the caller does next.
+
+        Blocks, or has the device wait.
+
+        Raises
+        ------
+        CommunicationFailed
+            When its all-reduce failed or did not end within the time-out.
+        """
+        send = self._group_sends[group]
+        if not send.done.is_set():
+            if self._on_device is not None:
+                self._on_device.wait(send)
+            else:
+                start = time.perf_counter()
+                self._block(send, send.done)
+                waited_s = time.perf_counter() - start
+                send.waited_s += waited_s
+                self.waited_s += waited_s
+        if self._failure is not None:
+            self._raise_failure()
+
+    def _block(self, send: GroupSend, until: threading.Event) -> None:
+        start = time.monotonic()
+        stalled = False
+        while True:
+            waited_s = time.monotonic() - start
+            if waited_s >= self._timeout_s:
+                self._fail(f"did not end within {self._timeout_s:g} s", send, None)
+                return
+            next_s = self._timeout_s if stalled else self._stall_s
+            if until.wait(max(next_s - waited_s, 0.0)):
+                return
+            if not stalled and time.monotonic() - start >= self._stall_s and self._on_stall is not None:
+                self._on_stall(send.number)
+            stalled = True
+
+    def _raise_failure(self) -> None:
+        assert self._failure is not None
+        with self._lock:
+            explain = None if self._explained else self._explain
+            self._explained = True
+        if explain is not None:
+            found = explain()
+            if found:
+                self._failure = CommunicationFailed(f"{self._failure}; {found}")
+        raise self._failure
+
+    def abandon(self) -> None:
+        """Give up what is in flight: nothing more is sent, and every wait raises."""
+        self._fail("was abandoned", None, None)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until nothing that was handed over is under way; return whether that came about in time."""
+        with self._lock:
+            self._wake.wait_for(self._settled, timeout_s)
+            return self._failure is None and self._settled()
+
+    def _settled(self) -> bool:
+        return self._failure is not None or not (self._in_flight.num_segments or self._send_order.num_waiting)
+
+    def last_round(self) -> tuple[tuple[GroupTimes, ...], tuple[SegmentTimes, ...]]:
+        """When each group and segment was last handed over, sent and done; every group was waited for."""
+        if self._on_device is not None:
+            for send in self._group_sends:
+                self._block(send, send.done)
+                send.waited_s = self._on_device.waited_s(send)
+        return last_times(self._group_sends, self._groups)
+
+    def close(self) -> None:
+        """Stop the threads after what is in flight has ended; idempotent."""
+        if self._on_device is not None:
+            self._on_device.close(failed=self._failure is not None)
+        with self._lock:
+            self._closed = True
+            self._wake.notify_all()
+            if self._failure is None:
+                self._wake.wait_for(
+                    lambda: self._in_flight.num_segments == 0 or self._failure is not None, self._timeout_s
+                )
+        if threading.current_thread() is not self._thread:
+            # A follower may be inside a call that only ends with its time-out when the leader is gone.
+            self._thread.join(timeout=None if self._failure is None else 1.0)
+
+    def _run(self) -> None:
+        segment: SegmentSend | None = None
+        try:
+            while (segment := self._next()) is not None:
+                segment.sent_s = time.perf_counter()
+                segment.summed = self._transport.allreduce(
+                    segment.tensor, segment.name, _completion(self, segment)
+                )
+                if self._on_device is not None and segment is segment.group.segments[-1]:
+                    segment.group.sent.set()
+        except Exception as error:  # whatever it is, waiting threads receive it
+            self._fail("could not be sent", segment.group if segment else None, error)
+
+    def _next(self) -> SegmentSend | None:
+        """Block until a segment may be sent, and account for it; None once closed."""
+        if self.role == "follower":
+            with self._lock:
+                self._wake.wait_for(lambda: self._stopped() or self._send_order.num_waiting > 0)
+                if self._stopped():
+                    return None
+            chosen = self._segments[self._transport.decide(None)]
+            with self._lock:
+                self._wake.wait_for(lambda: self._stopped() or chosen.group.submitted)
+                return None if self._stopped() else self._take(chosen)
+        with self._lock:
+            while True:
+                if self._stopped():
+                    return None
+                segment = self._send_order.next()
+                wait_s = math.inf if segment is None else self._wait_s(segment)
+                if segment is not None and wait_s <= 0:
+                    self._take(segment)
+                    break
+                self._wake.wait(None if wait_s == math.inf else wait_s)
+        if self.role == "leader" and self._transport.sequencing == "decision":
+            self._transport.decide(segment.number)
+        return segment
+
+    def _stopped(self) -> bool:
+        return self._closed or self._failure is not None
+
+    def _wait_s(self, candidate: SegmentSend) -> float:
+        """How much longer to wait before `candidate` is handed over: for room, and for who is before it."""
+        if self.role == "submitter":
+            return 0.0  # rank 0 decides by being last: whoever held back would undo its choice
+        patience_s = self._send_order.patience_s(candidate, idle=self._in_flight.num_segments == 0)
+        return patience_s if patience_s > 0 else self._in_flight.wait_s(candidate)
+
+    def _take(self, segment: SegmentSend) -> SegmentSend:
+        send = segment.group
+        if send.unsent == len(send.segments):
+            send.sent_s = time.perf_counter()
+        self._send_order.take(segment)
+        self._in_flight.add(segment)
+        self.sent_segments += 1
+        self.sent_bytes += segment.size_bytes
+        return segment
+
+    def _complete(self, segment: SegmentSend, error: BaseException | None) -> None:
+        segment.done_s = time.perf_counter()
+        if error is not None:
+            self._fail("failed", segment.group, error)
+        send = segment.group
+        with self._lock:
+            self._in_flight.remove(segment)
+            send.remaining -= 1
+            if send.remaining == 0:
+                send.done_s = segment.done_s
+                send.done.set()
+            if self._send_order.num_waiting or self._closed:
+                self._wake.notify_all()
+
+    def _fail(self, what: str, send: GroupSend | None, error: BaseException | None) -> None:
+        subject = "an all-reduce" if send is None else f"the all-reduce of {self.describe(send.number)}"
+        cause = "" if error is None else f": {error}"
+        with self._lock:
+            if self._failure is None:
+                self._failure = CommunicationFailed(
+                    f"rank {self._transport.rank} of {self._transport.size}: {subject} {what}{cause}"
+                )
+                self._failure.__cause__ = error
+            for waiting in self._group_sends:
+                waiting.sent.set()
+                waiting.done.set()
+            self._wake.notify_all()
+
+    def describe(self, group: int) -> str:
+        """Name a group for people: its number and its first gradients."""
+        names = self._groups[group].gradients
+        return f"group {group} ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''})"
+
+
+def _completion(engine: Engine, segment: SegmentSend) -> Callable[[BaseException | None], None]:
+    return lambda error: engine._complete(segment, error)

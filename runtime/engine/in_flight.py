@@ -1,0 +1,56 @@
+"""What the transport was given and has not summed yet, and when the next segment may follow it."""
+
+import math
+import time
+
+from pace.runtime.engine.sends import SegmentSend
+
+
+class InFlight:
+    """Segments between hand-over and sum; callers hold the engine's lock.
+
+    Parameters
+    ----------
+    credit_bytes
+        How many bytes may be in flight; one segment may be larger.
+    hand_over_s
+        How long before the segment in flight ends the next one is best handed over.
+
+    Attributes
+    ----------
+    num_segments
+        How many segments are in flight.
+    """
+
+    def __init__(self, *, credit_bytes: int, hand_over_s: float) -> None:
+        self._credit_bytes = credit_bytes
+        self._hand_over_s = hand_over_s
+        self._size_bytes = 0
+        self._newest: SegmentSend | None = None
+        self._last_done_s = 0.0
+        self.num_segments = 0
+
+    def wait_s(self, candidate: SegmentSend) -> float:
+        """Return how much longer to wait before `candidate` is handed over; infinite until a segment ends."""
+        within_credit = self._size_bytes + candidate.size_bytes <= self._credit_bytes
+        if self.num_segments == 0 or within_credit:
+            return 0.0
+        # Beyond the credit, just before the one in flight ends: what the hand-over takes is hidden.
+        newest = self._newest
+        if self.num_segments > 1 or newest is None or newest.expected_s == math.inf:
+            return math.inf
+        start_s = max(newest.sent_s, self._last_done_s)
+        return start_s + newest.expected_s - self._hand_over_s - time.perf_counter()
+
+    def add(self, segment: SegmentSend) -> None:
+        """Record that a segment is handed over."""
+        self._newest = segment
+        self.num_segments += 1
+        self._size_bytes += segment.size_bytes
+
+    def remove(self, segment: SegmentSend) -> None:
+        """Record that a segment ended at its ``done_s``, and how long the network was busy with it."""
+        segment.note(segment.done_s - max(segment.sent_s, self._last_done_s))
+        self._last_done_s = segment.done_s
+        self.num_segments -= 1
+        self._size_bytes -= segment.size_bytes

@@ -1,0 +1,211 @@
+"""What the engine follows: groups of gradients, their segments in order, the credit.
+
+A plan comes from a schedule, after a check that it was made for this model and this many workers, or
+is computed here when there is none. Pure data: no buffers and no communication.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Literal
+
+from pace.documents.fingerprint import fingerprint
+from pace.documents.profile import ELEMENT_BYTES
+from pace.documents.schedule import Schedule
+from pace.errors import ScheduleMismatch
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSize:
+    """A gradient as the fingerprint sees it."""
+
+    name: str
+    size_bytes: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGroup:
+    """Gradients that share a buffer, in buffer order, with the times that decide their turn."""
+
+    gradients: tuple[str, ...]
+    size_bytes: int
+    dtype: str
+    ready_s: float
+    tail_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSegment:
+    """A byte range of a group's buffer; its place in `Plan.segments` is its turn."""
+
+    group: int
+    offset_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Groups, segments in planned order, and how many bytes may be in flight.
+
+    Attributes
+    ----------
+    source
+        Where it came from: "schedule", "local" (computed here) or "plain" (what frameworks do:
+        buckets in the order in which gradients become ready).
+    predicted_iteration_s
+        What the schedule promised; None for plans computed here.
+    """
+
+    source: Literal["schedule", "local", "plain"]
+    groups: tuple[PlannedGroup, ...]
+    segments: tuple[PlannedSegment, ...]
+    credit_bytes: int
+    predicted_iteration_s: float | None = None
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash over everything that must be equal on all ranks."""
+        document = {
+            "groups": [asdict(group) for group in self.groups],
+            "segments": [asdict(segment) for segment in self.segments],
+            "credit_bytes": self.credit_bytes,
+        }
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def plan_from_schedule(schedule: Schedule, gradients: Sequence[GradientSize], workers: int) -> Plan:
+    """Turn a schedule into a plan for these gradients.
+
+    Raises
+    ------
+    ScheduleMismatch
+        When it was made for other gradients or another number of workers; the message says what
+        differs.
+    """
+    mine = fingerprint(((g.name, g.size_bytes, g.dtype) for g in gradients), workers)
+    differences = _differences(schedule, gradients)
+    if schedule.fingerprint != mine and not differences:
+        differences = [
+            f"the gradients have the same names and sizes, so it was made for another number of workers"
+            f" than {workers} or for gradients of other sizes within their groups"
+        ]
+    if differences:
+        shown = differences[:8] + ([f"and {len(differences) - 8} more"] if len(differences) > 8 else [])
+        raise ScheduleMismatch(
+            f"the schedule does not fit this model (schedule {schedule.fingerprint[:12]}, model {mine[:12]}):"
+            f" {'; '.join(shown)}"
+        )
+    order = sorted(schedule.segments, key=lambda s: (s.priority, s.group, s.offset_bytes))
+    return Plan(
+        source="schedule",
+        groups=tuple(
+            PlannedGroup(
+                gradients=group.gradients,
+                size_bytes=group.size_bytes,
+                dtype=group.dtype,
+                ready_s=group.ready_s,
+                tail_s=group.tail_s,
+            )
+            for group in schedule.groups
+        ),
+        segments=tuple(
+            PlannedSegment(group=s.group, offset_bytes=s.offset_bytes, size_bytes=s.size_bytes) for s in order
+        ),
+        credit_bytes=schedule.execution.credit_bytes,
+        predicted_iteration_s=schedule.predicted.iteration_s,
+    )
+
+
+def plan_locally(
+    gradients: Sequence[GradientSize],
+    *,
+    max_group_bytes: int = 4 * MEBIBYTE,
+    max_segment_bytes: int = 4 * MEBIBYTE,
+    credit_bytes: int = 8 * MEBIBYTE,
+    source: Literal["local", "plain"] = "local",
+) -> Plan:
+    """Fuse neighbors without any measurement.
+
+    `gradients` are taken to become ready in reverse order, and the first to be needed first, as in a
+    model whose parameters are defined in the order of use. Nothing is known about times: the static
+    order is the order of readiness, since any other could leave the network idle.
+    """
+    groups: list[PlannedGroup] = []
+    current: list[GradientSize] = []
+
+    def close() -> None:
+        if current:
+            groups.append(
+                PlannedGroup(
+                    gradients=tuple(g.name for g in current),
+                    size_bytes=sum(g.size_bytes for g in current),
+                    dtype=current[0].dtype,
+                    ready_s=float(len(groups)),
+                    tail_s=float(len(groups)),
+                )
+            )
+            current.clear()
+
+    for gradient in reversed(gradients):
+        full = sum(g.size_bytes for g in current) + gradient.size_bytes > max_group_bytes
+        if current and (full or current[0].dtype != gradient.dtype):
+            close()
+        current.append(gradient)
+    close()
+    return Plan(
+        source=source,
+        groups=tuple(groups),
+        segments=tuple(
+            segment
+            for number, group in enumerate(groups)
+            for segment in cut(number, group.size_bytes, group.dtype, max_segment_bytes)
+        ),
+        credit_bytes=credit_bytes,
+    )
+
+
+def plan_plainly(gradients: Sequence[GradientSize], bucket_bytes: int = 25 * MEBIBYTE) -> Plan:
+    """Plan what frameworks do without a schedule: whole 25 MiB buckets, first ready first sent."""
+    return plan_locally(
+        gradients,
+        max_group_bytes=bucket_bytes,
+        max_segment_bytes=1 << 62,
+        credit_bytes=1 << 62,
+        source="plain",
+    )
+
+
+def cut(group: int, size_bytes: int, dtype: str, max_segment_bytes: int) -> list[PlannedSegment]:
+    """Cut a group's buffer into segments of at most `max_segment_bytes`, none inside an element."""
+    element = {str(name): size for name, size in ELEMENT_BYTES.items()}[dtype]
+    step = max(max_segment_bytes // element, 1) * element
+    return [
+        PlannedSegment(group=group, offset_bytes=offset, size_bytes=min(step, size_bytes - offset))
+        for offset in range(0, size_bytes, step)
+    ]
+
+
+def _differences(schedule: Schedule, gradients: Sequence[GradientSize]) -> list[str]:
+    mine = {gradient.name: gradient for gradient in gradients}
+    planned = {name for group in schedule.groups for name in group.gradients}
+    found = [f'the model has no gradient "{name}"' for name in sorted(planned - mine.keys())]
+    found += [f'the schedule does not send gradient "{name}"' for name in sorted(mine.keys() - planned)]
+    for number, group in enumerate(schedule.groups):
+        members = [mine[name] for name in group.gradients if name in mine]
+        found += [
+            f'gradient "{member.name}" is {member.dtype}, the schedule takes it for {group.dtype}'
+            for member in members
+            if member.dtype != group.dtype
+        ]
+        size_bytes = sum(member.size_bytes for member in members)
+        if len(members) == len(group.gradients) and size_bytes != group.size_bytes:
+            found.append(
+                f"group {number} ({', '.join(group.gradients[:3])}{', ...' if len(members) > 3 else ''}) "
+                f"has {size_bytes} bytes in the model and {group.size_bytes} in the schedule"
+            )
+    return found

@@ -1,0 +1,133 @@
+"""What happened: numbers of the last round for people, and a Chrome trace of it.
+
+The trace has the form of the predicted timeline, under a process of its own, so that both can be opened
+side by side.
+"""
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+from pace.runtime.engine.plan import Plan
+from pace.view.chrome_trace import ChromeTrace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTimes:
+    """One group's last round; times in seconds from the round's first submission.
+
+    Attributes
+    ----------
+    waited_s
+        How long training waited for it.
+    """
+
+    group: int
+    gradients: tuple[str, ...]
+    size_bytes: int
+    submitted_s: float
+    sent_s: float
+    done_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentTimes:
+    """When one segment of the last round was on its way, in seconds from the round's first submission."""
+
+    group: int
+    offset_bytes: int
+    size_bytes: int
+    sent_s: float
+    done_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What has been sent and waited for since the start, over all plans."""
+
+    sent_segments: int = 0
+    sent_bytes: int = 0
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a wrapper is doing and how it compares.
+
+    Attributes
+    ----------
+    mode
+        How it runs now: "plain" (buckets in order of readiness, then a barrier; only where ``mode="auto"``
+        tries or chose it), "barrier" or "overlap".
+    order
+        Who chooses the next segment: "static" (the plan), "adaptive" or "priority" (rank 0 while it runs).
+    source
+        Where the plan came from.
+    rounds
+        Steps taken so far.
+    iteration_s
+        Median over the latest steps; None before the second.
+    predicted_iteration_s
+        What the schedule promised; None without one.
+    trial_s
+        What ``mode="auto"`` measured for each way of running, on the slowest rank; empty until it has.
+    sent_segments, sent_bytes, waited_s
+        Totals since the start, over all plans; ``pace.runtime.metrics`` exports them.
+    groups, segments
+        The last complete round.
+    replanning
+        What is done about the plan: "none"; "watching" how the schedule does; "profiling"; "submitting" a
+        profile, until the service has scheduled it; "asking" the service for a schedule.
+    profiles
+        How many profiles this job has made of itself.
+    drift
+        How iterations compare with those at first under the schedule, on the slowest rank: 1.3 is 30 %
+        slower. None before there is anything to compare.
+    """
+
+    mode: str
+    order: str
+    source: str
+    rounds: int
+    iteration_s: float | None
+    predicted_iteration_s: float | None
+    trial_s: dict[str, float]
+    sent_segments: int
+    sent_bytes: int
+    waited_s: float
+    groups: tuple[GroupTimes, ...]
+    segments: tuple[SegmentTimes, ...]
+    replanning: str = "none"
+    profiles: int = 0
+    drift: float | None = None
+
+
+def chrome_trace(report: Report, plan: Plan, *, name: str) -> dict[str, Any]:
+    """Return the last round as a Chrome trace document (JSON-ready)."""
+    trace = ChromeTrace(f"measured: {name}", pid=1)
+    num_rows = 0
+    busy: list[tuple[float, int]] = []
+    for segment in sorted(report.segments, key=lambda segment: segment.sent_s):
+        # Slices of one row must not overlap: a row for each all-reduce under way at once.
+        if busy and busy[0][0] <= segment.sent_s:
+            _, row = heapq.heappop(busy)
+        else:
+            row = num_rows
+            num_rows += 1
+            trace.add_row(row, "network" if row == 0 else f"network {row}")
+        heapq.heappush(busy, (segment.done_s, row))
+        arguments = {
+            "group": segment.group,
+            "offset_bytes": segment.offset_bytes,
+            "size_bytes": segment.size_bytes,
+            "gradients": list(plan.groups[segment.group].gradients),
+        }
+        trace.add_slice(row, f"group {segment.group}", segment.sent_s, segment.done_s, arguments)
+    trace.add_backlog(
+        [
+            *((group.submitted_s, group.size_bytes) for group in report.groups),
+            *((segment.done_s, -segment.size_bytes) for segment in report.segments),
+        ]
+    )
+    return trace.document(plan_sha256=plan.sha256)

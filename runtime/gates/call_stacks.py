@@ -1,0 +1,72 @@
+"""Looks at call stacks: who reads a gradient, and whether a thread waits for other ranks.
+
+Torch's own code that clears or traces gradients needs no value.
+"""
+
+import inspect
+import sys
+from types import FrameType
+from typing import Literal
+
+import torch
+from torch import nn
+
+from pace.runtime.gates.gradient_gates import READING
+
+_CLEARING = frozenset(
+    [nn.Module.zero_grad.__code__, inspect.unwrap(torch.optim.Optimizer.zero_grad).__code__]
+)
+_TRACERS = ("torch._dynamo", "torch._subclasses", "torch._functorch", "torch._inductor")
+_COLLECTIVES = ("torch.distributed", "horovod")
+
+# From a module's dict of parameters up to zero_grad: the generators behind parameters() lie in between.
+_DEEPEST = 8
+
+Reader = Literal["user", "clearing", "zeroing", "tracing"]
+
+
+def reader() -> Reader:
+    """Tell who asks the runtime for a gradient.
+
+    Returns
+    -------
+    "clearing" and "zeroing" for torch's own ``zero_grad`` with and without ``set_to_none``: it only looks
+    whether there is a gradient. "tracing" for the compiler, which looks at any time. Otherwise "user".
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not READING:
+        frame = frame.f_back
+    if frame is None or frame.f_back is None:
+        return "user"
+    caller = frame.f_back
+    if caller.f_code in _CLEARING:
+        return "clearing" if caller.f_locals.get("set_to_none", True) else "zeroing"
+    name: str = caller.f_globals.get("__name__", "")
+    return "tracing" if name.startswith(_TRACERS) else "user"
+
+
+def in_collective(thread: int) -> bool:
+    """Whether a thread is inside a collective that user code called."""
+    frame = sys._current_frames().get(thread)
+    found = False
+    while frame is not None:
+        name: str = frame.f_globals.get("__name__", "")
+        if name.startswith("pace.runtime"):
+            return False
+        if not name.startswith(_COLLECTIVES):
+            return found
+        found = True
+        frame = frame.f_back
+    return False
+
+
+def inside_zero_grad() -> bool:
+    """Whether the parameters are listed by torch's own ``zero_grad``, which looks at no parameter's value."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_DEEPEST):
+        if frame is None:
+            return False
+        if frame.f_code in _CLEARING:
+            return True
+        frame = frame.f_back
+    return False

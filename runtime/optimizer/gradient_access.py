@@ -1,0 +1,194 @@
+"""What user code finds in ``parameter.grad``, and what it does with what it puts there.
+
+Between a backward pass and ``step()`` it finds the reduced gradient, or None where no rank has one, on every
+rank alike: the first read seals the round and waits. What it assigns before it has read anything is this
+rank's contribution; what it assigns afterwards replaces the reduced gradient.
+"""
+
+import weakref
+from typing import Protocol
+
+import torch
+
+from pace.errors import InvalidUse
+from pace.runtime.engine.buffers import FusedGroup, Slot
+from pace.runtime.gates.call_stacks import reader
+from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
+from pace.runtime.optimizer.reduction import Reduction
+from pace.runtime.optimizer.usage import Usage
+
+
+class Progress(Protocol):
+    """What runs the rounds."""
+
+    accumulating: bool
+    closed: bool
+
+    def seal(self, *, read: bool) -> None:
+        """Make this rank's contribution final."""
+
+    def finish(self, group: FusedGroup) -> None:
+        """Apply a group's update, if one is pending."""
+
+
+class GradientAccess:
+    """Reads and writes gradients on behalf of user code, for the parameters of one plan."""
+
+    def __init__(self, progress: Progress, reduction: Reduction, usage: Usage) -> None:
+        self._progress = progress
+        self._reduction = reduction
+        self._usage = usage
+
+    def read(self, slot: Slot) -> torch.Tensor | None:
+        """Return what ``parameter.grad`` is."""
+        if self._progress.closed:
+            return local_gradient(slot.parameter)
+        if self._progress.accumulating:
+            return self._read_accumulating(slot)
+        if torch._C._current_graph_task_id() != -1:
+            return self._read_in_backward(slot)
+        reduction = self._reduction
+        unsealed = reduction.open and not reduction.sealed
+        if unsealed or slot.fused.pending:
+            who = reader()
+            if who == "tracing":
+                return local_gradient(slot.parameter)
+            if who == "clearing":
+                return slot.view  # which will not be looked at
+            if who == "zeroing":
+                self.zero(slot)
+                return torch.zeros_like(slot.view)
+            self._progress.finish(slot.fused)
+            if unsealed and reduction.live():
+                self._progress.seal(read=True)
+        if reduction.sealed:
+            reduction.resolve(slot.fused)
+        return self._current(slot)
+
+    def _current(self, slot: Slot) -> torch.Tensor | None:
+        local = local_gradient(slot.parameter)
+        if local is not None:
+            return local
+        if slot.base:
+            slot.fused.seen = True
+            return slot.shown
+        if slot.zeroed:
+            slot.zeroed = False
+            self._reduction.scattered = True
+            set_local_gradient(slot.parameter, torch.zeros_like(slot.view))
+        return local_gradient(slot.parameter)
+
+    def _read_accumulating(self, slot: Slot) -> torch.Tensor | None:
+        """Return what this rank has computed, on top of what was reduced before."""
+        local = local_gradient(slot.parameter)
+        if not slot.base or slot.fused.pending:
+            return local
+        return slot.shown if local is None else slot.view + local
+
+    def _read_in_backward(self, slot: Slot) -> torch.Tensor | None:
+        local = local_gradient(slot.parameter)
+        if local is None and slot.fused.submitted:
+            raise InvalidUse(
+                f"the gradient of {slot.name} was read during the backward pass, before all ranks' gradients"
+                " are summed: read it after backward()"
+            )
+        return local
+
+    def write(self, slot: Slot, value: torch.Tensor | None) -> None:
+        """Take what user code assigns to ``parameter.grad``."""
+        if self._progress.closed or (self._progress.accumulating and value is not None):
+            set_local_gradient(slot.parameter, value)
+        elif value is None:
+            self.clear(slot)
+        elif not (value is slot.shown and slot.base):
+            self._progress.finish(slot.fused)
+            if self._reduction.sealed and self._reduction.cleared():
+                self._reduction.reopen()
+            if not self._reduction.sealed:
+                reduced = slot.base
+                self._reduction.drop(slot)
+                slot.dropped = slot.dropped or reduced
+                slot.keeps = True
+                self._reduction.open = True
+            slot.base = slot.zeroed = False
+            self._reduction.scattered = True
+            set_local_gradient(slot.parameter, value)
+
+    def clear(self, slot: Slot) -> None:
+        """Take a gradient away, whatever it is made of."""
+        if self._count_clear(slot):
+            self._clear_pending(slot)
+        else:
+            self._clear(slot)
+
+    def _count_clear(self, slot: Slot) -> bool:
+        """Count a gradient that is cleared; say whether the update that uses it is still pending."""
+        slot.clears += 1
+        # A rank without a backward pass cannot tell the usual zero_grad() at a step's start from one that
+        # discards what other ranks have computed. The second one in a step may be either.
+        slot.keeps = slot.keeps or slot.clears > 1
+        if slot.fused.pending and self._reduction.computed:
+            self._progress.finish(slot.fused)  # what is cleared belongs to the next step
+        return slot.fused.pending
+
+    def _clear_pending(self, slot: Slot) -> None:
+        set_local_gradient(slot.parameter, None)
+        slot.cleared, slot.zeroed_later = True, False
+        slot.base = slot.zeroed = False
+
+    def _clear(self, slot: Slot) -> None:
+        if slot.fused.submitted and not self._reduction.sealed:
+            self._usage.wasted()
+        self._reduction.drop(slot)
+
+    def zero(self, slot: Slot) -> None:
+        """Make a gradient that is present zero."""
+        if self._count_clear(slot):
+            if slot.cleared and not (slot.zeroed or slot.zeroed_later):
+                return  # there is none any more
+            resolved = slot.fused.resolved
+            self._clear_pending(slot)
+            slot.zeroed = resolved and slot.present
+            slot.zeroed_later = not resolved
+            return
+        reduction = self._reduction
+        local = local_gradient(slot.parameter)
+        if reduction.open and not reduction.sealed:
+            submitted = slot.fused.submitted
+            had = local is not None or slot.base or slot.zeroed
+            had = had or (submitted and slot.here and not slot.dropped)
+            self._clear(slot)
+            if not slot.dropped:
+                slot.zeroed = had
+            elif had:
+                reduction.scattered = True
+                set_local_gradient(slot.parameter, torch.zeros_like(slot.view))
+            return
+        if reduction.sealed:
+            reduction.resolve(slot.fused)
+        with torch.no_grad():
+            if local is not None:
+                local.zero_()
+            elif slot.base:
+                slot.shown.zero_()
+
+
+class Gate:
+    """Answers for one parameter as long as the rounds that it belongs to exist."""
+
+    def __init__(self, access: GradientAccess, slot: Slot) -> None:
+        self._access = weakref.ref(access)
+        self._slot = slot
+
+    def read(self) -> torch.Tensor | None:
+        """See ``GradientGate``."""
+        access = self._access()
+        return local_gradient(self._slot.parameter) if access is None else access.read(self._slot)
+
+    def write(self, value: torch.Tensor | None) -> None:
+        """See ``GradientGate``."""
+        access = self._access()
+        if access is None:
+            set_local_gradient(self._slot.parameter, value)
+        else:
+            access.write(self._slot, value)

@@ -1,0 +1,139 @@
+"""Applies the user's optimizer to one group at a time, as it stood when ``step()`` was called."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pace.runtime.engine.buffers import FusedGroup, Slot, dense
+from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient, without_gates
+
+
+def _unhooked(kind: type[torch.optim.Optimizer]) -> Any:
+    # Optimizer.__init__ wraps the class's step for profiling and hooks, once a class.
+    step: Any = kind.step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+# Their step updates each parameter from its own gradient and state alone, so that any subset of the
+# parameters may be updated at any time. Adafactor and Muon look at a whole parameter, never at two.
+_PER_PARAMETER = frozenset(
+    _unhooked(getattr(torch.optim, name))
+    for name in (
+        "ASGD",
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "Muon",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+    )
+    if hasattr(torch.optim, name)
+)
+
+
+def why_not_per_group(optimizer: torch.optim.Optimizer) -> str | None:
+    """Say why this optimizer's update cannot be applied group by group; None when it can."""
+    if _unhooked(type(optimizer)) not in _PER_PARAMETER:
+        return f"{type(optimizer).__name__} is not known to update each parameter from its own gradient alone"
+    return None
+
+
+class GroupUpdate:
+    """Updates the parameters of one group with the hyper-parameters of the last ``snapshot``.
+
+    State (momentum and the like) is the user's optimizer's own: the same tensors under the same keys.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, groups: Sequence[FusedGroup]) -> None:
+        self._optimizer = optimizer
+        self._step = _unhooked(type(optimizer))
+        # A twin that shares everything with the user's optimizer but the list of parameter groups.
+        self._twin: torch.optim.Optimizer = object.__new__(type(optimizer))
+        owner = {
+            parameter: index
+            for index, param_group in enumerate(optimizer.param_groups)
+            for parameter in param_group["params"]
+        }
+        self._members: list[list[tuple[int, list[Slot]]]] = []
+        for group in groups:
+            by_owner: dict[int, list[Slot]] = {}
+            for slot in group.slots:
+                by_owner.setdefault(owner[slot.parameter], []).append(slot)
+            self._members.append(sorted(by_owner.items(), key=lambda item: item[0]))
+        self._hyper: list[dict[str, Any]] = []
+
+    def snapshot(self) -> None:
+        """Keep the hyper-parameters now in force, and what a GradScaler left for a fused update."""
+        self._hyper = [
+            {key: _kept(value) for key, value in dict.items(param_group) if key != "params"}
+            for param_group in self._optimizer.param_groups
+        ]
+        attributes = self._twin.__dict__
+        attributes.clear()
+        attributes.update(self._optimizer.__dict__)
+        for name in SCALING:
+            if name in attributes:
+                attributes[name] = _kept(attributes[name])
+
+    def apply(self, group: int) -> None:
+        """Update the parameters of a group from the gradients in its buffer."""
+        self._twin.param_groups = [
+            self._hyper[index] | {"params": [slot.parameter for slot in slots]}
+            for index, slots in self._members[group]
+        ]
+        with gradients_in_place([slot for _, slots in self._members[group] for slot in slots]):
+            self._step(self._twin)
+
+
+# What a GradScaler sets on an optimizer whose fused update divides by the scale itself.
+SCALING = ("grad_scale", "found_inf")
+
+
+def _kept(value: Any) -> Any:
+    # Tensors are changed in place: a learning rate by the loop, a scale by GradScaler.update().
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+@contextlib.contextmanager
+def gradients_in_place(slots: Sequence[Slot]) -> Iterator[None]:
+    """Put reduced gradients where torch keeps a parameter's gradient, and nothing where there is none."""
+    for slot in slots:
+        set_local_gradient(slot.parameter, _laid_out(slot) if slot.present else None)
+    try:
+        with without_gates():
+            yield
+    finally:
+        for slot in slots:
+            if slot.present and local_gradient(slot.parameter) is None:
+                slot.base = False  # the optimizer cleared it
+            set_local_gradient(slot.parameter, None)
+
+
+def _laid_out(slot: Slot) -> torch.Tensor:
+    """Return the gradient with the parameter's strides: its memory format may have changed since."""
+    view = slot.view
+    if view.stride() == slot.parameter.stride() or not dense(slot.parameter):
+        return view
+    return torch.empty_like(slot.parameter, memory_format=torch.preserve_format).copy_(view)
+
+
+@contextlib.contextmanager
+def plain_mode(device: str) -> Iterator[None]:
+    """Undo what the forward pass that is about to start may have switched on.
+
+    Optimizer state made in inference mode could never be updated outside it.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                yield
+        else:
+            yield

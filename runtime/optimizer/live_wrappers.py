@@ -1,0 +1,68 @@
+"""The wrappers in use in this process: no two update the same parameter, and all end with the process."""
+
+import atexit
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from pace.errors import InvalidUse
+
+
+class LiveWrapper(Protocol):
+    """A wrapper that is not closed."""
+
+    optimizer: torch.optim.Optimizer
+
+    @property
+    def parameters_by_name(self) -> Mapping[str, nn.Parameter]:
+        """The parameters whose gradients it sums."""
+
+    def end_with_process(self, uncaught: type[BaseException] | None) -> None:
+        """Finish or give up what is in flight."""
+
+
+live: "weakref.WeakSet[LiveWrapper]" = weakref.WeakSet()
+
+
+def refuse_wrapped(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that is wrapped, or updates a parameter of another that is.
+
+    Raises
+    ------
+    InvalidUse
+        Names the parameters.
+    """
+    mine = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    for wrapper in list(live):
+        if wrapper.optimizer is optimizer:
+            raise InvalidUse("the optimizer is already wrapped: close() the wrapper before wrapping it again")
+        taken = [name for name, parameter in wrapper.parameters_by_name.items() if parameter in mine]
+        if taken:
+            raise InvalidUse(
+                "the model is already wrapped, with another optimizer that also updates"
+                f" {', '.join(taken[:5])}: close() that wrapper first"
+            )
+
+
+@atexit.register
+def _end_all() -> None:
+    # A process that ends without close(), by an exception say, must not take its threads into the
+    # interpreter's own end: it would be aborted there.
+    uncaught: type[BaseException] | None = getattr(sys, "last_type", None)
+    for wrapper in list(live):
+        wrapper.end_with_process(uncaught)
+
+
+def weakly(method: Callable[..., Any], otherwise: Any = None) -> Callable[..., Any]:
+    """Return a function that calls a method as long as its object lives, and does not keep it alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> Any:
+        alive = reference()
+        return otherwise if alive is None else alive(*arguments)
+
+    return call

@@ -1,0 +1,52 @@
+"""Which of an optimizer's parameters the plan covers, and whether that still holds."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from pace.errors import InvalidUse
+
+
+class PlannedParameters:
+    """The parameters that an optimizer had when it was wrapped.
+
+    Parameters
+    ----------
+    planned
+        Those whose gradients are summed; the others were frozen.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, planned: Iterable[nn.Parameter]) -> None:
+        self._optimizer = optimizer
+        summed = set(planned)
+        updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._num_updated = len(updated)
+        self._frozen = [parameter for parameter in updated if parameter not in summed]
+
+    def refuse_others(self) -> None:
+        """Refuse a step that would update parameters which the plan does not cover.
+
+        Raises
+        ------
+        InvalidUse
+            When the optimizer has other parameters than it had, or one that was frozen has a gradient.
+        """
+        groups = self._optimizer.param_groups
+        # Past the gate of a group, which would wait for updates.
+        if sum(len(dict.__getitem__(group, "params")) for group in groups) != self._num_updated:
+            raise InvalidUse(
+                "the optimizer has other parameters than when it was wrapped, which the plan does not cover:"
+                " wrap it again after add_param_group"
+            )
+        for parameter in self._frozen:
+            if parameter.grad is not None:
+                raise InvalidUse(
+                    "a parameter that was frozen when the optimizer was wrapped has a gradient now:"
+                    " wrap the optimizer again after changing requires_grad"
+                )
+
+    def clear_frozen(self) -> None:
+        """Take away the gradients of parameters that were frozen."""
+        for parameter in self._frozen:
+            parameter.grad = None

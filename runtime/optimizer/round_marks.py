@@ -1,0 +1,106 @@
+"""What travels with a round's sums: which rank has which gradient, and every rank's ``RoundCode``."""
+
+import json
+from collections.abc import Sequence
+
+import torch
+
+from pace.errors import InvalidUse
+from pace.runtime.engine.buffers import FusedGroup, Slot
+from pace.runtime.optimizer.round_codes import RoundCode
+from pace.runtime.transports.transport import Transport
+
+
+class RoundMarks:
+    """Marks behind each group's gradients and codes behind the closing group's.
+
+    On a device the host runs ahead of sums, so there they travel beside them, over the host's own channel.
+
+    Parameters
+    ----------
+    scale
+        What the transport multiplies sums by.
+
+    Attributes
+    ----------
+    beside
+        Whether they travel beside the sums.
+    """
+
+    def __init__(self, transport: Transport, num_groups: int, *, scale: float) -> None:
+        self._transport = transport
+        self._scale = scale
+        self._codes: list[RoundCode] = []
+        self._marks: list[list[bool]] = [[] for _ in range(num_groups)]
+        self.beside = transport.device is not None
+
+    def write(self, group: FusedGroup, here: list[bool], code: RoundCode | None) -> None:
+        """Put down which gradients of a group this rank has, and how its round went."""
+        if self.beside:
+            self._marks[group.number] = here
+        elif all(here):
+            group.marks.fill_(1)
+        else:
+            group.marks.copy_(torch.tensor(here))
+        if code is not None and not self.beside:
+            group.codes.zero_()
+            group.codes[self._transport.rank] = int(code) / self._scale
+
+    def exchange(self, code: RoundCode) -> None:
+        """Give the other ranks what does not travel with sums; every rank calls it, after all groups."""
+        if not self.beside:
+            return
+        mine = json.dumps([int(code), [[int(mark) for mark in marks] for marks in self._marks]])
+        replies = [json.loads(each) for each in self._transport.gather(mine.encode())]
+        self._codes = [RoundCode.decode(each[0]) for each in replies]
+        self._marks = [
+            [any(column) for column in zip(*marks, strict=True)]
+            for marks in zip(*(each[1] for each in replies), strict=True)
+        ]
+
+    def read(self, group: FusedGroup) -> list[bool]:
+        """Return which gradients of a summed group exist on any rank."""
+        if self.beside:
+            return self._marks[group.number]
+        return [abs(mark) > 0 for mark in group.marks.tolist()]
+
+    def codes(self, closing: FusedGroup) -> list[RoundCode]:
+        """Return every rank's code, once the closing group is summed or the codes are exchanged."""
+        if self.beside:
+            return self._codes
+        return [RoundCode.decode(round(abs(number))) for number in closing.codes.tolist()]
+
+
+def find_void(slots: Sequence[Slot], cleared: Sequence[int], transport: Transport) -> list[Slot]:
+    """Find the gradients whose sums are void because some rank had cleared its own; restore what was sent.
+
+    Every rank must call it.
+
+    Parameters
+    ----------
+    cleared
+        The numbers of the slots that this rank cleared after their groups may have been sent.
+
+    Raises
+    ------
+    InvalidUse
+        On every rank, if one has contributed to such a sum and not kept what it contributed.
+    """
+    void = set(cleared)
+    lost = [
+        number for number, slot in enumerate(slots) if slot.gave and slot.sent is None and number not in void
+    ]
+    replies = [json.loads(each) for each in transport.gather(json.dumps([list(cleared), lost]).encode())]
+    found = sorted(set().union(*(each[0] for each in replies)))
+    for rank, (_, gone) in enumerate(replies):
+        if both := set(found).intersection(gone):
+            raise InvalidUse(
+                f"the gradient of {slots[min(both)].name} was cleared, but not on rank {rank},"
+                " after a backward pass that this rank did not have: call step() on every rank before"
+                " gradients are cleared"
+            )
+    for number in found:
+        slot = slots[number]
+        if number not in void and slot.gave and slot.sent is not None:
+            slot.late = slot.sent if slot.late is None else slot.sent + slot.late
+    return [slots[number] for number in found]

@@ -1,0 +1,385 @@
+"""Rounds of gradients: from the hook that sees one to the update that uses it, for one plan.
+
+A round ends with the next ``step()``. Here live the hooks on a model's parameters and the updates still to be
+applied; how gradients are summed lives in ``reduction``, what user code sees of them in ``gradient_access``,
+what the training loop calls in ``wrapped_optimizer``, and which plan to run in ``mode_choice``.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import nn
+
+from pace.errors import InvalidUse, PaceError
+from pace.runtime.engine.buffers import FusedGroup, Slot, build_groups, segment_tensors
+from pace.runtime.engine.engine import Engine
+from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.report import Totals
+from pace.runtime.gates.call_stacks import in_collective, inside_zero_grad
+from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
+from pace.runtime.gates.gradient_hooks import hook_gradient
+from pace.runtime.gates.parameter_gates import Attention, ForwardWatch
+from pace.runtime.optimizer.gradient_access import Gate, GradientAccess
+from pace.runtime.optimizer.group_update import GroupUpdate, gradients_in_place, plain_mode
+from pace.runtime.optimizer.reduction import Reduction
+from pace.runtime.optimizer.round_settings import Profiling, RoundSettings
+from pace.runtime.optimizer.usage import Usage
+from pace.runtime.transports.transport import Transport
+
+
+class Rounds:
+    """Buffers laid out for a plan, a running engine, hooks and gates attached; until ``close``.
+
+    Parameters
+    ----------
+    usage
+        What earlier rounds, under another plan too, taught about the loop.
+    profiling
+        Says what communication happens in while iterations are being profiled. Gradients are then kept until
+        ``step()``, so that compute runs alone.
+    before
+        The rounds under the plan before, which are closed; None at the start.
+
+    Attributes
+    ----------
+    accumulating
+        Whether gradients only add up for now.
+    closed
+        Whether the wrapper is being closed: nothing is reduced any more.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        parameters: Mapping[str, nn.Parameter],
+        transport: Transport,
+        *,
+        settings: RoundSettings,
+        usage: Usage,
+        profiling: Profiling,
+        before: "Rounds | None",
+    ) -> None:
+        self.groups = build_groups(plan, parameters, num_ranks=transport.size)
+        self.slots = [slot for group in self.groups for slot in group.slots]
+        self.reduction = Reduction(plan, self.groups, transport, settings.averaging)
+        self._usage = usage
+        self._profiling = profiling
+        self._before = Totals()
+        self.accumulating = False
+        if before is not None:
+            self._before = before.totals
+            self.accumulating = before.accumulating
+            self.reduction.step, self.reduction.turn = before.reduction.step, before.reduction.turn
+        self.closed = False
+        self._lock = threading.RLock()
+        self._num_pending = 0
+        self._accumulated = False
+        self._thread = threading.get_ident()
+        self._num_arrived = 0
+        self._asked = (0, 0, False)
+        self._entered = False
+        usage.lay_out(self.slots)
+        self._at_entry, self._at_step = self._groups_with(usage.at_entry), self._groups_with(usage.at_step)
+        self.access = GradientAccess(self, self.reduction, usage)
+        self._gates = [(slot, Gate(self.access, slot)) for slot in self.slots]
+        self._handles = [hook_gradient(self, slot) for slot in self.slots]
+        self._update = GroupUpdate(optimizer, self.groups) if settings.per_group else None
+        # Without updates to come there is nothing to be finished before a parameter is used.
+        watched = {slot.parameter: slot for slot in self.slots} if settings.per_group else {}
+        self._attention = Attention()
+        self._watch = ForwardWatch(
+            model, watched, attention=self._attention, use=self._use, look=self._look, enter=self._enter
+        )
+        self._attend()
+        # Last: a model that cannot be hooked is to leave no thread behind.
+        self.engine = Engine(
+            plan,
+            segment_tensors(plan, self.groups),
+            transport,
+            discipline=settings.discipline,
+            timeout_s=settings.timeout_s,
+            name=settings.name,
+            on_stall=settings.on_stall,
+            explain=settings.explain,
+        )
+        self.reduction.attach(self.engine, settings.ask)
+        for slot, gate in self._gates:
+            self._take_existing(slot)
+            open_gate(slot.parameter, gate)
+
+    def _attend(self) -> None:
+        learning = self._update is not None and not self._usage.watched
+        self._attention.needed = learning or self._num_pending > 0
+
+    def _groups_with(self, names: frozenset[str]) -> list[FusedGroup]:
+        return [group for group in self.groups if not names.isdisjoint(group.planned.gradients)]
+
+    def _take_existing(self, slot: Slot) -> None:
+        """Go on with a gradient that was there before: later ones add to it."""
+        gradient = local_gradient(slot.parameter)
+        if gradient is not None:
+            with torch.no_grad():
+                slot.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            set_local_gradient(slot.parameter, None)
+            slot.base = slot.present = True
+
+    def close(self) -> None:
+        """Take hooks and gates off and stop the engine, which must have nothing left to do."""
+        self.closed = True
+        self._watch.close()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for slot, gate in self._gates:
+            close_gate(slot.parameter, gate)
+            if local_gradient(slot.parameter) is None and slot.base:
+                set_local_gradient(slot.parameter, slot.shown)
+        self._gates.clear()
+        self.engine.close()
+
+    @property
+    def number(self) -> int:
+        """How many rounds have ended."""
+        return self.reduction.step
+
+    @property
+    def totals(self) -> Totals:
+        """What was sent and waited for, in these rounds and before; for any thread."""
+        return Totals(
+            sent_segments=self._before.sent_segments + self.engine.sent_segments,
+            sent_bytes=self._before.sent_bytes + self.engine.sent_bytes,
+            waited_s=self._before.waited_s + self.engine.waited_s,
+        )
+
+    def missing(self) -> list[int]:
+        """Groups that this rank has not submitted in the round now open."""
+        return [group.number for group in self.groups if not group.submitted] if self.reduction.open else []
+
+    # From the backward pass to the engine.
+
+    def arrived(self, slot: Slot) -> None:
+        """Take in what autograd has just added to a gradient."""
+        if self.accumulating:
+            self._accumulated = True
+            return
+        reduction = self.reduction
+        if slot.fused.pending:
+            raise InvalidUse(
+                f"{slot.name} was used in a way the runtime cannot see before its last update was applied;"
+                f" call synchronize() before using it"
+            )
+        self._num_arrived += 1
+        if reduction.sealed:
+            self._reopen(slot)
+        reduction.open = reduction.computed = True
+        slot.passes += 1
+        if slot.fused.submitted or slot.dropped:
+            reduction.scattered = True
+            return
+        if slot.passes == slot.expected and self._usage.eager and self._profiling.aside is None:
+            with self._lock:
+                reduction.arrive(slot)
+
+    def answer(self, turn: int) -> bool:
+        """Seal the round because another rank waits for it, if this one is in a collective of the user's own.
+
+        The rank that asks will come to that collective only later: it reads gradients that the other ranks do
+        not read. So every rank in it has computed all that the reader is to see. Called from another thread,
+        again and again; acts when nothing has changed from one call to the next.
+
+        Returns
+        -------
+        Whether the round was sealed.
+        """
+        now = (turn, self._num_arrived, in_collective(self._thread))
+        before, self._asked = self._asked, now
+        if before != now or not now[-1] or self.reduction.turn >= turn or self._busy():
+            return False
+        if not self._lock.acquire(timeout=0.1):
+            return False
+        try:
+            if self.reduction.sealed or self._busy():
+                return False
+            self.seal(read=False)
+            if self._num_arrived != now[1]:  # a backward pass began in the meantime
+                self.engine.abandon()
+            # Another turn may follow, in which the rank that asks needs this one as well.
+            with contextlib.suppress(PaceError):  # the training thread will meet it
+                self.reduction.resolve_all()
+        finally:
+            self._lock.release()
+        return True
+
+    def _busy(self) -> bool:
+        return self.accumulating or self.closed or self._profiling.aside is not None
+
+    def _reopen(self, slot: Slot | None) -> None:
+        for each in self.slots:
+            if each.passes > each.expected:
+                self._usage.adapt(each)
+        self.reduction.reopen(slot)
+
+    def accumulate(self, *, accumulating: bool) -> None:
+        """Begin or end to only add gradients up."""
+        if accumulating and self.reduction.sealed:
+            self.reduction.adopt_replaced()
+        self.accumulating = accumulating
+        if self._accumulated and not accumulating:
+            self._accumulated = False
+            if self.reduction.sealed:
+                self._reopen(None)
+            self.reduction.open = self.reduction.scattered = True
+
+    def seal(self, *, read: bool) -> None:
+        """Make this rank's contribution final: submit what is left, with zeros for what was not computed."""
+        with self._lock:
+            if self.reduction.sealed:
+                if read or not self.reduction.cleared():
+                    return
+                # Other ranks may have computed more since gradients were read and cleared; this one did not.
+                self.reduction.reopen()
+            aside = self._profiling.aside
+            if aside is None:
+                self._seal(read)
+                return
+            with aside():
+                self._seal(read)
+                self.wait_for_all()
+
+    def _seal(self, read: bool) -> None:
+        self.finish_all()
+        if self.reduction.live():
+            self._learn()
+        self.reduction.seal(read=read)
+
+    def _learn(self) -> None:
+        """Draw conclusions from the first round, and from the first that was watched.
+
+        How often each gradient arrives in a round (reentrant checkpoints deliver in parts), and which
+        parameters were used without the gates noticing.
+        """
+        if not self._usage.learned:
+            self._usage.learn_passes(self.slots)
+        if self._update is None or self._usage.watched:
+            return
+        unseen = {slot.name for slot in self.slots if slot.passes and not (slot.claimed or slot.announced)}
+        unseen |= {slot.name for slot in self._watch.unseen}
+        unreadable = {slot.name for slot in self._watch.unreadable}
+        if not self._entered:
+            unseen, unreadable = set(), unreadable | unseen
+        self._usage.learn_uses(at_entry=frozenset(unseen), at_step=frozenset(unreadable))
+        self._watch.drop_idle_hooks()
+        self._at_entry = self._groups_with(self._usage.at_entry)
+        self._at_step = self._groups_with(self._usage.at_step)
+
+    # The end of a round.
+
+    def end(self) -> None:
+        """End a round whose gradients the caller has used."""
+        self._end(pending=False)
+
+    def end_pending(self) -> None:
+        """End a round whose updates follow when they are needed, with the hyper-parameters of now."""
+        assert self._update is not None
+        self._update.snapshot()
+        self._end(pending=True)
+        for group in self._at_step:
+            self.finish(group)
+
+    def _end(self, *, pending: bool) -> None:
+        for slot in self.slots:
+            if slot.passes != slot.expected:
+                self._usage.adapt(slot)
+        self._usage.end_round()
+        self._thread = threading.get_ident()
+        self.reduction.end()
+        for group in self.groups:
+            group.pending = pending
+        self._num_pending = len(self.groups) if pending else 0
+        self._attend()
+
+    def wait_for_all(self) -> None:
+        """Wait until every group of a sealed round is reduced."""
+        self.reduction.resolve_all()
+
+    def adopt_replaced(self) -> None:
+        """Respect gradients that user code replaced after they were reduced."""
+        self.reduction.adopt_replaced()
+
+    def take_over(self) -> None:
+        """See ``Reduction.take_over``; for updates that are applied in ``step()``."""
+        self.reduction.take_over()
+
+    def synchronize(self) -> None:
+        """Wait until nothing is in flight: gradients are reduced and updates applied."""
+        self.finish_all()
+        if self.reduction.live():
+            self.seal(read=True)
+        if self.reduction.sealed:
+            self.wait_for_all()
+
+    def zero(self, *, set_to_none: bool) -> None:
+        """Clear all gradients; what is in flight for the last step's update is left alone."""
+        change = self.access.clear if set_to_none else self.access.zero
+        for slot in self.slots:
+            change(slot)
+        self.reduction.live()
+
+    @contextlib.contextmanager
+    def gradients_in_place(self) -> Iterator[None]:
+        """Let an optimizer find the reduced gradients where torch keeps them, without a gate."""
+        with gradients_in_place(self.slots):
+            yield
+
+    # From the engine to the parameters.
+
+    def finish(self, group: FusedGroup) -> None:
+        """Wait for a group's all-reduce and apply its update, if one is pending."""
+        if group.pending:
+            with self._lock:
+                self._apply(group)
+
+    def _apply(self, group: FusedGroup) -> None:
+        if not group.pending:  # another thread was faster
+            return
+        self.reduction.resolve(group)
+        self.reduction.take_over()
+        assert self._update is not None
+        group.pending = False
+        self._num_pending -= 1
+        self._attend()
+        with plain_mode(group.buffer.device.type):
+            self._update.apply(group.number)
+        for slot in group.slots:
+            slot.cleared = slot.zeroed_later = False
+
+    def finish_all(self) -> None:
+        """Apply every update that is pending."""
+        if self._num_pending:
+            for group in self.groups:
+                self.finish(group)
+
+    def _look(self, slots: Iterable[Slot]) -> None:
+        if self._num_pending and not inside_zero_grad():
+            for slot in slots:
+                self.finish(slot.fused)
+
+    def _use(self, slots: Iterable[Slot]) -> None:
+        for slot in slots:
+            if slot.fused.pending:
+                self.finish(slot.fused)
+
+    def _enter(self) -> None:
+        if nn.parallel.DistributedDataParallel._active_ddp_module is not None:
+            raise InvalidUse(
+                "the model is inside DistributedDataParallel, which would reduce gradients a second time:"
+                " use the model itself"
+            )
+        self._entered = True
+        if self._num_pending:
+            for group in self._at_entry:
+                self.finish(group)

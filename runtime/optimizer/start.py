@@ -1,0 +1,137 @@
+"""How a wrapper begins: arguments are checked on every rank and compared; plan and weights are agreed on.
+
+What is wrong on one rank is an error on every rank, before the first step.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from pace.errors import CommunicationFailed, InvalidUse, PaceError
+from pace.runtime.control.agreement import Statement, agree_on_plan, agree_on_weights, exchange, forms_of
+from pace.runtime.control.options import WrapperOptions, require_instance
+from pace.runtime.control.parameters import gradient_sizes, trained_parameters
+from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.engine.plan import GradientSize, Plan
+from pace.runtime.optimizer.group_update import why_not_per_group
+from pace.runtime.optimizer.stand_in import StandIn
+from pace.runtime.transports.transport import Transport
+
+Prepare = Callable[[], tuple[WrapperOptions, PlanSource]]
+"""Checks the arguments of a wrapper; called where all ranks learn of what it raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What training begins with.
+
+    Attributes
+    ----------
+    parameters, sizes
+        What is trained, by name, and the gradients as the schedule's fingerprint sees them.
+    barrier_reason
+        Why updates cannot be applied group by group, on at least one rank; None when they can.
+    """
+
+    options: WrapperOptions
+    source: PlanSource
+    parameters: dict[str, nn.Parameter]
+    sizes: list[GradientSize]
+    plan: Plan
+    barrier_reason: str | None
+
+
+def start_together(
+    transport: Transport, optimizer: torch.optim.Optimizer, model: nn.Module, prepare: Prepare
+) -> Start:
+    """Check, compare and agree; every rank must call it.
+
+    Raises
+    ------
+    InvalidOptions, InvalidUse, InvalidSchedule, ScheduleMismatch
+        On every rank, when something is wrong on one rank or differs between ranks; names the ranks.
+    CommunicationFailed
+        When another rank is gone or does not come.
+    """
+
+    def describe(
+        mine: Statement,
+    ) -> tuple[WrapperOptions, PlanSource, dict[str, nn.Parameter], list[GradientSize]]:
+        check_trained(optimizer, model)
+        parameters = trained_parameters(model, optimizer)
+        sizes = gradient_sizes(parameters)
+        mine.forms = forms_of(model, parameters)
+        mine.barrier_reason = why_not_per_group(optimizer)
+        options, source = prepare()
+        mine.options = asdict(options) | {"optimizer": type(optimizer).__name__}
+        mine.terms = source.terms
+        given = source.load(sizes)
+        mine.schedule = None if given is None else given.sha256
+        return options, source, parameters, sizes
+
+    (options, source, parameters, sizes), statements = exchange(transport, describe)
+    source.accept(statements[0].terms)
+    plan = agree_on_plan(transport, source.make(sizes))
+    agree_on_weights(transport, model, broadcast=options.broadcast_parameters)
+    reasons = [(rank, each.barrier_reason) for rank, each in enumerate(statements) if each.barrier_reason]
+    return Start(
+        options=options,
+        source=source,
+        parameters=parameters,
+        sizes=sizes,
+        plan=plan,
+        barrier_reason=_join(reasons, len(statements)),
+    )
+
+
+def check_trained(optimizer: Any, model: Any) -> None:
+    """Refuse what is no optimizer or no model.
+
+    Raises
+    ------
+    InvalidOptions
+        When one of them is something else.
+    InvalidUse
+        When the model's parameters have no shapes yet.
+    """
+    if isinstance(optimizer, StandIn):
+        raise InvalidUse(
+            "the optimizer is already wrapped: wrap the torch optimizer itself, after close() of its wrapper"
+        )
+    require_instance("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
+    require_instance("model", model, nn.Module, "a torch.nn.Module")
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise InvalidUse(
+                f"{name} has no shape yet: give the model a batch before its optimizer is wrapped"
+            )
+
+
+def _join(reasons: list[tuple[int, str]], size: int) -> str | None:
+    if not reasons:
+        return None
+    rank, reason = reasons[0]
+    return reason if len(reasons) == size else f"rank {rank}: {reason}"
+
+
+@contextlib.contextmanager
+def released_on_failure(transport: Transport) -> Iterator[None]:
+    """Close a transport when wrapping fails: who catches the error and wraps again is to leak nothing."""
+    try:
+        yield
+    except BaseException as error:
+        peers = transport.peers
+        lost = isinstance(error, CommunicationFailed)
+        if peers is not None and not lost:
+            peers.close(type(error).__name__)
+        # After a refusal, which all ranks share, nothing is under way.
+        transport.close(failed=lost or not isinstance(error, PaceError))
+        if peers is not None:
+            if lost:
+                peers.linger()
+            peers.release()
+        raise

@@ -1,0 +1,86 @@
+"""What a training loop taught about itself: kept across changes of plan, so that nothing is learned twice."""
+
+from collections.abc import Sequence
+
+from pace.runtime.engine.buffers import Slot
+
+# Of so many rounds in a row with fewer passes than expected, the most passes are expected from then on.
+_PATIENCE = 16
+
+# The longest time, in rounds, for which nothing is sent before the round is sealed.
+_LONGEST_HOLD = 1024
+
+
+class Usage:
+    """How often gradients arrive in a round, and which parameters are used in ways that no gate sees.
+
+    Attributes
+    ----------
+    learned
+        Whether a first round has been seen.
+    watched
+        Whether the use of parameters was watched in one.
+    at_entry, at_step
+        Gradients whose groups are to be finished before the model's forward pass, or in ``step()``.
+    """
+
+    def __init__(self, backward_passes_per_step: int) -> None:
+        self._least = backward_passes_per_step
+        self._expected: dict[str, int] = {}
+        self._hold = 0
+        self._wasted = False
+        self._times_wasted = 0
+        self.learned = False
+        self.watched = False
+        self.at_entry: frozenset[str] = frozenset()
+        self.at_step: frozenset[str] = frozenset()
+
+    def lay_out(self, slots: Sequence[Slot]) -> None:
+        """Tell new slots what is known of their gradients."""
+        for slot in slots:
+            slot.expected = self._expected.get(slot.name, self._least)
+
+    @property
+    def eager(self) -> bool:
+        """Whether groups are to be sent as soon as their gradients have arrived."""
+        return self.learned and not self._hold
+
+    def learn_passes(self, slots: Sequence[Slot]) -> None:
+        """Record how often gradients arrived in the first round."""
+        self.learned = True
+        for slot in slots:
+            self.adapt(slot)
+
+    def learn_uses(self, *, at_entry: frozenset[str], at_step: frozenset[str]) -> None:
+        """Record the uses that no gate saw in the first round that was watched."""
+        self.watched = True
+        self.at_entry, self.at_step = at_entry, at_step
+
+    def adapt(self, slot: Slot) -> None:
+        """Learn from a round in which a gradient did not arrive as often as expected."""
+        if slot.passes > slot.expected:
+            self._expect(slot, slot.passes)
+        elif 0 < slot.passes < slot.expected and slot.expected > self._least:
+            slot.short += 1
+            slot.peak = max(slot.peak, slot.passes)
+            if slot.short == _PATIENCE:
+                self._expect(slot, max(slot.peak, self._least))
+            return
+        slot.short = slot.peak = 0
+
+    def _expect(self, slot: Slot, passes: int) -> None:
+        slot.expected = self._expected[slot.name] = passes
+        slot.short = slot.peak = 0
+
+    def wasted(self) -> None:
+        """Take note that a gradient was cleared after it had been sent."""
+        self._wasted = True
+
+    def end_round(self) -> None:
+        """Decide whether the next round sends early: not for a while, if this one did so in vain."""
+        if self._wasted:
+            self._wasted = False
+            self._hold = min(2**self._times_wasted, _LONGEST_HOLD)
+            self._times_wasted += 1
+        elif self._hold:
+            self._hold -= 1

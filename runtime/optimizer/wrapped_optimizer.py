@@ -1,0 +1,396 @@
+"""The wrapper around a torch optimizer: turns a training loop's calls into work for the engine.
+
+In overlap mode ``step()`` only notes the hyper-parameters; each group's update is applied when its
+parameters are about to be used. How gradients get from hooks to updates is in ``rounds``; which plan runs
+in which mode is in ``mode_choice``.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from pace.errors import CommunicationFailed, InvalidUse
+from pace.runtime.control.mode_choice import Choice
+from pace.runtime.control.options import WrapperOptions
+from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.report import Report, chrome_trace
+from pace.runtime.event_log import log
+from pace.runtime.gates.gated_param_groups import gate_param_groups, ungate_param_groups
+from pace.runtime.optimizer.averaging import Averaging
+from pace.runtime.optimizer.live_wrappers import live, refuse_wrapped, weakly
+from pace.runtime.optimizer.planned_parameters import PlannedParameters
+from pace.runtime.optimizer.round_settings import RoundSettings
+from pace.runtime.optimizer.rounds import Rounds
+from pace.runtime.optimizer.stand_in import StandIn
+from pace.runtime.optimizer.start import Prepare, start_together
+from pace.runtime.optimizer.usage import Usage
+from pace.runtime.transports.compression import compressed
+from pace.runtime.transports.transport import Discipline, Transport
+
+# How long a process that ends without close() waits for its last sums: the other ranks wait for them too.
+_EXIT_S = 5.0
+
+
+class WrappedOptimizer(StandIn):
+    """Common to all transports; use ``pace.runtime.torch`` or ``pace.runtime.horovod``.
+
+    Parameters
+    ----------
+    optimizer
+        The user's optimizer; its parameter groups and state stay its own.
+    model
+        The module whose parameters it updates.
+    prepare
+        Checks what the user gave; see ``pace.runtime.optimizer.start``.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        *,
+        transport: Transport,
+        prepare: Prepare,
+    ) -> None:
+        self._closed = True  # until it is complete
+
+        def checked() -> tuple[WrapperOptions, PlanSource]:
+            refuse_wrapped(optimizer)
+            return prepare()
+
+        start = start_together(transport, optimizer, model, checked)
+        options, reason = start.options, start.barrier_reason
+        self.optimizer = optimizer
+        self.model = model
+        self.backward_passes_per_step = options.backward_passes_per_step
+        self._timeout_s = options.timeout_s
+        divisor, mean = options.divisor(transport.size), options.op == "average"
+        self._averaging = Averaging(
+            divisor=divisor,
+            scale=divisor / transport.size if mean else 1,
+            mean=mean,
+            rank=transport.rank,
+        )
+        self._usage = Usage(options.backward_passes_per_step)
+        self._transport: Transport = compressed(transport, options.compression)
+        self.parameters_by_name = start.parameters
+        self._planned = PlannedParameters(optimizer, self.parameters_by_name.values())
+        if reason is not None and options.mode != "barrier" and transport.rank == 0:
+            log.warning("pace.barrier_mode", reason=reason)
+        self._order = options.order
+        self._choice = Choice(
+            start.plan,
+            start.source,
+            start.sizes,
+            self._transport,
+            model,
+            auto=options.mode == "auto",
+            barrier=options.mode == "barrier" or reason is not None,
+            per_group=reason is None,
+            timeout_s=options.timeout_s,
+        )
+        self._plan = self._choice.running.plan
+        self._barrier = self._choice.running.barrier
+        self._num_plans = 0
+        try:
+            self._rounds = self._install(None)
+        except BaseException:
+            self._choice.close()  # it may be asking a service
+            raise
+        gate_param_groups(optimizer, weakly(self.finish_updates))
+        self._peers = transport.peers
+        if self._peers is not None:
+            self._peers.follow(self._progress, self._answer)
+        self._closed = False
+        live.add(self)
+
+    def _install(self, before: Rounds | None) -> Rounds:
+        self._num_plans += 1
+        settings = RoundSettings(
+            per_group=not self._barrier,
+            discipline=self._discipline(),
+            averaging=self._averaging,
+            timeout_s=self._timeout_s,
+            name=f"pace.{self._num_plans}",
+            on_stall=weakly(self._report_stall),
+            explain=weakly(self._explain_failure, otherwise=""),
+            ask=weakly(self._ask),
+        )
+        return Rounds(
+            self._plan,
+            self.model,
+            self.optimizer,
+            self.parameters_by_name,
+            self._transport,
+            settings=settings,
+            usage=self._usage,
+            profiling=self._choice.replanner,
+            before=before,
+        )
+
+    def _discipline(self) -> Discipline:
+        if self._order != "auto":
+            return self._order
+        # Over torch.distributed every choice is a broadcast that must end before the segment starts.
+        if self._transport.sequencing == "decision" or self._plan.source == "plain":
+            return "static"
+        return "adaptive" if self._plan.source == "schedule" else "priority"
+
+    def _switch(self, plan: Plan, barrier: bool) -> None:
+        """Go on with another plan; every rank must call this after the same step."""
+        self.synchronize()
+        before = self._rounds
+        before.close()
+        self._plan, self._barrier = plan, barrier
+        self._rounds = self._install(before)
+
+    def _ask(self, turn: int) -> None:
+        if self._peers is not None:
+            self._peers.ask(turn)
+
+    def _answer(self, turn: int) -> bool:
+        return self._rounds.answer(turn)
+
+    def finish_updates(self) -> None:
+        """Apply the updates of the latest ``step()``; gradients computed since then are left as they are."""
+        self._rounds.finish_all()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the optimizer's state, after every pending update."""
+        super().load_state_dict(state_dict)
+        gate_param_groups(self.optimizer, weakly(self.finish_updates))
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "round": self._rounds.number,
+            "open": self._rounds.reduction.open,
+            "missing": self._rounds.missing()[:20],
+            "failed": self._rounds.engine.failure is not None,
+        }
+
+    def _report_stall(self, group: int) -> None:
+        told = self._peers.explain_stall() if self._peers else "unknown: there is no peer store"
+        log.warning("pace.stall", waiting_for=self._rounds.engine.describe(group), peers=told)
+
+    def _explain_failure(self) -> str:
+        return self._peers.explain_failure() if self._peers else ""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one optimizer step.
+
+        In overlap mode the gradients may still be in flight when this returns: every group's update is
+        applied with the hyper-parameters in force now, just before its parameters are used.
+
+        Raises
+        ------
+        CommunicationFailed
+            When an all-reduce failed or a peer is gone.
+        InvalidUse
+            When the optimizer has parameters that it had not when it was wrapped, or one that was frozen then
+            has a gradient.
+        """
+        self._refuse_closed()
+        self._planned.refuse_others()
+        loss = self._step_at_once(closure) if self._barrier else self._step_later(closure)
+        self._end_step()
+        return loss
+
+    def _step_later(self, closure: Callable[[], Any] | None) -> Any:
+        """Note the hyper-parameters; updates follow as parameters are used."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        own = self.optimizer
+        for hook in (*_global_optimizer_pre_hooks.values(), *own._optimizer_step_pre_hooks.values()):
+            hook(own, (), {})
+        self._rounds.seal(read=False)
+        self._rounds.adopt_replaced()
+        self._rounds.end_pending()
+        after = (*own._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values())
+        if after:  # they expect all parameters to be updated
+            self._rounds.synchronize()
+        for hook in after:
+            hook(own, (), {})
+        return loss
+
+    def _end_step(self) -> None:
+        # What a scheduler looks at; in overlap mode it does not see the optimizer's own step() being called.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers add it
+        try:
+            self._choice.after_step(self._rounds.number, self._rounds.engine.waited_s, self._switch)
+        except CommunicationFailed:
+            if self._rounds.engine.failure is None:
+                self._rounds.engine.abandon()
+            raise
+
+    def _step_at_once(self, closure: Callable[[], Any] | None) -> Any:
+        """Reduce everything, then let the user's optimizer update everything."""
+        if closure is not None:
+
+            def reduced() -> Any:
+                with torch.enable_grad():
+                    loss = closure()
+                self._reduce()
+                return self._mean(loss)
+
+            return self.optimizer.step(reduced)
+        self._reduce()
+        with self._rounds.gradients_in_place():
+            return self.optimizer.step()
+
+    def _reduce(self) -> None:
+        rounds = self._rounds
+        rounds.seal(read=False)
+        rounds.wait_for_all()
+        rounds.adopt_replaced()
+        rounds.take_over()
+        rounds.end()
+
+    def _mean(self, loss: Any) -> Any:
+        """Average a closure's loss: optimizers that decide by it must decide alike on all ranks."""
+        if not isinstance(loss, torch.Tensor | float):
+            return loss
+        losses = [float(each) for each in self._transport.gather(repr(float(loss)).encode())]
+        mean = math.fsum(losses) / len(losses)
+        return torch.full_like(loss, mean) if isinstance(loss, torch.Tensor) else mean
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise InvalidUse("the wrapper was closed: step() the torch optimizer itself, or wrap it again")
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset all gradients; those still in flight from the last step stay untouched until applied.
+
+        Called between a backward pass and ``step()``, it discards this rank's contribution.
+        """
+        self._rounds.zero(set_to_none=set_to_none)
+        self._planned.clear_frozen()
+
+    def synchronize(self) -> None:
+        """Wait until nothing is in flight: gradients are reduced and updates applied."""
+        self._rounds.synchronize()
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """For loops written for Horovod: ``step()`` never reduces twice, so this changes nothing."""
+        yield
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only accumulate gradients in backward passes inside; the next one outside sends the sum."""
+        before = self._rounds.accumulating
+        self._rounds.accumulate(accumulating=True)
+        try:
+            yield
+        finally:
+            self._rounds.accumulate(accumulating=before)
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process among those that train together."""
+        return self._transport.rank
+
+    def report(self, *, wait: bool = True) -> Report:
+        """Say what is running, what it takes and what the last round looked like.
+
+        Cheap enough to call every few seconds; counters only grow.
+
+        Parameters
+        ----------
+        wait
+            Whether to call ``synchronize()`` first, on every rank alike. Without, the report leaves out
+            groups and segments, and may be asked for by any thread.
+        """
+        rounds, replanner = self._rounds, self._choice.replanner
+        drift = replanner.drift
+        if wait:
+            self.synchronize()
+        groups, segments = rounds.engine.last_round() if wait else ((), ())
+        totals = rounds.totals
+        return Report(
+            mode=self._choice.running.name,
+            order=self._discipline(),
+            source=self._plan.source,
+            rounds=rounds.number,
+            iteration_s=self._choice.iteration_s,
+            predicted_iteration_s=self._plan.predicted_iteration_s,
+            trial_s=dict(self._choice.measured_s),
+            sent_segments=totals.sent_segments,
+            sent_bytes=totals.sent_bytes,
+            waited_s=totals.waited_s,
+            groups=groups,
+            segments=segments,
+            replanning=replanner.state,
+            profiles=replanner.num_profiles,
+            drift=drift.ratio if drift else None,
+        )
+
+    def write_timeline(self, path: str | Path) -> None:
+        """Write the last round as a Chrome trace, in the form of the predicted timeline."""
+        name = f"{type(self.optimizer).__name__}, rank {self._transport.rank}"
+        trace = chrome_trace(self.report(), self._plan, name=name)
+        Path(path).write_text(json.dumps(trace), encoding="utf-8")
+
+    def close(self) -> None:
+        """Finish what is in flight, then leave the model and the optimizer as they were found.
+
+        After a failure nothing in flight is waited for. Idempotent.
+        """
+        self._close(linger=True)
+
+    def _close(self, *, linger: bool, reason: str | None = None, drain: bool = True) -> None:
+        if self._closed:
+            return
+        failed = self._rounds.engine.failure is not None
+        try:
+            if drain and not failed:
+                self.synchronize()
+        finally:
+            self._closed = True
+            failed = self._rounds.engine.failure is not None
+            self._choice.close()
+            ungate_param_groups(self.optimizer)
+            if self._peers is not None:
+                self._peers.close(reason, failed=failed)
+            self._rounds.close()
+            self._transport.close(failed=failed)
+            if failed and linger and self._peers is not None:
+                self._peers.linger()
+            live.discard(self)
+
+    def end_with_process(self, uncaught: type[BaseException] | None) -> None:
+        """Finish or give up what is in flight, as the process ends without ``close``, by an exception say."""
+        blamed_others = self._rounds.engine.failure is not None
+        if self._peers is not None and not blamed_others:
+            self._peers.close(uncaught.__name__ if uncaught else None)
+            if uncaught is not None and issubclass(uncaught, Exception):
+                self._peers.linger()  # the reason is in the store that the first rank keeps
+        if not self._rounds.engine.settle(_EXIT_S if uncaught is None else 0.0):
+            self._rounds.engine.abandon()
+        self._close(linger=False, drain=False)
+
+    def __del__(self) -> None:
+        # Dropped without close(): nobody can step any more, so only updates that are due are waited for.
+        if getattr(self, "_closed", True):
+            return
+        try:
+            if self._rounds.engine.failure is None:
+                self._rounds.finish_all()
+        finally:
+            self._rounds.engine.abandon()
+            self._close(linger=False)
+
+    def __enter__(self) -> "WrappedOptimizer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
+        self._close(linger=True, reason=None if kind is None else kind.__name__)

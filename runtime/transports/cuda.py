@@ -1,0 +1,86 @@
+"""torch.distributed as a transport for CUDA tensors: NCCL where the job uses it, else Gloo."""
+
+import queue
+import threading
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pace.runtime.transports.device import CudaDevice
+from pace.runtime.transports.gloo import GlooTransport
+from pace.runtime.transports.transport import After, Done
+
+
+class CudaTransport(GlooTransport):
+    """Sums CUDA tensors on the device's stream for communication; control messages still travel over Gloo.
+
+    NCCL's sums are queued, so the moment at which one is in place is known at once. Gloo's pass through the
+    host, which has to wait for them.
+    """
+
+    def __init__(self, device: CudaDevice, *, timeout_s: float, process_group: Any = None) -> None:
+        super().__init__(timeout_s=timeout_s, process_group=process_group)
+        self.device: CudaDevice = device
+        self._nccl: Any = None
+        self._waiting: queue.SimpleQueue[tuple[Any, Any, After | None, Done] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._watch, name="pace.completions", daemon=True)
+        self._thread.start()
+        if "nccl" in str(dist.get_backend(process_group)):
+            ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+            try:
+                with self._control_message("making a process group for NCCL"):
+                    # Only members make it: in a smaller process group the other ranks wrap nothing.
+                    self._nccl = dist.new_group(
+                        ranks, backend="nccl", timeout=self._timeout, use_local_synchronization=True
+                    )
+            except BaseException:
+                self.close(failed=True)
+                raise
+
+    def allreduce(
+        self,
+        segment: torch.Tensor,
+        name: str,  # noqa: ARG002
+        done: Done,
+        after: After | None = None,
+    ) -> Any:
+        """Start to sum a segment; see ``Transport``."""
+        summed = None
+        with self.device.apart():
+            if self._nccl is not None:
+                work: Any = dist.all_reduce(segment, group=self._nccl, async_op=True)
+                summed = self._finish(work, after)
+            else:
+                work = self._segments.allreduce([segment], self._sum)
+        self._waiting.put((work, summed, after, done))
+        return summed
+
+    def _finish(self, work: Any, after: After | None) -> Any:
+        """Queue what follows a sum, and return the moment when all is in place."""
+        work.wait()  # NCCL's blocks the stream, Gloo's the calling thread too
+        if after is not None:
+            after()
+        return self.device.now()
+
+    def _watch(self) -> None:
+        while (entry := self._waiting.get()) is not None:
+            work, summed, after, done = entry
+            error: BaseException | None = None
+            try:
+                if summed is None:
+                    with self.device.apart():
+                        summed = self._finish(work, after)
+                summed.synchronize()  # where a peer is gone, NCCL's own watchdog ends the process
+            except Exception as raised:  # whatever it is, waiting threads receive it
+                error = raised
+            del work
+            done(error)
+
+    def close(self, *, failed: bool) -> None:
+        """Stop waiting, then close the process groups; see ``Transport``."""
+        self._waiting.put(None)
+        self._thread.join(timeout=1.0 if failed else None)
+        if self._nccl is not None and not failed:
+            dist.destroy_process_group(self._nccl)
+        super().close(failed=failed)

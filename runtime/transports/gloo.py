@@ -1,0 +1,250 @@
+"""torch.distributed as a transport.
+
+Process groups of the runtime's own, so that the user's collectives never come between its own.
+"""
+
+import atexit
+import datetime
+import hashlib
+import os
+import threading
+import time
+import weakref
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+)
+
+from pace.errors import InvalidOptions, InvalidUse
+from pace.runtime.transports.deadline import call_within
+from pace.runtime.transports.device import Device
+from pace.runtime.transports.peers import Peers
+from pace.runtime.transports.peers import Store as PeerStore
+from pace.runtime.transports.transport import After, Done, Sequencing, control_message
+
+_closing: list[threading.Thread] = []
+
+
+@atexit.register
+def _finish_closing() -> None:
+    # Gloo's threads must not call into an interpreter that is gone; but no exit takes for ever either.
+    deadline = time.monotonic() + 10.0
+    for thread in _closing:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+
+
+# What is in flight at once shares the network, and the urgent one of two segments ends as late as the other:
+# with more than one thread, two large segments in flight cost a window of 0.5 s a quarter on the testbed.
+_THREADS = 1
+
+
+class GlooTransport:
+    """Sums tensors in the host's memory with Gloo.
+
+    Completions come from Gloo's own threads. Three process groups, because calls on one group must be
+    made in one order and these come from different threads: segments, rank 0's decisions (opened at
+    first need) and control messages.
+    """
+
+    sequencing: Sequencing = "decision"
+    hand_over_s = 1e-3
+    device: Device | None = None
+    peers: Peers | None = None
+
+    def __init__(self, *, timeout_s: float, process_group: dist.ProcessGroup | None = None) -> None:
+        if not dist.is_initialized():
+            raise InvalidUse("call torch.distributed.init_process_group() before DistributedOptimizer(...)")
+        group: Any = dist.group.WORLD if process_group is None else process_group
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise InvalidUse(
+                f"rank {dist.get_rank()} is not in the process group: only its members wrap an optimizer for"
+                " it; the others use the torch optimizer as it is"
+            )
+        if not isinstance(group, dist.ProcessGroup):
+            raise InvalidOptions(f"process_group is {group!r}; a torch.distributed.ProcessGroup is needed")
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+        self._segments: Any = None
+        self._control: Any = None
+        self._decisions: Any = None
+        self._sum = AllreduceOptions()
+        self._sum.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
+        members = dist.get_process_group_ranks(group)
+        try:
+            with self._control_message("connecting to the other ranks"):
+                self._connect_all(f"{group.group_name}/{'-'.join(map(str, members))}", members)
+        except BaseException:
+            _forget_meetings()
+            self.close(failed=True)
+            if self.peers is not None:
+                self.peers.linger()
+            raise
+
+    def _connect_all(self, group: str, members: list[int]) -> None:
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        stores = call_within(
+            self._timeout.total_seconds(),
+            lambda: _open_stores(group, self.rank, self._timeout),
+            name="pace.store",
+        )
+        keeper = members.index(0) if 0 in members else None
+        self.peers = Peers(stores.peers, self.rank, self.size, keeper=keeper, global_ranks=members)
+        connected = call_within(
+            max(deadline - time.monotonic(), 0.0),
+            lambda: [
+                self._connect(stores.meetings, name, threads)
+                for name, threads in (("segments", _THREADS), ("control", 1), ("decisions", 1))
+            ],
+            name="pace.connect",
+        )
+        self._segments, self._control, self._decisions = connected
+
+    def _connect(self, store: Store, name: str, threads: int) -> Any:
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in its stub
+        interfaces = [i for i in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if i]
+        options._devices = [ProcessGroupGloo.create_device(interface=i) for i in interfaces] or [
+            ProcessGroupGloo.create_default_device()
+        ]
+        options._threads = threads
+        options._timeout = self._timeout
+        return ProcessGroupGloo(PrefixStore(name, store), self.rank, self.size, options)
+
+    def _control_message(self, what: str) -> AbstractContextManager[None]:
+        return control_message(self.rank, self.size, self._explain, what)
+
+    def _explain(self) -> str:
+        return self.peers.explain_failure() if self.peers is not None else "the job's store does not answer"
+
+    def allreduce(
+        self,
+        segment: torch.Tensor,
+        name: str,  # noqa: ARG002
+        done: Done,
+        after: After | None = None,
+    ) -> Any:
+        """Start to sum a segment; see ``Transport``."""
+        work = self._segments.allreduce([segment], self._sum)
+
+        def complete(future: Any) -> None:
+            # `work` is held until here: it owns what Gloo's threads are using.
+            nonlocal work
+            error: BaseException | None = None
+            try:
+                future.value()
+                if after is not None:
+                    after()
+            except Exception as raised:  # whatever it is, waiting threads receive it
+                error = raised
+            work = None
+            done(error)
+
+        work.get_future().add_done_callback(complete)
+
+    def decide(self, segment: int | None) -> int:
+        """Publish or learn rank 0's choice; see ``Transport``."""
+        message = torch.tensor([-1 if segment is None else segment], dtype=torch.int64)
+        self._broadcast(self._decisions, message)
+        return int(message.item())
+
+    def broadcast(self, payload: bytes | None) -> bytes:
+        """Give rank 0's payload to all ranks."""
+        length = torch.tensor([0 if payload is None else len(payload)], dtype=torch.int64)
+        self.broadcast_tensor(length)
+        message = _to_tensor(payload or b"", int(length.item()))
+        self.broadcast_tensor(message)
+        return message.numpy().tobytes()
+
+    def broadcast_tensor(self, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor in the host's memory with rank 0's; see ``Transport``."""
+        with self._control_message("a broadcast"):
+            self._broadcast(self._control, tensor)
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Give every rank's payload to every rank."""
+        lengths = self._gather(torch.tensor([len(payload)], dtype=torch.int64))
+        longest = max(int(length.item()) for length in lengths)
+        messages = self._gather(_to_tensor(payload, longest))
+        return [
+            message.numpy().tobytes()[: int(length.item())]
+            for message, length in zip(messages, lengths, strict=True)
+        ]
+
+    def _broadcast(self, group: Any, message: torch.Tensor) -> None:
+        if message.numel():
+            options = BroadcastOptions()
+            options.rootRank = 0
+            group.broadcast([message], options).wait()
+
+    def _gather(self, message: torch.Tensor) -> list[torch.Tensor]:
+        outputs = [torch.empty_like(message) for _ in range(self.size)]
+        if message.numel():
+            with self._control_message("a gathering"):
+                self._control.allgather([outputs], [message], AllgatherOptions()).wait()
+        return outputs
+
+    def close(self, *, failed: bool) -> None:
+        """Close the process groups; see ``Transport``."""
+        if self.peers is not None:
+            self.peers.close(failed=failed)
+            if not failed:
+                self.peers.release()
+        groups = [self._segments, self._control, self._decisions]
+        self._segments = self._control = self._decisions = None
+        if failed:
+            # Their destructors wait for calls that only end when the time-out does.
+            thread = threading.Thread(target=groups.clear, name="pace.close", daemon=True)
+            thread.start()
+            _closing.append(thread)
+        else:
+            groups.clear()
+
+
+class _Stores(NamedTuple):
+    """Connections to the job's store: one that waits keeps others from using it."""
+
+    meetings: Store
+    peers: PeerStore
+
+
+# One for all wrappers, with the job's own connection that it was made from: a connection can cost the store a
+# reverse look-up of names, which it makes all ranks wait for.
+_meetings: tuple[Any, Any] | None = None
+
+
+def _forget_meetings() -> None:
+    global _meetings
+    _meetings = None
+
+
+def _open_stores(group: str, rank: int, timeout: datetime.timedelta) -> _Stores:
+    global _meetings
+    default: Any = dist.distributed_c10d._get_default_store()
+    known = _meetings
+    store = known[1] if known is not None and known[0]() is default else default.clone()
+    # The job's own time-out, which is torch's half hour, would also hold for Gloo's waits for other ranks.
+    store.set_timeout(timeout)
+    name = f"pace/{hashlib.sha256(group.encode()).hexdigest()[:16]}"
+    # Counted in the store, by group and rank: members build the transports of a group in the same order, and
+    # may be in any number of other groups.
+    number = store.add(f"{name}/{rank}", 1)
+    name = f"{name}/{number}"
+    peers: Any = PrefixStore(name, default.clone())
+    _meetings = weakref.ref(default), store
+    return _Stores(PrefixStore(name, store), peers)
+
+
+def _to_tensor(payload: bytes, length: int) -> torch.Tensor:
+    message = torch.zeros(length, dtype=torch.uint8)
+    if payload:
+        message[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    return message

@@ -1,0 +1,285 @@
+"""Horovod as a transport: collectives are matched by name, and rank 0 decides by submitting last."""
+
+import collections
+import contextlib
+import datetime
+import itertools
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import horovod.torch as hvd
+import torch
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from pace.runtime.event_log import log
+from pace.runtime.transports.deadline import call_within
+from pace.runtime.transports.device import Device, apart
+from pace.runtime.transports.peers import Peers
+from pace.runtime.transports.transport import After, Done, Sequencing, control_message
+
+_STORE_TIMEOUT_S = 30.0
+_ADDRESS_BYTES = 300
+
+# Half of what hvd.synchronize() itself sleeps between two looks.
+_LOOK_S = 5e-4
+
+
+# Ranks must build their transports in the same order: names tell the instances apart. By process set,
+# as ranks that share one may differ in how many others they are in.
+_instances: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
+
+
+# What ranks say that they are alive in, once `open_store` was called; None where that failed.
+_store: TCPStore | None = None
+_store_opened = False
+
+
+class _Call(NamedTuple):
+    handle: int
+    done: Done
+    after: After | None
+
+
+class HorovodTransport:
+    """Sums tensors with whatever Horovod was built for.
+
+    Horovod has no completion callback: one thread looks at all handles under way, because they end in
+    rank 0's order and not in that of their submission here.
+
+    Parameters
+    ----------
+    process_set
+        The processes that train together; ranks and size are counted within it.
+    timeout_s
+        A control message that takes longer fails.
+
+    Attributes
+    ----------
+    scale
+        What every sum is multiplied by; the same on all ranks.
+    """
+
+    sequencing: Sequencing = "submission"
+    # A cycle of Horovod's (1 ms), its negotiation, and a look of ours.
+    hand_over_s = 2.5e-3
+
+    def __init__(
+        self,
+        process_set: Any = hvd.global_process_set,
+        *,
+        timeout_s: float,
+        device: Device | None = None,
+    ) -> None:
+        self.rank: int = process_set.rank()
+        self.size: int = process_set.size()
+        self._process_set = process_set
+        # Horovod's broadcast counts roots over all processes, not within the set.
+        self._root: int = process_set.ranks[0]
+        self.scale = 1.0
+        self.device = device
+        number = process_set.process_set_id
+        self._prefix = f"pace.{number}.{next(_instances[number])}"
+        self._calls = itertools.count()
+        self._timeout_s = timeout_s
+        self.peers: Peers | None = None
+        self._waiting: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._watch, name=f"{self._prefix}.completions", daemon=True)
+        self._thread.start()
+        try:
+            with self._control_message("connecting to the other ranks"):
+                self.peers = self._open_peers()
+            # All are here, or the error says who is not.
+            self.gather(b"")
+        except BaseException:
+            self.close(failed=True)
+            if self.peers is not None:
+                self.peers.linger()
+            raise
+
+    def _open_peers(self) -> Peers | None:
+        if _store is None:
+            return None
+        connect: Any = _store.clone  # type: ignore[attr-defined]  # missing in its stub
+        store: Any = PrefixStore(self._prefix, call_within(self._timeout_s, connect, name="pace.store"))
+        members = self._process_set.ranks
+        keeper = members.index(0) if 0 in members else None
+        return Peers(store, self.rank, self.size, keeper=keeper, global_ranks=members)
+
+    def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
+        """Start to sum a segment; see ``Transport``."""
+        # Horovod waits for what is queued where it is called, and compute is queued far ahead.
+        with apart(self.device):
+            handle = hvd.allreduce_async_(
+                segment,
+                name=f"{self._prefix}.{name}",
+                op=hvd.Sum,
+                postscale_factor=self.scale,
+                process_set=self._process_set,
+            )
+        self._waiting.put(_Call(handle, done, after))
+
+    def _watch(self) -> None:
+        under_way: list[_Call] = []
+        while True:
+            for call in self._submitted(wait=not under_way):
+                if call is None:
+                    return
+                under_way.append(call)
+            ended = [call for call in under_way if hvd.poll(call.handle)]
+            if not ended:
+                time.sleep(_LOOK_S)
+                continue
+            under_way = [call for call in under_way if call not in ended]
+            for call in ended:
+                error: BaseException | None = None
+                try:
+                    self._finish(call)
+                except Exception as raised:  # whatever it is, waiting threads receive it
+                    error = raised
+                call.done(error)
+
+    def _finish(self, call: "_Call") -> None:
+        with apart(self.device):
+            hvd.synchronize(call.handle)
+            if call.after is not None:
+                call.after()
+            moment = None if self.device is None else self.device.now()
+        if moment is not None:
+            moment.synchronize()
+
+    def _submitted(self, *, wait: bool) -> Iterator["_Call | None"]:
+        """Yield what was submitted since the last call; with `wait`, at least one entry."""
+        if wait:
+            yield self._waiting.get()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._waiting.get_nowait()
+
+    def decide(self, segment: int | None) -> int:  # noqa: ARG002
+        """Not needed: see ``Transport``."""
+        raise AssertionError("Horovod's order is rank 0's order of submission")
+
+    def broadcast(self, payload: bytes | None) -> bytes:
+        """Give rank 0's payload to all ranks."""
+        length = torch.tensor([0 if payload is None else len(payload)], dtype=torch.int64)
+        self.broadcast_tensor(length)
+        message = _to_tensor(payload or b"", int(length.item()))
+        self.broadcast_tensor(message)
+        return _to_bytes(message)
+
+    def broadcast_tensor(self, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor in the host's memory with rank 0's; see ``Transport``."""
+        if not tensor.numel():
+            return
+        with self._control_message("a broadcast"):
+            handle = hvd.broadcast_async_(
+                tensor, self._root, name=self._control_name(), process_set=self._process_set
+            )
+            _end_of(handle, self._timeout_s)
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Give every rank's payload to every rank."""
+        lengths = self._allgather(torch.tensor([len(payload)], dtype=torch.int64)).tolist()
+        joined = _to_bytes(self._allgather(_to_tensor(payload, len(payload))))
+        ends = list(itertools.accumulate(lengths))
+        return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+    def _allgather(self, tensor: torch.Tensor) -> Any:
+        with self._control_message("a gathering"):
+            handle = hvd.allgather_async(tensor, name=self._control_name(), process_set=self._process_set)
+            return _end_of(handle, self._timeout_s)
+
+    def _control_message(self, what: str) -> AbstractContextManager[None]:
+        return control_message(self.rank, self.size, self._explain, what)
+
+    def _explain(self) -> str:
+        if self.peers is not None:
+            return self.peers.explain_failure()
+        return (
+            ""
+            if _store is None
+            else "rank 0 of the whole job is gone: the store that it keeps does not answer"
+        )
+
+    def _control_name(self) -> str:
+        return f"{self._prefix}.control.{next(self._calls)}"
+
+    def close(self, *, failed: bool) -> None:
+        """Stop waiting for handles; see ``Transport``."""
+        if self.peers is not None:
+            self.peers.close(failed=failed)
+            if not failed:
+                self.peers.release()
+        self._waiting.put(None)
+        self._thread.join(timeout=1.0 if failed else None)
+
+
+def open_store(*, anew: bool) -> None:
+    """Open a store on rank 0 and connect every rank to it: Horovod's own cannot be reached from outside.
+
+    Every rank must call it. Without a store training runs all the same, and errors name no rank.
+
+    Parameters
+    ----------
+    anew
+        Whether Horovod was initialized just now; otherwise a store that is open stays.
+    """
+    global _store, _store_opened
+    if _store_opened and not anew:
+        return
+    _store, _store_opened = None, True
+    address = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
+    if hvd.rank() == 0:
+        with contextlib.suppress(RuntimeError, OSError):
+            host = _own_address()
+            _store = _connect(host, 0, server=True)
+            address = _to_tensor(f"{host}:{_store.port}".encode(), _ADDRESS_BYTES)
+    with contextlib.suppress(RuntimeError, OSError):
+        _end_of(hvd.broadcast_async_(address, 0, name="pace.store"), _STORE_TIMEOUT_S)
+        host, _, port = _to_bytes(address).rstrip(b"\0").decode().rpartition(":")
+        if hvd.rank() != 0 and port:
+            _store = _connect(host, int(port), server=False)
+    if _store is None and hvd.rank() == 0:
+        log.warning("pace.no_peer_store", consequence="errors will not name the rank at fault")
+
+
+def _connect(host: str, port: int, *, server: bool) -> TCPStore:
+    timeout = datetime.timedelta(seconds=_STORE_TIMEOUT_S)
+    return TCPStore(host, port, hvd.size(), server, timeout, wait_for_workers=False)
+
+
+def _end_of(handle: Any, timeout_s: float) -> Any:
+    """Wait for what was begun, which Horovod's own ``synchronize`` does without a time limit."""
+    deadline = time.monotonic() + timeout_s
+    while not hvd.poll(handle):
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"no end within {timeout_s:g} s")
+        time.sleep(_LOOK_S)
+    return hvd.synchronize(handle)
+
+
+def _own_address() -> str:
+    """The address by which other ranks reach this one: that of the way to Horovod's rendezvous."""
+    rendezvous = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((rendezvous, 9))
+        return str(probe.getsockname()[0])
+
+
+def _to_tensor(payload: bytes, length: int) -> torch.Tensor:
+    message = torch.zeros(length, dtype=torch.uint8)
+    if payload:
+        message[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    return message
+
+
+def _to_bytes(message: torch.Tensor) -> bytes:
+    array: Any = message.numpy()
+    found: bytes = array.tobytes()
+    return found

@@ -1,0 +1,308 @@
+"""Who is alive and how far: what turns "an all-reduce failed" into "rank 3 is gone".
+
+Every rank writes a few words about itself to a shared store, twice a second, from a thread of its own.
+Nobody reads them until something stalls or fails.
+"""
+
+import json
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any, Protocol
+
+PERIOD_S = 0.5
+
+# The key under which a rank asks for others' contributions.
+_ASKED = "asked"
+
+# A rank that was asked once expects to be asked again, and looks more often for a while.
+_OFTEN_S = 0.02
+_ASKED_AGAIN_S = 60.0
+
+# A rank that says nothing for so long is silent.
+_SILENCE_S = 2.5 * PERIOD_S
+
+# The store itself may be on the rank that is gone: no answer in this time means so.
+_ANSWER_S = 1.5
+
+# How long the store's keeper stays for ranks that notice a failure later than itself.
+_LINGER_S = 6.0
+
+EVERYTHING_SENT = "every rank has sent all of its groups: the network is slow, or a rank is silent"
+
+
+class Store(Protocol):
+    """The part of torch's key-value stores that is used here."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Write a value."""
+
+    def get(self, key: str, /) -> bytes:
+        """Read a value, waiting until there is one."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all keys have values."""
+
+
+Progress = Callable[[], dict[str, Any]]
+"""What a rank says about itself: ``round`` (how many steps it has taken), ``open`` (whether it has begun the
+next), ``missing`` (the groups that it has not submitted in it), ``failed`` (whether it noticed a failure)."""
+
+
+class Peers:
+    """A rank's sign of life, and a look at the others'.
+
+    Parameters
+    ----------
+    store
+        Shared by all ranks, used by no other thread.
+    progress
+        See ``follow``.
+    keeper
+        The rank whose process the store ends with; None where that is none of these.
+    global_ranks
+        The number of each rank in the whole job, where only some of its ranks train together.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        progress: Progress | None = None,
+        *,
+        keeper: int | None = 0,
+        global_ranks: Sequence[int] | None = None,
+    ) -> None:
+        self._store: Store | None = store
+        self._rank = rank
+        self._size = size
+        self._keeper = keeper
+        self._global_ranks = global_ranks
+        self._progress: Callable[[], Progress | None] = lambda: None
+        self._asked_until = 0.0
+        self._answer: Callable[[], Callable[[int], bool] | None] = lambda: None
+        if progress is not None:
+            self.follow(progress)
+        self._stalled: list[dict[str, Any]] | None = None
+        self._stalled_at = 0.0
+        self._explained: str | None = None
+        self._goodbye: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pace.peers", daemon=True)
+        self._thread.start()
+
+    def follow(self, progress: Progress, answer: Callable[[int], bool] | None = None) -> None:
+        """From now on, say with every sign of life how far this rank is.
+
+        Bound methods are held weakly: that this rank is alive keeps no training alive.
+
+        Parameters
+        ----------
+        answer
+            Called, from a thread of its own and again and again, with the turn that another rank asked for;
+            says whether that was of use.
+        """
+        self._progress = (
+            weakref.WeakMethod(progress) if isinstance(progress, MethodType) else lambda: progress
+        )
+        self._answer = weakref.WeakMethod(answer) if isinstance(answer, MethodType) else lambda: answer
+
+    def _run(self) -> None:
+        beat = 0
+        last = False
+        while not last:
+            beat += 1
+            signs = self._how_far() | {"beat": beat, "left": last}
+            try:
+                self._say(signs)
+                last = self._listen()
+                if last:
+                    self._say(signs | {"beat": beat + 1, "left": True})
+            except (RuntimeError, OSError):  # the store went with its keeper: others find out as they read
+                return
+
+    def _say(self, signs: dict[str, Any]) -> None:
+        with self._lock:
+            if self._store is not None:
+                self._store.set(f"alive/{self._rank}", json.dumps(signs | self._goodbye))
+
+    def _listen(self) -> bool:
+        """Answer what other ranks ask until the next sign of life is due; True when this rank leaves."""
+        until = time.monotonic() + PERIOD_S
+        while (left_s := until - time.monotonic()) > 0:
+            often = time.monotonic() < self._asked_until
+            if self._stop.wait(min(left_s, _OFTEN_S) if often else left_s):
+                return True
+            if self._answer_others():
+                self._asked_until = time.monotonic() + _ASKED_AGAIN_S
+        return False
+
+    def _answer_others(self) -> bool:
+        # Here, and not in the loop, which would hold what it called while it sleeps.
+        answer = self._answer()
+        if answer is None:
+            return False
+        with self._lock:
+            store = self._store
+            asked = int(store.get(_ASKED)) if store is not None and store.check([_ASKED]) else 0
+        return bool(asked) and answer(asked)
+
+    def ask(self, turn: int) -> None:
+        """Ask the other ranks to make their contributions to a turn final: this one waits for them."""
+        with self._lock:
+            if self._store is not None:
+                self._store.set(_ASKED, str(turn))
+
+    def _how_far(self) -> dict[str, Any]:
+        # Here, and not in the thread's loop, which would hold what it called while it sleeps.
+        progress = self._progress()
+        return {} if progress is None else progress()
+
+    def close(self, reason: str | None = None, *, failed: bool = False) -> None:
+        """Say goodbye and stop; idempotent. The others can be looked at until ``release``.
+
+        Parameters
+        ----------
+        reason
+            Why this rank leaves, if there is more to say than that it does.
+        failed
+            Whether it leaves because of a failure, whose cause is then another rank.
+        """
+        if not self._stop.is_set():
+            if reason is not None:
+                self._goodbye["reason"] = reason
+            if failed:
+                self._goodbye["failed"] = True
+            self._stop.set()
+        self._thread.join(timeout=_ANSWER_S)
+
+    def release(self) -> None:
+        """Let go of the store."""
+        self._store = None
+
+    def linger(self) -> None:
+        """Keep the store until the others have left or fallen silent, and then release it.
+
+        They ask it who is at fault. Otherwise a keeper that noticed first would be taken for the culprit.
+        """
+        if self._rank == self._keeper:
+            self._wait_for_others()
+        self.release()
+
+    def _wait_for_others(self) -> None:
+        start = time.monotonic()
+        seen: dict[int, tuple[int, float]] = {}
+        while (now := time.monotonic()) - start < _LINGER_S and (signs := self.look()) is not None:
+            present = []
+            for rank, each in enumerate(signs):
+                beat, since = seen.get(rank, (-1, now))
+                if each["beat"] != beat:
+                    beat, since = seen[rank] = each["beat"], now
+                if rank != self._rank and not each.get("left") and now - since < _SILENCE_S:
+                    present.append(rank)
+            if not present:
+                return
+            time.sleep(0.1)
+
+    def look(self) -> list[dict[str, Any]] | None:
+        """Read the last sign of life of every rank; None when the store does not answer."""
+        found: list[dict[str, Any]] = []
+        store = self._store
+        if store is None:
+            return None
+
+        def read() -> None:
+            with self._lock:
+                for rank in range(self._size):
+                    key = f"alive/{rank}"
+                    signs = json.loads(store.get(key)) if store.check([key]) else {"beat": 0}
+                    found.append(signs)
+
+        reader = threading.Thread(target=_quietly(read), name="pace.look", daemon=True)
+        reader.start()
+        reader.join(_ANSWER_S)
+        return found if len(found) == self._size else None
+
+    def explain_failure(self) -> str:
+        """Say which ranks have left or given no sign of life for a while; the same at every call.
+
+        At once where a stall came before and its culprit is silent still; else it takes a while.
+        """
+        if self._explained is None:
+            self._explained = self._explain()
+        return self._explained
+
+    def _explain(self) -> str:
+        if self._stalled is not None and time.monotonic() - self._stalled_at >= _SILENCE_S:
+            now = self.look()
+            if now is not None and (told := self._lost(self._stalled, now)):
+                return told
+        before = self.look()
+        if before is not None:
+            time.sleep(_SILENCE_S)
+        after = self.look() if before is not None else None
+        if before is None or after is None:
+            return self._no_store()
+        return self._lost(before, after) or self._unsent(after)
+
+    def _no_store(self) -> str:
+        if self._keeper is None:
+            return "the store in which ranks say that they are alive does not answer"
+        return f"{self._name(self._keeper)} is gone: the store that it keeps does not answer"
+
+    def _name(self, rank: int) -> str:
+        if self._global_ranks is None or self._global_ranks[rank] == rank:
+            return f"rank {rank}"
+        return f"rank {rank} (rank {self._global_ranks[rank]} of the whole job)"
+
+    def _lost(self, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
+        told = []
+        for rank, (early, late) in enumerate(zip(before, after, strict=True)):
+            if late.get("left"):
+                # Those that left because of this very failure are not its cause.
+                if not late.get("failed"):
+                    reason = f" ({late['reason']})" if "reason" in late else ""
+                    told.append(f"{self._name(rank)} has left the training{reason}")
+            elif late["beat"] == 0:
+                told.append(f"{self._name(rank)} has not wrapped its optimizer")
+            elif early["beat"] == late["beat"] and rank != self._rank:
+                told.append(f"{self._name(rank)} gives no sign of life")
+        return ", ".join(told)
+
+    def explain_stall(self) -> str:
+        """Say which ranks have not submitted which groups."""
+        self._stalled, self._stalled_at = self.look(), time.monotonic()
+        if self._stalled is None:
+            return self._no_store()
+        return self._unsent(self._stalled) or EVERYTHING_SENT
+
+    def _unsent(self, signs: list[dict[str, Any]]) -> str:
+        newest = max(each.get("round", 0) for each in signs)
+        begun = any(each.get("open") for each in signs if each.get("round", 0) == newest)
+        told = []
+        for rank, each in enumerate(signs):
+            steps, is_open = each.get("round", 0), each.get("open", True)
+            if each.get("missing"):
+                told.append(
+                    f"{self._name(rank)} has not sent groups {', '.join(map(str, each['missing']))}"
+                    f" of its step {steps + 1}"
+                )
+            elif not is_open and (steps < newest or begun):
+                told.append(f"{self._name(rank)} has not begun step {steps + 1}")
+            elif steps < newest and begun:
+                told.append(f"{self._name(rank)} has not ended step {steps + 1}")
+        return "; ".join(told)
+
+
+def _quietly(read: Callable[[], None]) -> Callable[[], None]:
+    def attempt() -> None:
+        try:
+            read()
+        except (RuntimeError, OSError):  # no answer is an answer here
+            return
+
+    return attempt

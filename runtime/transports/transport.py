@@ -1,0 +1,116 @@
+"""What the engine asks of whatever carries its segments."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Protocol
+
+import torch
+
+from pace.errors import CommunicationFailed
+from pace.runtime.transports.device import Device
+from pace.runtime.transports.peers import Peers
+
+Done = Callable[[BaseException | None], None]
+
+After = Callable[[], Any]
+
+Discipline = Literal["static", "adaptive", "priority"]
+"""Who decides which segment goes next.
+
+"static": the plan. "adaptive": the plan, but rank 0 lets others overtake a segment that is late.
+"priority": rank 0 takes what is needed first among all that is ready, whatever the plan's order.
+"""
+
+Order = Discipline | Literal["auto"]
+
+Sequencing = Literal["submission", "decision"]
+"""How a transport learns rank 0's choice.
+
+"submission": a collective runs when the last rank has submitted it, matched by name, so rank 0 decides
+by being the last. "decision": collectives are matched by their position in each rank's sequence, so
+all ranks must issue the same sequence and rank 0's choice must be published before it is used.
+"""
+
+Role = Literal["planned", "leader", "follower", "submitter"]
+"""What a rank's engine does about the order: keeps to the plan, chooses, does what was chosen, or submits at
+once because rank 0 chooses by being last."""
+
+
+class Transport(Protocol):
+    """Carries segments and a few control messages between ranks; one instance a wrapper.
+
+    Control messages (``broadcast``, ``broadcast_tensor``, ``gather``) that fail, or do not end within the
+    transport's time-out, raise ``CommunicationFailed``, which names the rank at fault where that is known. So
+    does building a transport.
+    """
+
+    rank: int
+    size: int
+    sequencing: Sequencing
+    hand_over_s: float
+    """How long before the segment under way ends the next is best handed over."""
+    peers: Peers | None
+    """Who is alive and how far; None where ranks have no store in common."""
+    device: Device | None
+    """Where segments lie; None for the host's memory."""
+
+    def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
+        """Start to sum `segment` over all ranks in place; returns at once.
+
+        Parameters
+        ----------
+        segment
+            Computed: what is queued on a device is not waited for.
+        done
+            Called from any thread, once, with the error if there was one.
+        after
+            Called once the sum is in place, from any thread, before `done` or the moment that is returned. On
+            a device, "in place" is meant for what it queues.
+
+        Returns
+        -------
+        On a device, the moment when the sum is in place, if that is known beforehand; else None.
+        """
+
+    def decide(self, segment: int | None) -> int:
+        """Rank 0 publishes which segment is next; every other rank passes None and gets it.
+
+        Only where `sequencing` is "decision"; blocks until rank 0 has decided.
+        """
+
+    def broadcast(self, payload: bytes | None) -> bytes:
+        """Give rank 0's payload to every rank; the others pass None."""
+
+    def broadcast_tensor(self, tensor: torch.Tensor) -> None:
+        """Overwrite a contiguous tensor of bytes or numbers in the host's memory with rank 0's."""
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Give every rank's payload to every rank, in rank order."""
+
+    def close(self, *, failed: bool) -> None:
+        """Let go of threads and connections, `peers` included; with `failed`, of calls under way too.
+
+        After a failure `peers` can be asked still, until its ``linger`` or ``release``.
+        """
+
+
+@contextlib.contextmanager
+def control_message(rank: int, size: int, explain: Callable[[], str], what: str) -> Iterator[None]:
+    """Turn what backends raise inside into ``CommunicationFailed`` with what is known of the other ranks."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        known = explain()
+        raise CommunicationFailed(
+            f"rank {rank} of {size}: {what} failed: {lines[0]}{'; ' if known else ''}{known}"
+        ) from error
+
+
+def role_of(transport: Transport, discipline: Discipline) -> Role:
+    """Return what this rank does about the order."""
+    if transport.sequencing == "submission" and transport.rank != 0:
+        return "submitter"
+    if discipline == "static":
+        return "planned"
+    return "leader" if transport.rank == 0 else "follower"

@@ -1,0 +1,59 @@
+"""Transfer plans over HTTP: the library's own plan, refused by name, and through the client."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from pace.checker import check_transfers
+from pace.client import Client
+from pace.documents.fabric.reading import load_batch, load_network
+from pace.documents.fabric.transfer_plan import TransferOptions
+from pace.errors import InvalidFabric, InvalidOptions
+from pace.fabric import plan_transfers
+from tests.api.process import Caller
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "fabric"
+NETWORK, BATCH = load_network(EXAMPLES / "network.json"), load_batch(EXAMPLES / "batch.json")
+
+
+def request() -> dict[str, object]:
+    """Return the examples as a request."""
+    return {
+        "network": json.loads((EXAMPLES / "network.json").read_text()),
+        "batch": json.loads((EXAMPLES / "batch.json").read_text()),
+        "options": {"late": "hold"},
+    }
+
+
+def test_the_answer_is_the_librarys_plan(service: Caller) -> None:
+    """Byte for byte, compressed or not, each time."""
+    answer = service.http.post("/v1/transfer-plans", json=request(), timeout=60)
+    assert answer.status_code == 200, answer.text
+    plan = plan_transfers(NETWORK, BATCH, TransferOptions(late="hold"))
+    assert answer.content == plan.to_json()
+    compressed = gzip.compress(json.dumps(request()).encode())
+    again = service.http.post(
+        "/v1/transfer-plans", content=compressed, headers={"Content-Encoding": "gzip"}, timeout=60
+    )
+    assert again.content == answer.content
+
+
+def test_faults_are_named(service: Caller) -> None:
+    """What is wrong, and where."""
+    without_server = request() | {"network": {"hosts": [], "server": "s"}}
+    answer = service.http.post("/v1/transfer-plans", json=without_server, timeout=60)
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:pace:problem:invalid-request")
+    assert "hosts" in answer.json()["detail"]
+
+
+def test_the_client_plans_and_checks(service: Caller) -> None:
+    """Errors are those of the library."""
+    with Client(service.url, service.token, timeout_s=60) as client:
+        assert check_transfers(NETWORK, BATCH, client.plan_transfers(NETWORK, BATCH)) == []
+        elsewhere = BATCH.updates[0].model_copy(update={"host": "elsewhere"})
+        with pytest.raises(InvalidFabric, match="elsewhere"):
+            client.plan_transfers(NETWORK, BATCH.model_copy(update={"updates": (elsewhere,)}))
+        with pytest.raises(InvalidOptions, match="exact"):
+            client.plan_transfers(NETWORK, BATCH, TransferOptions(order="exact"))

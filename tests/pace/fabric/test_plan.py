@@ -1,0 +1,224 @@
+"""Transfer plans from documents, and the checker that judges them without the solver."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pace.checker import check_transfers
+from pace.documents.fabric.batch import UpdateBatch
+from pace.documents.fabric.network import FabricNetwork
+from pace.documents.fabric.reading import parse_document
+from pace.documents.fabric.transfer_plan import TransferOptions, TransferPlan
+from pace.errors import InvalidFabric, InvalidOptions
+from pace.fabric import plan_transfers
+from tests.pace.fabric.batches import batch_of, network_of, whole
+
+OPTIONS = [
+    TransferOptions(),
+    TransferOptions(late="hold"),
+    TransferOptions(late="downweight"),
+    TransferOptions(late="pace"),
+    TransferOptions(order="search"),
+    TransferOptions(order="exact"),
+    TransferOptions(aggregators=1),
+    TransferOptions(aggregators=0),
+    TransferOptions(seed=1),
+    TransferOptions(check="batch-end"),
+]
+
+
+@pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda options: options.model_dump_json(exclude_defaults=True)
+)
+def test_plans_pass_the_checker(options: TransferOptions) -> None:
+    """Every option gives a plan in which the checker finds nothing, and the same one each time."""
+    network, batch = whole()
+    plan = plan_transfers(network, batch, options)
+    violations = check_transfers(network, batch, plan)
+    if options.check == "batch-end":
+        violations = [v for v in violations if "leads by" not in v]
+    assert violations == []
+    assert plan.to_json() == plan_transfers(network, batch, options).to_json()
+    assert parse_document(TransferPlan, plan.to_json()) == plan
+    assert plan.predicted.gap >= 0
+
+
+def test_the_whole_plan_has_everything() -> None:
+    """The batch of these tests really drops, adds, replicates and punts."""
+    plan = plan_transfers(*whole())
+    assert {drop.id: drop.reason for drop in plan.dropped}["u5"] == "expired"
+    assert any(len(commit.updates) > 1 for commit in plan.commits)
+    assert plan.replica.frozen
+    assert plan.replica.bound <= 6.0
+    assert any(transfer.target == "r" for transfer in plan.transfers)
+
+
+def test_the_paper_rule_is_refused_where_it_is_late() -> None:
+    """E4: the paper commits b third though its bound is 2; the checker says so."""
+    network = network_of({"a": 100, "b": 100, "c": 100})
+    batch = batch_of({"a": (300, "a", 92), "b": (200, "b", 92), "c": (100, "c", 99)}, bound=10)
+    (violation,) = check_transfers(
+        network, batch, plan_transfers(network, batch, TransferOptions(rule="paper"))
+    )
+    assert violation == 'update "b" commits at position 3, its bound is 2'
+    assert check_transfers(network, batch, plan_transfers(network, batch)) == []
+
+
+def mutated(change: Callable[[dict[str, Any]], None]) -> list[str]:
+    """Return what the checker says about the whole plan after a change."""
+    network, batch = whole()
+    document = json.loads(plan_transfers(network, batch).to_json())
+    change(document)
+    return check_transfers(network, batch, TransferPlan.model_validate_json(json.dumps(document)))
+
+
+def faster(plan: dict[str, Any]) -> None:
+    """Double one transfer's rates."""
+    for rate in plan["transfers"][0]["rates"]:
+        rate[2] *= 2
+
+
+def swapped(plan: dict[str, Any]) -> None:
+    """Exchange two commits, the order with them."""
+    plan["order"][:2] = plan["order"][1::-1]
+    plan["commits"][:2] = plan["commits"][1::-1]
+
+
+def early(plan: dict[str, Any]) -> None:
+    """Commit before the arrival."""
+    plan["commits"][-1]["at_s"] /= 2
+
+
+def twice(plan: dict[str, Any]) -> None:
+    """Drop the same update twice."""
+    plan["dropped"].append(plan["dropped"][0])
+
+
+def fitting(plan: dict[str, Any]) -> None:
+    """Drop what is kept, as expired."""
+    name = plan["order"].pop()
+    plan["commits"][-1]["updates"].remove(name)
+    plan["commits"][-1]["weights"].pop()
+    if not plan["commits"][-1]["updates"]:
+        plan["commits"].pop()
+    plan["dropped"].append({"id": name, "reason": "expired", "witness": []})
+
+
+def unsent(plan: dict[str, Any]) -> None:
+    """Take away a transfer to an aggregator."""
+    summed = next(t for t in plan["transfers"] if t["after"])
+    summed["after"] = []
+
+
+def elsewhere(plan: dict[str, Any]) -> None:
+    """Send from a host that does not have the update."""
+    plan["transfers"][0]["from"] = "h3"
+
+
+def shrunk(plan: dict[str, Any]) -> None:
+    """Claim a smaller size."""
+    plan["transfers"][0]["size_bytes"] //= 2
+
+
+def forgotten(plan: dict[str, Any]) -> None:
+    """Punt what the bound needs at the replica."""
+    plan["replica"]["punted"] = [*plan["replica"]["frozen"], *plan["replica"]["punted"]]
+    plan["replica"]["frozen"] = []
+    plan["transfers"] = [t for t in plan["transfers"] if t["to"] != "r"]
+
+
+def praised(plan: dict[str, Any]) -> None:
+    """Claim a bound above what is reached."""
+    plan["predicted"]["lower_bound_s"] = plan["predicted"]["mean_commit_s"] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (faster, "carry"),
+        (swapped, "before"),
+        (early, "before"),
+        (twice, "2 times"),
+        (fitting, "expired"),
+        (unsent, "is not at"),
+        (elsewhere, "is not at"),
+        (shrunk, "size_bytes"),
+        (forgotten, "leads by"),
+        (praised, "below its bound"),
+    ],
+)
+def test_the_checker_refuses_mutated_plans(change: Callable[[dict[str, Any]], None], says: str) -> None:
+    """Each corruption is named."""
+    assert any(says in violation for violation in mutated(change))
+
+
+def test_a_plan_for_another_batch() -> None:
+    """A plan names its batch."""
+    network, batch = whole()
+    plan = plan_transfers(network, batch)
+    other = batch.model_copy(update={"version": 101})
+    assert check_transfers(network, other, plan)[0].startswith("batch_sha256")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_random_plans_pass_the_checker(data: st.DataObject) -> None:
+    """Whatever the network changes to, however old the updates are, with or without replica."""
+    hosts = [f"h{i}" for i in range(data.draw(st.integers(1, 5)))]
+    rate = st.sampled_from([1.0, 2.5, 10.0])
+    with_replica = data.draw(st.booleans())
+    names = [*hosts, "s", *(["r"] if with_replica else [])]
+    network = FabricNetwork.model_validate(
+        {
+            "hosts": [
+                {
+                    "name": name,
+                    "up_bytes_per_s": data.draw(rate) * 1e6,
+                    "down_bytes_per_s": data.draw(rate) * 1e6,
+                    "changes": [{"at_s": 2.0, "up_bytes_per_s": data.draw(rate) * 1e6}],
+                }
+                for name in names
+            ],
+            "server": "s",
+            "replica": "r" if with_replica else None,
+            "aggregators": data.draw(st.lists(st.sampled_from(hosts), unique=True, max_size=3)),
+        }
+    )
+    updates = {
+        f"u{i}": (
+            data.draw(st.sampled_from([8.0, 16.0])),
+            data.draw(st.sampled_from(hosts)),
+            100 - data.draw(st.integers(0, 9)),
+        )
+        for i in range(data.draw(st.integers(0, 7)))
+    }
+    limit = {"divergence": {"kind": "updates", "max": data.draw(st.integers(0, 4))}} if with_replica else {}
+    batch = batch_of(updates, bound=9, momentum=0.9, **limit)
+    options = TransferOptions(late=data.draw(st.sampled_from(["drop", "hold", "downweight"])))
+    assert check_transfers(network, batch, plan_transfers(network, batch, options)) == []
+
+
+def test_documents_name_their_faults() -> None:
+    """The message names the host or update at fault."""
+    with pytest.raises(InvalidFabric, match='server "x" is no host'):
+        parse_document(
+            FabricNetwork,
+            '{"hosts": [{"name": "a", "up_bytes_per_s": 1.0, "down_bytes_per_s": 1.0}], "server": "x"}',
+        )
+    with pytest.raises(InvalidFabric, match="later than 3"):
+        parse_document(
+            UpdateBatch,
+            '{"version": 3, "updates": [{"id": "u", "host": "a", "size_bytes": 1, "version": 4}]}',
+        )
+    network, batch = whole()
+    with pytest.raises(InvalidFabric, match='"elsewhere" is no host'):
+        plan_transfers(network, batch_of({"u": (1, "elsewhere", 100)}))
+    with pytest.raises(InvalidFabric, match="the network has none"):
+        plan_transfers(network_of({"h0": 1}), batch)
+    crowd = batch_of({f"u{i}": (1.0, "h0", 100) for i in range(8)})
+    with pytest.raises(InvalidOptions, match="at most 7"):
+        plan_transfers(network, crowd, TransferOptions(order="exact"))

@@ -1,0 +1,115 @@
+"""``pace.predict``: scales, knees, bottlenecks, advice, and when the simulation is not to be trusted."""
+
+import csv
+import io
+
+import pytest
+
+from pace import Fleet, InvalidOptions, PredictionOptions, StepsDocument, predict
+from pace.documents.steps import RecordedStep
+from pace.throughput.prediction import replay_error
+from tests.pace.throughput.step_documents import MB, pull_compute_push
+
+QUICK = {"steps": 60, "skip": 10, "seeds": 3}
+
+
+def varied(compute_s: float = 3.0) -> StepsDocument:
+    """Return steps of 1 s down, some compute that varies, and 1 s up."""
+    base = pull_compute_push(update_s=0.0)
+    times = (0.6, 0.8, 1.0, 1.3, 1.3)
+    steps = tuple(RecordedStep(duration_s=(0, compute_s * scale, 0, 0)) for scale in times)
+    return base.replace(steps=steps, batch=16.0)
+
+
+def test_throughput_rises_to_the_links_limit() -> None:
+    """Below the knee workers limit, beyond it the link does; bands and bounds stand around the mean."""
+    result = predict(varied(), PredictionOptions(workers=(1, 2, 4, 8, 16), **QUICK))
+    points = result.points
+    assert points[0].throughput == pytest.approx(16 / 5, rel=0.05)
+    assert points[0].bottleneck == "workers"
+    assert points[-1].bottleneck in ("server 0 downlink", "server 0 uplink")
+    assert points[-1].throughput == pytest.approx(16, rel=0.12)
+    for point in points:
+        assert point.low <= point.throughput <= point.high
+        assert point.throughput <= point.coarse.bound * 1.1
+        assert sum(share.share for share in point.staleness) == pytest.approx(1)
+        assert point.mean_staleness == pytest.approx(point.workers - 1, abs=0.15)
+        assert len(point.links) == 2 + 2 * point.workers
+    (curve,) = result.curves
+    assert curve.knee_workers in (4, 8)
+    assert curve.balance_workers == pytest.approx(5)
+    assert result.unit == "examples"
+
+
+def test_advice_names_what_helps() -> None:
+    """A faster link helps where it is saturated, faster compute where the link is idle."""
+    saturated = predict(varied(1.0), PredictionOptions(workers=(8,), **QUICK)).curves[0].improvements
+    gains = {better.change: better.gain for better in saturated}
+    assert gains["links twice as fast"] > 0.5
+    assert gains["one more worker"] < 0.1
+    assert abs(gains["compute twice as fast"]) < 0.1
+    idle = predict(varied(30.0), PredictionOptions(workers=(2,), **QUICK)).curves[0].improvements
+    gains = {better.change: better.gain for better in idle}
+    assert gains["compute twice as fast"] > 0.7
+    assert gains["one more worker"] == pytest.approx(0.5, abs=0.1)
+    assert gains["links twice as fast"] < 0.1
+
+
+def test_same_question_same_answer() -> None:
+    """For any number of threads, and every point is told of."""
+    options = PredictionOptions(workers=(1, 3), bandwidth_gbps=(0.1, 0.2), advice=False, **QUICK)
+    told: list[int] = []
+    first = predict(varied(), options, threads=1, progress=told.append)
+    assert first == predict(varied(), options, threads=3)
+    assert sum(told) == options.num_points == 4
+    assert [point.bandwidth_gbps for point in first.points] == pytest.approx([0.1, 0.1, 0.2, 0.2])
+    rows = list(csv.DictReader(io.StringIO(first.to_csv())))
+    assert [int(row["workers"]) for row in rows] == [1, 3, 1, 3]
+    assert float(rows[3]["throughput"]) == first.points[3].throughput
+
+
+def test_other_servers_are_flagged() -> None:
+    """A second server is an extrapolation, in its point and in the notes."""
+    result = predict(varied(), PredictionOptions(workers=(2,), servers=(1, 2), advice=False, **QUICK))
+    assert [point.extrapolated for point in result.points] == [False, True]
+    assert any("extrapolated" in note for note in result.notes)
+
+
+def recorded(bytes_per_s: float) -> StepsDocument:
+    """Return steps that say when ops started, as they would be at 10 MB/s, with another rate of the link."""
+    base = pull_compute_push(update_s=0.5)
+    step = RecordedStep(duration_s=(1, 1, 1, 0.5), start_s=(0, 1, 2, 3))
+    return base.replace(steps=(step,) * 3, link=base.link.model_copy(update={"bytes_per_s": bytes_per_s}))
+
+
+def test_a_replay_that_fails_is_not_trusted() -> None:
+    """With the right rate, the simulation repeats the recording; with a wrong one, it says so."""
+    options = PredictionOptions(workers=(1,), advice=False, **QUICK)
+    right = predict(recorded(10.0 * MB), options)
+    assert right.replay_error == pytest.approx(0.0, abs=1e-9)
+    assert right.trusted == "simulation"
+    wrong = predict(recorded(40.0 * MB), options)
+    assert wrong.replay_error == pytest.approx(1.5 / 3.5)
+    assert wrong.trusted == "closed_network"
+    assert any("rely on the closed network" in note for note in wrong.notes)
+    assert replay_error(pull_compute_push()) is None
+
+
+def test_a_fleet_and_a_discipline() -> None:
+    """Faster workers do more steps; a window needs its bytes."""
+    options = PredictionOptions(workers=(2,), fleet=Fleet(speed=(1.0, 3.0)), advice=False, **QUICK)
+    alone = predict(varied(30.0), options).points[0].throughput
+    assert alone == pytest.approx(16 * (1 / 32 + 1 / 12), rel=0.1)
+    with pytest.raises(InvalidOptions, match="window in bytes"):
+        predict(varied(), PredictionOptions(discipline="window"))
+    windowed = PredictionOptions(workers=(1,), discipline="window", window_bytes=MB, advice=False, **QUICK)
+    assert predict(varied(), windowed).points[0].throughput == pytest.approx(16 / 5, rel=0.05)
+
+
+@pytest.mark.parametrize("discipline", ["fifo", "adaptive", "tic", "reverse", "random"])
+def test_every_discipline_carries_all_bytes(discipline: str) -> None:
+    """One transfer at a time: the order of streams does not change a lone worker's pull."""
+    options = PredictionOptions.model_validate(
+        {"workers": (1,), "discipline": discipline, "advice": False, **QUICK}
+    )
+    assert predict(varied(), options).points[0].throughput == pytest.approx(16 / 5, rel=0.05)

@@ -1,0 +1,237 @@
+"""Where plans come from: a file, a service that answers, one that does not; and what is refused."""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pace.runtime.control.schedule_polling
+from pace.documents.schedule import Schedule
+from pace.errors import ScheduleMismatch
+from pace.runtime.engine.plan import cut, plan_from_schedule, plan_locally
+from pace.runtime.replanning import Replanning
+from tests.runtime.launch import run_ranks
+from tests.runtime.logs import captured_events
+from tests.runtime.models import batches, build
+from tests.runtime.schedules import shuffled_schedule, sizes_of
+from tests.runtime.training import OPTIMIZERS, backward, trainable, wrap
+
+
+def _sources_of_plans(_rank: int, _size: int, choices: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    found = {}
+    for name, options in choices.items():
+        model = build("conv")
+        optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, **options)
+        report = optimizer.report()
+        optimizer.close()
+        found[name] = report.source, len(report.groups)
+    return found
+
+
+@pytest.fixture
+def silent_service() -> Iterator[str]:
+    """Accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def _service(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        def log_message(self, *_arguments: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def _send(handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
+    handler.send_response(status)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+@pytest.fixture
+def dripping_service() -> Iterator[str]:
+    """Sends headers without end."""
+
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        with suppress(OSError):  # until the client hangs up
+            while True:
+                handler.wfile.write(b"x: y\r\n")
+                time.sleep(0.05)
+
+    with _service(drip) as url:
+        yield url
+
+
+@pytest.fixture
+def wrong_service() -> Iterator[str]:
+    """Answers everything with something that is no schedule."""
+    with _service(lambda handler: _send(handler, 200, b'{"schema_version": 1, "groups": "none"}')) as url:
+        yield url
+
+
+@pytest.mark.races_with_machine(reason="the service must answer in the 2 s that ranks wait at the start")
+def test_plans_come_from_files_and_training_starts_without_a_usable_service(
+    tmp_path: Path, silent_service: str, dripping_service: str, wrong_service: str
+) -> None:
+    """The path of a schedule does what the schedule does; silent, wrong or absent services keep nobody."""
+    schedule = shuffled_schedule(build("conv"), 2, seed=1)
+    path = tmp_path / "schedule.json"
+    path.write_bytes(schedule.to_json())
+    services = {
+        "silent": silent_service,
+        "dripping": dripping_service,
+        "wrong": wrong_service,
+        "closed": "http://127.0.0.1:9",
+    }
+    never = Replanning(profile_iterations=0)
+    choices: dict[str, Any] = {
+        name: {"service": url, "job": "conv", "replanning": never} for name, url in services.items()
+    }
+    # Other ranks have given up on rank 0 long before a service's usual time is over.
+    choices["hurried"] = choices["silent"] | {"timeout_s": 4.0}
+    choices |= {"file": {"schedule": str(path)}, "profiling": {"service": services["wrong"], "job": "conv"}}
+    for found in run_ranks(_sources_of_plans, 2, choices, timeout_s=200):
+        assert found.pop("file") == ("schedule", len(schedule.groups))
+        assert found.pop("profiling")[0] == "plain"
+        assert set(found) == {*services, "hurried"}
+        assert {source for source, _ in found.values()} == {"local"}
+
+
+def test_a_mismatch_says_what_differs() -> None:
+    """Missing, extra and resized gradients are named."""
+    schedule = shuffled_schedule(build("conv"), 2, seed=3)
+    sizes = sizes_of(build("conv"))
+    with pytest.raises(ScheduleMismatch, match=r'the model has no gradient "head.bias"'):
+        plan_from_schedule(schedule, [size for size in sizes if size.name != "head.bias"], 2)
+    with pytest.raises(ScheduleMismatch, match=r'does not send gradient "embed.weight"'):
+        plan_from_schedule(schedule, [*sizes, *sizes_of(build("recurrent"))], 2)
+    with pytest.raises(ScheduleMismatch, match="another number of workers than 4"):
+        plan_from_schedule(schedule, sizes, 4)
+    assert plan_from_schedule(schedule, sizes, 2).source == "schedule"
+
+
+def test_local_plans_send_every_byte_once() -> None:
+    """Groups hold every gradient once, one dtype each, and segments cover them without cutting elements."""
+    sizes = sizes_of(build("mixed"))
+    plan = plan_locally(sizes, max_group_bytes=300, max_segment_bytes=100)
+    assert sorted(name for group in plan.groups for name in group.gradients) == sorted(s.name for s in sizes)
+    for number, group in enumerate(plan.groups):
+        own = sorted((s.offset_bytes, s.size_bytes) for s in plan.segments if s.group == number)
+        assert sum(size for _, size in own) == group.size_bytes
+        assert [offset for offset, _ in own] == [sum(size for _, size in own[:i]) for i in range(len(own))]
+    assert [piece.size_bytes for piece in cut(0, 24, "float64", 15)] == [8, 8, 8]
+    assert cut(0, 0, "float32", 8) == []
+
+
+def _resource(schedule: Schedule, **changes: Any) -> bytes:
+    return json.dumps(
+        {
+            "id": "0" * 32,
+            "job": "train",
+            "fingerprint": schedule.fingerprint,
+            "profile_sha256": schedule.profile_sha256,
+            "created_at": "2026-01-01T00:00:00+00:00",
+            "schedule": json.loads(schedule.to_json()) | changes,
+        }
+    ).encode()
+
+
+def _halves_of_an_address(
+    rank: int, _size: int, url: str, cases: dict[str, tuple[dict[str, str], dict[str, str]]]
+) -> Any:
+    found = {}
+    for name, (environment, given) in cases.items():
+        model = build("conv")
+        # Launchers do not give every rank the same environment.
+        os.environ.update(
+            {key: url if value == "URL" else value for key, value in environment.items() if not rank}
+        )
+        options = {key: url if value == "URL" else value for key, value in given.items()}
+        with captured_events() as logs:
+            optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, **options)
+        found[name] = optimizer.report().source, [each["event"] for each in logs]
+        optimizer.close()
+        for key in environment:
+            os.environ.pop(key, None)
+    return found
+
+
+def test_arguments_and_environment_complete_each_other() -> None:
+    """Either half of the address may come from either; a half alone is said once and no reason to fail."""
+    schedule = shuffled_schedule(build("conv"), 2, seed=1)
+    cases = {
+        "job given": ({"PACE_URL": "URL"}, {"job": "train"}),
+        "service given": ({"PACE_JOB": "train"}, {"service": "URL"}),
+        "job given over the environment's": ({"PACE_URL": "URL", "PACE_JOB": "other"}, {"job": "train"}),
+        "only a url": ({"PACE_URL": "URL"}, {}),
+        "only a job": ({}, {"job": "train"}),
+    }
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        known = "job=train&" in handler.path
+        _send(handler, 200 if known else 404, _resource(schedule) if known else b"{}")
+
+    with _service(answer) as url:
+        first, second = run_ranks(_halves_of_an_address, 2, url, cases)
+    for found in (first, second):
+        for name in cases:
+            assert found[name][0] == ("local" if "only" in name else "schedule"), name
+    assert [first[name][1] for name in cases] == [[], [], [], ["pace.no_service"], ["pace.no_service"]]
+    assert not any(events for _, events in second.values())
+
+
+def _train_until_it_fits(rank: int, _size: int, url: str) -> Any:
+    pace.runtime.control.schedule_polling.FIRST_DELAY_S = (
+        pace.runtime.control.schedule_polling.LONGEST_DELAY_S
+    ) = 0.05
+    never = Replanning(profile_iterations=0)
+    model = build("conv")
+    (batch,) = batches("conv", 1, rank)
+    with captured_events() as logs:
+        optimizer = wrap(
+            "gloo", OPTIMIZERS["sgd"](trainable(model)), model, service=url, job="train", replanning=never
+        )
+        while optimizer._plan.source != "schedule":
+            optimizer.zero_grad()
+            backward(model(*batch))
+            optimizer.step()
+        optimizer.close()
+    return [each["event"] for each in logs]
+
+
+def test_an_answer_that_does_not_fit_is_not_the_last() -> None:
+    """The service is asked again; the same unfit schedule is refused once, and a fitting one adopted."""
+    schedule = shuffled_schedule(build("conv"), 2, seed=1)
+    document = json.loads(schedule.to_json())
+    document["groups"][0]["gradients"][0] = "somebody.else"
+    answers = [_resource(schedule, groups=document["groups"])] * 4
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        _send(handler, 200, answers.pop() if answers else _resource(schedule))
+
+    with _service(answer) as url:
+        first, second = run_ranks(_train_until_it_fits, 2, url)
+    assert first == ["pace.schedule_refused", "pace.schedule_adopted"]
+    assert second == []  # rank 0 speaks for all
+    assert answers == []

@@ -1,0 +1,82 @@
+"""What jobs report: iteration times measured under a schedule, next to the predicted ones."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pace.client import Client
+from pace.runtime.control import report_sender, schedule_polling
+from pace.runtime.control.report_sender import ReportSender
+from pace.runtime.replanning import Replanning
+from tests.api.process import ServiceProcess
+from tests.runtime.launch import run_ranks
+from tests.runtime.logs import captured_events
+from tests.runtime.models import batches, build
+from tests.runtime.schedules import profile_of, shuffled_schedule, sizes_of
+from tests.runtime.training import OPTIMIZERS, backward, trainable, wrap
+
+JOB = "reported"
+STEPS = 24
+WINDOW = 5
+
+
+def _train(rank: int, _size: int, url: str) -> Any:
+    schedule_polling.STEPS_BETWEEN = 8
+    model = build("conv")
+    settings = Replanning(profile_iterations=0, drift_iterations=WINDOW)
+    optimizer = wrap(
+        "gloo",
+        OPTIMIZERS["sgd"](trainable(model)),
+        model,
+        service=url,
+        job=JOB,
+        mode="overlap",
+        replanning=settings,
+    )
+    batch = batches("conv", 1, rank)[0]
+    with captured_events() as logs:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            backward(model(*batch))
+            optimizer.step()
+        report = optimizer.report()
+        optimizer.close()
+        for _ in range(600):
+            if rank or any(each["event"].startswith("pace.report") for each in logs):
+                break
+            time.sleep(0.1)
+    return report.source, report.predicted_iteration_s, [each["event"] for each in logs]
+
+
+def test_a_job_reports_what_it_measured_once_a_schedule(tmp_path: Path) -> None:
+    """After the first full window rank 0 sends the median; later windows send nothing."""
+    with ServiceProcess(tmp_path) as service:
+        with Client(service.url) as client:
+            client.create_schedule(profile_of(sizes_of(build("conv")), 2), job=JOB)
+        first, second = run_ranks(_train, 2, service.url, timeout_s=200)
+        (stored,) = service.http.get("/v1/reports", params={"job": JOB}).json()["items"]
+    assert first[0] == second[0] == "schedule"
+    assert first[2].count("pace.report_sent") == 1
+    assert not any(event.startswith("pace.report") for event in second[2])
+    assert stored["predicted_iteration_s"] == first[1]
+    assert stored["num_iterations"] == WINDOW
+    assert stored["measured_iteration_s"] > 0
+    assert stored["plain_iteration_s"] is None
+
+
+def test_a_report_that_cannot_be_sent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it and nothing is raised; the log says why."""
+    monkeypatch.setattr(report_sender, "_TIMEOUT_S", 0.3)
+    schedule = shuffled_schedule(build("conv"), 2, seed=1)
+    with captured_events() as logs:
+        sender = ReportSender("http://127.0.0.1:9", JOB, None)
+        sender.send(schedule, measured_s=0.5, num_iterations=3, plain_s=None)
+        for _ in range(600):
+            sender.close()
+            if logs:
+                break
+    (entry,) = logs
+    assert entry["event"] == "pace.report_not_sent"
+    assert "ServiceUnavailable" in entry["reason"]

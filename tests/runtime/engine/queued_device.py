@@ -1,0 +1,155 @@
+"""A device that runs behind the host, for machines without one: in-order queues of closures, not of kernels.
+
+What the runtime may take for granted of a GPU and no more: a queue is worked off in order, queues know
+nothing of one another but through moments, and the host returns at once.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from pace.runtime.transports.gloo import GlooTransport
+from pace.runtime.transports.transport import After, Done
+
+
+class _Moment:
+    def __init__(self, queue: "_Queue") -> None:
+        self.passed = threading.Event()
+        self.at_s = 0.0
+        self._queue = queue
+
+    def reach(self) -> None:
+        self.at_s = time.perf_counter()
+        self.passed.set()
+
+    def synchronize(self) -> None:
+        assert self.passed.wait(60), "the device never came here"
+        if self._queue.error is not None:
+            raise self._queue.error
+
+
+class _Queue:
+    def __init__(self, name: str) -> None:
+        self.error: Exception | None = None
+        self.work: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name=f"queued-device.{name}", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while (work := self.work.get()) is not None:
+            try:
+                work()
+            except Exception as error:  # as on a GPU, whoever waits next is told
+                self.error = error
+
+
+class QueuedDevice:
+    """A ``Device`` with one queue for compute and one for communication."""
+
+    def __init__(self) -> None:
+        self._compute = _Queue("compute")
+        self._communication = _Queue("communication")
+        self._inside = threading.local()
+
+    @property
+    def _current(self) -> _Queue:
+        return getattr(self._inside, "queue", self._compute)
+
+    def run(self, work: Callable[[], Any]) -> None:
+        """Queue a kernel."""
+        self._current.work.put(work)
+
+    def now(self) -> _Moment:
+        """See ``Device``."""
+        moment = _Moment(self._current)
+        self.run(moment.reach)
+        return moment
+
+    def seconds(self, stamps: Sequence[_Moment]) -> list[float]:
+        """See ``Clock``."""
+        stamps[-1].synchronize()
+        return [stamp.at_s - stamps[0].at_s for stamp in stamps]
+
+    def wait_for(self, moment: _Moment) -> None:
+        """See ``Device``."""
+        self.run(lambda: moment.passed.wait(60))
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """See ``Device``."""
+        self._inside.queue = self._communication
+        try:
+            yield
+        finally:
+            del self._inside.queue
+
+    def close(self) -> None:
+        """Do what is queued, then end the threads."""
+        for queue in (self._compute, self._communication):
+            queue.work.put(None)
+            queue.thread.join()
+
+
+class LaggingDevice(QueuedDevice):
+    """One that notices late what the host has computed itself, for whole training loops on the CPU."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._delays = random.Random(seed)
+
+    def now(self) -> _Moment:
+        """Return a moment that passes some time after everything before it."""
+        delay_s = self._delays.random() * 1e-3
+        self.run(lambda: time.sleep(delay_s))
+        return super().now()
+
+    def wait_for(self, moment: _Moment) -> None:
+        """Block: what comes next is computed by the host, at once."""
+        assert moment.passed.wait(60)
+
+
+class QueuedTransport(GlooTransport):
+    """Sums over real Gloo, queued as NCCL queues: whoever asks gets a moment at once."""
+
+    def __init__(self, device: QueuedDevice, *, knows_moments: bool = True) -> None:
+        super().__init__(timeout_s=60)
+        self.device: QueuedDevice = device
+        self.sent: list[int] = []
+        self._knows_moments = knows_moments
+        self._waiting: SimpleQueue[tuple[_Moment, Done] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._watch, name="queued-transport", daemon=True)
+        self._thread.start()
+
+    def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
+        """See ``Transport``."""
+        self.sent.append(int(name.split(".")[-2]))
+        with self.device.apart():
+            self.device.run(lambda: self._segments.allreduce([segment], self._sum).wait())
+            if after is not None:
+                self.device.run(after)
+            summed = self.device.now()
+        self._waiting.put((summed, done))
+        return summed if self._knows_moments else None
+
+    def _watch(self) -> None:
+        while (entry := self._waiting.get()) is not None:
+            summed, done = entry
+            error: BaseException | None = None
+            try:
+                summed.synchronize()
+            except Exception as raised:  # whatever it is, who waits is told
+                error = raised
+            done(error)
+
+    def close(self, *, failed: bool) -> None:
+        """See ``Transport``."""
+        self._waiting.put(None)
+        self._thread.join()
+        self.device.close()
+        super().close(failed=failed)

@@ -1,0 +1,100 @@
+"""Ranks that do not come, or die, while the others wrap: an error within the time-out that names them."""
+
+import datetime
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+import pace.runtime.optimizer.start
+from tests.runtime.launch import try_ranks
+from tests.runtime.models import build
+from tests.runtime.training import OPTIMIZERS, meet, trainable, wrap
+
+pytestmark = pytest.mark.races_with_machine(
+    reason="ranks must come, or be named, within a time-out of seconds"
+)
+
+SIZE = 3
+TIMEOUT_S = 4.0
+
+# Longer than the test may take, as torch's own half hour is.
+JOB_TIMEOUT_S = 1000.0
+
+
+def _join(rank: int, size: int, transport: str, port: int) -> None:
+    if transport == "horovod":
+        import pace.runtime.horovod
+
+        pace.runtime.horovod.init()
+        return
+    store = TCPStore("127.0.0.1", port, size, False, datetime.timedelta(seconds=JOB_TIMEOUT_S))
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+
+
+def _wrap_all_but_one(
+    rank: int, size: int, transport: str, how: str, absent: int, port: int, folder: str
+) -> Any:
+    _join(rank, size, transport, port)
+    meet(transport)
+    model = build("conv")
+    optimizer = OPTIMIZERS["sgd"](trainable(model))
+    if rank == absent and how == "late":
+        deadline = time.monotonic() + JOB_TIMEOUT_S
+        while len(list(Path(folder).iterdir())) < size - 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return None
+    if rank == absent and how == "killed before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == absent:
+            patch.setattr(
+                pace.runtime.optimizer.start, "exchange", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            )
+        try:
+            wrap(transport, optimizer, model, timeout_s=TIMEOUT_S)
+        except Exception as error:
+            Path(folder, str(rank)).touch()
+            return type(error).__name__, str(error)
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "absent"), [("late", 1), ("killed before", 0), ("killed meanwhile", 0), ("killed meanwhile", 1)]
+)
+def test_a_rank_that_does_not_wrap_is_named(transport: str, how: str, absent: int, tmp_path: Path) -> None:
+    """The others raise at their own time-out, whatever that of the job's store; no rank keeps the store."""
+    store = TCPStore("127.0.0.1", 0, SIZE, True, wait_for_workers=False)
+    outcomes = try_ranks(
+        _wrap_all_but_one,
+        SIZE,
+        transport,
+        how,
+        absent,
+        store.port,
+        str(tmp_path),
+        backend="horovod" if transport == "horovod" else "none",
+        expect_lost=[] if how == "late" else [absent],
+        # What Horovod and the job's process group do at exit waits for the rank that is gone.
+        environment={"LEAVE_AT_ONCE": "1"},
+    )
+    for outcome in outcomes:
+        if outcome.rank == absent:
+            continue
+        assert outcome.result is not None, outcome.output
+        kind, message = outcome.result
+        assert kind == "CommunicationFailed"
+        fault = f"rank {absent} has not wrapped its optimizer"
+        if how == "killed meanwhile":
+            fault = f"rank {absent} gives no sign of life"
+        if transport == "horovod" and absent == 0 and how != "late":
+            assert "is gone: the store that it keeps does not answer" in message
+            fault = "rank 0"
+        assert fault in message

@@ -1,0 +1,38 @@
+"""Compares a loop under the runtime with the same loop whose gradients are averaged by hand."""
+
+from typing import Any
+
+from tests.runtime.loops.loop_reference import first_difference
+from tests.runtime.loops.loop_run import Loop, run_loop
+from tests.runtime.rank_pool import Failed, RankPool
+
+
+def assert_trains_as_plainly(
+    pool: RankPool, loop: Loop, *, under: RankPool | None = None, steps: int = 9, **options: Any
+) -> None:
+    """Assert that weights, and whatever the loop looked at, are the plain loop's; weights to the bit alike.
+
+    Parameters
+    ----------
+    pool
+        Ranks over Gloo, which train plainly.
+    under
+        Ranks that train under the runtime, of a transport of their own; the same by default.
+    """
+    plainly = _run(pool, loop, None, steps, {})
+    ranks = under or pool
+    wrapped = _run(ranks, loop, ranks.backend, steps, options)
+    for rank, ((weights, seen), (expected, looked_for)) in enumerate(zip(wrapped, plainly, strict=True)):
+        assert not (said := first_difference(weights, expected, 1e-9)), f"weights of rank {rank}: {said}"
+        assert not (said := first_difference(seen, looked_for, 1e-8)), f"seen by rank {rank}: {said}"
+        same = zip(weights, wrapped[0][0], strict=True)
+        assert all(a.tobytes() == b.tobytes() for a, b in same), f"last bits of rank {rank}"
+
+
+def _run(
+    pool: RankPool, loop: Loop, transport: str | None, steps: int, options: dict[str, Any]
+) -> list[tuple[list[Any], list[Any]]]:
+    found = pool.run(run_loop, pool.size, loop, transport, steps, options)
+    reasons = [f"rank {rank}: {each.reason}" for rank, each in enumerate(found) if isinstance(each, Failed)]
+    assert not reasons, "\n".join(reasons)
+    return found

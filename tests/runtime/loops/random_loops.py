@@ -1,0 +1,181 @@
+"""Hypothesis strategies for training programs: what people write, in every combination.
+
+A program is a list of iterations, and an iteration has the parts that loops have: something before, old
+gradients dropped, backward passes, something done to gradients, a step. Any part may be missing or come
+twice, and iterations repeat, as loops do.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.runtime.loops.loop_models import KINDS, LOOP_OPTIMIZERS
+from tests.runtime.loops.loop_program import Operation, Program, defined
+from tests.runtime.loops.loop_readings import READS_OF_GRADIENTS
+
+Operations = st.SearchStrategy[list[Operation]]
+
+
+def num_loops(usual: int) -> int:
+    """How many loops to try: PACE_RANDOM_LOOPS, where it is set."""
+    return int(os.environ.get("PACE_RANDOM_LOOPS", str(usual)))
+
+
+def _one(*values: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(values)
+
+
+_UNIT = st.integers(0, 5)
+_NUMBER = st.integers(0, 11)
+_NAME_OF_READ = st.sampled_from(READS_OF_GRADIENTS)
+_WAY = _one("parameters", "groups", "state", "attribute", "raw")
+
+
+@st.composite
+def _paths(draw: st.DrawFn, size: int) -> tuple[tuple[int, ...], ...]:
+    """The same path on every rank, different ones, or none at all on some."""
+    kind = draw(_one("same", "same", "own", "own", "some"))
+    least = 0 if kind == "some" else 1
+    paths = [tuple(draw(st.lists(_UNIT, min_size=least, max_size=4))) for _ in range(size)]
+    return tuple(paths[0] if kind == "same" else path for path in paths)
+
+
+def _compute(size: int) -> st.SearchStrategy[Operation]:
+    styles = _one("once", "once", "once", "once", "retain", "two", "sum", "part", "same")
+    return st.tuples(st.just("compute"), styles, _paths(size))
+
+
+_READ = st.one_of(
+    st.tuples(st.just("read"), st.none(), _NAME_OF_READ), st.tuples(st.just("read"), _NUMBER, _NAME_OF_READ)
+)
+
+_ZERO = st.one_of(
+    st.tuples(st.just("zero"), _one("optimizer", "optimizer", "model", "hand"), st.booleans()),
+    st.tuples(st.just("zero"), _UNIT, st.booleans()),
+)
+
+_CHANGE = st.one_of(
+    st.tuples(st.just("norm"), _one(0.05, 0.5, 1e9)),
+    st.tuples(st.just("norm"), _one(0.05, 0.5)),
+    st.tuples(st.just("value"), _one(0.01, 0.1)),
+    st.tuples(st.just("scale"), _one(0.5, 2.0)),
+    st.tuples(st.just("noise"), st.integers(0, 9)),
+    st.tuples(st.just("decay"), _one(0.01, 0.1)),
+    st.tuples(st.just("data"), _one(0.01, 0.1)),
+    st.tuples(st.just("replace"), _NUMBER),
+    st.tuples(st.just("drop"), _NUMBER),
+    st.just(("keep",)),
+)
+
+_ASIDE = st.one_of(
+    _READ,
+    st.just(("compare",)),
+    st.tuples(st.just("freeze"), _UNIT),
+    st.tuples(st.just("unfreeze"), _UNIT),
+    st.tuples(st.just("rate"), _one(0.5, 1.5)),
+    st.tuples(st.just("weights"), _WAY),
+    st.tuples(st.just("clamp"), _one(0.1, 0.3), _one("parameters", "groups", "data")),
+    st.just(("state",)),
+    st.just(("save",)),
+    st.just(("restore",)),
+    st.just(("synchronize",)),
+    st.just(("report",)),
+    st.tuples(st.just("forward"), st.lists(_UNIT, min_size=1, max_size=3).map(tuple)),
+)
+
+
+def _some(strategy: st.SearchStrategy[Operation], most: int) -> Operations:
+    """None at all half of the time."""
+    return st.one_of(st.just([]), st.lists(strategy, min_size=1, max_size=most))
+
+
+@st.composite
+def _iteration(draw: st.DrawFn, size: int) -> list[Operation]:
+    compute = _compute(size)
+    before = draw(_some(_ASIDE, 2))
+    zero = draw(
+        st.one_of(_ZERO.map(lambda each: [each]), st.just([("zero", "optimizer", True)]), st.just([]))
+    )
+    kind = draw(_one("plain", "plain", "plain", "plain", "accumulate", "closure", "scaled", "assigned"))
+    if kind == "scaled":
+        return [*before, *draw(_scaled(size))]
+    if kind == "closure":
+        inside = [*zero, draw(compute), *draw(_some(_CHANGE, 1))]
+        return [*before, ("closure", tuple(inside))]
+    passes = [draw(compute)]
+    if kind == "accumulate":
+        quiet = draw(st.lists(st.one_of(compute, compute, _READ), min_size=1, max_size=2))
+        quiet = [*quiet, *draw(_some(st.just(("scale", 0.5)), 1))]
+        passes = draw(
+            st.sampled_from(
+                [
+                    [*passes, draw(compute)],
+                    [("no_sync", tuple(quiet)), *passes],
+                    [("no_sync", tuple(quiet))],
+                    [*passes, ("no_sync", tuple(quiet)), draw(compute)],
+                ]
+            )
+        )
+    if kind == "assigned":
+        passes = [*passes[: draw(st.integers(0, 1))], ("assign", draw(_NUMBER)), *draw(_some(compute, 1))]
+    after = draw(_some(st.one_of(_CHANGE, _CHANGE, _READ), 3))
+    extra = draw(
+        _one([], [], [], [], [("log", draw(_NUMBER))], [("log", draw(_NUMBER)), ("loss",)], [("loss",)])
+    )
+    ending = draw(_one([("step",)], [("step",)], [("step",)], [("step",), draw(_READ)], []))
+    late = zero if draw(_one(False, False, True)) else []
+    early = [] if late else zero
+    return [*before, *early, *passes, *after, *extra, *ending, *late]
+
+
+@st.composite
+def _scaled(draw: st.DrawFn, size: int) -> list[Operation]:
+    """A cycle of a loss scaler; after an overflow gradients are dropped."""
+    overflow = draw(_one(None, None, *range(size)))
+    zero = ("zero", "optimizer", draw(st.booleans()))
+    operations: list[Operation] = [zero]
+    operations += [("scaled", draw(_paths(size)), None)] * draw(_one(0, 0, 1))
+    operations.append(("scaled", draw(_paths(size)), overflow))
+    if draw(st.booleans()):
+        operations += [("unscale",), *draw(_some(_CHANGE.filter(lambda each: each[0] != "drop"), 1))]
+    operations.append(("scaler_step",))
+    return [*operations, zero] if overflow is not None else operations
+
+
+@st.composite
+def programs(draw: st.DrawFn, size: int) -> Program:
+    """Draw a training program for `size` ranks."""
+    kinds = ("linear", *draw(st.lists(st.sampled_from(KINDS), min_size=2, max_size=5)))
+    iterations: list[Operation] = []
+    for times in draw(st.lists(_one(1, 1, 2, 3, 5), min_size=1, max_size=5)):
+        iterations += draw(_iteration(size)) * times
+    options: dict[str, Any] = {"mode": draw(_one("overlap", "overlap", "barrier", "auto"))}
+    options |= draw(_one({}, {}, {"order": "adaptive"}, {"order": "priority"}, {"credit_bytes": 1}))
+    options |= draw(_one({}, {}, {}, {"backward_passes_per_step": 2}, {"backward_passes_per_step": 3}))
+    options |= draw(_one({}, {}, {}, {"op": "sum"}))
+    operations = defined(tuple(iterations))
+    if "checkpointed" in kinds:  # torch refuses inputs= where a reentrant checkpoint is recomputed
+        operations = _without_parts(operations)
+    return Program(
+        size=size,
+        kinds=kinds,
+        entry=draw(_one("model", "units")),
+        optimizer=draw(st.sampled_from(sorted(LOOP_OPTIMIZERS))),
+        plan=draw(_one(None, 0, 1, 2)),
+        options=options,
+        watched=draw(_one(True, False, False)),
+        operations=operations,
+    )
+
+
+def _without_parts(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    return tuple(
+        ("compute", "once", *operation[2:])
+        if operation[:2] == ("compute", "part")
+        else (operation[0], _without_parts(operation[1]))
+        if operation[0] in ("no_sync", "closure")
+        else operation
+        for operation in operations
+    )

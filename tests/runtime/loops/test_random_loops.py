@@ -1,0 +1,41 @@
+"""Law 1 and law 4 in random training loops, against plain training written down independently."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.runtime.loops.loop_program import Program
+from tests.runtime.loops.loop_reference import differences, expected
+from tests.runtime.loops.loop_trainer import run_program
+from tests.runtime.loops.random_loops import num_loops, programs
+from tests.runtime.rank_pool import Failed, RankPool
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["two ranks", "three ranks"])
+def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
+    """Ranks that stay for all loops."""
+    with RankPool(request.param) as ranks:
+        yield ranks
+
+
+def check(pool: RankPool, program: Program) -> None:
+    """Run a program under the runtime and compare all that it saw with plain training."""
+    found = pool.run(run_program, program)
+    reasons = [f"rank {rank}: {each.reason}" for rank, each in enumerate(found) if isinstance(each, Failed)]
+    assert not reasons, "\n".join([*reasons, str(program)])
+    said = differences(found, expected(program))
+    assert not said, "\n".join([*said[:3], f"({len(said)} differences)", str(program)])
+
+
+@pytest.mark.timeout(0)
+@settings(
+    max_examples=num_loops(200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(data=st.data())
+def test_random_loops_train_as_plain_training_does(pool: RankPool, data: st.DataObject) -> None:
+    """Whatever a loop does, it reads the same gradients and gets the same weights, on every rank."""
+    check(pool, data.draw(programs(pool.size)))

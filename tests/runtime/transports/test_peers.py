@@ -1,0 +1,94 @@
+"""Signs of life: who keeps the store stays until the others have asked it."""
+
+import json
+import threading
+import time
+import weakref
+from typing import Any
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from pace.runtime.transports.peers import EVERYTHING_SENT, Peers
+
+
+@pytest.mark.races_with_machine(reason="threads must run within the periods of a sign of life")
+def test_the_keeper_stays_until_the_others_have_left() -> None:
+    """A rank that notices a failure late still finds the store, and blames nobody who is innocent."""
+    store = HashStore()
+    keeper, other = (Peers(store, rank, 2, dict) for rank in range(2))
+    keeper.close()
+    staying = threading.Thread(target=keeper.linger)
+    staying.start()
+    staying.join(0.7)
+    assert staying.is_alive()
+    other.close()
+    staying.join(5.0)
+    assert not staying.is_alive()
+
+
+@pytest.mark.races_with_machine(reason="threads must run within the periods of a sign of life")
+def test_the_keeper_does_not_wait_for_silent_ranks() -> None:
+    """A rank that never spoke, or speaks no more, is not waited for beyond a few periods."""
+    keeper = Peers(HashStore(), 0, 2, dict)
+    keeper.close()
+    staying = threading.Thread(target=keeper.linger)
+    staying.start()
+    staying.join(5.0)
+    assert not staying.is_alive()
+
+
+@pytest.mark.races_with_machine(reason="threads must run within the periods of a sign of life")
+def test_who_was_silent_since_a_stall_is_named_and_nobody_else() -> None:
+    """A rank that spoke once is lost; ranks that speak are not, however soon after a stall one asks."""
+    store = HashStore()
+    alive = [Peers(store, rank, 3, dict) for rank in range(2)]
+    store.set("alive/2", json.dumps({"beat": 7}))
+    time.sleep(0.1)
+    assert alive[0].explain_stall() == EVERYTHING_SENT
+    assert alive[0].explain_failure() == "rank 2 gives no sign of life"
+    assert alive[1].explain_stall() == EVERYTHING_SENT
+    time.sleep(1.5)
+    assert alive[1].explain_failure() == "rank 2 gives no sign of life"
+    for peers in alive:
+        peers.close()
+
+
+class _Training:
+    def progress(self) -> dict[str, Any]:
+        """Say nothing in particular."""
+        return {"round": 3, "open": False, "missing": []}
+
+
+def test_a_sign_of_life_keeps_no_training_alive() -> None:
+    """What is followed can be collected while its rank is alive; the rank goes on to say that it is."""
+    store = HashStore()
+    training = _Training()
+    peers = Peers(store, 0, 1, training.progress)
+    followed = weakref.ref(training)
+    del training
+    deadline = time.monotonic() + 30
+    while followed() is not None and time.monotonic() < deadline:  # it may be asked just now
+        time.sleep(0.01)
+    assert followed() is None
+    peers.close()
+    assert json.loads(store.get("alive/0"))["left"]
+
+
+@pytest.mark.races_with_machine(reason="threads must run within the periods of a sign of life")
+def test_why_a_rank_left_and_what_it_has_not_begun_is_told() -> None:
+    """A rank that left says why; one that is alive, and behind, is named by its step."""
+    store = HashStore()
+    steps = [{"round": 4, "open": True, "missing": []}, {"round": 4, "open": False, "missing": []}]
+    asking, behind = (Peers(store, rank, 4, steps[rank].copy) for rank in range(2))
+    store.set("alive/2", json.dumps({"beat": 9, "round": 4, "open": True, "left": True, "failed": True}))
+    store.set("alive/3", json.dumps({"beat": 9, "round": 4, "open": True, "missing": [1, 2]}))
+    time.sleep(0.1)
+    assert asking.explain_stall() == (
+        "rank 1 has not begun step 5; rank 3 has not sent groups 1, 2 of its step 5"
+    )
+    behind.close("ValueError")
+    assert asking.explain_failure() == (
+        "rank 1 has left the training (ValueError), rank 3 gives no sign of life"
+    )
+    asking.close()

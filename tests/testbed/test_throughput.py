@@ -1,0 +1,68 @@
+"""The validation of throughput predictions, at its smallest: real TCP between real hosts."""
+
+import json
+
+import pytest
+
+from benchmarks.throughput.compare import Comparison, measured_rate, replay_errors
+from benchmarks.throughput.shapes import SHAPES, shape_of
+from benchmarks.throughput.tcp_runs import compare_tcp, job_of, run_tcp, steps_document
+
+
+@pytest.mark.netns
+@pytest.mark.slow
+@pytest.mark.usefixtures("namespaces")
+def test_training_over_tcp_and_its_prediction() -> None:
+    """A lone worker's steps are recorded; two workers are measured and predicted from them."""
+    rows = list(
+        compare_tcp(
+            models=["alexnet"],
+            ratios=[1.0],
+            workers=[2],
+            servers=[2],
+            discipline="window",
+            rate_mbit_s=100,
+            total_bytes=6e5,
+            profiled=4,
+            steps=12,
+            skip=4,
+            repetitions=1,
+        )
+    )
+    (profile, profiled), (found, row) = rows
+    assert profile is None
+    assert isinstance(profiled["replay_errors"], list)
+    assert len(profiled["replay_errors"]) == 4
+    assert isinstance(found, Comparison)
+    assert found.discipline == "window"
+    # Both are rates of the same training: even on a busy machine one is no multiple of the other.
+    assert 0.3 < found.predicted / found.measured[0] < 3
+    json.dumps(row)
+
+
+@pytest.mark.netns
+@pytest.mark.slow
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize("discipline", ["fifo", "tic"])
+def test_recorded_steps_hold_every_byte(discipline: str) -> None:
+    """What is recorded makes a valid document: every layer is pulled, computed and pushed in order."""
+    shape = shape_of("vgg", total_bytes=2e5, ratio=2.0, bytes_per_s=12e6)
+    job = job_of(shape, workers=1, servers=1, discipline="fifo" if discipline == "fifo" else "tic")
+    ends, records, rate = run_tcp(job, rate_mbit_s=100, steps=3, seed=0)
+    document = steps_document(job, records, rate, "vgg")
+    assert document.bytes_of("downlink") == document.bytes_of("uplink") == (sum(shape.layers),)
+    assert len(ends[0]) == len(document.steps) == 3
+    assert len(replay_errors(document)[0]) == 3
+
+
+def test_shapes_keep_their_totals() -> None:
+    """Every model has the bytes and the ratio that were asked for."""
+    for name in SHAPES:
+        shape = shape_of(name, total_bytes=1e7, ratio=0.5, bytes_per_s=1e7)
+        assert sum(shape.layers) == pytest.approx(1e7, rel=1e-3)
+        assert sum(shape.forward_s) + sum(shape.backward_s) == pytest.approx(4.0, rel=1e-3)
+
+
+def test_rates_are_measured_between_warm_up_and_the_first_end() -> None:
+    """Two workers: steps in (2, 6] s, of which there are 4 and 2."""
+    assert measured_rate([[1, 2, 3, 4, 5, 6], [2, 4, 6, 8]], 1) == pytest.approx(6 / 4)
