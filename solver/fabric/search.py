@@ -126,4 +126,5 @@ def _improve(lists: _Lists, start: list[int], most_tried: int) -> list[int]:
                     total = lists.sum_of_ends(candidate)
                     if total < least - 1e-12:
                         best, least, improved = candidate, total, True
-    return best.tolist()
+    listed: list[int] = best.tolist()
+    return listed

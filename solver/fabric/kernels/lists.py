@@ -4,7 +4,8 @@ import numpy as np
 
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.solver.compiled import compiled
-from pace.solver.fabric.kernels.capacity import FULL, copy_into, finish, reserve
+from pace.solver.fabric.kernels.capacity import FULL as FULL
+from pace.solver.fabric.kernels.capacity import copy_into, finish, reserve
 from pace.solver.fabric.kernels.ordering import (
     KEPT,
     OVERTAKEN,

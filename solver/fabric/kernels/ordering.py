@@ -12,7 +12,7 @@ from pace.solver.compiled import compiled
 from pace.solver.fabric.kernels.capacity import FULL, copy_into, finish, first_free, reserve, through
 
 SAME_MOMENT = 1e-9
-NEVER = np.int64(2**62)
+NEVER = 2**62
 KEPT = 0
 EXPIRED = 1
 INFEASIBLE = 2
@@ -100,7 +100,7 @@ def insert_by_end(
         moved = ranked[at - 1]
         ranked[at] = moved
         if at + 1 > limit[moved]:
-            late = min(late, place_of[moved])
+            late = min(late, int(place_of[moved]))
         at -= 1
     ranked[at] = g
     return late
