@@ -13,8 +13,8 @@ from pace.api.received import ReceivedPrediction
 from pace.api.workers.functions import ReadLimits, canonical_json, decompressed
 from pace.client.prediction_documents import PredictionRequest
 from pace.documents.base import explain
-from pace.documents.prediction import PredictionOptions, ThroughputPrediction
-from pace.documents.steps import parse_steps
+from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
+from pace.documents.throughput.steps import parse_steps
 from pace.errors import InvalidOptions
 from pace.throughput import predict
 

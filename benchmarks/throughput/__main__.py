@@ -170,7 +170,7 @@ def _record(arguments: argparse.Namespace) -> None:
 
 
 def _speed() -> None:
-    from pace.documents.steps import StepLink, StepsDocument, StepsOp, StepTimes
+    from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
     from pace.throughput import simulate_steps
 
     layers = range(50)

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from pace.documents.prediction import PredictionOptions
-from pace.documents.steps import StepsDocument
+from pace.documents.throughput.prediction import PredictionOptions
+from pace.documents.throughput.steps import StepsDocument
 from pace.throughput import predict, simulate_steps
 
 

@@ -10,7 +10,7 @@ from benchmarks.testbed.rates import measure_rates
 from benchmarks.throughput.compare import Comparison, compare, measured_rate, replay_errors
 from benchmarks.throughput.shapes import ModelShape, shape_of
 from benchmarks.throughput.tcp_training import TcpDiscipline, TcpJob, make_sides, tcp_main
-from pace.documents.steps import StepLink, StepsDocument, StepsOp, StepTimes
+from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
 from pace.solver.least_bytes import least_bytes_servers
 
 JITTER = 0.1

@@ -12,9 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pace.cli.console import ApiKeyOption, JsonOption, make_console, make_table
 from pace.cli.reporting import reported
 from pace.documents.base import explain
-from pace.documents.fleet import Fleet
-from pace.documents.prediction import PredictionOptions, ThroughputPrediction
-from pace.documents.steps import load_steps
+from pace.documents.throughput.fleet import Fleet
+from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
+from pace.documents.throughput.steps import load_steps
 from pace.errors import InvalidOptions
 
 MOST_COUNTS = 10_000

@@ -24,8 +24,8 @@ from pace.documents.schedule import Schedule
 from pace.errors import InvalidFabric, InvalidOptions, InvalidProfile, InvalidSteps, ServiceUnavailable
 
 if TYPE_CHECKING:
-    from pace.documents.prediction import PredictionOptions, ThroughputPrediction
-    from pace.documents.steps import StepsDocument
+    from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
+    from pace.documents.throughput.steps import StepsDocument
     from pace.whatif import Grid, WhatIf
 
 _RETRIED_STATUSES = (429, 502, 503, 504)
@@ -217,7 +217,7 @@ class Client:
             If the service refuses them.
         """
         from pace.client.prediction_documents import PredictionRequest, PredictionResource
-        from pace.documents.prediction import PredictionOptions
+        from pace.documents.throughput.prediction import PredictionOptions
 
         deadline = self._deadline()
         request = PredictionRequest(steps=steps, options=options or PredictionOptions())

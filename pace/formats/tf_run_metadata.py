@@ -16,7 +16,7 @@ from typing import Any
 
 import networkx
 
-from pace.documents.steps import StepLink, StepsDocument, StepsOp, StepTimes
+from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
 from pace.errors import FormatError
 from pace.formats.reading import number, open_binary, validated, warn
 

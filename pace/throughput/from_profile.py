@@ -1,7 +1,7 @@
 """Steps of a parameter server's worker that computes what an all-reduce profile's window computes."""
 
 from pace.documents.profile import Profile
-from pace.documents.steps import StepLink, StepsDocument, StepsOp, StepTimes
+from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
 from pace.errors import InvalidOptions
 from pace.jitter import jittered_durations
 from pace.simulation.worker import parameter_server_worker

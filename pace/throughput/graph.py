@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pace.documents.steps import StepsDocument
+from pace.documents.throughput.steps import StepsDocument
 from pace.errors import InvalidOptions
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.least_bytes import least_bytes_servers

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from pace.documents.fleet import Fleet
-from pace.documents.steps import StepsDocument
+from pace.documents.throughput.fleet import Fleet
+from pace.documents.throughput.steps import StepsDocument
 from pace.simulation.tictac import TransferDag, tio
 from pace.solver.arrays import BoolArray, FloatArray
 from pace.throughput.graph import StepGraph

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from pace.documents.fleet import Fleet
-from pace.documents.prediction import (
+from pace.documents.throughput.fleet import Fleet
+from pace.documents.throughput.prediction import (
     CoarseModels,
     Improvement,
     LinkUse,
@@ -19,7 +19,7 @@ from pace.documents.prediction import (
     StalenessShare,
     ThroughputPrediction,
 )
-from pace.documents.steps import WINDOWED, StepLink, StepsDocument
+from pace.documents.throughput.steps import WINDOWED, StepLink, StepsDocument
 from pace.errors import InvalidOptions
 from pace.throughput.coarse import bound_rate, closed_network_rate, compute_s, cynthia_rate, link_s
 from pace.throughput.graph import with_servers

@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pace.documents.prediction import PredictedPoint, ThroughputPrediction
+from pace.documents.throughput.prediction import PredictedPoint, ThroughputPrediction
 from pace.version import __version__
 from pace.view.what_if_charts import COLORS, as_svg
 from pace.view.what_if_page import STYLE, html_table

@@ -5,8 +5,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pace.documents.fleet import Fleet
-from pace.documents.steps import (
+from pace.documents.throughput.fleet import Fleet
+from pace.documents.throughput.steps import (
     LinkDiscipline,
     ParsingOverhead,
     StepLink,

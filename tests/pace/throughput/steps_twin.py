@@ -13,8 +13,8 @@ from typing import Any
 import simpy
 from simpy.events import EventPriority
 
-from pace.documents.fleet import Fleet
-from pace.documents.steps import StepsDocument
+from pace.documents.throughput.fleet import Fleet
+from pace.documents.throughput.steps import StepsDocument
 
 LATE = EventPriority(2)  # after SimPy's URGENT and NORMAL: when everything else of this moment has happened
 RANK = {"downlink": 0, "worker": 1, "uplink": 2, "ps": 3}

@@ -6,7 +6,7 @@ import io
 import pytest
 
 from pace import Fleet, InvalidOptions, PredictionOptions, StepsDocument, predict
-from pace.documents.steps import StepTimes
+from pace.documents.throughput.steps import StepTimes
 from pace.throughput.prediction import replay_error
 from tests.pace.throughput.step_documents import MB, pull_compute_push
 
