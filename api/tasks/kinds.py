@@ -8,8 +8,8 @@ from sqlalchemy import Connection
 
 from pace.api.metrics import Metrics
 from pace.api.settings import Settings
-from pace.api.storage.store import StoredSchedule, find_schedule_by_id, save_schedule_request
-from pace.api.storage.what_if_store import StoredWhatIf, find_what_if, save_what_if_request
+from pace.api.storage.store import StoredSchedule, hold_schedule, save_schedule_request
+from pace.api.storage.what_if_store import StoredWhatIf, hold_what_if, save_what_if_request
 from pace.api.workers.functions import answer_what_if, solve
 from pace.client.documents import TaskKindName
 
@@ -35,8 +35,8 @@ class TaskKind:
         Path of the result, up to its id.
     save_request
         Records a tenant's request, whose profile has this fingerprint; returns the result's id.
-    find_result
-        Returns a tenant's result by its id, if it is there.
+    hold_result
+        Returns a tenant's result by its id, if it is there, and lets nobody delete it in this transaction.
     observe
         Counts a finished task of so many gradients and seconds.
     span, done_event
@@ -52,7 +52,7 @@ class TaskKind:
     priority: int
     result_path: str
     save_request: Callable[[Connection, str, Any, str], str]
-    find_result: Callable[[Connection, str, str], StoredSchedule | StoredWhatIf | None]
+    hold_result: Callable[[Connection, str, str], StoredSchedule | StoredWhatIf | None]
     observe: Callable[[Metrics, int, float], None]
     span: str
     done_event: str
@@ -69,7 +69,7 @@ KINDS: dict[TaskKindName, TaskKind] = {
         priority=1,
         result_path="/v1/schedules/",
         save_request=save_schedule_request,
-        find_result=find_schedule_by_id,
+        hold_result=hold_schedule,
         observe=Metrics.observe_solve,
         span="solve",
         done_event="solved",
@@ -85,7 +85,7 @@ KINDS: dict[TaskKindName, TaskKind] = {
         priority=0,
         result_path="/v1/what-if/",
         save_request=save_what_if_request,
-        find_result=find_what_if,
+        hold_result=hold_what_if,
         observe=Metrics.observe_what_if,
         span="what-if",
         done_event="what-if-answered",

@@ -11,14 +11,14 @@ from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
-from pace.api.errors import InvalidRequest, QueueFull, TaskCancelled, WorkerDied
+from pace.api.errors import InvalidRequest, QueueFull, ResultDeleted, TaskCancelled, WorkerDied
 from pace.api.problems import problem_of
 from pace.api.received import ReceivedRequest, ReceivedWhatIf
 from pace.api.storage.database import Database
 from pace.api.storage.records import ProfileRecord, SolutionRecord, TaskRecord
-from pace.api.storage.store import insert, save_profile
+from pace.api.storage.store import hold_profile, insert, save_profile
 from pace.api.tasks.kinds import KINDS
 from pace.api.tasks.state import LIVE, ClaimedTask, Submitted, TaskStatus
 from pace.client.documents import Problem
@@ -70,54 +70,68 @@ class TaskQueue:
             If the request names a profile that is not stored.
         """
         with self.database.write() as connection:
+            # Held until the end of the transaction: nobody deletes the profile meanwhile.
             if received.profile is not None:
                 save_profile(connection, tenant, received.profile)
                 fingerprint: str | None = received.profile.fingerprint
             else:
-                fingerprint = connection.scalar(
-                    select(ProfileRecord.fingerprint).where(
-                        ProfileRecord.tenant == tenant, ProfileRecord.sha256 == received.profile_sha256
-                    )
-                )
+                fingerprint = hold_profile(connection, tenant, received.profile_sha256)
             if fingerprint is None:
                 raise InvalidRequest(f"profile_id: there is no profile {received.profile_sha256}")
             kind = KINDS[received.kind]
             new_id = kind.save_request(connection, tenant, received, fingerprint)
-            result = kind.find_result(connection, tenant, new_id)
-            if result is not None:
-                return Submitted(result_id=new_id, result=result, task_id=None)
             live = select(TaskRecord.id).where(
                 TaskRecord.tenant == tenant, TaskRecord.key == received.key, TaskRecord.state.in_(LIVE)
             )
-            task_id = connection.scalar(live)
-            claimed = None
-            if task_id is None:
+            while True:
+                result = kind.hold_result(connection, tenant, new_id)
+                if result is not None:
+                    return Submitted(result_id=new_id, result=result, task_id=None)
+                task_id = connection.scalar(live)
+                if task_id is not None:
+                    return Submitted(result_id=new_id, result=None, task_id=task_id)
                 at_once = self._require_room(connection, tenant) == 0 and claim
-                task_id = uuid.uuid4().hex
-                now = datetime.now(UTC)
-                added = connection.execute(
-                    insert(connection, TaskRecord)
-                    .values(
-                        id=task_id,
-                        kind=received.kind,
-                        tenant=tenant,
-                        key=received.key,
-                        result_id=new_id,
-                        profile_sha256=received.profile_sha256,
-                        options=received.options,
-                        num_done=None if received.num_steps is None else 0,
-                        num_total=received.num_steps,
-                        created_at=now,
-                        **(self._started(now, 0) if at_once else {"state": "queued", "attempts": 0}),
-                    )
-                    .on_conflict_do_nothing()
-                )
-                if not added.rowcount:
-                    # Another service process was faster between our look and our insert.
-                    task_id = connection.scalar(live)
-                elif at_once:
-                    claimed = self._claimed(connection, task_id)
-            return Submitted(result_id=new_id, result=None, task_id=task_id, claimed=claimed)
+                task_id = self._add(connection, tenant, received, new_id, at_once=at_once)
+                if task_id is None:
+                    continue  # another service process was faster between our look and our insert
+                # No other task for this key is live now, so whatever came of one before can be seen.
+                result = kind.hold_result(connection, tenant, new_id)
+                if result is not None:
+                    connection.execute(delete(TaskRecord).where(TaskRecord.id == task_id))
+                    return Submitted(result_id=new_id, result=result, task_id=None)
+                claimed = self._claimed(connection, task_id) if at_once else None
+                return Submitted(result_id=new_id, result=None, task_id=task_id, claimed=claimed)
+
+    def _add(
+        self,
+        connection: Connection,
+        tenant: str,
+        received: ReceivedRequest | ReceivedWhatIf,
+        result_id: str,
+        *,
+        at_once: bool,
+    ) -> str | None:
+        """Add a task and return its id; None if its key has a live one, or had until just now."""
+        task_id = uuid.uuid4().hex
+        now = datetime.now(UTC)
+        added = connection.execute(
+            insert(connection, TaskRecord)
+            .values(
+                id=task_id,
+                kind=received.kind,
+                tenant=tenant,
+                key=received.key,
+                result_id=result_id,
+                profile_sha256=received.profile_sha256,
+                options=received.options,
+                num_done=None if received.num_steps is None else 0,
+                num_total=received.num_steps,
+                created_at=now,
+                **(self._started(now, 0) if at_once else {"state": "queued", "attempts": 0}),
+            )
+            .on_conflict_do_nothing()
+        )
+        return task_id if added.rowcount else None
 
     def _require_room(self, connection: Connection, tenant: str) -> int:
         """Refuse one more task where too many wait; return how many do, of all tenants."""
@@ -172,8 +186,9 @@ class TaskQueue:
                     .limit(1)
                     .with_for_update(skip_locked=True)
                 )
-                if task_id is not None:
-                    return self._start(connection, task_id, now)
+                claimed = None if task_id is None else self._start(connection, task_id, now)
+                if claimed is not None:
+                    return claimed
         return None
 
     def _take_back_expired(self, connection: Connection, now: datetime, running: Collection[str]) -> None:
@@ -188,10 +203,19 @@ class TaskQueue:
         )
         connection.execute(update(TaskRecord).where(expired).values(state="queued", lease_owner=None))
 
-    def _start(self, connection: Connection, task_id: str, now: datetime) -> ClaimedTask:
+    def _start(self, connection: Connection, task_id: str, now: datetime) -> ClaimedTask | None:
+        """Claim a task; one that lacks its profile fails alone, and None is returned."""
         started = self._started(now, TaskRecord.attempts)
         connection.execute(update(TaskRecord).where(TaskRecord.id == task_id).values(started))
-        return self._claimed(connection, task_id)
+        claimed = self._claimed(connection, task_id)
+        if claimed is None:
+            lost = ResultDeleted("the profile was deleted before its task began; send it again")
+            connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.id == task_id)
+                .values(state="failed", finished_at=now, lease_owner=None, problem=_stored(lost))
+            )
+        return claimed
 
     def _started(self, now: datetime, attempts: Any) -> dict[str, Any]:
         return {
@@ -202,7 +226,7 @@ class TaskQueue:
             "lease_until": now + self._lease,
         }
 
-    def _claimed(self, connection: Connection, task_id: str) -> ClaimedTask:
+    def _claimed(self, connection: Connection, task_id: str) -> ClaimedTask | None:
         row = connection.execute(
             select(
                 TaskRecord.id,
@@ -220,8 +244,8 @@ class TaskQueue:
                 & (ProfileRecord.sha256 == TaskRecord.profile_sha256),
             )
             .where(TaskRecord.id == task_id)
-        ).one()
-        return ClaimedTask(**row._mapping)
+        ).first()
+        return None if row is None else ClaimedTask(**row._mapping)
 
     def renew(self, running: Collection[str]) -> list[str]:
         """Keep the leases of all tasks that this process has; return which of them were cancelled."""
