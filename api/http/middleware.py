@@ -26,6 +26,7 @@ _SAFE_HEADERS = [
 ]
 _NOTHING = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 _NO_STORE = (b"cache-control", b"no-store")
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 
 class Envelope:
@@ -59,12 +60,14 @@ class Envelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = message["headers"]
+                # A list of this answer's own: a response may be sent more than once.
+                headers = list(message["headers"])
                 headers.append((b"x-request-id", request_id.encode()))
                 headers.extend(_SAFE_HEADERS)
                 headers.append(self._docs if scope["path"] == docs_page.PATH else _NOTHING)
                 if not any(name == b"cache-control" for name, _ in headers):
                     headers.append(_NO_STORE)
+                message = {**message, "headers": headers}
             await send(message)
 
         try:
@@ -79,7 +82,9 @@ class Envelope:
         finally:
             route = str(scope.get(ROUTE_KEY) or getattr(scope.get("route"), "path", "none"))
             seconds = time.perf_counter() - started_s
-            self.metrics.observe_request(scope["method"], route, status, seconds)
+            # Callers invent methods, and every label stays in memory.
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self.metrics.observe_request(method, route, status, seconds)
             # Reads that go well are counted above; a line for each would cost more than the read.
             if status >= 400 or scope["method"] not in ("GET", "HEAD"):
                 log.info(

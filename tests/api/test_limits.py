@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from pace.api.workers.pool import WorkerPool
 from tests.api.postgresql import new_database
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
@@ -78,16 +80,36 @@ def test_killed_workers_are_replaced(victim: ServiceProcess) -> None:
     assert not before & _worker_pids(victim)
 
 
-def test_a_service_without_workers_is_not_ready(victim: ServiceProcess) -> None:
-    """Readiness tells of the part that is missing, and recovers with the first request."""
+def test_workers_that_die_while_idle_are_replaced(victim: ServiceProcess) -> None:
+    """No request is needed for that, and the log tells of it."""
     assert victim.post_schedule(layered_profile(5)).status_code == 201
-    _kill_all(_worker_pids(victim))
-    while (answer := victim.http.get("/readyz")).status_code == 200:
-        time.sleep(0.01)  # kill -9 takes a moment
-    assert answer.status_code == 503
-    assert "process" in answer.json()["workers"]
-    assert victim.post_schedule(layered_profile(6)).status_code == 201
+    told = len(victim.events("worker-restarted"))
+    before = _worker_pids(victim)
+    _kill_all(before)
+    assert len(victim.events("worker-restarted", told + len(before))) == told + len(before)
+    assert "SIGKILL" in victim.events("worker-restarted")[-1]["reason"]
     assert victim.http.get("/readyz").json() == {"ready": True, "database": "ok", "workers": "ok"}
+    assert len(_worker_pids(victim)) == len(before)
+    assert not before & _worker_pids(victim)
+
+
+def _wait_for_file(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def test_a_pool_is_there_once_a_process_is_ready(tmp_path: Path) -> None:
+    """Processes that still load and compile do not count; nobody needs to ask for anything."""
+    pool = WorkerPool("the test", 1, 2**32, prepare=partial(_wait_for_file, tmp_path / "go"))
+    pool.start()
+    try:
+        assert pool.num_alive == 0
+        (tmp_path / "go").touch()
+        while pool.num_alive == 0:
+            time.sleep(0.01)
+        assert pool.num_alive == 1
+    finally:
+        pool.close()
 
 
 def _kill_workers_at_work(service: ServiceProcess, answer: Future[httpx.Response]) -> None:

@@ -10,7 +10,7 @@ from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
 
-def _samples(service: ServiceProcess) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def _samples(service: ServiceProcess | Caller) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     text = service.http.get("/metrics").text
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -60,6 +60,23 @@ def test_every_line_of_the_log_is_json(tmp_path: Path) -> None:
     assert len(lines) > 5
     for line in lines:
         assert {"event", "level", "timestamp", "logger"} <= json.loads(line).keys()
+
+
+def test_invented_methods_share_one_label(service: Caller) -> None:
+    """Nobody fills the metrics with names of their own."""
+    for number in range(3):
+        service.http.request(f"INVENTED{number}", "/healthz")
+    methods = {dict(labels).get("method") for _, labels in _samples(service)}
+    assert "other" in methods
+    assert not [method for method in methods if method is not None and method.startswith("INVENTED")]
+
+
+def test_an_answer_carries_nothing_of_the_one_before(service: Caller) -> None:
+    """The page under /docs is the same every time, and so are its headers, but for the request's id."""
+    first, second = (service.http.get("/docs", headers={"X-Request-ID": name}) for name in ("one", "two"))
+    assert [*first.headers] == [*second.headers]
+    assert len(first.headers.raw) == len(second.headers.raw)
+    assert second.headers.get_list("x-request-id") == ["two"]
 
 
 def test_answers_carry_safe_headers(service: Caller) -> None:

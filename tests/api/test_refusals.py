@@ -1,5 +1,6 @@
 """Bad requests: each is refused with a problem document that says what is wrong."""
 
+import base64
 import json
 import socket
 from collections.abc import Iterator
@@ -121,6 +122,16 @@ def test_a_large_body_without_a_length_is_refused_while_it_arrives(small_service
         # No last chunk: an answer now means that the service did not wait for one.
         with connection.makefile("rb") as answer:
             assert answer.readline().startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("row_id", ["\ud800", "\0", "x", "", 1, None])
+@pytest.mark.parametrize("path", ["/v1/schedules", "/v1/profiles", "/v1/what-if", "/v1/reports"])
+def test_forged_cursors_are_refused(small_service: ServiceProcess, path: str, row_id: object) -> None:
+    """Whatever stands where an id should."""
+    position = json.dumps(["2026-01-01T00:00:00+00:00", row_id])
+    cursor = base64.urlsafe_b64encode(position.encode()).decode()
+    answer = small_service.http.get(path, params={"cursor": cursor})
+    assert "cursor" in _refused(answer, 422, "invalid-request")["detail"]
 
 
 @pytest.mark.parametrize(

@@ -214,5 +214,5 @@ def test_small_segments_are_cut_as_many_as_it_takes(path: Path) -> None:
 def test_segments_beyond_counting_are_refused() -> None:
     """The refusal names a size that fits."""
     profile = layered([4_000_000, 4_000_000], allreduce=affine(1, 1e-6))
-    with pytest.raises(InvalidOptions, match=r"2,000,000 segments.* 12 would fit"):
+    with pytest.raises(InvalidOptions, match=r"2,000,000 segments.* 9 would fit"):
         optimize(profile, Options(max_segment_bytes=4))
