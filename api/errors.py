@@ -7,6 +7,7 @@
     ├── NotFound               no such resource, or none that this caller may know of
     ├── Unauthorized           no API key, or one that is not valid
     ├── Forbidden              the API key's scopes do not allow it
+    ├── ForeignHost            a request meant for another host, or sent by another host's page
     ├── UnsupportedMediaType   a body of another type or encoding
     ├── ContentTooLarge        a body or a document beyond a limit
     ├── InUse                  a resource that others refer to
@@ -49,6 +50,10 @@ class Unauthorized(Refused):
 
 class Forbidden(Refused):
     """The API key's scopes do not allow it."""
+
+
+class ForeignHost(Refused):
+    """A request meant for another host, or sent by another host's page."""
 
 
 class Overloaded(Refused):

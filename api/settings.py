@@ -42,6 +42,9 @@ class Settings(BaseSettings):
         How often a tenant may ask, in this process; empty for no limit.
     trusted_proxies
         Addresses whose X-Forwarded-For is believed, separated by commas; empty for none.
+    allowed_hosts
+        Names by which requests may call the service, separated by commas; others are answered 421. Without
+        keys, those of loopback are always among them; with keys, empty allows all.
     max_body_bytes, max_decoded_bytes
         Largest request body as sent, and after decompression; larger is answered 413.
     max_ops, max_gradients
@@ -88,6 +91,7 @@ class Settings(BaseSettings):
     auth: Literal["auto", "required"] = "auto"
     rate_limit: str = "60000/minute"
     trusted_proxies: str = ""
+    allowed_hosts: str = ""
     max_body_bytes: Bytes = 64 * MIB
     max_decoded_bytes: Bytes = 256 * MIB
     max_ops: Count = 1_000_000
@@ -120,6 +124,11 @@ class Settings(BaseSettings):
             return not ip_address(self.host).is_loopback
         except ValueError:
             return True
+
+    @property
+    def allowed_host_names(self) -> list[str]:
+        """`allowed_hosts`, taken apart."""
+        return [name.strip() for name in self.allowed_hosts.split(",") if name.strip()]
 
     @cached_property
     def parsed_database_url(self) -> URL:

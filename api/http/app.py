@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from pace.api.http.docs_page import add_docs
 from pace.api.http.fast_path import FastPath
+from pace.api.http.hosts import HostCheck
 from pace.api.http.middleware import Envelope, error_response
 from pace.api.http.openapi import describe
 from pace.api.http.routes import health, profiles, reports, schedules, simulations, what_ifs
@@ -56,6 +57,7 @@ def create_app(settings: Settings) -> FastAPI:
     for kind in (PaceError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(FastPath)
+    app.add_middleware(HostCheck, allowed=settings.allowed_host_names, loopback=not settings.needs_keys)
     app.add_middleware(Envelope, metrics=metrics, docs_policy=add_docs(app))
     describe(app)
     spans = trace(app)

@@ -34,7 +34,8 @@ async def receive_body(request: Request, max_bytes: int) -> tuple[bytes, bool]:
     UnsupportedMediaType
         If it is not JSON, or encoded in another way.
     """
-    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    # Never assumed: a page of another site may send a body without a type, but no JSON unless it is let.
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedMediaType(f'"{media_type}" is not application/json')
     encoding = request.headers.get("content-encoding", "identity").strip().lower()

@@ -220,7 +220,8 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path) -> None:
     """A small body that would become large is refused at the limit, unread beyond it."""
     with ServiceProcess(tmp_path, max_decoded_bytes=2**20) as service:
         bomb = gzip.compress(b" " * 2**27)
-        answer = service.http.post("/v1/schedules", content=bomb, headers={"Content-Encoding": "gzip"})
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        answer = service.http.post("/v1/schedules", content=bomb, headers=headers)
         assert len(bomb) < 2**18
         assert answer.status_code == 413
         assert str(2**20) in answer.json()["detail"]
