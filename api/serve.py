@@ -24,11 +24,19 @@ def serve(
 
     from pace.api.http.app import create_app
     from pace.api.logs import set_up_logs
-    from pace.api.settings import Settings
+    from pace.api.settings import load_settings, unknown_settings
+    from pace.errors import InvalidOptions
 
     given = {"host": host, "port": port, "database_url": database_url}
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    try:
+        settings = load_settings(**{name: value for name, value in given.items() if value is not None})
+    except InvalidOptions as error:
+        for line in str(error).splitlines():
+            typer.echo(f"pace serve: {line}", err=True)
+        raise typer.Exit(2) from None
     set_up_logs()
+    for name in unknown_settings():
+        structlog.get_logger(__name__).warning("unknown-setting", name=name)
     listener = _listen(settings.host, settings.port)
     bound_host, bound_port = listener.getsockname()[:2]
     shown_host = f"[{bound_host}]" if ":" in bound_host else bound_host

@@ -1,13 +1,18 @@
 """The service's settings. The environment is read here and nowhere else in the service."""
 
+import difflib
 import os
 from functools import cached_property
 from ipaddress import ip_address
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from limits import parse
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from pace.errors import InvalidOptions
 
 Count = Annotated[int, Field(ge=1)]
 Bytes = Annotated[int, Field(ge=1)]
@@ -24,6 +29,38 @@ def telemetry_wanted() -> bool:
         return False
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     return any(os.environ.get(name) for name in endpoints)
+
+
+def load_settings(**given: object) -> "Settings":
+    """Return the settings from what is given and, for the rest, from the environment.
+
+    Raises
+    ------
+    InvalidOptions
+        If a setting has no valid value, or a variable's name is nearly that of a setting.
+    """
+    fields = list(Settings.model_fields)
+    for name in unknown_settings():
+        likely = difflib.get_close_matches(name.removeprefix("PACE_").lower(), fields, 1, 0.8)
+        if likely:
+            raise InvalidOptions(f"{name} is no setting; did you mean PACE_{likely[0].upper()}?")
+    try:
+        return Settings(**given)  # type: ignore[arg-type]  # pydantic checks
+    except ValidationError as error:
+        raise InvalidOptions("\n".join(map(_explain, error.errors(include_url=False)))) from None
+
+
+def unknown_settings() -> list[str]:
+    """Return the variables that are named like settings and are none; some are meant for jobs."""
+    known = {f"PACE_{name.upper()}" for name in Settings.model_fields}
+    return sorted(name for name in os.environ if name.startswith("PACE_") and name not in known)
+
+
+def _explain(fault: Any) -> str:
+    name = str(fault["loc"][0]) if fault["loc"] else ""
+    # A database's URL may hold a password.
+    shown = "" if name == "database_url" else f" (got {fault['input']!r})"
+    return f"PACE_{name.upper()}: {fault['msg'].removeprefix('Value error, ')}{shown}"
 
 
 class Settings(BaseSettings):
@@ -114,6 +151,27 @@ class Settings(BaseSettings):
     max_attempts: Count = 3
     drain_s: Duration = 20.0
     retention_days: Annotated[float, Field(ge=0, le=100_000)] = 0.0
+
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, value: str) -> str:
+        try:
+            backend = make_url(value).get_backend_name()
+        except ArgumentError:
+            backend = ""
+        if backend not in ("sqlite", "postgresql", "postgres"):
+            raise ValueError("give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
+        return value
+
+    @field_validator("rate_limit")
+    @classmethod
+    def _known_rate(cls, value: str) -> str:
+        if value:
+            try:
+                parse(value)
+            except ValueError:
+                raise ValueError('give a rate such as "6000/minute", or nothing') from None
+        return value
 
     @property
     def needs_keys(self) -> bool:

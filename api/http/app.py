@@ -1,5 +1,6 @@
 """The FastAPI application: routes put together, errors turned into answers."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -38,6 +39,8 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.service = service
         app.state.schedule_answers = ScheduleAnswers(service)
         await service.start()
+        # Now, not for the first caller: it takes the event loop a quarter of a second.
+        await asyncio.to_thread(app.openapi)
         try:
             yield
         finally:

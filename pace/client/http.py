@@ -208,7 +208,7 @@ class Client:
             plain_iteration_s=plain_iteration_s,
             num_iterations=num_iterations,
         )
-        body = {"json": report.model_dump(mode="json")}
+        body: dict[str, Any] = {"json": report.model_dump(mode="json")}
         try:
             answer = self._send(self._deadline(), "POST", "/v1/reports", **body)
         except httpx.HTTPError as error:

@@ -54,6 +54,14 @@ def test_impossible_durations_are_refused(small_service: ServiceProcess, duratio
     assert 'op "bwd/1"' in _refused(answer, 422, "invalid-profile")["detail"]
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_json_does_not_have_are_refused(small_service: ServiceProcess, number: float) -> None:
+    """Also where any value may stand: it would come back as another one."""
+    profile = layered_profile(3) | {"metadata": {"measured": [1.0, number]}}
+    answer = small_service.http.post("/v1/schedules", content=json.dumps({"profile": profile}))
+    assert "metadata" in _refused(answer, 422, "invalid-profile")["detail"]
+
+
 def test_unknown_options_are_refused(small_service: ServiceProcess) -> None:
     """Options are strict as well."""
     answer = small_service.post_schedule(layered_profile(3), options={"fusion": "magic"})
