@@ -22,6 +22,7 @@
     ├── WorkerFailed           a worker's error that nobody foresaw
     ├── ExecutorMismatch       a cluster whose workers cannot do the service's tasks
     ├── NotInstalled           something that is not installed with this service
+    ├── StorageTimeout         a database that does not answer in time
     ├── ResultDeleted          a result that was deleted while its request was answered
     └── ServiceStopping        the service is being stopped
 
@@ -128,6 +129,10 @@ class ExecutorMismatch(Refused):
 
 class NotInstalled(Refused):
     """Something that is not installed with this service."""
+
+
+class StorageTimeout(Refused):
+    """A database that does not answer in time."""
 
 
 class ResultDeleted(Refused):

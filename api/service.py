@@ -1,14 +1,16 @@
 """The parts of one running service, put together and taken apart in order."""
 
 import asyncio
+import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
 from pace.api.access import AccessControl
-from pace.api.errors import QueueFull
+from pace.api.errors import QueueFull, StorageTimeout
 from pace.api.metrics import Metrics
 from pace.api.received import ReceivedRequest, ReceivedWhatIf
 from pace.api.settings import Settings
@@ -17,18 +19,25 @@ from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.retention import prune, vacuum
 from pace.api.storage.store import ResourceStore
+from pace.api.storage.threads import DatabaseThreads
 from pace.api.storage.what_if_store import WhatIfStore
 from pace.api.tasks.dispatcher import Dispatcher
 from pace.api.tasks.executors import make_executors
 from pace.api.tasks.kinds import KINDS
 from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.state import Submitted, TaskStatus
+from pace.api.tasks.watches import Watches
 from pace.api.tracing import Spans
 from pace.api.workers.body_reader import BodyReader
 from pace.api.workers.functions import ReadLimits
 from pace.api.workers.pool import WorkerPool
 
 log = structlog.get_logger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_COUNT_TIMEOUT_S = 1.0
 
 
 class Service:
@@ -39,10 +48,13 @@ class Service:
         self.metrics = metrics
         self.spans = spans
         self.database = Database(settings.parsed_database_url)
+        self.database_threads = DatabaseThreads(settings.database_timeout_s)
         self.store = ResourceStore(self.database)
         self.what_ifs = WhatIfStore(self.database)
         self.access = AccessControl(
-            KeyRing(self.database) if settings.needs_keys else None, settings.rate_limit
+            KeyRing(self.database) if settings.needs_keys else None,
+            settings.rate_limit,
+            self.database_threads,
         )
         self.tasks = TaskQueue(
             self.database,
@@ -75,9 +87,11 @@ class Service:
             spans=spans,
             timeout_s=settings.solve_timeout_s,
             lease_s=settings.lease_s,
+            watches=Watches(self.tasks, self.database_threads),
         )
+        self._num_queued = math.nan
         self._accepting: dict[tuple[str | None, ...], asyncio.Task[Submitted]] = {}
-        metrics.gauge("pace_tasks_queued", "Tasks that wait, of all tenants", self.tasks.num_queued)
+        metrics.gauge("pace_tasks_queued", "Tasks that wait, of all tenants", lambda: self._num_queued)
         metrics.gauge("pace_tasks_running", "Tasks in this process", lambda: self.dispatcher.num_running)
         metrics.gauge("pace_solvers_alive", "Solver processes", lambda: self.executors["schedule"].num_alive)
         metrics.gauge("pace_readers_alive", "Reader processes", lambda: self.readers.num_alive)
@@ -86,6 +100,8 @@ class Service:
         """Migrate the database, start worker processes, begin to claim tasks."""
         if not self.settings.needs_keys:
             log.warning("keys-are-off", reason="listening on loopback only; PACE_AUTH=required turns them on")
+        # Enough that a few that hang leave some for others.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(32))
         await asyncio.to_thread(upgrade, self.database)
         self.readers.start()
         for name, executor in self.executors.items():
@@ -103,7 +119,21 @@ class Service:
         await self.dispatcher.stop(self.settings.drain_s)
         for executor in (*self.executors.values(), self.readers, self.computers):
             await asyncio.to_thread(executor.close)
+        self.database_threads.close()
         self.database.close()
+
+    async def in_database(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Call a method of a store in a thread; raises StorageTimeout if the database does not answer."""
+        return await self.database_threads.run(function, *arguments, **named)
+
+    async def count_queued(self) -> None:
+        """Count the tasks that wait, for the metrics; they can be read also if that takes too long."""
+        try:
+            async with asyncio.timeout(_COUNT_TIMEOUT_S):
+                self._num_queued = await self.in_database(self.tasks.num_queued)
+        except Exception:
+            # A scrape must work above all when something else does not.
+            self._num_queued = math.nan
 
     async def _prune_hourly(self) -> None:
         while True:
@@ -123,12 +153,24 @@ class Service:
         if accepting is None:
             accepting = asyncio.create_task(self._accept(tenant, received))
             self._accepting[key] = accepting
-            accepting.add_done_callback(lambda _: self._accepting.pop(key))
-        return await asyncio.shield(accepting)
+            accepting.add_done_callback(lambda done: self._accepted(key, done))
+        # Who asks is told when the database hangs; what was accepted in the end is done.
+        try:
+            async with asyncio.timeout(self.database_threads.timeout_s):
+                return await asyncio.shield(accepting)
+        except TimeoutError:
+            raise StorageTimeout("the database did not accept the request in time; send it again") from None
+
+    def _accepted(self, key: tuple[str | None, ...], done: asyncio.Task[Submitted]) -> None:
+        del self._accepting[key]
+        if not done.cancelled():
+            done.exception()  # seen, also where nobody waits any more
 
     async def _accept(self, tenant: str, received: ReceivedRequest | ReceivedWhatIf) -> Submitted:
         with self.dispatcher.place(received.kind) as free:
-            submitted = await asyncio.to_thread(self.tasks.submit, tenant, received, claim=free)
+            submitted = await self.database_threads.run_to_the_end(
+                self.tasks.submit, tenant, received, claim=free
+            )
             if submitted.task_id is not None:
                 self.spans.remember(submitted.task_id)
             if submitted.claimed is not None:
@@ -140,7 +182,7 @@ class Service:
 
     async def cancel(self, tenant: str, task_id: str) -> TaskStatus | None:
         """Cancel a task; return how far it is then, or None if there is none."""
-        status = await asyncio.to_thread(self.tasks.cancel, tenant, task_id)
+        status = await self.in_database(self.tasks.cancel, tenant, task_id)
         if status is not None and status.state == "cancelled":
             self.dispatcher.cancel(task_id)
             self.dispatcher.watches.refresh(tenant, task_id)

@@ -72,6 +72,8 @@ class Settings(BaseSettings):
         Where to listen; port 0 takes a free one and says which in the log.
     database_url
         SQLAlchemy URL. SQLite file or PostgreSQL.
+    database_timeout_s
+        A request that waits longer for the database is answered 503.
     auth
         "required": every request needs an API key. "auto": not on loopback, where all requests are of
         the tenant "default".
@@ -125,6 +127,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     database_url: str = "sqlite:///pace.db"
+    database_timeout_s: Duration = 10.0
     auth: Literal["auto", "required"] = "auto"
     rate_limit: str = "60000/minute"
     trusted_proxies: str = ""

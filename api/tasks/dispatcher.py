@@ -35,6 +35,8 @@ class Dispatcher:
     ----------
     executors
         For each kind of task; as many run at once as it has places.
+    watches
+        Told whenever a task has changed.
     poll_s
         How often to look for tasks that other service processes queued.
     """
@@ -48,6 +50,7 @@ class Dispatcher:
         spans: Spans,
         timeout_s: float,
         lease_s: float,
+        watches: Watches,
         poll_s: float = 0.5,
     ) -> None:
         self._tasks = tasks
@@ -64,7 +67,7 @@ class Dispatcher:
         self._kept = dict.fromkeys(executors, 0)
         self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
-        self.watches = Watches(tasks)
+        self.watches = watches
 
     @property
     def num_running(self) -> int:

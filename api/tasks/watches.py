@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import structlog
 
+from pace.api.storage.threads import DatabaseThreads
 from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.state import TaskStatus
 
@@ -21,8 +22,9 @@ class Watches:
         How often to look unasked: another service process may be the one that does the task.
     """
 
-    def __init__(self, tasks: TaskQueue, poll_s: float = 0.5) -> None:
+    def __init__(self, tasks: TaskQueue, threads: DatabaseThreads, poll_s: float = 0.5) -> None:
         self._tasks = tasks
+        self._threads = threads
         self._poll_s = poll_s
         self._watches: dict[tuple[str, str], _Watch] = {}
 
@@ -33,7 +35,7 @@ class Watches:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(watch.runner)
         except TimeoutError:
-            return await asyncio.to_thread(self._tasks.status, tenant, task_id)
+            return await self._threads.run(self._tasks.status, tenant, task_id)
 
     async def changes(self, tenant: str, task_id: str) -> AsyncIterator[TaskStatus]:
         """Yield how far a task is, now and whenever that changes, until it is finished or gone."""
@@ -77,7 +79,7 @@ class Watches:
     async def _run(self, watch: "_Watch", tenant: str, task_id: str) -> TaskStatus | None:
         while True:
             watch.wake.clear()
-            status = await asyncio.to_thread(self._tasks.status, tenant, task_id)
+            status = await self._threads.run(self._tasks.status, tenant, task_id)
             if status != watch.status:
                 watch.status = status
                 watch.changed.set()

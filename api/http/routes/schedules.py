@@ -1,6 +1,5 @@
 """Routes under /v1/schedules."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated
 
@@ -93,9 +92,11 @@ async def find_schedules(
     """
     tenant = principal.tenant
     if job is None or fingerprint is None:
-        page = await asyncio.to_thread(service.store.list_schedules, tenant, job, fingerprint, limit, cursor)
+        page = await service.in_database(
+            service.store.list_schedules, tenant, job, fingerprint, limit, cursor
+        )
         return document_answer(page).response_to(request)
-    stored = await asyncio.to_thread(service.store.newest_schedule, tenant, job, fingerprint)
+    stored = await service.in_database(service.store.newest_schedule, tenant, job, fingerprint)
     if stored is None:
         raise NotFound(f'job "{job}" has no schedule with fingerprint {fingerprint}')
     return answers.keep(tenant, stored).response_to(request)
@@ -159,7 +160,7 @@ async def get_chart(
 async def _drawn(
     service: Service, principal: Principal, schedule_id: str, draw: Callable[[bytes, bytes], bytes]
 ) -> bytes:
-    found = await asyncio.to_thread(service.store.get_documents, principal.tenant, schedule_id)
+    found = await service.in_database(service.store.get_documents, principal.tenant, schedule_id)
     if found is None:
         raise NotFound(f'there is no schedule "{schedule_id}"')
     return await service.compute(draw, *found)
@@ -178,7 +179,7 @@ async def delete_schedule(
     schedule_id: Annotated[ResourceId, Path()],
 ) -> None:
     """Delete a stored schedule. The profile stays."""
-    deleted = await asyncio.to_thread(service.store.delete_schedule, principal.tenant, schedule_id)
+    deleted = await service.in_database(service.store.delete_schedule, principal.tenant, schedule_id)
     answers.drop(principal.tenant, schedule_id)
     if not deleted:
         raise NotFound(f'there is no schedule "{schedule_id}"')

@@ -1,7 +1,5 @@
 """The route /v1/simulations: what an iteration would take under the policies of the field."""
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -29,7 +27,9 @@ _EXAMPLE = {"profile_id": "0" * 64, "policies": ["fifo", "ddp", "pace"]}
 async def create_simulation(request: Request, service: RunningService, principal: Submitter) -> Response:
     """Simulate a stored profile under several policies. Nothing is stored: same request, same answer."""
     asked = await receive_small(request, SimulationRequest)
-    profile = await asyncio.to_thread(service.store.get_profile_document, principal.tenant, asked.profile_id)
+    profile = await service.in_database(
+        service.store.get_profile_document, principal.tenant, asked.profile_id
+    )
     if profile is None:
         raise InvalidRequest(f"profile_id: there is no profile {asked.profile_id}")
     return PreparedAnswer.of(await service.compute(simulation, profile, asked)).response()

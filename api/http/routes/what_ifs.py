@@ -56,7 +56,7 @@ async def create_what_if(request: Request, service: RunningService, principal: S
         unfinished = await wait_for_result(service, tenant, submitted, request.headers.get("prefer", ""))
         if unfinished is not None:
             return unfinished
-        stored = await asyncio.to_thread(service.what_ifs.get, tenant, submitted.result_id)
+        stored = await service.in_database(service.what_ifs.get, tenant, submitted.result_id)
     if not isinstance(stored, StoredWhatIf):
         raise ResultDeleted("the answer was deleted while it was made; send it again")
     answer = await asyncio.to_thread(what_if_answer, stored)
@@ -68,7 +68,7 @@ async def list_what_ifs(
     request: Request, service: RunningService, principal: Reader, limit: Limit = 100, cursor: Cursor = None
 ) -> Response:
     """List what-ifs without their content, newest first."""
-    page = await asyncio.to_thread(service.what_ifs.list, principal.tenant, limit, cursor)
+    page = await service.in_database(service.what_ifs.list, principal.tenant, limit, cursor)
     return document_answer(page).response_to(request)
 
 
@@ -91,7 +91,7 @@ async def get_what_if(
     request: Request, service: RunningService, principal: Reader, what_if_id: WhatIfId
 ) -> Response:
     """Return a stored what-if."""
-    stored = await asyncio.to_thread(service.what_ifs.get, principal.tenant, what_if_id)
+    stored = await service.in_database(service.what_ifs.get, principal.tenant, what_if_id)
     if stored is None:
         raise NotFound(f'there is no what-if "{what_if_id}"')
     varies = {"Vary": "Accept"}
@@ -109,6 +109,6 @@ async def get_what_if(
 )
 async def delete_what_if(service: RunningService, principal: Admin, what_if_id: WhatIfId) -> None:
     """Delete a stored what-if. The profile stays."""
-    if not await asyncio.to_thread(service.what_ifs.delete, principal.tenant, what_if_id):
+    if not await service.in_database(service.what_ifs.delete, principal.tenant, what_if_id):
         raise NotFound(f'there is no what-if "{what_if_id}"')
     audit("what-if-deleted", principal, what_if=what_if_id)
