@@ -9,6 +9,7 @@
     ├── Forbidden              the API key's scopes do not allow it
     ├── ForeignHost            a request meant for another host, or sent by another host's page
     ├── UnsupportedMediaType   a body of another type or encoding
+    ├── BodyTimeout            a body that does not arrive in time
     ├── ContentTooLarge        a body or a document beyond a limit
     ├── InUse                  a resource that others refer to
     ├── TaskIsFinished         a task that can no longer be cancelled
@@ -79,6 +80,10 @@ class UnsupportedMediaType(Refused):
     def __init__(self, detail: str, accepted_encoding: str | None = None) -> None:
         super().__init__(detail)
         self.accepted_encoding = accepted_encoding
+
+
+class BodyTimeout(Refused):
+    """A body that does not arrive in time."""
 
 
 class ContentTooLarge(Refused):

@@ -50,6 +50,7 @@ _KINDS: dict[type[Exception], _Kind] = {
     errors.RateLimited: _Kind(name="rate-limited", status=429),
     errors.QueueFull: _Kind(name="queue-full", status=429),
     errors.UnsupportedMediaType: _Kind(name="unsupported-media-type", status=415),
+    errors.BodyTimeout: _Kind(name="timeout", status=408),
     errors.ContentTooLarge: _Kind(name="too-large", status=413),
     errors.InUse: _Kind(name="in-use", status=409),
     errors.TaskIsFinished: _Kind(name="finished", status=409),
@@ -96,6 +97,10 @@ def headers_of(error: BaseException) -> dict[str, str]:
     match error:
         case errors.Overloaded():
             return {"Retry-After": str(error.retry_after_s)}
+        case errors.ServiceStopping():
+            return {"Retry-After": "1"}
+        case errors.BodyTimeout():
+            return {"Connection": "close"}
         case errors.Unauthorized():
             return {"WWW-Authenticate": "Bearer"}
         case errors.UnsupportedMediaType(accepted_encoding=str(accepted)):

@@ -23,6 +23,7 @@ def serve(
     import uvicorn
 
     from pace.api.http.app import create_app
+    from pace.api.http.server import StoppingServer, make_protocol, raise_descriptor_limit
     from pace.api.logs import set_up_logs
     from pace.api.settings import load_settings, unknown_settings
     from pace.errors import InvalidOptions
@@ -47,7 +48,8 @@ def serve(
         server_header=False,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies or None,
-        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        timeout_graceful_shutdown=settings.drain_s,  # type: ignore[arg-type]  # only waited for
+        http=make_protocol(settings.header_timeout_s, raise_descriptor_limit()),
         lifespan="on",
     )
     structlog.get_logger(__name__).info(
@@ -55,7 +57,7 @@ def serve(
         url=f"http://{shown_host}:{bound_port}",
         database=settings.parsed_database_url.render_as_string(hide_password=True),
     )
-    server = uvicorn.Server(config)
+    server = StoppingServer(config)
     # uvicorn raises SIGTERM again once it has stopped; having stopped as asked is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server.run(sockets=[listener])

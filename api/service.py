@@ -38,6 +38,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _COUNT_TIMEOUT_S = 1.0
+# When in the drain those who wait are let go: they still get their answers.
+_RELEASED = 0.8
 
 
 class Service:
@@ -90,6 +92,7 @@ class Service:
             watches=Watches(self.tasks, self.database_threads),
         )
         self._num_queued = math.nan
+        self._drained_at: float | None = None
         self._accepting: dict[tuple[str | None, ...], asyncio.Task[Submitted]] = {}
         metrics.gauge("pace_tasks_queued", "Tasks that wait, of all tenants", lambda: self._num_queued)
         metrics.gauge("pace_tasks_running", "Tasks in this process", lambda: self.dispatcher.num_running)
@@ -112,11 +115,21 @@ class Service:
         if self.settings.retention_days:
             self._chores.append(asyncio.create_task(self._prune_hourly()))
 
+    def begin_stopping(self) -> None:
+        """Claim nothing more; before the drain is over, let go of those who wait for a task."""
+        if self._drained_at is None:
+            loop = asyncio.get_running_loop()
+            self._drained_at = loop.time() + self.settings.drain_s
+            self.dispatcher.stop_claiming()
+            loop.call_later(_RELEASED * self.settings.drain_s, self.dispatcher.watches.release)
+
     async def stop(self) -> None:
         """Drain, then end the worker processes and close the database."""
+        self.begin_stopping()
         for chore in self._chores:
             chore.cancel()
-        await self.dispatcher.stop(self.settings.drain_s)
+        assert self._drained_at is not None
+        await self.dispatcher.stop(max(0.0, self._drained_at - asyncio.get_running_loop().time()))
         for executor in (*self.executors.values(), self.readers, self.computers):
             await asyncio.to_thread(executor.close)
         self.database_threads.close()

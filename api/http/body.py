@@ -1,11 +1,12 @@
 """Receives request bodies within their limit."""
 
+import asyncio
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from pace.api.errors import ContentTooLarge, InvalidRequest, UnsupportedMediaType
+from pace.api.errors import BodyTimeout, ContentTooLarge, InvalidRequest, UnsupportedMediaType
 from pace.documents.base import explain
 
 MAX_SMALL_BYTES = 20_000
@@ -29,6 +30,8 @@ async def receive_body(request: Request, max_bytes: int) -> tuple[bytes, bool]:
 
     Raises
     ------
+    BodyTimeout
+        If it does not arrive in time.
     ContentTooLarge
         As soon as more than `max_bytes` are announced or arrive.
     UnsupportedMediaType
@@ -48,9 +51,14 @@ async def receive_body(request: Request, max_bytes: int) -> tuple[bytes, bool]:
         raise too_large
     chunks = []
     received = 0
-    async for chunk in request.stream():
-        received += len(chunk)
-        if received > max_bytes:
-            raise too_large
-        chunks.append(chunk)
+    timeout_s: float = request.app.state.service.settings.body_timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                received += len(chunk)
+                if received > max_bytes:
+                    raise too_large
+                chunks.append(chunk)
+    except TimeoutError:
+        raise BodyTimeout(f"the body did not arrive in {timeout_s:g} s") from None
     return b"".join(chunks), encoding == "gzip"

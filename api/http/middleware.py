@@ -1,5 +1,6 @@
 """Wraps every request: its id, safe headers, measurements, a log line, and an answer to any error."""
 
+import asyncio
 import re
 import time
 import uuid
@@ -9,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pace.api.errors import ServiceStopping
 from pace.api.http import docs_page
 from pace.api.http.answers import problem_response
 from pace.api.http.fast_path import ROUTE_KEY
@@ -72,6 +74,11 @@ class Envelope:
 
         try:
             await self.app(scope, receive, send_wrapped)
+        except asyncio.CancelledError:
+            # The server gives up what outlasts the drain, and would answer in words of its own.
+            if not status:
+                stopping = ServiceStopping("the service is being stopped; send it again")
+                await error_response(stopping, scope)(scope, receive, send_wrapped)
         except PaceError as error:
             await error_response(error, scope)(scope, receive, send_wrapped)
         except Exception as error:

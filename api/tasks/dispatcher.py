@@ -108,12 +108,16 @@ class Dispatcher:
             if running.get_name() == task_id:
                 running.cancel()
 
+    def stop_claiming(self) -> None:
+        """Claim nothing more; what runs goes on."""
+        self._stopping = True
+        for claim in self._loops[1:]:
+            claim.cancel()
+
     async def stop(self, drain_s: float) -> None:
         """Claim nothing more, let running tasks end, give back those that do not in time."""
-        self._stopping = True
+        self.stop_claiming()
         renew, *claims = self._loops
-        for claim in claims:
-            claim.cancel()
         await asyncio.gather(*claims, return_exceptions=True)
         running = self._all_running()
         if running:

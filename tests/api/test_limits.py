@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import signal
+import socket
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,7 +17,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from sqlalchemy import select, update
 
+from pace.api.settings import Settings
+from pace.api.storage.database import Database
+from pace.api.storage.records import TaskRecord
 from pace.api.workers.pool import WorkerPool
 from tests.api.postgresql import new_database
 from tests.api.process import Caller, ServiceProcess
@@ -265,3 +270,47 @@ def test_a_service_stopped_in_a_hurry_keeps_its_tasks(tmp_path: Path, database_u
         while (task := service.http.get(path).json())["state"] in ("queued", "running"):
             pass
         assert task["state"] == "done", json.dumps(task)
+
+
+def _start(path: Path, task_id: str) -> object:
+    database = Database(Settings(database_url=f"sqlite:///{path}").parsed_database_url)
+    with database.read() as connection:
+        row = connection.execute(
+            select(TaskRecord.state, TaskRecord.started_at).where(TaskRecord.id == task_id)
+        ).one()
+    database.close()
+    return tuple(row)
+
+
+def test_a_stopping_service_lets_go_of_those_who_wait(tmp_path: Path) -> None:
+    """Who waits for a task learns where it is, nothing new is begun, and an unfinished request is told."""
+    with (
+        ServiceProcess(tmp_path, drain_s=2, lease_s=0.3) as service,
+        service.caller() as caller,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        running = _ask(caller)
+        _wait_until_running(caller, running)
+        waiting = pool.submit(caller.http.post, "/v1/what-if", json=_long_question(caller))
+        while "pace_tasks_queued 1.0" not in service.http.get("/metrics").text:
+            time.sleep(0.05)
+        address = httpx.URL(service.url)
+        with socket.create_connection((address.host, address.port or 0), timeout=30) as unfinished:
+            head = "POST /v1/schedules HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            unfinished.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            service.terminate()
+            # The place becomes free, and is not given to the task that waits.
+            database = Database(
+                Settings(database_url=f"sqlite:///{tmp_path / 'pace.db'}").parsed_database_url
+            )
+            with database.write() as connection:
+                ended = update(TaskRecord).where(TaskRecord.state == "running").values(state="cancelled")
+                connection.execute(ended)
+            database.close()
+            answer = waiting.result()
+            said = unfinished.recv(100_000)
+        assert answer.status_code == 202, answer.text
+        assert said.startswith(b"HTTP/1.1 503")
+        assert b"urn:pace:problem:stopping" in said
+        assert service.wait() == 0
+    assert _start(tmp_path / "pace.db", answer.json()["id"]) == ("queued", None)

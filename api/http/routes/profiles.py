@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1/profiles")
     status_code=201,
     responses={
         201: {"model": ProfileSummary, "description": "Stored; Location says where"},
-        **problems(401, 403, 413, 415, 422, 429, 500, 503, 507),
+        **problems(401, 403, 408, 413, 415, 422, 429, 500, 503, 507),
     },
     openapi_extra=json_body(Profile, example_profile()),
 )

@@ -31,7 +31,7 @@ _EXAMPLE = {
     status_code=201,
     responses={
         201: {"model": ReportResource, "description": "Stored"},
-        **problems(401, 403, 413, 415, 422, 429, 503, 507),
+        **problems(401, 403, 408, 413, 415, 422, 429, 503, 507),
     },
     openapi_extra=json_body(ReportRequest, _EXAMPLE),
 )

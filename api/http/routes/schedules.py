@@ -41,7 +41,7 @@ _EXAMPLE = {"profile": example_profile(), "options": {"fusion": "pace"}, "job": 
     responses={
         201: {"model": ScheduleResource, "description": "The schedule; Location says where it stays"},
         202: {"model": TaskResource, "description": "Not solved within the wait; Location is the task's"},
-        **problems(401, 403, 409, 413, 415, 422, 429, 500, 503, 507),
+        **problems(401, 403, 408, 409, 413, 415, 422, 429, 500, 503, 507),
     },
     openapi_extra=json_body(ScheduleRequest, _EXAMPLE),
 )

@@ -21,7 +21,7 @@ _EXAMPLE = {"profile_id": "0" * 64, "policies": ["fifo", "ddp", "pace"]}
     "",
     summary="Simulate policies",
     response_model=SimulationResult,
-    responses=problems(401, 403, 413, 415, 422, 429, 500, 503),
+    responses=problems(401, 403, 408, 413, 415, 422, 429, 500, 503),
     openapi_extra=json_body(SimulationRequest, _EXAMPLE),
 )
 async def create_simulation(request: Request, service: RunningService, principal: Submitter) -> Response:

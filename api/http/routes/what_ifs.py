@@ -36,7 +36,7 @@ _EXAMPLE = {
     responses={
         201: {"model": WhatIfResource, "description": "The answer; Location says where it stays"},
         202: {"model": TaskResource, "description": "Not answered within the wait; Location is the task's"},
-        **problems(401, 403, 409, 413, 415, 422, 429, 500, 503, 507),
+        **problems(401, 403, 408, 409, 413, 415, 422, 429, 500, 503, 507),
     },
     openapi_extra=json_body(WhatIfRequest, _EXAMPLE),
 )
