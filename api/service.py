@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import structlog
 
 from pace.api.access import AccessControl
-from pace.api.errors import QueueFull, StorageTimeout
+from pace.api.errors import StorageTimeout
 from pace.api.metrics import Metrics
 from pace.api.received import ReceivedRequest, ReceivedWhatIf
 from pace.api.settings import Settings
@@ -29,6 +29,7 @@ from pace.api.tasks.state import Submitted, TaskStatus
 from pace.api.tasks.watches import Watches
 from pace.api.tracing import Spans
 from pace.api.workers.body_reader import BodyReader
+from pace.api.workers.fair_turns import FairTurns
 from pace.api.workers.functions import ReadLimits
 from pace.api.workers.pool import WorkerPool
 
@@ -37,6 +38,7 @@ log = structlog.get_logger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_NUM_COMPUTERS = 2
 _COUNT_TIMEOUT_S = 1.0
 # When in the drain those who wait are let go: they still get their answers.
 _RELEASED = 0.8
@@ -65,10 +67,11 @@ class Service:
             lease_s=settings.lease_s,
             max_attempts=settings.max_attempts,
         )
-        self.readers = WorkerPool("reading the body", 1, settings.read_memory_bytes)
+        self.readers = WorkerPool("reading the body", settings.reader_processes, settings.read_memory_bytes)
         self.executors = make_executors(settings)
         # Started by its first request: many services never draw or simulate.
-        self.computers = WorkerPool("the computation", 1, settings.solve_memory_bytes)
+        self.computers = WorkerPool("the computation", _NUM_COMPUTERS, settings.solve_memory_bytes)
+        self._turns = FairTurns("computations", _NUM_COMPUTERS, settings.max_computing)
         limits = ReadLimits(
             max_bytes=settings.max_decoded_bytes,
             max_ops=settings.max_ops,
@@ -201,11 +204,10 @@ class Service:
             self.dispatcher.watches.refresh(tenant, task_id)
         return status
 
-    async def compute(self, function: Callable[..., bytes], *arguments: Any) -> bytes:
-        """Run a function of ``pace.api.workers.functions`` that is no solve."""
-        if self.computers.waiting >= self.settings.max_computing:
-            raise QueueFull(f"{self.computers.waiting} computations wait already", retry_after_s=5)
-        result: bytes = await self.computers.run(
-            function, *arguments, timeout_s=self.settings.solve_timeout_s, attempts=3
-        )
+    async def compute(self, function: Callable[..., bytes], *arguments: Any, tenant: str) -> bytes:
+        """Run a function of ``pace.api.workers.functions`` that is no solve; tenants take turns."""
+        async with self._turns.turn(tenant):
+            result: bytes = await self.computers.run(
+                function, *arguments, timeout_s=self.settings.solve_timeout_s, attempts=3
+            )
         return result

@@ -101,14 +101,16 @@ class Settings(BaseSettings):
         What-ifs at the same time, in processes besides those that solve; also on a Dask cluster.
     solve_timeout_s, solve_memory_bytes
         Limits of one solve or what-if; one beyond them is killed and reported.
+    reader_processes
+        Bodies that are parsed at the same time; if more than one, large bodies leave one free.
     read_timeout_s, read_memory_bytes
         Limits of parsing and validating one body.
     max_queued, max_queued_per_tenant
         Tasks that may wait for a worker; more are answered 429.
     max_reading
-        Bodies that may wait to be parsed; more are answered 429.
+        Bodies that may wait to be parsed, half as many of one tenant; more are answered 429.
     max_computing
-        Timelines, charts and simulations that may wait; more are answered 429.
+        Timelines, charts and simulations that may wait, half as many of one tenant; more are answered 429.
     answer_cache_bytes
         Memory for answers that were read from storage not long ago, and as much for bodies that were.
     wait_s
@@ -147,6 +149,7 @@ class Settings(BaseSettings):
     what_if_processes: Count = 1
     solve_timeout_s: Duration = 300.0
     solve_memory_bytes: Bytes = 4096 * MIB
+    reader_processes: Count = 2
     read_timeout_s: Duration = 60.0
     read_memory_bytes: Bytes = 4096 * MIB
     max_queued: Count = 1000

@@ -34,7 +34,7 @@ router = APIRouter(prefix="/v1/profiles")
 async def create_profile(request: Request, service: RunningService, principal: Submitter) -> Response:
     """Store a profile under the hash of its content, for schedules to refer to."""
     body, gzipped = await receive_body(request, service.settings.max_body_bytes)
-    received = await service.body_reader.read(read_profile, body, gzipped)
+    received = await service.body_reader.read(read_profile, body, gzipped, principal.tenant)
     summary = await service.in_database(service.store.put_profile, principal.tenant, received)
     audit("profile-stored", principal, profile=summary.id)
     return document_answer(summary).response(201, {"Location": f"/v1/profiles/{summary.id}"})

@@ -54,7 +54,7 @@ async def create_schedule(
     """
     tenant = principal.tenant
     body, gzipped = await receive_body(request, service.settings.max_body_bytes)
-    received = await service.body_reader.read(read_request, body, gzipped)
+    received = await service.body_reader.read(read_request, body, gzipped, tenant)
     del body
     submitted = await service.submit(tenant, received)
     audit("schedule-requested", principal, schedule=submitted.result_id, profile=received.profile_sha256)
@@ -163,7 +163,7 @@ async def _drawn(
     found = await service.in_database(service.store.get_documents, principal.tenant, schedule_id)
     if found is None:
         raise NotFound(f'there is no schedule "{schedule_id}"')
-    return await service.compute(draw, *found)
+    return await service.compute(draw, *found, tenant=principal.tenant)
 
 
 @router.delete(

@@ -32,4 +32,6 @@ async def create_simulation(request: Request, service: RunningService, principal
     )
     if profile is None:
         raise InvalidRequest(f"profile_id: there is no profile {asked.profile_id}")
-    return PreparedAnswer.of(await service.compute(simulation, profile, asked)).response()
+    return PreparedAnswer.of(
+        await service.compute(simulation, profile, asked, tenant=principal.tenant)
+    ).response()

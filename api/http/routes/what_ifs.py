@@ -47,7 +47,7 @@ async def create_what_if(request: Request, service: RunningService, principal: S
     """
     tenant = principal.tenant
     body, gzipped = await receive_body(request, service.settings.max_body_bytes)
-    received = await service.body_reader.read(read_what_if, body, gzipped)
+    received = await service.body_reader.read(read_what_if, body, gzipped, tenant)
     del body
     submitted = await service.submit(tenant, received)
     audit("what-if-requested", principal, what_if=submitted.result_id, profile=received.profile_sha256)
@@ -96,7 +96,7 @@ async def get_what_if(
         raise NotFound(f'there is no what-if "{what_if_id}"')
     varies = {"Vary": "Accept"}
     if request.headers.get("accept", "").partition(";")[0].strip().lower() == CSV:
-        text = await service.compute(what_if_csv, stored.document)
+        text = await service.compute(what_if_csv, stored.document, tenant=principal.tenant)
         return PreparedAnswer.of(text, f"{CSV}; charset=utf-8").response_to(request, varies)
     return (await asyncio.to_thread(what_if_answer, stored)).response_to(request, varies)
 
