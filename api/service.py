@@ -11,6 +11,7 @@ import structlog
 
 from pace.api.access import AccessControl
 from pace.api.errors import StorageTimeout
+from pace.api.http.body_room import BodyRoom
 from pace.api.metrics import Metrics
 from pace.api.received import ReceivedRequest, ReceivedWhatIf
 from pace.api.settings import Settings
@@ -78,6 +79,7 @@ class Service:
             max_gradients=settings.max_gradients,
             max_cells=settings.max_cells,
         )
+        self.body_room = BodyRoom(settings.max_bodies_bytes)
         self.body_reader = BodyReader(
             self.readers,
             limits,

@@ -86,6 +86,8 @@ class Settings(BaseSettings):
         keys, those of loopback are always among them; with keys, empty allows all.
     max_body_bytes, max_decoded_bytes
         Largest request body as sent, and after decompression; larger is answered 413.
+    max_bodies_bytes
+        Of bodies that are under way or wait to be parsed, half as many of one tenant; more are answered 429.
     header_timeout_s, body_timeout_s
         In which the head and the body of a request must arrive; one that takes longer is answered 408.
     max_ops, max_gradients
@@ -137,6 +139,7 @@ class Settings(BaseSettings):
     trusted_proxies: str = ""
     allowed_hosts: str = ""
     max_body_bytes: Bytes = 64 * MIB
+    max_bodies_bytes: Bytes = 512 * MIB
     max_decoded_bytes: Bytes = 256 * MIB
     header_timeout_s: Duration = 10.0
     body_timeout_s: Duration = 60.0

@@ -1,17 +1,23 @@
 """Receives request bodies within their limit."""
 
 import asyncio
+from collections.abc import Callable
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from pace.api.errors import BodyTimeout, ContentTooLarge, InvalidRequest, UnsupportedMediaType
+from pace.api.http.body_room import HeldBody
+from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
+from pace.api.service import Service
+from pace.api.workers.functions import ReadLimits
 from pace.documents.base import explain
 
 MAX_SMALL_BYTES = 20_000
 
 D = TypeVar("D", bound=BaseModel)
+Received = TypeVar("Received", ReceivedProfile, ReceivedRequest, ReceivedWhatIf)
 
 
 async def receive_small(request: Request, document: type[D]) -> D:
@@ -25,8 +31,26 @@ async def receive_small(request: Request, document: type[D]) -> D:
         raise InvalidRequest(explain(error)) from None
 
 
-async def receive_body(request: Request, max_bytes: int) -> tuple[bytes, bool]:
-    """Return the body as sent, and whether it is compressed by gzip.
+async def read_body(
+    request: Request, tenant: str, function: Callable[[bytes, bool, ReadLimits], Received]
+) -> Received:
+    """Return what a function of ``pace.api.workers.functions`` makes of a tenant's body.
+
+    Raises
+    ------
+    QueueFull
+        If too many bytes of bodies are under way, or too many bodies wait.
+    Refused
+        As ``receive_body``, and what the function raises.
+    """
+    service: Service = request.app.state.service
+    with service.body_room.body(tenant) as held:
+        body, gzipped = await receive_body(request, service.settings.max_body_bytes, held)
+        return await service.body_reader.read(function, body, gzipped, tenant)
+
+
+async def receive_body(request: Request, max_bytes: int, held: HeldBody | None = None) -> tuple[bytes, bool]:
+    """Return the body as sent, and whether it is compressed by gzip; `held` counts its bytes.
 
     Raises
     ------
@@ -58,6 +82,8 @@ async def receive_body(request: Request, max_bytes: int) -> tuple[bytes, bool]:
                 received += len(chunk)
                 if received > max_bytes:
                     raise too_large
+                if held is not None:
+                    held.grow(len(chunk))
                 chunks.append(chunk)
     except TimeoutError:
         raise BodyTimeout(f"the body did not arrive in {timeout_s:g} s") from None

@@ -6,7 +6,6 @@ the tenant first, and no row of another tenant is ever read.
 
 import hashlib
 import uuid
-import zlib
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -71,7 +70,7 @@ class StoredSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredProfile:
-    """A profile that can be answered with."""
+    """A profile that can be answered with; the document is JSON compressed by zlib."""
 
     summary: ProfileSummary
     document: bytes
@@ -184,9 +183,7 @@ class ResourceStore:
         if row is None:
             return None
         values = dict(row._mapping)
-        return StoredProfile(
-            document=zlib.decompress(values.pop("document")), summary=ProfileSummary(**values)
-        )
+        return StoredProfile(document=values.pop("document"), summary=ProfileSummary(**values))
 
     def list_profiles(self, tenant: str, limit: int, cursor: str | None) -> ProfilePage:
         """Return a page of profiles."""

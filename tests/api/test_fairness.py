@@ -2,14 +2,19 @@
 
 import asyncio
 import json
+import select
+import socket
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from pace.api.errors import QueueFull
+from pace.api.http.body_room import BodyRoom
 from pace.api.workers.body_reader import BodyReader
 from pace.api.workers.fair_turns import FairTurns
 from pace.api.workers.functions import ReadLimits, read_profile
@@ -165,3 +170,49 @@ def test_nobody_profits_from_what_another_tenant_sent() -> None:
         asyncio.run(run())
     finally:
         pool.close()
+
+
+def test_bodies_under_way_are_bounded() -> None:
+    """In total and for each tenant; one body goes in any case, and what has ended counts no more."""
+    room = BodyRoom(100)
+    with room.body("one") as large:
+        large.grow(60)
+        large.grow(10)
+        with room.body("one") as more, pytest.raises(QueueFull, match="of yours"):
+            more.grow(1)
+        with room.body("other") as other:
+            other.grow(20)
+            with room.body("third") as third, pytest.raises(QueueFull, match="hold 90 bytes"):
+                third.grow(11)
+            other.grow(10)
+    with room.body("one") as one, room.body("one") as two:
+        one.grow(30)
+        two.grow(20)
+        with pytest.raises(QueueFull):
+            one.grow(1)
+
+
+def test_unfinished_bodies_of_one_tenant_leave_room_for_another(tmp_path: Path) -> None:
+    """Twenty uploads that never end; the tenant's next is refused, the other's is taken."""
+    with (
+        ServiceProcess(tmp_path, auth="required", max_bodies_bytes=2**20, drain_s=0.1) as service,
+        service.tenant() as greedy,
+        service.tenant() as modest,
+        ExitStack() as stack,
+    ):
+        address = httpx.URL(service.url)
+        head = (
+            "POST /v1/profiles HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {greedy.token}\r\nContent-Length: 1000000\r\n\r\n"
+        ).encode()
+        uploads = []
+        for _ in range(20):
+            upload = socket.create_connection((address.host, address.port or 0), timeout=30)
+            uploads.append(stack.enter_context(upload))
+            upload.sendall(head + b" " * 40_000)
+        # Thirteen have room in the tenant's half; the rest are refused.
+        while len(refused := select.select(uploads, [], [], 0.1)[0]) < 7:
+            pass
+        assert {upload.recv(12) for upload in refused} == {b"HTTP/1.1 429"}
+        assert greedy.http.post("/v1/profiles", json=layered_profile(500)).status_code == 429
+        assert modest.http.post("/v1/profiles", json=layered_profile(500)).status_code == 201

@@ -1,13 +1,17 @@
 """Profiles, schedules and reports as resources: stored, listed, named by content, deleted."""
 
+import base64
 import gzip
+import hashlib
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 from xml.etree import ElementTree
 
 import httpx
+import psutil
 import pytest
 
 from pace import optimize, parse_profile
@@ -202,3 +206,26 @@ def test_policies_can_be_simulated(service: Caller) -> None:
     unknown = service.http.post("/v1/simulations", json=request | {"policies": ["magic"]})
     assert (unknown.status_code, unknown.json()["type"]) == (422, "urn:pace:problem:invalid-options")
     assert "magic" in unknown.json()["detail"]
+
+
+def test_a_large_profile_is_answered_in_pieces(service: Caller) -> None:
+    """The same bytes, digest and tag as one that fits; not in the memory of the service for every reader."""
+    profile = layered_profile(3) | {"metadata": {"blob": " " * 30_000_000}}
+    body = gzip.compress(json.dumps(profile).encode())
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    stored = service.http.post("/v1/profiles", content=body, headers=headers).raise_for_status().json()
+    assert stored["size_bytes"] > 30_000_000
+    path = f"/v1/profiles/{stored['id']}"
+    answer = service.http.get(path)
+    assert answer.json() == stored | {"profile": parse_profile(json.dumps(profile)).model_dump(mode="json")}
+    assert answer.headers["content-length"] == str(len(answer.content))
+    digest = base64.b64encode(hashlib.sha256(answer.content).digest()).decode()
+    assert answer.headers["content-digest"] == f"sha-256=:{digest}:"
+    assert service.http.get(path, headers={"If-None-Match": answer.headers["etag"]}).status_code == 304
+    process = psutil.Process(service.process.pid)
+    before = process.memory_info().rss
+    with ExitStack() as readers:
+        for _ in range(10):
+            reader = readers.enter_context(service.http.stream("GET", path))
+            assert reader.status_code == 200
+        assert process.memory_info().rss - before < 10 * stored["size_bytes"] / 2

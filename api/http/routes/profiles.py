@@ -9,7 +9,7 @@ from starlette.responses import Response
 from pace.api.errors import NotFound
 from pace.api.http.answers import document_answer, profile_answer
 from pace.api.http.audit import audit
-from pace.api.http.body import receive_body
+from pace.api.http.body import read_body
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.security import Admin, Reader, Submitter
@@ -33,8 +33,7 @@ router = APIRouter(prefix="/v1/profiles")
 )
 async def create_profile(request: Request, service: RunningService, principal: Submitter) -> Response:
     """Store a profile under the hash of its content, for schedules to refer to."""
-    body, gzipped = await receive_body(request, service.settings.max_body_bytes)
-    received = await service.body_reader.read(read_profile, body, gzipped, principal.tenant)
+    received = await read_body(request, principal.tenant, read_profile)
     summary = await service.in_database(service.store.put_profile, principal.tenant, received)
     audit("profile-stored", principal, profile=summary.id)
     return document_answer(summary).response(201, {"Location": f"/v1/profiles/{summary.id}"})

@@ -10,7 +10,7 @@ from pace.api.access import Principal
 from pace.api.errors import NotFound, ResultDeleted
 from pace.api.http.answers import JSON, PreparedAnswer, document_answer
 from pace.api.http.audit import audit
-from pace.api.http.body import receive_body
+from pace.api.http.body import read_body
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, KnownSchedules, Limit, OfFingerprint, OfJob, RunningService
 from pace.api.http.routes.tasks import wait_for_result
@@ -53,9 +53,7 @@ async def create_schedule(
     ``Prefer: wait=N`` bounds the wait to N seconds, ``Prefer: respond-async`` to none.
     """
     tenant = principal.tenant
-    body, gzipped = await receive_body(request, service.settings.max_body_bytes)
-    received = await service.body_reader.read(read_request, body, gzipped, tenant)
-    del body
+    received = await read_body(request, tenant, read_request)
     submitted = await service.submit(tenant, received)
     audit("schedule-requested", principal, schedule=submitted.result_id, profile=received.profile_sha256)
     created = {"Location": f"/v1/schedules/{submitted.result_id}"}

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from pace.api.errors import NotFound, ResultDeleted
 from pace.api.http.answers import JSON, PreparedAnswer, document_answer, what_if_answer
 from pace.api.http.audit import audit
-from pace.api.http.body import receive_body
+from pace.api.http.body import read_body
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.routes.tasks import wait_for_result
@@ -46,9 +46,7 @@ async def create_what_if(request: Request, service: RunningService, principal: S
     ``Prefer`` is as for schedules. The task's ``/events`` tell how far it is; DELETE of the task ends it.
     """
     tenant = principal.tenant
-    body, gzipped = await receive_body(request, service.settings.max_body_bytes)
-    received = await service.body_reader.read(read_what_if, body, gzipped, tenant)
-    del body
+    received = await read_body(request, tenant, read_what_if)
     submitted = await service.submit(tenant, received)
     audit("what-if-requested", principal, what_if=submitted.result_id, profile=received.profile_sha256)
     stored = submitted.result
