@@ -10,8 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 import structlog
 
 from pace.api.access import AccessControl
+from pace.api.body_room import BodyRoom
 from pace.api.errors import StorageTimeout
-from pace.api.http.body_room import BodyRoom
 from pace.api.metrics import Metrics
 from pace.api.received import ReceivedRequest, ReceivedWhatIf
 from pace.api.settings import Settings
@@ -191,6 +191,7 @@ class Service:
             )
             if submitted.task_id is not None:
                 self.spans.remember(submitted.task_id)
+                self.dispatcher.remember_request(submitted.task_id)
             if submitted.claimed is not None:
                 self.dispatcher.begin(submitted.claimed)
             else:

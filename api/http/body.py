@@ -7,8 +7,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
+from pace.api.body_room import HeldBody
 from pace.api.errors import BodyTimeout, ContentTooLarge, InvalidRequest, UnsupportedMediaType
-from pace.api.http.body_room import HeldBody
 from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
 from pace.api.service import Service
 from pace.api.workers.functions import ReadLimits

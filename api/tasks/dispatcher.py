@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec
 
@@ -26,6 +27,7 @@ log = structlog.get_logger(__name__)
 P = ParamSpec("P")
 
 _LONGEST_PAUSE_S = 5.0
+_MOST_REMEMBERED = 10_000
 
 
 class Dispatcher:
@@ -66,6 +68,7 @@ class Dispatcher:
         # Places that may be taken by a task that is just being accepted.
         self._kept = dict.fromkeys(executors, 0)
         self._stopping = False
+        self._asked_by: OrderedDict[str, str] = OrderedDict()
         self._loops: list[asyncio.Task[None]] = []
         self.watches = watches
 
@@ -164,7 +167,18 @@ class Dispatcher:
             # The lease ends and the task is claimed again.
             log.error("task-failed", task=done.get_name(), exc_info=error)
 
+    def remember_request(self, task_id: str) -> None:
+        """Remember the current request's id for the log lines of a task that it asked for."""
+        request_id = structlog.contextvars.get_contextvars().get("request_id")
+        if request_id is not None:
+            self._asked_by.setdefault(task_id, request_id)
+            if len(self._asked_by) > _MOST_REMEMBERED:
+                self._asked_by.popitem(last=False)
+
     async def _run(self, task: ClaimedTask) -> None:
+        request_id = self._asked_by.pop(task.id, None)
+        if request_id is not None:
+            structlog.contextvars.bind_contextvars(request_id=request_id)
         kind = KINDS[task.kind]
         started = time.perf_counter()
         try:

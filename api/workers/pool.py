@@ -11,7 +11,6 @@ import resource
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
@@ -21,6 +20,7 @@ from typing import Any
 import structlog
 
 from pace.api.errors import LimitExceeded, ServiceStopping, WorkerDied, WorkerFailed
+from pace.api.logs import set_up_logs
 from pace.api.workers.executor import Progress
 from pace.errors import PaceError, SolverFailed
 
@@ -309,9 +309,14 @@ def _death(purpose: str, exitcode: int | None) -> str:
 def _work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callable[[], None] | None) -> None:
     # A Ctrl-C at the terminal reaches the whole process group; ending is for the service to decide.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_up_logs()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if prepare is not None:
-        prepare()
+        try:
+            prepare()
+        except Exception:
+            log.exception("worker-not-prepared")
+            os._exit(1)
     # RLIMIT_AS would count address space that libraries reserve and never touch.
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     connection.send("ready")
@@ -331,12 +336,12 @@ def _work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callab
 
 
 def _sendable(error: Exception) -> PaceError:
-    """Return what the caller is told; errors that are not the task's own fault are printed here."""
+    """Return what the caller is told; errors that are not the task's own fault are logged here."""
     if isinstance(error, MemoryError):
         return LimitExceeded("the work needed more memory than one request may use")
     if isinstance(error, PaceError) and not isinstance(error, SolverFailed):
         return error
-    traceback.print_exc()
+    log.error("worker-failed", exc_info=error)
     return error if isinstance(error, PaceError) else WorkerFailed(type(error).__name__)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from pace.api.body_room import BodyRoom
 from pace.api.errors import QueueFull
-from pace.api.http.body_room import BodyRoom
 from pace.api.workers.body_reader import BodyReader
 from pace.api.workers.fair_turns import FairTurns
 from pace.api.workers.functions import ReadLimits, read_profile
