@@ -28,6 +28,7 @@ P = ParamSpec("P")
 
 _LONGEST_PAUSE_S = 5.0
 _MOST_REMEMBERED = 10_000
+_RELEASE_TIMEOUT_S = 5.0
 
 
 class Dispatcher:
@@ -130,10 +131,11 @@ class Dispatcher:
         await asyncio.gather(renew, *running, return_exceptions=True)
         await self.watches.close()
         try:
-            await asyncio.to_thread(self._tasks.release)
-        except (OperationalError, InterfaceError) as error:
+            async with asyncio.timeout(_RELEASE_TIMEOUT_S):
+                await asyncio.to_thread(self._tasks.release)
+        except (OperationalError, InterfaceError, TimeoutError) as error:
             # The leases end by themselves.
-            log.warning("release-failed", error=str(error.orig))
+            log.warning("release-failed", error=str(error) or "the database does not answer")
 
     def _all_running(self) -> list[asyncio.Task[None]]:
         return [task for running in self._running.values() for task in running]
