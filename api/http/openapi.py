@@ -17,6 +17,7 @@ _DESCRIPTIONS = {
     401: "No API key, or one that is not valid",
     403: "The API key's scopes do not allow it",
     404: "No such resource",
+    408: "The body did not arrive in time",
     409: "In conflict with what is stored, or cancelled",
     413: "Body or profile too large",
     415: "Body of another type",

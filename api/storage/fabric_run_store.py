@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, Row, Select, delete, select
 
 from pace.api.received import ReceivedFabricRun
 from pace.api.storage.database import Database
@@ -55,7 +55,9 @@ class FabricRunStore:
         """Delete a run and its document; say whether it was there."""
         mine = (FabricRunRecord.tenant == tenant) & (FabricRunRecord.id == run_id)
         with self.database.write() as connection:
-            key = connection.scalar(select(FabricRunRecord.key).where(mine))
+            key = connection.scalar(
+                select(FabricRunRecord.key).join(SolutionRecord, _ANSWERED).where(mine).with_for_update()
+            )
             if key is None:
                 return False
             connection.execute(delete(FabricRunRecord).where(mine))
@@ -67,11 +69,26 @@ class FabricRunStore:
 
 def find_fabric_run(connection: Connection, tenant: str, run_id: str) -> StoredFabricRun | None:
     """Return a run, or None when there is none or it is not simulated yet."""
-    row = connection.execute(
+    return _stored(connection.execute(_answered(tenant, run_id)).first())
+
+
+def hold_fabric_run(connection: Connection, tenant: str, run_id: str) -> StoredFabricRun | None:
+    """Return a run that is simulated, which nobody deletes until this transaction ends, or None."""
+    question = _answered(tenant, run_id)
+    return _stored(
+        connection.execute(question.with_for_update(read=True, key_share=True, of=SolutionRecord)).first()
+    )
+
+
+def _answered(tenant: str, run_id: str) -> Select[str, str, str, int, datetime, bytes]:
+    return (
         select(*_SUMMARY, SolutionRecord.document)
         .join(SolutionRecord, _ANSWERED)
         .where(FabricRunRecord.tenant == tenant, FabricRunRecord.id == run_id)
-    ).first()
+    )
+
+
+def _stored(row: Row[str, str, str, int, datetime, bytes] | None) -> StoredFabricRun | None:
     if row is None:
         return None
     values = dict(row._mapping)
@@ -92,12 +109,12 @@ def find_scenario_input(
     tenant: str,
     scenario_sha256: str,  # noqa: ARG001  # as for profiles
     run_id: str,
-) -> TaskInput:
-    """Return the scenario of a run."""
-    document = connection.execute(
+) -> TaskInput | None:
+    """Return the scenario of a run; None if it was deleted."""
+    document = connection.scalar(
         select(FabricRunRecord.document).where(FabricRunRecord.tenant == tenant, FabricRunRecord.id == run_id)
-    ).scalar_one()
-    return TaskInput(document=document, num_gradients=0)
+    )
+    return None if document is None else TaskInput(document=document, num_gradients=0)
 
 
 def save_fabric_run_request(

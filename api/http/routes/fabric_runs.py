@@ -9,7 +9,7 @@ from starlette.responses import Response
 from pace.api.errors import NotFound, ResultDeleted
 from pace.api.http.answers import JSON, document_answer, fabric_run_answer
 from pace.api.http.audit import audit
-from pace.api.http.body import receive_body
+from pace.api.http.body import read_body
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.routes.tasks import wait_for_result
@@ -35,7 +35,7 @@ _EXAMPLE = {
     responses={
         201: {"model": FabricRunResource, "description": "The answer; Location says where it stays"},
         202: {"model": TaskResource, "description": "Not answered within the wait; Location is the task's"},
-        **problems(401, 403, 409, 413, 415, 422, 429, 500, 503, 507),
+        **problems(401, 403, 408, 409, 413, 415, 422, 429, 500, 503, 507),
     },
     openapi_extra=json_body(FabricRunRequest, _EXAMPLE),
 )
@@ -45,9 +45,7 @@ async def create_fabric_run(request: Request, service: RunningService, principal
     ``Prefer`` is as for schedules. The task's ``/events`` tell how far it is; DELETE of the task ends it.
     """
     tenant = principal.tenant
-    body, gzipped = await receive_body(request, service.settings.max_body_bytes)
-    received = await service.body_reader.read(read_fabric_run, body, gzipped)
-    del body
+    received = await read_body(request, tenant, read_fabric_run)
     submitted = await service.submit(tenant, received)
     asked = {"fabric_run": submitted.result_id, "scenario": received.scenario_sha256}
     audit("fabric-run-requested", principal, **asked)
@@ -56,7 +54,7 @@ async def create_fabric_run(request: Request, service: RunningService, principal
         unfinished = await wait_for_result(service, tenant, submitted, request.headers.get("prefer", ""))
         if unfinished is not None:
             return unfinished
-        stored = await asyncio.to_thread(service.fabric_runs.get, tenant, submitted.result_id)
+        stored = await service.in_database(service.fabric_runs.get, tenant, submitted.result_id)
     if not isinstance(stored, StoredFabricRun):
         raise ResultDeleted("the answer was deleted while it was made; send it again")
     answer = await asyncio.to_thread(fabric_run_answer, stored)
@@ -70,7 +68,7 @@ async def list_fabric_runs(
     request: Request, service: RunningService, principal: Reader, limit: Limit = 100, cursor: Cursor = None
 ) -> Response:
     """List runs without their content, newest first."""
-    page = await asyncio.to_thread(service.fabric_runs.list, principal.tenant, limit, cursor)
+    page = await service.in_database(service.fabric_runs.list, principal.tenant, limit, cursor)
     return document_answer(page).response_to(request)
 
 
@@ -90,7 +88,7 @@ async def get_fabric_run(
     request: Request, service: RunningService, principal: Reader, run_id: FabricRunId
 ) -> Response:
     """Return a stored run."""
-    stored = await asyncio.to_thread(service.fabric_runs.get, principal.tenant, run_id)
+    stored = await service.in_database(service.fabric_runs.get, principal.tenant, run_id)
     if stored is None:
         raise NotFound(f'there is no fabric run "{run_id}"')
     return (await asyncio.to_thread(fabric_run_answer, stored)).response_to(request)
@@ -104,6 +102,6 @@ async def get_fabric_run(
 )
 async def delete_fabric_run(service: RunningService, principal: Admin, run_id: FabricRunId) -> None:
     """Delete a stored run and its scenario."""
-    if not await asyncio.to_thread(service.fabric_runs.delete, principal.tenant, run_id):
+    if not await service.in_database(service.fabric_runs.delete, principal.tenant, run_id):
         raise NotFound(f'there is no fabric run "{run_id}"')
     audit("fabric-run-deleted", principal, fabric_run=run_id)
