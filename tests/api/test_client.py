@@ -1,6 +1,7 @@
 """The client against a real service, and against services that are gone, slow or lying."""
 
 import json
+import shutil
 import socket
 import ssl
 import subprocess
@@ -298,6 +299,8 @@ def test_polling_a_task_does_not_extend_the_time_out() -> None:
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Make a certificate of one's own for 127.0.0.1; return it and its key."""
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed (Debian: apt-get install openssl)")
     folder: Path = tmp_path_factory.mktemp("tls")
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
