@@ -62,7 +62,8 @@ def capture_model(
         sent = sum(gradient.size_bytes for gradient in captured.gradients)
         assert sent == 4 * row["parameters"], f"the profile's gradients have {sent} bytes"
         findings.check(
-            setting.dry or abs(report.error) <= LARGEST_ERROR, f"{name} {precision}: error {report.error:+.1%}"
+            setting.dry or abs(report.error) <= LARGEST_ERROR,
+            f"{name} {precision}: error {report.error:+.1%}",
         )
         stem = f"{name}-{precision}".replace(" ", "-")
         cuda = [] if setting.dry else [ProfilerActivity.CUDA]

@@ -9,8 +9,10 @@ import pytest
 from benchmarks.gpu.findings import Findings, Setting
 
 ROOT = Path(__file__).resolve().parents[2]
-ON_SIMULATED_DEVICE = "tests/runtime/engine/test_on_device.py::test_the_device_waits_for_a_sum_and_the_host_does_not"
-# The project's own options ask for plugins that may be missing here, and make every warning of any torch an error.
+ON_SIMULATED_DEVICE = (
+    "tests/runtime/engine/test_on_device.py::test_the_device_waits_for_a_sum_and_the_host_does_not"
+)
+# The project's own options ask for plugins that may be missing, and make every warning an error.
 OPTIONS = """[pytest]
 pythonpath = {root}
 markers =
@@ -38,11 +40,13 @@ class Outcomes:
         with self._findings.row(test=report.nodeid) as row:
             row["outcome"] = report.outcome
             row["seconds"] = report.duration
-            if report.skipped and isinstance(report.longrepr, tuple):
+            if report.skipped and isinstance(report.longrepr, tuple | list):
                 row["reason"] = report.longrepr[2]
         self.passed += report.when == "call" and report.passed
         self.skipped += report.skipped
-        self._findings.check(not report.failed, f"{report.nodeid} ({report.when}):\n{report.longreprtext[-2500:]}")
+        self._findings.check(
+            not report.failed, f"{report.nodeid} ({report.when}):\n{report.longreprtext[-2500:]}"
+        )
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be loaded fails the part."""
@@ -50,7 +54,7 @@ class Outcomes:
 
 
 class OneMore:
-    """A pytest plugin that chooses, of what was collected, the tests marked ``cuda`` and one that needs no GPU."""
+    """A pytest plugin that chooses the tests marked ``cuda`` and one that needs no GPU."""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave out all other tests."""
@@ -68,7 +72,8 @@ def run(findings: Findings, setting: Setting) -> None:
     files = sorted(
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "tests").rglob("test_*.py")
-        if "mark.cuda" in path.read_text(encoding="utf-8") and not path.is_relative_to(ROOT / "tests" / "scripts")
+        if "mark.cuda" in path.read_text(encoding="utf-8")
+        and not path.is_relative_to(ROOT / "tests" / "scripts")
     )
     findings.fact("files", files)
     command = ["-c", str(options), "--rootdir", str(ROOT), "--import-mode=importlib", "-q"]
@@ -85,4 +90,3 @@ def run(findings: Findings, setting: Setting) -> None:
     findings.check(code == 0, f"pytest ended with {code}")
     findings.check(outcomes.passed > 0, "no test passed")
     findings.check(setting.dry or outcomes.skipped == 0, f"{outcomes.skipped} tests were skipped on a GPU")
-

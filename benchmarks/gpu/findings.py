@@ -1,4 +1,4 @@
-"""What a part has found: facts, rows of a table and failures, written to a file whenever something is added."""
+"""What a part has found: facts, rows of a table and failures, written to a file as they come."""
 
 import contextlib
 import json

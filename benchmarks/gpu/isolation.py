@@ -17,10 +17,12 @@ GRACE_S = 4.0
 TAIL_CHARACTERS = 3000
 
 
-def run_part(part: Part, *, work: Path, dry: bool, limit_s: float, environment: dict[str, str]) -> dict[str, Any]:
-    """Run one part for at most `limit_s` and return its findings with status, seconds and, failed, its output.
+def run_part(
+    part: Part, *, work: Path, dry: bool, limit_s: float, environment: dict[str, str]
+) -> dict[str, Any]:
+    """Run one part for at most `limit_s` and return its findings, status and seconds.
 
-    Status is "passed", "failed", or "timed out".
+    Status is "passed", "failed" or "timed out"; of a part that did not pass, the end of its output is kept.
     """
     result, log = work / f"{part.name}.json", work / f"{part.name}.log"
     command = [sys.executable, "-m", "benchmarks.gpu.part", part.name, str(result), str(work)]

@@ -1,4 +1,4 @@
-"""Reads the traces that the part ``captures`` left through the importer, and compares with what it measured."""
+"""Reads the traces of the part ``captures`` through the importer; compares with what was measured."""
 
 import json
 

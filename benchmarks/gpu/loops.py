@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -47,7 +48,7 @@ def device_seconds(model: nn.Module, step: Callable[[], None], iterations: int) 
         step()
         stamps.append(clock.now())
     passed = clock.seconds(stamps)
-    return median(after - before for before, after in zip(passed, passed[1:], strict=False))
+    return median(after - before for before, after in pairwise(passed))
 
 
 def settled(device: str) -> float:

@@ -1,6 +1,6 @@
-"""ResNet-50, GPT-2 small and BERT-base in plain torch, with random weights; small ones of the same shape for dry runs.
+"""ResNet-50, GPT-2 small and BERT-base in plain torch, with random weights, and small ones for dry runs.
 
-Parameters are counted in the tests against those of the published models.
+The tests count their parameters against those of the published models.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,9 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """A residual network for images; returns the loss."""
 
-    def __init__(self, *, blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 64, classes: int = 1000) -> None:
+    def __init__(
+        self, *, blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 64, classes: int = 1000
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = [
             nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
@@ -75,7 +77,9 @@ class Block(nn.Module):
         """Return what attention adds."""
         batch, length, width = hidden.shape
         shape = (batch, length, self.heads, width // self.heads)
-        query, key, value = (part.view(shape).transpose(1, 2) for part in self.joined(hidden).chunk(3, dim=-1))
+        query, key, value = (
+            part.view(shape).transpose(1, 2) for part in self.joined(hidden).chunk(3, dim=-1)
+        )
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         joined: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return joined

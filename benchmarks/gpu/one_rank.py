@@ -1,4 +1,4 @@
-"""A job of one rank in which nothing has to be sent: over NCCL on a GPU, over Gloo on the simulated device."""
+"""A job of one rank, which sends nothing: over NCCL on a GPU, over Gloo on the simulated device."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""What the runtime costs an iteration where nothing has to be sent: for the host, and until the device is through."""
+"""What the runtime costs an iteration in which nothing has to be sent, on the host and on the device."""
 
 import time
 from statistics import median
@@ -53,7 +53,7 @@ def run(findings: Findings, setting: Setting) -> None:
 
 
 class NothingOnDevice(NoTransport):
-    """Ends every all-reduce at once on the device's stream for communication: what remains is the engine's."""
+    """Ends every all-reduce at once on the device's stream for communication."""
 
     def __init__(self, device: Device | None) -> None:
         self.device = device
@@ -76,7 +76,7 @@ class NothingOnDevice(NoTransport):
 
 
 def engine_ms(setting: Setting, *, rounds: int) -> float:
-    """Return the median milliseconds that submitting a group of one segment and waiting for it take the host."""
+    """Return the host's median milliseconds for handing over a group of one segment and waiting for it."""
     model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(100))).to(setting.device)
     if setting.dry:
         from tests.runtime.engine.queued_device import LaggingDevice

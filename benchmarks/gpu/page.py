@@ -9,7 +9,8 @@ def page(document: dict[str, Any]) -> str:
     lines = [
         "# GPU check" + (", dry run: no GPU was used, and its times mean nothing" if dry else ""),
         "",
-        f"{document['date']}, `{document['command']}`, Python {document['python']}, {document['seconds']:.0f} s.",
+        f"{document['date']}, `{document['command']}`,"
+        f" Python {document['python']}, {document['seconds']:.0f} s.",
         "",
         "| part | status | seconds | what it shows |",
         "| --- | --- | ---: | --- |",

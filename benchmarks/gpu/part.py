@@ -1,4 +1,7 @@
-"""One part of the check, in its own process: ``python -m benchmarks.gpu.part NAME RESULT WORK [--dry-run]``."""
+"""One part of the check, in a process of its own.
+
+python -m benchmarks.gpu.part NAME RESULT WORK [--dry-run]
+"""
 
 import argparse
 import importlib

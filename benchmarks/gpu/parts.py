@@ -19,7 +19,7 @@ class Part:
 
 
 PARTS = (
-    Part(name="machine", shows="GPU, driver, versions of torch and of what PACE needs", limit_s=25),
+    Part(name="machine", shows="GPU, driver, versions of torch and of what PACE needs", limit_s=40),
     Part(
         name="cuda_tests",
         shows="the tests marked cuda: two ranks on one GPU over Gloo, one over NCCL, no operation that waits",
@@ -37,7 +37,7 @@ PARTS = (
         limit_s=140,
     ),
     Part(name="overhead", shows="what the runtime costs where nothing is sent", limit_s=40),
-    Part(name="memory", shows="peak memory of plain training, DDP and PACE", limit_s=25),
+    Part(name="memory", shows="peak memory of plain training, DDP and PACE", limit_s=30),
 )
 TOTAL_S = 530.0
 """All parts together; what is left after their limits is for starting and ending processes."""

@@ -1,4 +1,4 @@
-"""The simulated device of the tests in place of a GPU, so that the runtime takes its CUDA paths in a dry run."""
+"""The tests' simulated device in place of a GPU: the runtime takes its paths for devices in a dry run."""
 
 import pace.runtime.torch
 from tests.runtime.engine.queued_device import LaggingDevice, QueuedTransport

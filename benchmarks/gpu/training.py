@@ -29,7 +29,7 @@ def run(findings: Findings, setting: Setting) -> None:
 
 
 def start_ranks(link: Wire, specification: str) -> str:
-    """Run both ranks to their end, in one shell because a limited loopback is one process's, and return how."""
+    """Run both ranks, in one shell because they share a limited loopback, and return how they ended."""
     rank = f'"{sys.executable}" -m benchmarks.gpu.training_rank "{specification}"'
     both = f"{rank} 0 & first=$!; {rank} 1 & second=$!; wait $first; a=$?; wait $second; echo ranks $a $?"
     ended = subprocess.run(

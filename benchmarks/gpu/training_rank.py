@@ -1,4 +1,4 @@
-"""One rank of the part ``training``: captures, measures the link, schedules, then trains under DDP and PACE in turn.
+"""One rank of ``training``: captures, measures the link, schedules, trains under DDP and PACE in turn.
 
     python -m benchmarks.gpu.training_rank SPECIFICATION RANK
 
@@ -19,6 +19,8 @@ from benchmarks.gpu.links import become
 PORT = 29431
 ROUNDS = 2
 MOST_SAMPLES = 256
+BYTES_PER_SAMPLE = 250e6
+"""Of the GPU's memory, which both ranks share: more than twice what ResNet-50 keeps of a sample."""
 
 
 def main() -> None:
@@ -83,9 +85,7 @@ class Rank:
         from pace.runtime.profiler import gradient_bytes
 
         size = self._workload.batch_size
-        step = training_step(
-            self._model, self._sgd(), self._workload.batch(self._device, seed=self._rank)
-        )
+        step = training_step(self._model, self._sgd(), self._workload.batch(self._device, seed=self._rank))
         for _ in range(3):
             step()
         dist.barrier()
@@ -97,7 +97,9 @@ class Rank:
         compute_s = float(seconds) / 2
         sending_s = gradient_bytes(self._model) * 8e-6 / self._rate if self._rate else compute_s
         if not self._dry:
-            size = max(8, min(round(size * sending_s / compute_s), MOST_SAMPLES))
+            memory = torch.cuda.get_device_properties(0).total_memory
+            most = min(MOST_SAMPLES, round(memory / BYTES_PER_SAMPLE))
+            size = max(8, min(round(size * sending_s / compute_s), most))
         self._fact("samples a batch and rank", size)
         self._fact("sending all gradients at the link's rate ms", sending_s * 1e3 if self._rate else None)
         return size
@@ -108,11 +110,8 @@ class Rank:
         import torch.distributed as dist
 
         from benchmarks.gpu.loops import training_step
-        from pace.allreduce.optimize import optimize
         from pace.documents.schedule import parse_schedule
         from pace.runtime.profiler import Capture, gradient_bytes, measure_allreduce, torch_network
-        from pace.simulation.policies import make_policy
-        from pace.simulation.run import simulate
 
         optimizer = self._sgd()
         step = training_step(self._model, optimizer, self._batch)
@@ -131,6 +130,10 @@ class Rank:
         )
         shared: list[Any] = [None]
         if self._rank == 0:
+            from pace.allreduce.optimize import optimize
+            from pace.simulation.policies import make_policy
+            from pace.simulation.run import simulate
+
             profile = capture.profile("ResNet-50", workers=2, allreduce=measured.document)
             schedule = optimize(profile)
             ddp = simulate(profile, make_policy("ddp"))
@@ -196,7 +199,9 @@ class Rank:
         gc.collect()  # DDP's hooks go with it
         if self._reference is None:
             self._reference = trained
-        initial = torch.cat([self._initial[name].flatten() for name, _ in self._model.named_parameters()]).cpu()
+        initial = torch.cat(
+            [self._initial[name].flatten() for name, _ in self._model.named_parameters()]
+        ).cpu()
         moved = float((self._reference - initial).norm())
         return {
             "iteration_s": seconds,
@@ -216,7 +221,7 @@ class Rank:
 
 def profile_ms(profile: Any) -> float:
     """Return the compute time of a profile with one stream."""
-    return sum(op.duration_s for op in profile.ops) * 1e3
+    return float(sum(op.duration_s for op in profile.ops)) * 1e3
 
 
 if __name__ == "__main__":

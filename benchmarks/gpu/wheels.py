@@ -1,4 +1,4 @@
-"""Wheels for a machine without network: downloaded where there is one, unpacked beside what is installed there."""
+"""Wheels for a machine without network: downloaded elsewhere, unpacked beside what is installed there."""
 
 import importlib.metadata
 import re
@@ -12,7 +12,7 @@ WANTED = (
     *("structlog>=24.4", "httpx>=0.27", "tenacity>=9"),
     *("pytest>=8.3", "pytest-timeout>=2.3", "pytest-xdist>=3.6"),
 )
-"""Of what PACE and its tests need, what a machine for torch often lacks; numpy, scipy and numba are too large."""
+"""What PACE and its tests need and a machine for torch may lack; numpy, scipy and numba are too large."""
 PYDANTIC = ("pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection")
 """These fit one another only as they were packed."""
 OLDEST_PYDANTIC = (2, 12)
@@ -29,7 +29,16 @@ def pack(folder: Path) -> int:
     """
     folder.mkdir(parents=True, exist_ok=True)
     tags = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "any")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--only-binary=:all:",
+        "--dest",
+        str(folder),
+    ]
     command += ["--python-version", "3.12", "--implementation", "cp", "--abi", "cp312", "--abi", "none"]
     command += [word for tag in tags for word in ("--platform", tag)]
     ended = subprocess.run([*command, *WANTED], capture_output=True, text=True, check=False)
