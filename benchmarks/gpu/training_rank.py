@@ -177,7 +177,7 @@ class Rank:
 
         from benchmarks.gpu.loops import settled, training_step
 
-        warmup, iterations = (2, 3) if self._dry else (3, 12)
+        warmup, iterations = (2, 3) if self._dry else (2, 8)
         self._model.load_state_dict(self._initial)
         self._model.zero_grad()
         model, optimizer = wrap()
