@@ -86,9 +86,12 @@ class FixedPlan(PlanSource):
 
 
 def wrap_alone(
-    model: nn.Module, make_plan: Callable[[list[GradientSize]], Plan], order: Any
+    model: nn.Module,
+    make_plan: Callable[[list[GradientSize]], Plan],
+    order: Any,
+    transport: NoTransport | None = None,
 ) -> WrappedOptimizer:
-    """Wrap SGD over the transport that does nothing."""
+    """Wrap SGD over a transport that does nothing."""
     options = WrapperOptions(
         mode="overlap",
         order=order,
@@ -102,7 +105,7 @@ def wrap_alone(
     return WrappedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1e-6),
         model,
-        transport=NoTransport(),
+        transport=transport or NoTransport(),
         prepare=lambda: (options, FixedPlan(make_plan)),
     )
 

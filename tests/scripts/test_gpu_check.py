@@ -1,0 +1,126 @@
+"""``scripts/gpu-check`` without a GPU: the whole of it dry, and what it promises of failures."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu.cuda_tests import Outcomes
+from benchmarks.gpu.findings import Findings
+from benchmarks.gpu.isolation import run_part
+from benchmarks.gpu.models import WORKLOADS
+from benchmarks.gpu.page import page
+from benchmarks.gpu.parts import PARTS, TOTAL_S, Part
+from benchmarks.gpu.wheels import unpack_missing
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_dry_run_passes_every_part(tmp_path: Path) -> None:
+    """Small models on the CPU, the runtime over the simulated device, both results written."""
+    command = [str(ROOT / "scripts" / "gpu-check"), "--dry-run", "--out", str(tmp_path)]
+    environment = os.environ | {"PYTHON": sys.executable}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=580, check=False)
+    shown = (tmp_path / "gpu-check.md").read_text()
+    assert ended.returncode == 0, ended.stdout + ended.stderr + shown
+    document = json.loads((tmp_path / "gpu-check.json").read_text())
+    parts = document["parts"]
+    assert {name: part["status"] for name, part in parts.items()} == {part.name: "passed" for part in PARTS}
+    assert all(f"## {part.name}\n" in shown for part in PARTS)
+    assert "dry run: no GPU was used" in shown
+
+    cuda_tests = {row["test"].split("::")[0] for row in parts["cuda_tests"]["rows"]}
+    assert {"tests/runtime/test_cuda.py", "tests/runtime/capture/test_profiler.py"} <= cuda_tests
+    captured = {(row["model"], row["precision"]): row for row in parts["captures"]["rows"]}
+    imported = {(row["model"], row["precision"]): row for row in parts["kineto"]["rows"]}
+    assert len(captured) == 6
+    assert captured.keys() == imported.keys()
+    assert all(imported[key]["gradients"] == row["gradients"] for key, row in captured.items())
+    runs = parts["training"]["rows"]
+    assert [run["contender"] for run in runs] == ["DDP", "PACE"] * 2
+    assert all(run["same bits on both ranks"] for run in runs)
+    assert max(run["weights against the first DDP run"] for run in runs) <= 1e-4
+    ways = ["plain", "DDP", "PACE, barrier", "PACE, overlap"]
+    assert [row["training"] for row in parts["overhead"]["rows"]][1:] == ways
+    assert [row["training"] for row in parts["memory"]["rows"]] == ways
+
+
+def test_models_have_the_published_sizes() -> None:
+    """Those of torchvision's ResNet-50, and of Hugging Face's GPT2LMHeadModel and BertForMaskedLM."""
+    with torch.device("meta"):
+        sizes = {
+            name: sum(parameter.numel() for parameter in workload.build().parameters())
+            for name, workload in WORKLOADS.items()
+        }
+    assert sizes == {"ResNet-50": 25_557_032, "GPT-2 small": 124_439_808, "BERT-base": 109_514_298}
+
+
+def test_the_limits_leave_time_to_end() -> None:
+    """Nine minutes for everything, a last part that has to be killed included."""
+    assert TOTAL_S + 5 <= 9 * 60
+    assert sum(part.limit_s for part in PARTS) <= 9 * 60
+
+
+def test_a_part_that_hangs_is_ended(tmp_path: Path) -> None:
+    """Its limit passes while it still loads torch."""
+    found = run_part(PARTS[0], work=tmp_path, dry=True, limit_s=0.05, environment=ENVIRONMENT)
+    assert found["status"] == "timed out"
+    assert "its limit" in found["failures"][-1]
+
+
+def test_a_part_that_dies_leaves_its_output(tmp_path: Path) -> None:
+    """Here there is none of that name."""
+    part = Part(name="no_such_part", shows="nothing", limit_s=60)
+    found = run_part(part, work=tmp_path, dry=True, limit_s=60, environment=ENVIRONMENT)
+    assert found["status"] == "failed"
+    assert "ModuleNotFoundError" in found["output"]
+    document = {"dry_run": True, "date": "", "command": "", "python": "", "seconds": 1.0}
+    assert "ModuleNotFoundError" in page(document | {"parts": {"no_such_part": found}})
+
+
+def test_a_row_that_fails_hides_no_other(tmp_path: Path) -> None:
+    """The row keeps what it had, the part fails, and what follows is found all the same."""
+    findings = Findings(tmp_path / "part.json")
+    with findings.row(model="first") as row:
+        row["ops"] = 3
+        row["ratio"] = row["ops"] / 0
+    with findings.row(model="second") as row:
+        row["ops"] = 4
+    document = json.loads((tmp_path / "part.json").read_text())
+    first = {"model": "first", "ops": 3, "error": "ZeroDivisionError: division by zero"}
+    assert document["rows"] == [first, {"model": "second", "ops": 4}]
+    assert len(document["failures"]) == 1
+
+
+def test_a_test_that_fails_fails_its_part(tmp_path: Path) -> None:
+    """With what pytest says of it."""
+    findings = Findings(tmp_path / "part.json")
+    outcomes = Outcomes(findings)
+    for when, outcome, says in (("setup", "passed", None), ("call", "failed", "assert 1 == 2")):
+        report = pytest.TestReport("t.py::test", ("t.py", 1, "test"), {}, outcome, says, when)  # type: ignore[arg-type]  # from a loop
+        outcomes.pytest_runtest_logreport(report)
+    document = json.loads((tmp_path / "part.json").read_text())
+    assert [row["outcome"] for row in document["rows"]] == ["failed"]
+    assert "assert 1 == 2" in document["failures"][0]
+    assert outcomes.passed == 0
+
+
+def test_only_missing_packages_are_unpacked(tmp_path: Path) -> None:
+    """What is installed stays as it is; programs in a wheel can be run."""
+    for name in ("not_installed_here-1.0-py3-none-any", "numpy-9.0-cp312-cp312-manylinux_2_28_x86_64"):
+        with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as wheel:
+            program = zipfile.ZipInfo(f"{name.split('-')[0]}/program")
+            program.external_attr = 0o755 << 16
+            wheel.writestr(program, "#!/bin/sh\n")
+    into = tmp_path / "packages"
+    assert unpack_missing(tmp_path, into) == ["not_installed_here-1.0-py3-none-any.whl"]
+    assert [path.name for path in into.iterdir()] == ["not_installed_here"]
+    assert os.access(into / "not_installed_here" / "program", os.X_OK)
