@@ -9,15 +9,14 @@ from starlette.requests import Request
 
 from pace.api.body_room import HeldBody
 from pace.api.errors import BodyTimeout, ContentTooLarge, InvalidRequest, UnsupportedMediaType
-from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
 from pace.api.service import Service
+from pace.api.workers.body_reader import Received
 from pace.api.workers.functions import ReadLimits
 from pace.documents.base import explain
 
 MAX_SMALL_BYTES = 20_000
 
 D = TypeVar("D", bound=BaseModel)
-Received = TypeVar("Received", ReceivedProfile, ReceivedRequest, ReceivedWhatIf)
 
 
 async def receive_small(request: Request, document: type[D]) -> D:

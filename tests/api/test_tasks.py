@@ -100,7 +100,7 @@ def test_a_task_that_lost_its_profile_fails_alone(queue: TaskQueue) -> None:
     assert status is not None
     assert status.state == "failed"
     assert status.problem is not None
-    assert "profile was deleted" in status.problem.detail
+    assert "was deleted" in status.problem.detail
 
 
 def test_a_profile_of_a_cancelled_task_can_be_deleted(queue: TaskQueue) -> None:

@@ -35,7 +35,10 @@ def test_the_answer_is_the_librarys_plan(service: Caller) -> None:
     assert answer.content == plan.to_json()
     compressed = gzip.compress(json.dumps(request()).encode())
     again = service.http.post(
-        "/v1/transfer-plans", content=compressed, headers={"Content-Encoding": "gzip"}, timeout=60
+        "/v1/transfer-plans",
+        content=compressed,
+        headers={"Content-Encoding": "gzip", "Content-Type": "application/json"},
+        timeout=60,
     )
     assert again.content == answer.content
 
