@@ -165,7 +165,12 @@ class AsynchronousOptimizer(StandIn):
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def close(self) -> None:
-        """Leave the training; the others go on without this rank. Idempotent."""
+        """Leave the training; the others go on without this rank. Idempotent.
+
+        A rank that runs a server itself stays, for at most the time-out, until the others have left too: part
+        of their weights is there.
+        """
+        self._transport.serve_on_s = self._timeout_s
         self._close(linger=True)
 
     def _close(self, *, linger: bool, reason: str | None = None) -> None:
@@ -188,6 +193,7 @@ class AsynchronousOptimizer(StandIn):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
+        self._transport.serve_on_s = self._timeout_s if kind is None else 0.0
         self._close(linger=True, reason=None if kind is None else kind.__name__)
 
     def __del__(self) -> None:

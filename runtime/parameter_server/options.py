@@ -5,6 +5,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pace.errors import InvalidOptions
@@ -125,6 +126,25 @@ def read_options(
         pacing_bytes_per_s=None if rate is None else float(rate),
         ssl_context=ssl_context,
     )
+
+
+def read_token(file: Path | None) -> str | None:
+    """Return the token in a file, or the environment's PACE_PS_TOKEN; None where there is neither.
+
+    Raises
+    ------
+    InvalidOptions
+        When the file holds none.
+    """
+    if file is None:
+        return os.environ.get("PACE_PS_TOKEN") or None
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOptions(f"{file}: the token cannot be read: {error}") from error
+    if not token:
+        raise InvalidOptions(f"{file}: there is no token in it")
+    return token
 
 
 def parse_address(place: object, name: str) -> ServerAddress:

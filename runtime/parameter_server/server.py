@@ -170,6 +170,13 @@ class Server:
                 self.sessions[job] = Session(job, size, most_bytes=self._most_bytes, on_end=self._end)
             return self.sessions[job]
 
+    def wait_for_ends(self, within_s: float) -> bool:
+        """Wait until every job here has ended, and return whether they have."""
+        deadline = time.monotonic() + within_s
+        while self.sessions and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return not self.sessions
+
     def _end(self, session: Session) -> None:
         # Without the lock: a session calls this with its own held.
         self.sessions.pop(session.job, None)

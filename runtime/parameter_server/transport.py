@@ -66,6 +66,8 @@ class PushPullTransport(GlooTransport):
         self._places: dict[str, tuple[ServerLink, int]] = {}
         self._rounds: dict[str, int] = {}
         self._shut = False
+        # How long this rank's server goes on for others once this rank has left.
+        self.serve_on_s = 0.0
         super().__init__(timeout_s=timeout_s, process_group=process_group)
         self._timeout_s = timeout_s
         self._notsent_bytes = notsent_bytes
@@ -258,5 +260,7 @@ class PushPullTransport(GlooTransport):
             for link in self._links:
                 link.close()
             if self._server is not None:
+                if self._failure is None:
+                    self._server.wait_for_ends(self.serve_on_s)
                 self._server.close(reason=self._failure)
         super().close(failed=failed)
