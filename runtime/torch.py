@@ -25,7 +25,7 @@ from pace.runtime.optimizer.start import Prepare, released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.parameter_server.options import (
     Consistency,
-    ExchangeOptions,
+    ServerOptions,
     Servers,
     Stale,
     read_options,
@@ -90,7 +90,7 @@ class _Arguments:
             notsent_bytes=credit if type(credit) is int and 0 < credit < 1 << 31 else NOTSENT_BYTES,
         )
 
-    def _exchange_options(self, model: nn.Module) -> ExchangeOptions:
+    def _exchange_options(self, model: nn.Module) -> ServerOptions:
         require_one_of("backend", self.backend, ("allreduce", "ps"))
         if self.backend != "ps":
             self._refuse_for_allreduce()

@@ -34,7 +34,7 @@ class ServerAddress:
 
 
 @dataclass(slots=True, kw_only=True)
-class Exchange:
+class PushPullCall:
     """A segment that is pushed and pulled back into the same memory.
 
     Attributes
@@ -84,7 +84,7 @@ class ServerLink:
         self.address = address
         self._on_failure = on_failure
         self._lock = threading.Lock()
-        self._pending: dict[int, Exchange] = {}
+        self._pending: dict[int, PushPullCall] = {}
         self._layout: Layout | None = None
         self._number = -1
         self._over = False
@@ -141,7 +141,7 @@ class ServerLink:
         document = memoryview(layout.document)
         self._outbox.put((-1,), Parcel(first, document, len(document)))
 
-    def start(self, exchange: Exchange) -> None:
+    def start(self, exchange: PushPullCall) -> None:
         """Push a segment; returns at once."""
         layout = self._layout
         assert layout is not None

@@ -17,8 +17,8 @@ from pace.documents.push_pull import PushPull
 from pace.errors import CommunicationFailed
 from pace.runtime.parameter_server.handshake import Greeting
 from pace.runtime.parameter_server.layout import Layout, ServedSegment, memory_of
-from pace.runtime.parameter_server.link import Exchange, ServerLink
-from pace.runtime.parameter_server.options import ExchangeOptions, parse_address
+from pace.runtime.parameter_server.link import PushPullCall, ServerLink
+from pace.runtime.parameter_server.options import ServerOptions, parse_address
 
 _SILENCE_S = 10.0
 _SMALL_BYTES = 64
@@ -55,7 +55,7 @@ class MeasuredLinks:
 
 
 def measure_links(
-    options: ExchangeOptions, *, size_bytes: int = 32 << 20, repeats: int = 5, within_s: float = 10.0
+    options: ServerOptions, *, size_bytes: int = 32 << 20, repeats: int = 5, within_s: float = 10.0
 ) -> MeasuredLinks:
     """Push zeros to servers and pull them back; servers must expect jobs of any size, or of one worker.
 
@@ -103,7 +103,7 @@ def measure_links(
             for segment in segments:
                 for at in among:
                     links[at].start(
-                        Exchange(
+                        PushPullCall(
                             segment=segment,
                             round=rounds[segment],
                             memory=memories[at][segment],

@@ -39,7 +39,7 @@ Servers = Literal["colocated"] | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeOptions:
+class ServerOptions:
     """How to reach parameter servers, checked.
 
     Attributes
@@ -80,7 +80,7 @@ def read_options(
     deterministic: Any = False,
     pacing_bytes_per_s: Any = None,
     ssl_context: Any = None,
-) -> ExchangeOptions:
+) -> ServerOptions:
     """Check what the user gave, and take from the environment what is missing.
 
     PACE_PS_SERVERS names servers, separated by commas, or is "colocated"; PACE_PS_TOKEN is the token.
@@ -119,7 +119,7 @@ def read_options(
         )
     if ssl_context is not None and servers == "colocated":
         raise InvalidOptions("ssl_context is for servers of their own: colocated ones have no certificate")
-    return ExchangeOptions(
+    return ServerOptions(
         servers=servers,
         token=token,
         deterministic=deterministic,

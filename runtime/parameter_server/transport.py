@@ -15,8 +15,8 @@ import torch.distributed as dist
 from pace.errors import CommunicationFailed, InvalidOptions, PaceError
 from pace.runtime.parameter_server.handshake import Greeting
 from pace.runtime.parameter_server.layout import Layout, memory_of, segment_of
-from pace.runtime.parameter_server.link import Exchange, ServerAddress, ServerLink
-from pace.runtime.parameter_server.options import ExchangeOptions, own_host, parse_address
+from pace.runtime.parameter_server.link import PushPullCall, ServerAddress, ServerLink
+from pace.runtime.parameter_server.options import ServerOptions, own_host, parse_address
 from pace.runtime.parameter_server.server import Server
 from pace.runtime.parameter_server.streams import NOTSENT_BYTES
 from pace.runtime.parameter_server.wire import FrameKind
@@ -90,7 +90,7 @@ class PushPullTransport(GlooTransport):
         return len(self._links)
 
     def _open(self, prepare: Any) -> None:
-        options: ExchangeOptions | None = None
+        options: ServerOptions | None = None
         mine: dict[str, Any] = {}
         try:
             options = prepare()
@@ -136,7 +136,7 @@ class PushPullTransport(GlooTransport):
             raise kind("; ".join(f"rank {rank}: {error}" for rank, error in list(errors.items())[:5]))
         return replies
 
-    def _addresses(self, options: ExchangeOptions, token: str | None) -> list[ServerAddress]:
+    def _addresses(self, options: ServerOptions, token: str | None) -> list[ServerAddress]:
         if options.servers != "colocated":
             return [
                 parse_address(place, f"server {number} ({place})")
@@ -155,7 +155,7 @@ class PushPullTransport(GlooTransport):
         ]
 
     def _link_up(
-        self, addresses: Sequence[ServerAddress], options: ExchangeOptions, token: str | None, job: str
+        self, addresses: Sequence[ServerAddress], options: ServerOptions, token: str | None, job: str
     ) -> None:
         silence_s = min(max(self._timeout_s / 4, _SHORTEST_SILENCE_S), _LONGEST_SILENCE_S)
         for number, address in enumerate(addresses):
@@ -232,7 +232,7 @@ class PushPullTransport(GlooTransport):
 
         link, place = self._places[name]
         link.start(
-            Exchange(
+            PushPullCall(
                 segment=place, round=self._rounds[name], memory=memory_of(segment), done=complete, kind=kind
             )
         )

@@ -7,7 +7,7 @@ import torch
 
 from pace.runtime.parameter_server.handshake import Greeting
 from pace.runtime.parameter_server.layout import Layout, memory_of, segment_of
-from pace.runtime.parameter_server.link import Exchange, ServerAddress, ServerLink
+from pace.runtime.parameter_server.link import PushPullCall, ServerAddress, ServerLink
 from pace.runtime.parameter_server.server import Server
 from pace.runtime.parameter_server.wire import FrameKind
 
@@ -42,7 +42,7 @@ class Worker:
             self._rounds[segment] = self._rounds.get(segment, 0) + 1
         arrival = Arrival()
         self.link.start(
-            Exchange(
+            PushPullCall(
                 segment=segment,
                 round=self._rounds.get(segment, 0),
                 memory=memory_of(tensor),

@@ -119,6 +119,7 @@ def _train(rank: int, _size: int) -> Any:
             optimizer.zero_grad()
             backward(model(*batch))
             for name, parameter in model.named_parameters():
+                assert parameter.grad is not None
                 changes[name] -= 0.05 * parameter.grad.numpy()
             if uneven:
                 time.sleep(0.01 * rank)
@@ -129,20 +130,18 @@ def _train(rank: int, _size: int) -> Any:
         return trained, changes, isinstance(optimizer, torch.optim.Optimizer)
 
     refused = []
-    for options in (
+    wrongs: tuple[dict[str, Any], ...] = (
         {"consistency": "eventual"},
         {"consistency": "async", "compression": "fp16"},
         {"servers": ["nowhere"]},
         {"servers": ["10.0.0.1:7070"]},
         {"backend": "allreduce", "token": "secret"},
-    ):
+    )
+    for wrong in wrongs:
+        options: dict[str, Any] = {"backend": "ps", "timeout_s": 20.0, **wrong}
         model = build("conv")
         try:
-            DistributedOptimizer(
-                torch.optim.SGD(trainable(model), lr=0.1),
-                model,
-                **{"backend": "ps", "timeout_s": 20.0, **options},
-            )
+            DistributedOptimizer(torch.optim.SGD(trainable(model), lr=0.1), model, **options)
         except Exception as error:
             refused.append(f"{type(error).__name__}: {error}")
     return run(Stale(0), uneven=False), run(Stale(2), uneven=True), run("async", uneven=True), refused

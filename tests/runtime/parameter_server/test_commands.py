@@ -17,11 +17,11 @@ import torch
 from pace.errors import CommunicationFailed
 from pace.runtime.parameter_server.handshake import Greeting
 from pace.runtime.parameter_server.layout import memory_of
-from pace.runtime.parameter_server.link import Exchange, ServerAddress, ServerLink
+from pace.runtime.parameter_server.link import PushPullCall, ServerAddress, ServerLink
 from pace.runtime.parameter_server.server import Server
 from tests.runtime.parameter_server.links import Arrival, Worker, layout_of
 
-PACE = [sys.executable, "-m", "pace.cli"]
+PACE = [sys.executable, "-c", "from pace.cli.main import app; app()"]
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_sums_through_tls(tmp_path: Path) -> None:
             for mine, tensor, arrival in zip(links, tensors, arrivals, strict=True):
                 if round_ == 1:
                     mine.announce(layout_of([tensor]))
-                mine.start(Exchange(segment=0, round=round_, memory=memory_of(tensor), done=arrival.done))
+                mine.start(PushPullCall(segment=0, round=round_, memory=memory_of(tensor), done=arrival.done))
             for arrival in arrivals:
                 arrival.wait()
         assert torch.equal(tensors[0], torch.arange(200_000.0) * 4)

@@ -1,14 +1,13 @@
 """Servers add what workers push, in any order of arrival, and hand it back."""
 
 import threading
-from typing import Any
 
 import pytest
 import torch
 
 from pace.errors import CommunicationFailed, InvalidOptions
 from pace.runtime.parameter_server.server import Server
-from tests.runtime.parameter_server.links import WITHIN_S, Worker, layout_of
+from tests.runtime.parameter_server.links import WITHIN_S, Arrival, Worker, layout_of
 
 CHUNKS = 50_000  # elements: several chunks, the last one short
 
@@ -99,19 +98,23 @@ def test_layouts_follow_one_another() -> None:
 def test_an_urgent_segment_overtakes_bulk() -> None:
     """What is put in last and needed first is back first; pacing keeps the bulk under way for a while."""
     done: list[str] = []
+
+    def watch(arrival: Arrival, name: str) -> None:
+        arrival.wait()
+        done.append(name)
+
     with Server() as server:
         worker = Worker(server, 0, 1)
         worker.link._stream.set_pacing(20e6)
         urgent, bulk = torch.ones(1000), torch.ones(2_500_000)
         worker.link.announce(layout_of([urgent, bulk]))
-        arrivals: list[Any] = []
+        watches = []
         for segment, tensor, name in ((1, bulk, "bulk"), (0, urgent, "urgent")):
             arrival = worker.start(segment, tensor)
-            watch = threading.Thread(target=lambda a=arrival, n=name: (a.wait(), done.append(n)))
-            watch.start()
-            arrivals.append(watch)
-        for watch in arrivals:
-            watch.join(WITHIN_S)
+            watches.append(threading.Thread(target=watch, args=(arrival, name)))
+            watches[-1].start()
+        for each in watches:
+            each.join(WITHIN_S)
         worker.finish()
     assert done == ["urgent", "bulk"]
 
