@@ -7,13 +7,13 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import sha256
 
-import anyio.to_thread
 from limits import parse
 from limits.storage import MemoryStorage
 from limits.strategies import FixedWindowRateLimiter
 
 from pace.api.errors import Forbidden, RateLimited, Unauthorized
 from pace.api.storage.keys import SCOPES, ApiKey, KeyRing, Scope
+from pace.api.storage.threads import DatabaseThreads
 
 _TOKEN = re.compile(r"pace_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 
@@ -44,12 +44,17 @@ class AccessControl:
         None lets everyone in, as the tenant "default": only for a service on loopback.
     rate_limit
         How often a tenant may ask, such as "6000/minute"; empty for no limit.
+    threads
+        In which keys are looked up.
     trust_s
         How long a key that was found valid is not looked up again: a revoked key works so long.
     """
 
-    def __init__(self, keys: KeyRing | None, rate_limit: str, trust_s: float = 5.0) -> None:
+    def __init__(
+        self, keys: KeyRing | None, rate_limit: str, threads: DatabaseThreads, trust_s: float = 5.0
+    ) -> None:
         self._keys = keys
+        self._threads = threads
         self._rate_limit = parse(rate_limit) if rate_limit else None
         self._limiter = FixedWindowRateLimiter(MemoryStorage())
         self._trust_s = trust_s
@@ -88,7 +93,7 @@ class AccessControl:
         now = time.monotonic()
         until, key = self._known.get(key_id, (0.0, None))
         if until < now:
-            key = await anyio.to_thread.run_sync(keys.find, key_id)
+            key = await self._threads.run(keys.find, key_id)
             self._known[key_id] = (now + self._trust_s, key)
             self._known.move_to_end(key_id)
             if len(self._known) > 10_000:

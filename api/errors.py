@@ -7,7 +7,9 @@
     ├── NotFound               no such resource, or none that this caller may know of
     ├── Unauthorized           no API key, or one that is not valid
     ├── Forbidden              the API key's scopes do not allow it
+    ├── ForeignHost            a request meant for another host, or sent by another host's page
     ├── UnsupportedMediaType   a body of another type or encoding
+    ├── BodyTimeout            a body that does not arrive in time
     ├── ContentTooLarge        a body or a document beyond a limit
     ├── InUse                  a resource that others refer to
     ├── TaskIsFinished         a task that can no longer be cancelled
@@ -21,6 +23,7 @@
     ├── WorkerFailed           a worker's error that nobody foresaw
     ├── ExecutorMismatch       a cluster whose workers cannot do the service's tasks
     ├── NotInstalled           something that is not installed with this service
+    ├── StorageTimeout         a database that does not answer in time
     ├── ResultDeleted          a result that was deleted while its request was answered
     └── ServiceStopping        the service is being stopped
 
@@ -51,6 +54,10 @@ class Forbidden(Refused):
     """The API key's scopes do not allow it."""
 
 
+class ForeignHost(Refused):
+    """A request meant for another host, or sent by another host's page."""
+
+
 class Overloaded(Refused):
     """Too much at once; asking again in `retry_after_s` may help."""
 
@@ -73,6 +80,10 @@ class UnsupportedMediaType(Refused):
     def __init__(self, detail: str, accepted_encoding: str | None = None) -> None:
         super().__init__(detail)
         self.accepted_encoding = accepted_encoding
+
+
+class BodyTimeout(Refused):
+    """A body that does not arrive in time."""
 
 
 class ContentTooLarge(Refused):
@@ -123,6 +134,10 @@ class ExecutorMismatch(Refused):
 
 class NotInstalled(Refused):
     """Something that is not installed with this service."""
+
+
+class StorageTimeout(Refused):
+    """A database that does not answer in time."""
 
 
 class ResultDeleted(Refused):

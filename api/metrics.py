@@ -42,6 +42,12 @@ class Metrics:
             buckets=_LATENCIES_S,
             registry=self.registry,
         )
+        self._fabric_runs = Histogram(
+            "pace_fabric_run_seconds",
+            "Time of simulated fabric runs in their worker",
+            buckets=_LATENCIES_S,
+            registry=self.registry,
+        )
         self._failures = Counter(
             "pace_solve_failures",
             "Solves and what-ifs without a result, by problem",
@@ -79,6 +85,10 @@ class Metrics:
     def observe_prediction(self, num_gradients: int, seconds: float) -> None:  # noqa: ARG002  # as for a solve
         """Count a prediction."""
         self._predictions.observe(seconds)
+
+    def observe_fabric_run(self, num_gradients: int, seconds: float) -> None:  # noqa: ARG002  # as for a solve
+        """Count simulated fabric runs."""
+        self._fabric_runs.observe(seconds)
 
     def observe_solve(self, num_gradients: int, seconds: float) -> None:
         """Count a solve of so many gradients."""

@@ -55,9 +55,11 @@ _KINDS: dict[type[Exception], _Kind] = {
     errors.NotFound: _Kind(name="not-found", status=404),
     errors.Unauthorized: _Kind(name="unauthorized", status=401),
     errors.Forbidden: _Kind(name="forbidden", status=403),
+    errors.ForeignHost: _Kind(name="foreign-host", status=421),
     errors.RateLimited: _Kind(name="rate-limited", status=429),
     errors.QueueFull: _Kind(name="queue-full", status=429),
     errors.UnsupportedMediaType: _Kind(name="unsupported-media-type", status=415),
+    errors.BodyTimeout: _Kind(name="timeout", status=408),
     errors.ContentTooLarge: _Kind(name="too-large", status=413),
     errors.InUse: _Kind(name="in-use", status=409),
     errors.TaskIsFinished: _Kind(name="finished", status=409),
@@ -66,6 +68,7 @@ _KINDS: dict[type[Exception], _Kind] = {
     errors.WorkerDied: _Kind(name="worker-died", status=500, title="Worker died"),
     errors.ExecutorMismatch: _Kind(name="executor-mismatch", status=503),
     errors.NotInstalled: _Kind(name="not-installed", status=501),
+    errors.StorageTimeout: _STORAGE_UNAVAILABLE,
     errors.ResultDeleted: _Kind(name="gone", status=503),
     errors.ServiceStopping: _Kind(name="stopping", status=503),
 }
@@ -103,6 +106,10 @@ def headers_of(error: BaseException) -> dict[str, str]:
     match error:
         case errors.Overloaded():
             return {"Retry-After": str(error.retry_after_s)}
+        case errors.ServiceStopping():
+            return {"Retry-After": "1"}
+        case errors.BodyTimeout():
+            return {"Connection": "close"}
         case errors.Unauthorized():
             return {"WWW-Authenticate": "Bearer"}
         case errors.UnsupportedMediaType(accepted_encoding=str(accepted)):

@@ -138,7 +138,48 @@ class ReceivedPrediction:
         return (self.kind, self.key)
 
 
-AnyReceivedTask = ReceivedRequest | ReceivedWhatIf | ReceivedPrediction
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedFabricRun:
+    """A valid request for simulated runs.
+
+    Attributes
+    ----------
+    document
+        The scenario's JSON, compressed by zlib, as it is stored.
+    options
+        The policies' canonical JSON.
+    """
+
+    kind: ClassVar[TaskKindName] = "fabric-run"
+
+    scenario_sha256: str
+    name: str
+    document: bytes
+    options: str
+    num_policies: int
+
+    @property
+    def input_sha256(self) -> str:
+        """What the task works on."""
+        return self.scenario_sha256
+
+    @property
+    def key(self) -> str:
+        """SHA-256 over scenario, policies and version: equal keys have equal runs."""
+        return _hash("fabric-run", __version__, self.scenario_sha256, self.options)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Progress is counted in policies."""
+        return self.num_policies
+
+    @property
+    def identity(self) -> tuple[str | None, ...]:
+        """Equal for requests that may be accepted together."""
+        return (self.kind, self.key)
+
+
+AnyReceivedTask = ReceivedRequest | ReceivedWhatIf | ReceivedPrediction | ReceivedFabricRun
 
 
 def _hash(*parts: str) -> str:

@@ -23,12 +23,21 @@ def serve(
     import uvicorn
 
     from pace.api.http.app import create_app
+    from pace.api.http.server import StoppingServer, make_protocol, raise_descriptor_limit
     from pace.api.logs import set_up_logs
-    from pace.api.settings import Settings
+    from pace.api.settings import load_settings, unknown_settings
+    from pace.errors import InvalidOptions
 
     given = {"host": host, "port": port, "database_url": database_url}
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    try:
+        settings = load_settings(**{name: value for name, value in given.items() if value is not None})
+    except InvalidOptions as error:
+        for line in str(error).splitlines():
+            typer.echo(f"pace serve: {line}", err=True)
+        raise typer.Exit(2) from None
     set_up_logs()
+    for name in unknown_settings():
+        structlog.get_logger(__name__).warning("unknown-setting", name=name)
     listener = _listen(settings.host, settings.port)
     bound_host, bound_port = listener.getsockname()[:2]
     shown_host = f"[{bound_host}]" if ":" in bound_host else bound_host
@@ -39,7 +48,8 @@ def serve(
         server_header=False,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies or None,
-        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        timeout_graceful_shutdown=settings.drain_s,  # type: ignore[arg-type]  # only waited for
+        http=make_protocol(settings.header_timeout_s, raise_descriptor_limit()),
         lifespan="on",
     )
     structlog.get_logger(__name__).info(
@@ -47,7 +57,7 @@ def serve(
         url=f"http://{shown_host}:{bound_port}",
         database=settings.parsed_database_url.render_as_string(hide_password=True),
     )
-    server = uvicorn.Server(config)
+    server = StoppingServer(config)
     # uvicorn raises SIGTERM again once it has stopped; having stopped as asked is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server.run(sockets=[listener])

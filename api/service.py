@@ -1,35 +1,50 @@
 """The parts of one running service, put together and taken apart in order."""
 
 import asyncio
+import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
 from pace.api.access import AccessControl
-from pace.api.errors import QueueFull
+from pace.api.body_room import BodyRoom
+from pace.api.errors import StorageTimeout
 from pace.api.metrics import Metrics
 from pace.api.received import AnyReceivedTask
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
+from pace.api.storage.fabric_run_store import FabricRunStore
 from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.prediction_store import PredictionStore
 from pace.api.storage.retention import prune, vacuum
 from pace.api.storage.store import ResourceStore
+from pace.api.storage.threads import DatabaseThreads
 from pace.api.storage.what_if_store import WhatIfStore
 from pace.api.tasks.dispatcher import Dispatcher
 from pace.api.tasks.executors import make_executors
 from pace.api.tasks.kinds import KINDS
 from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.state import Submitted, TaskStatus
+from pace.api.tasks.watches import Watches
 from pace.api.tracing import Spans
 from pace.api.workers.body_reader import BodyReader
+from pace.api.workers.fair_turns import FairTurns
 from pace.api.workers.functions import ReadLimits
 from pace.api.workers.pool import WorkerPool
 
 log = structlog.get_logger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NUM_COMPUTERS = 2
+_COUNT_TIMEOUT_S = 1.0
+# When in the drain those who wait are let go: they still get their answers.
+_RELEASED = 0.8
 
 
 class Service:
@@ -40,11 +55,15 @@ class Service:
         self.metrics = metrics
         self.spans = spans
         self.database = Database(settings.parsed_database_url)
+        self.database_threads = DatabaseThreads(settings.database_timeout_s)
         self.store = ResourceStore(self.database)
         self.what_ifs = WhatIfStore(self.database)
+        self.fabric_runs = FabricRunStore(self.database)
         self.predictions = PredictionStore(self.database)
         self.access = AccessControl(
-            KeyRing(self.database) if settings.needs_keys else None, settings.rate_limit
+            KeyRing(self.database) if settings.needs_keys else None,
+            settings.rate_limit,
+            self.database_threads,
         )
         self.tasks = TaskQueue(
             self.database,
@@ -53,16 +72,18 @@ class Service:
             lease_s=settings.lease_s,
             max_attempts=settings.max_attempts,
         )
-        self.readers = WorkerPool("reading the body", 1, settings.read_memory_bytes)
+        self.readers = WorkerPool("reading the body", settings.reader_processes, settings.read_memory_bytes)
         self.executors = make_executors(settings)
         # Started by its first request: many services never draw or simulate.
-        self.computers = WorkerPool("the computation", 1, settings.solve_memory_bytes)
+        self.computers = WorkerPool("the computation", _NUM_COMPUTERS, settings.solve_memory_bytes)
+        self._turns = FairTurns("computations", _NUM_COMPUTERS, settings.max_computing)
         limits = ReadLimits(
             max_bytes=settings.max_decoded_bytes,
             max_ops=settings.max_ops,
             max_gradients=settings.max_gradients,
             max_cells=settings.max_cells,
         )
+        self.body_room = BodyRoom(settings.max_bodies_bytes)
         self.body_reader = BodyReader(
             self.readers,
             limits,
@@ -77,9 +98,12 @@ class Service:
             spans=spans,
             timeout_s=settings.solve_timeout_s,
             lease_s=settings.lease_s,
+            watches=Watches(self.tasks, self.database_threads),
         )
+        self._num_queued = math.nan
+        self._drained_at: float | None = None
         self._accepting: dict[tuple[str | None, ...], asyncio.Task[Submitted]] = {}
-        metrics.gauge("pace_tasks_queued", "Tasks that wait, of all tenants", self.tasks.num_queued)
+        metrics.gauge("pace_tasks_queued", "Tasks that wait, of all tenants", lambda: self._num_queued)
         metrics.gauge("pace_tasks_running", "Tasks in this process", lambda: self.dispatcher.num_running)
         metrics.gauge("pace_solvers_alive", "Solver processes", lambda: self.executors["schedule"].num_alive)
         metrics.gauge("pace_readers_alive", "Reader processes", lambda: self.readers.num_alive)
@@ -88,6 +112,8 @@ class Service:
         """Migrate the database, start worker processes, begin to claim tasks."""
         if not self.settings.needs_keys:
             log.warning("keys-are-off", reason="listening on loopback only; PACE_AUTH=required turns them on")
+        # Enough that a few that hang leave some for others.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(32))
         await asyncio.to_thread(upgrade, self.database)
         self.readers.start()
         for name, executor in self.executors.items():
@@ -98,14 +124,38 @@ class Service:
         if self.settings.retention_days:
             self._chores.append(asyncio.create_task(self._prune_hourly()))
 
+    def begin_stopping(self) -> None:
+        """Claim nothing more; before the drain is over, let go of those who wait for a task."""
+        if self._drained_at is None:
+            loop = asyncio.get_running_loop()
+            self._drained_at = loop.time() + self.settings.drain_s
+            self.dispatcher.stop_claiming()
+            loop.call_later(_RELEASED * self.settings.drain_s, self.dispatcher.watches.release)
+
     async def stop(self) -> None:
         """Drain, then end the worker processes and close the database."""
+        self.begin_stopping()
         for chore in self._chores:
             chore.cancel()
-        await self.dispatcher.stop(self.settings.drain_s)
+        assert self._drained_at is not None
+        await self.dispatcher.stop(max(0.0, self._drained_at - asyncio.get_running_loop().time()))
         for executor in (*self.executors.values(), self.readers, self.computers):
             await asyncio.to_thread(executor.close)
+        self.database_threads.close()
         self.database.close()
+
+    async def in_database(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Call a method of a store in a thread; raises StorageTimeout if the database does not answer."""
+        return await self.database_threads.run(function, *arguments, **named)
+
+    async def count_queued(self) -> None:
+        """Count the tasks that wait, for the metrics; they can be read also if that takes too long."""
+        try:
+            async with asyncio.timeout(_COUNT_TIMEOUT_S):
+                self._num_queued = await self.in_database(self.tasks.num_queued)
+        except Exception:
+            # A scrape must work above all when something else does not.
+            self._num_queued = math.nan
 
     async def _prune_hourly(self) -> None:
         while True:
@@ -125,14 +175,27 @@ class Service:
         if accepting is None:
             accepting = asyncio.create_task(self._accept(tenant, received))
             self._accepting[key] = accepting
-            accepting.add_done_callback(lambda _: self._accepting.pop(key))
-        return await asyncio.shield(accepting)
+            accepting.add_done_callback(lambda done: self._accepted(key, done))
+        # Who asks is told when the database hangs; what was accepted in the end is done.
+        try:
+            async with asyncio.timeout(self.database_threads.timeout_s):
+                return await asyncio.shield(accepting)
+        except TimeoutError:
+            raise StorageTimeout("the database did not accept the request in time; send it again") from None
+
+    def _accepted(self, key: tuple[str | None, ...], done: asyncio.Task[Submitted]) -> None:
+        del self._accepting[key]
+        if not done.cancelled():
+            done.exception()  # seen, also where nobody waits any more
 
     async def _accept(self, tenant: str, received: AnyReceivedTask) -> Submitted:
         with self.dispatcher.place(received.kind) as free:
-            submitted = await asyncio.to_thread(self.tasks.submit, tenant, received, claim=free)
+            submitted = await self.database_threads.run_to_the_end(
+                self.tasks.submit, tenant, received, claim=free
+            )
             if submitted.task_id is not None:
                 self.spans.remember(submitted.task_id)
+                self.dispatcher.remember_request(submitted.task_id)
             if submitted.claimed is not None:
                 self.dispatcher.begin(submitted.claimed)
             else:
@@ -142,17 +205,16 @@ class Service:
 
     async def cancel(self, tenant: str, task_id: str) -> TaskStatus | None:
         """Cancel a task; return how far it is then, or None if there is none."""
-        status = await asyncio.to_thread(self.tasks.cancel, tenant, task_id)
+        status = await self.in_database(self.tasks.cancel, tenant, task_id)
         if status is not None and status.state == "cancelled":
             self.dispatcher.cancel(task_id)
             self.dispatcher.watches.refresh(tenant, task_id)
         return status
 
-    async def compute(self, function: Callable[..., bytes], *arguments: Any) -> bytes:
-        """Run a function of ``pace.api.workers.functions`` that is no solve."""
-        if self.computers.waiting >= self.settings.max_computing:
-            raise QueueFull(f"{self.computers.waiting} computations wait already", retry_after_s=5)
-        result: bytes = await self.computers.run(
-            function, *arguments, timeout_s=self.settings.solve_timeout_s, attempts=3
-        )
+    async def compute(self, function: Callable[..., bytes], *arguments: Any, tenant: str) -> bytes:
+        """Run a function of ``pace.api.workers.functions`` that is no solve; tenants take turns."""
+        async with self._turns.turn(tenant):
+            result: bytes = await self.computers.run(
+                function, *arguments, timeout_s=self.settings.solve_timeout_s, attempts=3
+            )
         return result

@@ -1,13 +1,18 @@
 """The service's settings. The environment is read here and nowhere else in the service."""
 
+import difflib
 import os
 from functools import cached_property
 from ipaddress import ip_address
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from limits import parse
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from pace.errors import InvalidOptions
 
 Count = Annotated[int, Field(ge=1)]
 Bytes = Annotated[int, Field(ge=1)]
@@ -26,6 +31,38 @@ def telemetry_wanted() -> bool:
     return any(os.environ.get(name) for name in endpoints)
 
 
+def load_settings(**given: object) -> "Settings":
+    """Return the settings from what is given and, for the rest, from the environment.
+
+    Raises
+    ------
+    InvalidOptions
+        If a setting has no valid value, or a variable's name is nearly that of a setting.
+    """
+    fields = list(Settings.model_fields)
+    for name in unknown_settings():
+        likely = difflib.get_close_matches(name.removeprefix("PACE_").lower(), fields, 1, 0.8)
+        if likely:
+            raise InvalidOptions(f"{name} is no setting; did you mean PACE_{likely[0].upper()}?")
+    try:
+        return Settings(**given)  # type: ignore[arg-type]  # pydantic checks
+    except ValidationError as error:
+        raise InvalidOptions("\n".join(map(_explain, error.errors(include_url=False)))) from None
+
+
+def unknown_settings() -> list[str]:
+    """Return the variables that are named like settings and are none; some are meant for jobs."""
+    known = {f"PACE_{name.upper()}" for name in Settings.model_fields}
+    return sorted(name for name in os.environ if name.startswith("PACE_") and name not in known)
+
+
+def _explain(fault: Any) -> str:
+    name = str(fault["loc"][0]) if fault["loc"] else ""
+    # A database's URL may hold a password.
+    shown = "" if name == "database_url" else f" (got {fault['input']!r})"
+    return f"PACE_{name.upper()}: {fault['msg'].removeprefix('Value error, ')}{shown}"
+
+
 class Settings(BaseSettings):
     """What an operator may change; each field is read from ``PACE_`` + its name in upper case.
 
@@ -35,6 +72,8 @@ class Settings(BaseSettings):
         Where to listen; port 0 takes a free one and says which in the log.
     database_url
         SQLAlchemy URL. SQLite file or PostgreSQL.
+    database_timeout_s
+        A request that waits longer for the database is answered 503.
     auth
         "required": every request needs an API key. "auto": not on loopback, where all requests are of
         the tenant "default".
@@ -42,8 +81,15 @@ class Settings(BaseSettings):
         How often a tenant may ask, in this process; empty for no limit.
     trusted_proxies
         Addresses whose X-Forwarded-For is believed, separated by commas; empty for none.
+    allowed_hosts
+        Names by which requests may call the service, separated by commas; others are answered 421. Without
+        keys, those of loopback are always among them; with keys, empty allows all.
     max_body_bytes, max_decoded_bytes
         Largest request body as sent, and after decompression; larger is answered 413.
+    max_bodies_bytes
+        Of bodies that are under way or wait to be parsed, half as many of one tenant; more are answered 429.
+    header_timeout_s, body_timeout_s
+        In which the head and the body of a request must arrive; one that takes longer is answered 408.
     max_ops, max_gradients
         Largest profile; larger is answered 413.
     max_cells
@@ -57,14 +103,16 @@ class Settings(BaseSettings):
         What-ifs at the same time, in processes besides those that solve; also on a Dask cluster.
     solve_timeout_s, solve_memory_bytes
         Limits of one solve or what-if; one beyond them is killed and reported.
+    reader_processes
+        Bodies that are parsed at the same time; if more than one, large bodies leave one free.
     read_timeout_s, read_memory_bytes
         Limits of parsing and validating one body.
     max_queued, max_queued_per_tenant
         Tasks that may wait for a worker; more are answered 429.
     max_reading
-        Bodies that may wait to be parsed; more are answered 429.
+        Bodies that may wait to be parsed, half as many of one tenant; more are answered 429.
     max_computing
-        Timelines, charts and simulations that may wait; more are answered 429.
+        Timelines, charts and simulations that may wait, half as many of one tenant; more are answered 429.
     answer_cache_bytes
         Memory for answers that were read from storage not long ago, and as much for bodies that were.
     wait_s
@@ -85,11 +133,16 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     database_url: str = "sqlite:///pace.db"
+    database_timeout_s: Duration = 10.0
     auth: Literal["auto", "required"] = "auto"
     rate_limit: str = "60000/minute"
     trusted_proxies: str = ""
+    allowed_hosts: str = ""
     max_body_bytes: Bytes = 64 * MIB
+    max_bodies_bytes: Bytes = 512 * MIB
     max_decoded_bytes: Bytes = 256 * MIB
+    header_timeout_s: Duration = 10.0
+    body_timeout_s: Duration = 60.0
     max_ops: Count = 1_000_000
     max_gradients: Count = 200_000
     max_cells: Count = 50_000
@@ -99,6 +152,7 @@ class Settings(BaseSettings):
     what_if_processes: Count = 1
     solve_timeout_s: Duration = 300.0
     solve_memory_bytes: Bytes = 4096 * MIB
+    reader_processes: Count = 2
     read_timeout_s: Duration = 60.0
     read_memory_bytes: Bytes = 4096 * MIB
     max_queued: Count = 1000
@@ -111,6 +165,27 @@ class Settings(BaseSettings):
     drain_s: Duration = 20.0
     retention_days: Annotated[float, Field(ge=0, le=100_000)] = 0.0
 
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, value: str) -> str:
+        try:
+            backend = make_url(value).get_backend_name()
+        except ArgumentError:
+            backend = ""
+        if backend not in ("sqlite", "postgresql", "postgres"):
+            raise ValueError("give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
+        return value
+
+    @field_validator("rate_limit")
+    @classmethod
+    def _known_rate(cls, value: str) -> str:
+        if value:
+            try:
+                parse(value)
+            except ValueError:
+                raise ValueError('give a rate such as "6000/minute", or nothing') from None
+        return value
+
     @property
     def needs_keys(self) -> bool:
         """Whether requests need an API key."""
@@ -120,6 +195,11 @@ class Settings(BaseSettings):
             return not ip_address(self.host).is_loopback
         except ValueError:
             return True
+
+    @property
+    def allowed_host_names(self) -> list[str]:
+        """`allowed_hosts`, taken apart."""
+        return [name.strip() for name in self.allowed_hosts.split(",") if name.strip()]
 
     @cached_property
     def parsed_database_url(self) -> URL:

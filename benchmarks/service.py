@@ -30,6 +30,7 @@ from rich.table import Table
 from pace import Profile
 from pace.models import build
 
+JSON = {"Content-Type": "application/json"}
 CONNECTIONS = 16
 STORM = 1000
 BARE = """
@@ -141,7 +142,7 @@ def overhead(folder: Path, url: str, count: int, profile: Profile) -> dict[str, 
             changed = profile.replace(name=f"{profile.name} {number}").model_dump_json()
             body = f'{{"profile": {changed}}}'
             before = time.perf_counter()
-            http.post("/v1/schedules", content=body).raise_for_status()
+            http.post("/v1/schedules", content=body, headers=JSON).raise_for_status()
             totals.append(time.perf_counter() - before)
     solves = [entry["solve_s"] for entry in _log(folder) if entry.get("event") == "solved"][-count:]
     beyond = [total - solve for total, solve in zip(totals, solves, strict=True)]
@@ -158,7 +159,7 @@ def storm(folder: Path, url: str, profile: Profile) -> dict[str, Any]:
     """Start a thousand workers at once; each asks for the same new schedule over a connection of its own."""
     body = json.dumps({"profile": profile.replace(name="storm").model_dump(mode="json"), "job": "storm"})
     head = (
-        "POST /v1/schedules HTTP/1.1\r\nHost: storm\r\nContent-Type: application/json\r\n"
+        "POST /v1/schedules HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     port = int(url.rpartition(":")[2])
@@ -228,7 +229,7 @@ def large(url: str) -> dict[str, Any]:
         async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as http:
             await http.get("/metrics")
             before = time.perf_counter()
-            posting = asyncio.create_task(http.post("/v1/schedules", content=body))
+            posting = asyncio.create_task(http.post("/v1/schedules", content=body, headers=JSON))
             health = []
             while not posting.done():
                 asked = time.perf_counter()

@@ -131,13 +131,18 @@ class Load:
 
     def _nonsense(self, chance: random.Random) -> None:
         body = json.dumps({"profile": profile_of(0)})[: chance.randrange(1000)]
-        answer = self._ask("POST", "/v1/schedules", content=body)
+        answer = self._ask(
+            "POST", "/v1/schedules", content=body, headers={"Content-Type": "application/json"}
+        )
         if answer.status_code not in REFUSALS | {422}:
             self.faults.append(f"nonsense was answered {answer.status_code}")
 
     def _vanish(self, chance: random.Random) -> None:
         body = json.dumps({"profile": profile_of(chance.randrange(1000))}).encode()
-        head = f"POST /v1/schedules HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = (
+            "POST /v1/schedules HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        ).encode()
         port = int(self.service.url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
             connection.sendall((head + body)[: chance.randrange(len(head + body) + 1)])

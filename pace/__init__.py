@@ -43,12 +43,12 @@ from pace.version import __version__
 if TYPE_CHECKING:
     from pace.allreduce.optimize import optimize
     from pace.checker import check
-    from pace.documents.fleet import Fleet
     from pace.documents.options import Options
-    from pace.documents.prediction import Prediction, PredictionOptions
     from pace.documents.profile import Gradient, Op, Profile, load_profile, parse_profile
     from pace.documents.schedule import Schedule, load_schedule, parse_schedule
-    from pace.documents.steps import StepsDocument, load_steps, parse_steps
+    from pace.documents.throughput.fleet import Fleet
+    from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
+    from pace.documents.throughput.steps import StepsDocument, load_steps, parse_steps
     from pace.formats.chakra import read_chakra
     from pace.formats.fit import fit_cost
     from pace.formats.horovod_timeline import read_horovod_profile
@@ -64,12 +64,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "pace.allreduce.optimize": ("optimize",),
     "pace.checker": ("check",),
-    "pace.documents.fleet": ("Fleet",),
+    "pace.documents.throughput.fleet": ("Fleet",),
     "pace.documents.options": ("Options",),
-    "pace.documents.prediction": ("Prediction", "PredictionOptions"),
+    "pace.documents.throughput.prediction": ("ThroughputPrediction", "PredictionOptions"),
     "pace.documents.profile": ("Gradient", "Op", "Profile", "load_profile", "parse_profile"),
     "pace.documents.schedule": ("Schedule", "load_schedule", "parse_schedule"),
-    "pace.documents.steps": ("StepsDocument", "load_steps", "parse_steps"),
+    "pace.documents.throughput.steps": ("StepsDocument", "load_steps", "parse_steps"),
     "pace.formats.chakra": ("read_chakra",),
     "pace.formats.fit": ("fit_cost",),
     "pace.formats.horovod_timeline": ("read_horovod_profile",),
@@ -99,7 +99,6 @@ __all__ = [
     "Op",
     "Options",
     "PaceError",
-    "Prediction",
     "PredictionOptions",
     "Profile",
     "Schedule",
@@ -107,6 +106,7 @@ __all__ = [
     "ServiceUnavailable",
     "SolverFailed",
     "StepsDocument",
+    "ThroughputPrediction",
     "__version__",
     "check",
     "fit_cost",

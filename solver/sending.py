@@ -69,12 +69,13 @@ def cut_while_sending(
 ) -> Sending | None:
     """Send by longest tail, cutting a group only where a longer tail would wait over `patience_s`.
 
-    Returns None if that takes more than `MAX_SEGMENTS_PER_GROUP` segments a group on average. A heuristic:
-    feasible always, optimal when cuts are free.
+    Returns None if that takes, besides the segments that `max_segment_bytes` makes necessary, more than
+    `MAX_SEGMENTS_PER_GROUP` segments a group on average: never with infinite patience. A heuristic: feasible
+    always, optimal when cuts are free.
     """
     from pace.solver.kernels import sending as kernel
 
-    room = MAX_SEGMENTS_PER_GROUP * len(buffers.ready)
+    room = MAX_SEGMENTS_PER_GROUP * len(buffers.ready) + necessary_segments(buffers, max_segment_bytes)
     groups, counts = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
     starts, ends = np.empty(room), np.empty(room)
     by_ready = np.argsort(buffers.ready, kind="stable")
@@ -100,6 +101,14 @@ def cut_while_sending(
     return Sending(
         groups=groups[kept], elements=counts[kept], starts=starts[kept], ends=ends[kept], objective=objective
     )
+
+
+def necessary_segments(buffers: Buffers, max_segment_bytes: float) -> int:
+    """Return the number of segments if groups are cut only into the largest that are allowed."""
+    if np.isinf(max_segment_bytes):
+        return int(np.count_nonzero(buffers.elements))
+    largest = np.maximum(max_segment_bytes // buffers.element_bytes, 1).astype(np.int64)
+    return int(np.sum(-(-buffers.elements // largest)))
 
 
 def send_in_order(buffers: Buffers, groups: IntArray, elements: IntArray, cost: CostCurve) -> Sending:

@@ -4,15 +4,17 @@ import base64
 import hashlib
 import json
 import time
+import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
+from pace.api.storage.fabric_run_store import StoredFabricRun
 from pace.api.storage.prediction_store import StoredPrediction
 from pace.api.storage.store import StoredProfile, StoredSchedule
 from pace.api.storage.what_if_store import StoredWhatIf
@@ -20,6 +22,8 @@ from pace.client.documents import Problem
 
 JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
+_LARGE_BYTES = 2**20
+_PIECE_BYTES = 2**18
 
 
 class _Prepared(Response):
@@ -71,6 +75,33 @@ class PreparedAnswer:
         return self.response(headers=headers)
 
 
+@dataclass(frozen=True, slots=True)
+class StreamedAnswer:
+    """A large body, made again for every reader from what is stored, a piece at a time."""
+
+    pieces: Callable[[], Iterator[bytes]]
+    size_bytes: int
+    digest: str
+
+    @classmethod
+    def of(cls, pieces: Callable[[], Iterator[bytes]]) -> "StreamedAnswer":
+        """Go once through the body for its length and its digest."""
+        digest, size_bytes = hashlib.sha256(), 0
+        for piece in pieces():
+            digest.update(piece)
+            size_bytes += len(piece)
+        return cls(pieces, size_bytes, base64.b64encode(digest.digest()).decode())
+
+    def response_to(self, request: Request) -> Response:
+        """Answer a GET: 304 without a body if the caller has this body already."""
+        same = {"ETag": f'"{self.digest[:32]}"', "Cache-Control": "private, no-cache"}
+        asked = request.headers.get("if-none-match")
+        if asked is not None and _matches(asked, same["ETag"]):
+            return Response(status_code=304, headers=same)
+        whole = {"Content-Length": str(self.size_bytes), "Content-Digest": f"sha-256=:{self.digest}:"}
+        return StreamingResponse(self.pieces(), headers={**same, **whole}, media_type=JSON)
+
+
 def schedule_answer(stored: StoredSchedule) -> PreparedAnswer:
     """Return a ScheduleResource."""
     head: dict[str, Any] = {
@@ -83,10 +114,12 @@ def schedule_answer(stored: StoredSchedule) -> PreparedAnswer:
     return PreparedAnswer.of(_splice(head, "schedule", stored.document))
 
 
-def profile_answer(stored: StoredProfile) -> PreparedAnswer:
-    """Return a ProfileResource."""
+def profile_answer(stored: StoredProfile) -> "PreparedAnswer | StreamedAnswer":
+    """Return a ProfileResource; a large one is never in memory as a whole."""
     head = stored.summary.model_dump(mode="json")
-    return PreparedAnswer.of(_splice(head, "profile", stored.document))
+    if stored.summary.size_bytes <= _LARGE_BYTES:
+        return PreparedAnswer.of(_splice(head, "profile", zlib.decompress(stored.document)))
+    return StreamedAnswer.of(_spliced(head, "profile", stored.document))
 
 
 def what_if_answer(stored: StoredWhatIf) -> PreparedAnswer:
@@ -97,6 +130,11 @@ def what_if_answer(stored: StoredWhatIf) -> PreparedAnswer:
 def prediction_answer(stored: StoredPrediction) -> PreparedAnswer:
     """Return a PredictionResource."""
     return PreparedAnswer.of(_splice(stored.summary.model_dump(mode="json"), "prediction", stored.document))
+
+
+def fabric_run_answer(stored: StoredFabricRun) -> PreparedAnswer:
+    """Return a FabricRunResource."""
+    return PreparedAnswer.of(_splice(stored.summary.model_dump(mode="json"), "run", stored.document))
 
 
 def document_answer(document: BaseModel) -> PreparedAnswer:
@@ -153,6 +191,19 @@ class AnswerCache:
 
 def _splice(head: dict[str, Any], name: str, document: bytes) -> bytes:
     return json.dumps(head)[:-1].encode() + f', "{name}": '.encode() + document.rstrip() + b"}\n"
+
+
+def _spliced(head: dict[str, Any], name: str, compressed: bytes) -> Callable[[], Iterator[bytes]]:
+    def pieces() -> Iterator[bytes]:
+        yield json.dumps(head)[:-1].encode() + f', "{name}": '.encode()
+        decompressor = zlib.decompressobj()
+        left = compressed
+        while left and not decompressor.eof:
+            yield decompressor.decompress(left, _PIECE_BYTES)
+            left = decompressor.unconsumed_tail
+        yield decompressor.flush() + b"}\n"
+
+    return pieces
 
 
 def _matches(if_none_match: str, etag: str) -> bool:

@@ -1,5 +1,6 @@
 """The FastAPI application: routes put together, errors turned into answers."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,9 +12,11 @@ from starlette.responses import Response
 
 from pace.api.http.docs_page import add_docs
 from pace.api.http.fast_path import FastPath
+from pace.api.http.hosts import HostCheck
 from pace.api.http.middleware import Envelope, error_response
 from pace.api.http.openapi import describe
 from pace.api.http.routes import (
+    fabric_runs,
     health,
     predictions,
     profiles,
@@ -46,6 +49,8 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.service = service
         app.state.schedule_answers = ScheduleAnswers(service)
         await service.start()
+        # Now, not for the first caller: it takes the event loop a quarter of a second.
+        await asyncio.to_thread(app.openapi)
         try:
             yield
         finally:
@@ -69,12 +74,14 @@ def create_app(settings: Settings) -> FastAPI:
         predictions,
         simulations,
         transfer_plans,
+        fabric_runs,
         reports,
     ):
         app.include_router(routes.router)
     for kind in (PaceError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(FastPath)
+    app.add_middleware(HostCheck, allowed=settings.allowed_host_names, loopback=not settings.needs_keys)
     app.add_middleware(Envelope, metrics=metrics, docs_policy=add_docs(app))
     describe(app)
     spans = trace(app)

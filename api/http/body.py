@@ -1,16 +1,23 @@
 """Receives request bodies within their limit."""
 
+import asyncio
+from collections.abc import Callable
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from pace.api.errors import ContentTooLarge, InvalidRequest, UnsupportedMediaType
+from pace.api.body_room import HeldBody
+from pace.api.errors import BodyTimeout, ContentTooLarge, InvalidRequest, UnsupportedMediaType
+from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
+from pace.api.service import Service
+from pace.api.workers.functions import ReadLimits
 from pace.documents.base import explain
 
 MAX_SMALL_BYTES = 20_000
 
 D = TypeVar("D", bound=BaseModel)
+Received = TypeVar("Received", ReceivedProfile, ReceivedRequest, ReceivedWhatIf)
 
 
 async def receive_small(request: Request, document: type[D]) -> D:
@@ -24,17 +31,38 @@ async def receive_small(request: Request, document: type[D]) -> D:
         raise InvalidRequest(explain(error)) from None
 
 
-async def receive_body(request: Request, max_bytes: int) -> tuple[bytes, bool]:
-    """Return the body as sent, and whether it is compressed by gzip.
+async def read_body(
+    request: Request, tenant: str, function: Callable[[bytes, bool, ReadLimits], Received]
+) -> Received:
+    """Return what a function of ``pace.api.workers.functions`` makes of a tenant's body.
 
     Raises
     ------
+    QueueFull
+        If too many bytes of bodies are under way, or too many bodies wait.
+    Refused
+        As ``receive_body``, and what the function raises.
+    """
+    service: Service = request.app.state.service
+    with service.body_room.body(tenant) as held:
+        body, gzipped = await receive_body(request, service.settings.max_body_bytes, held)
+        return await service.body_reader.read(function, body, gzipped, tenant)
+
+
+async def receive_body(request: Request, max_bytes: int, held: HeldBody | None = None) -> tuple[bytes, bool]:
+    """Return the body as sent, and whether it is compressed by gzip; `held` counts its bytes.
+
+    Raises
+    ------
+    BodyTimeout
+        If it does not arrive in time.
     ContentTooLarge
         As soon as more than `max_bytes` are announced or arrive.
     UnsupportedMediaType
         If it is not JSON, or encoded in another way.
     """
-    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    # Never assumed: a page of another site may send a body without a type, but no JSON unless it is let.
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedMediaType(f'"{media_type}" is not application/json')
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
@@ -47,9 +75,16 @@ async def receive_body(request: Request, max_bytes: int) -> tuple[bytes, bool]:
         raise too_large
     chunks = []
     received = 0
-    async for chunk in request.stream():
-        received += len(chunk)
-        if received > max_bytes:
-            raise too_large
-        chunks.append(chunk)
+    timeout_s: float = request.app.state.service.settings.body_timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                received += len(chunk)
+                if received > max_bytes:
+                    raise too_large
+                if held is not None:
+                    held.grow(len(chunk))
+                chunks.append(chunk)
+    except TimeoutError:
+        raise BodyTimeout(f"the body did not arrive in {timeout_s:g} s") from None
     return b"".join(chunks), encoding == "gzip"

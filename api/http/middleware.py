@@ -1,5 +1,6 @@
 """Wraps every request: its id, safe headers, measurements, a log line, and an answer to any error."""
 
+import asyncio
 import re
 import time
 import uuid
@@ -9,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pace.api.errors import ServiceStopping
 from pace.api.http import docs_page
 from pace.api.http.answers import problem_response
 from pace.api.http.fast_path import ROUTE_KEY
@@ -26,6 +28,7 @@ _SAFE_HEADERS = [
 ]
 _NOTHING = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 _NO_STORE = (b"cache-control", b"no-store")
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 
 class Envelope:
@@ -59,16 +62,23 @@ class Envelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = message["headers"]
+                # A list of this answer's own: a response may be sent more than once.
+                headers = list(message["headers"])
                 headers.append((b"x-request-id", request_id.encode()))
                 headers.extend(_SAFE_HEADERS)
                 headers.append(self._docs if scope["path"] == docs_page.PATH else _NOTHING)
                 if not any(name == b"cache-control" for name, _ in headers):
                     headers.append(_NO_STORE)
+                message = {**message, "headers": headers}
             await send(message)
 
         try:
             await self.app(scope, receive, send_wrapped)
+        except asyncio.CancelledError:
+            # The server gives up what outlasts the drain, and would answer in words of its own.
+            if not status:
+                stopping = ServiceStopping("the service is being stopped; send it again")
+                await error_response(stopping, scope)(scope, receive, send_wrapped)
         except PaceError as error:
             await error_response(error, scope)(scope, receive, send_wrapped)
         except Exception as error:
@@ -79,7 +89,9 @@ class Envelope:
         finally:
             route = str(scope.get(ROUTE_KEY) or getattr(scope.get("route"), "path", "none"))
             seconds = time.perf_counter() - started_s
-            self.metrics.observe_request(scope["method"], route, status, seconds)
+            # Callers invent methods, and every label stays in memory.
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self.metrics.observe_request(method, route, status, seconds)
             # Reads that go well are counted above; a line for each would cost more than the read.
             if status >= 400 or scope["method"] not in ("GET", "HEAD"):
                 log.info(

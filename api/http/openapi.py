@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from pace.api.http.answers import JSON, PROBLEM_JSON
 from pace.client.documents import Problem, ReportRequest, ScheduleRequest, SimulationRequest
-from pace.client.fabric_documents import TransferPlanRequest
+from pace.client.fabric_documents import FabricRunRequest, FabricRunResource, TransferPlanRequest
 from pace.client.prediction_documents import PredictionRequest, PredictionResource
 from pace.client.what_if_documents import WhatIfRequest, WhatIfResource
 from pace.documents.profile import Profile
@@ -17,6 +17,7 @@ _DESCRIPTIONS = {
     401: "No API key, or one that is not valid",
     403: "The API key's scopes do not allow it",
     404: "No such resource",
+    408: "The body did not arrive in time",
     409: "In conflict with what is stored, or cancelled",
     413: "Body or profile too large",
     415: "Body of another type",
@@ -53,6 +54,8 @@ def describe(app: FastAPI) -> None:
                 ReportRequest,
                 SimulationRequest,
                 TransferPlanRequest,
+                FabricRunRequest,
+                FabricRunResource,
                 WhatIfRequest,
                 WhatIfResource,
                 PredictionRequest,

@@ -1,7 +1,5 @@
 """Answers that hold schedules, kept in memory for those who ask next."""
 
-import asyncio
-
 from pace.api.http.answers import AnswerCache, PreparedAnswer, schedule_answer
 from pace.api.service import Service
 from pace.api.storage.store import StoredSchedule
@@ -23,7 +21,7 @@ class ScheduleAnswers:
             self._service.metrics.cache_hits.inc()
             return answer
         self._service.metrics.cache_misses.inc()
-        stored = await asyncio.to_thread(self._service.store.get_schedule, tenant, schedule_id)
+        stored = await self._service.in_database(self._service.store.get_schedule, tenant, schedule_id)
         return None if stored is None else self.keep(tenant, stored)
 
     def keep(self, tenant: str, stored: StoredSchedule) -> PreparedAnswer:

@@ -1,9 +1,11 @@
 """Connections and transactions: SQLite as the embedded default, PostgreSQL by URL."""
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -55,9 +57,31 @@ def make_engine(url: URL) -> Engine:
             url, pool_size=10, max_overflow=20, pool_pre_ping=True, connect_args={"connect_timeout": 5}
         )
     engine = create_engine(url, connect_args={"timeout": 30})
+    event.listen(engine, "do_connect", lambda *_: _make_private(url))
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def is_missing(url: URL) -> bool:
+    """Whether a URL names a file of SQLite that is not there."""
+    file = _file(url)
+    return file is not None and not file.exists()
+
+
+def _file(url: URL) -> Path | None:
+    path = url.database
+    if url.get_backend_name() != "sqlite" or not path or path == ":memory:" or path.startswith("file:"):
+        return None
+    return Path(path)
+
+
+def _make_private(url: URL) -> None:
+    # SQLite would let everyone read a new file; its log and its index get the file's own permissions.
+    file = _file(url)
+    if file is not None:
+        with contextlib.suppress(OSError):  # SQLite says better what is wrong
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

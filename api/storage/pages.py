@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -10,6 +11,8 @@ from sqlalchemy import Connection, Row, Select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from pace.api.errors import InvalidRequest
+
+_ROW_ID = re.compile("[0-9a-f]{1,64}")
 
 
 def read_page(
@@ -43,7 +46,7 @@ def _position(cursor: str) -> tuple[datetime, str]:
     try:
         created_at, row_id = json.loads(base64.urlsafe_b64decode(cursor.encode()))
         moment = datetime.fromisoformat(created_at)
-        if moment.tzinfo is None or not isinstance(row_id, str) or "\0" in row_id:
+        if moment.tzinfo is None or not _ROW_ID.fullmatch(row_id):
             raise ValueError(cursor)
         return moment, row_id
     except (ValueError, TypeError, OverflowError):

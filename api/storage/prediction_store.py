@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, Row, Select, delete, select
 
 from pace.api.received import ReceivedPrediction
 from pace.api.storage.database import Database
@@ -55,7 +55,9 @@ class PredictionStore:
         """Delete a prediction and its document; say whether it was there."""
         mine = (PredictionRecord.tenant == tenant) & (PredictionRecord.id == prediction_id)
         with self.database.write() as connection:
-            key = connection.scalar(select(PredictionRecord.key).where(mine))
+            key = connection.scalar(
+                select(PredictionRecord.key).join(SolutionRecord, _ANSWERED).where(mine).with_for_update()
+            )
             if key is None:
                 return False
             connection.execute(delete(PredictionRecord).where(mine))
@@ -67,11 +69,26 @@ class PredictionStore:
 
 def find_prediction(connection: Connection, tenant: str, prediction_id: str) -> StoredPrediction | None:
     """Return a prediction, or None when there is none or it is not made yet."""
-    row = connection.execute(
+    return _stored(connection.execute(_answered(tenant, prediction_id)).first())
+
+
+def hold_prediction(connection: Connection, tenant: str, prediction_id: str) -> StoredPrediction | None:
+    """Return a prediction that is made, which nobody deletes until this transaction ends, or None."""
+    question = _answered(tenant, prediction_id)
+    return _stored(
+        connection.execute(question.with_for_update(read=True, key_share=True, of=SolutionRecord)).first()
+    )
+
+
+def _answered(tenant: str, prediction_id: str) -> Select[str, str, str, int, datetime, bytes]:
+    return (
         select(*_SUMMARY, SolutionRecord.document)
         .join(SolutionRecord, _ANSWERED)
         .where(PredictionRecord.tenant == tenant, PredictionRecord.id == prediction_id)
-    ).first()
+    )
+
+
+def _stored(row: Row[str, str, str, int, datetime, bytes] | None) -> StoredPrediction | None:
     if row is None:
         return None
     values = dict(row._mapping)
@@ -92,14 +109,14 @@ def find_steps_input(
     tenant: str,
     steps_sha256: str,  # noqa: ARG001  # as for profiles
     prediction_id: str,
-) -> TaskInput:
-    """Return the steps that a prediction is made from."""
-    document = connection.execute(
+) -> TaskInput | None:
+    """Return the steps that a prediction is made from; None if they were deleted."""
+    document = connection.scalar(
         select(PredictionRecord.document).where(
             PredictionRecord.tenant == tenant, PredictionRecord.id == prediction_id
         )
-    ).scalar_one()
-    return TaskInput(document=document, num_gradients=0)
+    )
+    return None if document is None else TaskInput(document=document, num_gradients=0)
 
 
 def save_prediction_request(

@@ -130,6 +130,27 @@ class PredictionRecord(Record):
     )
 
 
+class FabricRunRecord(Record):
+    """That a simulated run was asked for, and its scenario, as JSON compressed by zlib."""
+
+    __tablename__ = "fabric_runs"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(100))
+    key: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(Text)
+    scenario_sha256: Mapped[str] = mapped_column(String(64))
+    num_policies: Mapped[int]
+    document: Mapped[bytes]
+    created_at: Mapped[datetime]
+    asked_at: Mapped[datetime]
+
+    __table_args__ = (
+        Index("ix_fabric_runs_key", "tenant", "key"),
+        Index("ix_fabric_runs_page", "tenant", "created_at", "id"),
+    )
+
+
 class ReportRecord(Record):
     """Iteration times that a job measured."""
 
@@ -166,7 +187,7 @@ class ApiKeyRecord(Record):
 class TaskRecord(Record):
     """Work to be done by one worker; the lease says which service process does it.
 
-    `kind` is "schedule", "what-if" or "prediction", `result_id` the id of what comes of it, `profile_sha256`
+    `kind` is a name in the table of kinds, `result_id` the id of what comes of it, `profile_sha256`
     what it is made from (a prediction's steps), `options` what was asked for besides.
     """
 

@@ -3,10 +3,12 @@
 import contextlib
 from datetime import datetime
 
-from sqlalchemy import delete, exists, text
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, select, text, tuple_
+from sqlalchemy.orm import InstrumentedAttribute
 
 from pace.api.storage.database import Database
 from pace.api.storage.records import (
+    FabricRunRecord,
     PredictionRecord,
     ProfileRecord,
     Record,
@@ -18,18 +20,23 @@ from pace.api.storage.records import (
 )
 
 _OF_PROFILES: tuple[type[ScheduleRecord] | type[WhatIfRecord], ...] = (ScheduleRecord, WhatIfRecord)
-_RESULTS: tuple[type[ScheduleRecord] | type[WhatIfRecord] | type[PredictionRecord], ...] = (
+_RESULTS: tuple[
+    type[ScheduleRecord] | type[WhatIfRecord] | type[PredictionRecord] | type[FabricRunRecord], ...
+] = (
     *_OF_PROFILES,
     PredictionRecord,
+    FabricRunRecord,
 )
 _PAGES_AT_ONCE = 2000
+_ROWS_AT_ONCE = 500
 
 
 def prune(database: Database, before: datetime) -> int:
     """Delete what is older, of all tenants; return how many results went.
 
-    Schedules, what-ifs and predictions count from when they were last asked for by POST, reports and finished
-    tasks from their end. A profile goes with the last of these that refers to it, unless it is itself newer.
+    Schedules, what-ifs, predictions and runs count from when they were last asked for by POST, reports and
+    finished tasks from their end. A profile goes with the last of these that refers to it, unless it is
+    itself newer.
     """
     live = TaskRecord.state.in_(("queued", "running"))
     num_pruned = 0
@@ -44,7 +51,7 @@ def prune(database: Database, before: datetime) -> int:
             ~exists().where(record.tenant == SolutionRecord.tenant, record.key == SolutionRecord.key)
             for record in _RESULTS
         ]
-        connection.execute(delete(SolutionRecord).where(*unwanted))
+        _delete_unused(connection, (SolutionRecord.tenant, SolutionRecord.key), and_(*unwanted))
         connection.execute(delete(TaskRecord).where(~live, TaskRecord.finished_at < before))
         connection.execute(delete(ReportRecord).where(ReportRecord.created_at < before))
         unused = [
@@ -53,8 +60,25 @@ def prune(database: Database, before: datetime) -> int:
             )
             for record in (*_OF_PROFILES, TaskRecord)
         ]
-        connection.execute(delete(ProfileRecord).where(ProfileRecord.created_at < before, *unused))
+        old = ProfileRecord.created_at < before
+        _delete_unused(connection, (ProfileRecord.tenant, ProfileRecord.sha256), and_(old, *unused))
     return num_pruned
+
+
+def _delete_unused(
+    connection: Connection,
+    key: tuple[InstrumentedAttribute[str], InstrumentedAttribute[str]],
+    unused: ColumnElement[bool],
+) -> None:
+    """Delete the rows that nothing refers to, except those that somebody is about to refer to.
+
+    Rows are locked first and looked at again: what refers to them by then can be seen, and nothing new can
+    come. Rows that somebody else holds stay for the next time.
+    """
+    rows = connection.execute(select(*key).where(unused).with_for_update(skip_locked=True)).all()
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        some = [tuple(row) for row in rows[start : start + _ROWS_AT_ONCE]]
+        connection.execute(delete(key[0].class_).where(tuple_(*key).in_(some), unused))
 
 
 def vacuum(database: Database) -> None:

@@ -6,12 +6,11 @@ the tenant first, and no row of another tenant is ever read.
 
 import hashlib
 import uuid
-import zlib
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, Select, delete, exists, select
 from sqlalchemy import insert as plain_insert
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -71,7 +70,7 @@ class StoredSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredProfile:
-    """A profile that can be answered with."""
+    """A profile that can be answered with; the document is JSON compressed by zlib."""
 
     summary: ProfileSummary
     document: bytes
@@ -139,12 +138,14 @@ class ResourceStore:
         return SchedulePage(items=tuple(ScheduleSummary(**row._mapping) for row in rows), next=following)
 
     def delete_schedule(self, tenant: str, schedule_id: str) -> bool:
-        """Delete a schedule, and its document with the last job that has it; say whether it was there."""
+        """Delete a solved schedule, and its document with its last job; say whether it was there."""
         with self.database.write() as connection:
+            # The document is locked too: who just found it for another job is waited for, and then seen.
             key = connection.scalar(
-                select(ScheduleRecord.key).where(
-                    ScheduleRecord.tenant == tenant, ScheduleRecord.id == schedule_id
-                )
+                select(ScheduleRecord.key)
+                .join(SolutionRecord, _SOLVED)
+                .where(ScheduleRecord.tenant == tenant, ScheduleRecord.id == schedule_id)
+                .with_for_update()
             )
             if key is None:
                 return False
@@ -182,9 +183,7 @@ class ResourceStore:
         if row is None:
             return None
         values = dict(row._mapping)
-        return StoredProfile(
-            document=zlib.decompress(values.pop("document")), summary=ProfileSummary(**values)
-        )
+        return StoredProfile(document=values.pop("document"), summary=ProfileSummary(**values))
 
     def list_profiles(self, tenant: str, limit: int, cursor: str | None) -> ProfilePage:
         """Return a page of profiles."""
@@ -201,20 +200,37 @@ class ResourceStore:
         Raises
         ------
         InUse
-            While schedules, what-ifs or tasks refer to it.
+            While solved schedules, answered what-ifs or live tasks refer to it.
         """
+        mine = (ProfileRecord.tenant == tenant) & (ProfileRecord.sha256 == sha256)
+        results: tuple[type[ScheduleRecord] | type[WhatIfRecord], ...] = (ScheduleRecord, WhatIfRecord)
         with self.database.write() as connection:
-            for record in (ScheduleRecord, WhatIfRecord, TaskRecord):
-                refers = select(record.id).where(record.tenant == tenant, record.profile_sha256 == sha256)
-                if record is TaskRecord:
-                    refers = refers.where(TaskRecord.state.in_(("queued", "running")))
-                if connection.scalar(refers.limit(1)) is not None:
-                    detail = f"schedules or what-ifs of profile {sha256} are stored; delete those first"
-                    raise InUse(detail)
-            deleted = connection.execute(
-                delete(ProfileRecord).where(ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256)
+            # Whoever submits a task for it holds the row: they are waited for, and then seen.
+            if connection.scalar(select(ProfileRecord.sha256).where(mine).with_for_update()) is None:
+                return False
+            refers = [
+                select(record.id).where(
+                    record.tenant == tenant,
+                    record.profile_sha256 == sha256,
+                    exists().where(SolutionRecord.tenant == tenant, SolutionRecord.key == record.key),
+                )
+                for record in results
+            ]
+            live = select(TaskRecord.id).where(
+                TaskRecord.tenant == tenant,
+                TaskRecord.profile_sha256 == sha256,
+                TaskRecord.state.in_(("queued", "running")),
             )
-            return bool(deleted.rowcount)
+            if any(connection.scalar(question.limit(1)) is not None for question in (*refers, live)):
+                detail = f"schedules or what-ifs of profile {sha256} are stored; delete those first"
+                raise InUse(detail)
+            # Requests that came to nothing, as their tasks failed or were cancelled.
+            for record in results:
+                connection.execute(
+                    delete(record).where(record.tenant == tenant, record.profile_sha256 == sha256)
+                )
+            connection.execute(delete(ProfileRecord).where(mine))
+            return True
 
     def add_report(self, tenant: str, report: ReportRequest) -> ReportResource:
         """Keep what a job measured."""
@@ -248,13 +264,7 @@ def schedule_id(tenant: str, job: str | None, key: str) -> str:
 
 def find_schedule(connection: Connection, tenant: str, *conditions: Any) -> StoredSchedule | None:
     """Return the newest solved schedule that meets the conditions."""
-    row = connection.execute(
-        select(*_SCHEDULE_SUMMARY, SolutionRecord.document)
-        .join(SolutionRecord, _SOLVED)
-        .where(ScheduleRecord.tenant == tenant, *conditions)
-        .order_by(ScheduleRecord.asked_at.desc(), ScheduleRecord.id)
-        .limit(1)
-    ).first()
+    row = connection.execute(_schedules(tenant, *conditions).limit(1)).first()
     return None if row is None else StoredSchedule(**row._mapping)
 
 
@@ -263,19 +273,44 @@ def find_schedule_by_id(connection: Connection, tenant: str, schedule_id: str) -
     return find_schedule(connection, tenant, ScheduleRecord.id == schedule_id)
 
 
-def save_profile(connection: Connection, tenant: str, received: ReceivedProfile) -> None:
-    """Keep a profile unless it is there."""
-    known = select(ProfileRecord.sha256).where(
-        ProfileRecord.tenant == tenant, ProfileRecord.sha256 == received.sha256
+def hold_schedule(connection: Connection, tenant: str, schedule_id: str) -> StoredSchedule | None:
+    """Return a solved schedule, whose document nobody deletes until this transaction ends, or None."""
+    question = _schedules(tenant, ScheduleRecord.id == schedule_id)
+    row = connection.execute(question.with_for_update(read=True, key_share=True, of=SolutionRecord)).first()
+    return None if row is None else StoredSchedule(**row._mapping)
+
+
+def _schedules(tenant: str, *conditions: Any) -> Select[str, str | None, str, str, datetime, bytes]:
+    return (
+        select(*_SCHEDULE_SUMMARY, SolutionRecord.document)
+        .join(SolutionRecord, _SOLVED)
+        .where(ScheduleRecord.tenant == tenant, *conditions)
+        .order_by(ScheduleRecord.asked_at.desc(), ScheduleRecord.id)
     )
+
+
+def hold_profile(connection: Connection, tenant: str, sha256: str) -> str | None:
+    """Return a profile's fingerprint, or None; nobody deletes it until this transaction ends."""
+    fingerprint: str | None = connection.scalar(
+        select(ProfileRecord.fingerprint)
+        .where(ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256)
+        .with_for_update(read=True, key_share=True)
+    )
+    return fingerprint
+
+
+def save_profile(connection: Connection, tenant: str, received: ReceivedProfile) -> None:
+    """Keep a profile unless it is there; nobody deletes it until this transaction ends."""
     # Looked up first: the document would be sent to the database only to be ignored.
-    if connection.scalar(known) is None:
+    if hold_profile(connection, tenant, received.sha256) is None:
         statement = insert(connection, ProfileRecord).values(
             tenant=tenant, created_at=datetime.now(UTC), **asdict(received)
         )
         # PostgreSQL cannot store NUL in text; the document keeps the name as it is.
         statement = statement.values(name=received.name.replace("\0", "\N{REPLACEMENT CHARACTER}"))
-        connection.execute(statement.on_conflict_do_nothing())
+        # An update that changes nothing: it locks the row of one who was faster.
+        same = {"num_ops": statement.excluded.num_ops}
+        connection.execute(statement.on_conflict_do_update(index_elements=["tenant", "sha256"], set_=same))
 
 
 def save_schedule_request(
@@ -318,6 +353,8 @@ def save_profile_input(
 ) -> str:
     """Keep the profile of a request, or find the one that it names; return its fingerprint.
 
+    Nobody deletes the profile until this transaction ends.
+
     Raises
     ------
     InvalidRequest
@@ -326,11 +363,7 @@ def save_profile_input(
     if received.profile is not None:
         save_profile(connection, tenant, received.profile)
         return received.profile.fingerprint
-    fingerprint = connection.scalar(
-        select(ProfileRecord.fingerprint).where(
-            ProfileRecord.tenant == tenant, ProfileRecord.sha256 == received.profile_sha256
-        )
-    )
+    fingerprint = hold_profile(connection, tenant, received.profile_sha256)
     if fingerprint is None:
         raise InvalidRequest(f"profile_id: there is no profile {received.profile_sha256}")
     return fingerprint
@@ -341,11 +374,11 @@ def find_profile_input(
     tenant: str,
     sha256: str,
     result_id: str,  # noqa: ARG001  # as for predictions: both stand in one table of kinds
-) -> TaskInput:
-    """Return the profile that a schedule or a what-if is made from."""
+) -> TaskInput | None:
+    """Return the profile that a schedule or a what-if is made from; None if it was deleted."""
     row = connection.execute(
         select(ProfileRecord.document, ProfileRecord.num_gradients).where(
             ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256
         )
-    ).one()
-    return TaskInput(**row._mapping)
+    ).first()
+    return None if row is None else TaskInput(**row._mapping)

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, Row, Select, delete, select
 
 from pace.api.received import ReceivedWhatIf
 from pace.api.storage.database import Database
@@ -51,10 +51,12 @@ class WhatIfStore:
         return WhatIfPage(items=tuple(WhatIfSummary(**row._mapping) for row in rows), next=following)
 
     def delete(self, tenant: str, what_if_id: str) -> bool:
-        """Delete a what-if and its document; say whether it was there."""
+        """Delete an answered what-if and its document; say whether it was there."""
         mine = (WhatIfRecord.tenant == tenant) & (WhatIfRecord.id == what_if_id)
         with self.database.write() as connection:
-            key = connection.scalar(select(WhatIfRecord.key).where(mine))
+            key = connection.scalar(
+                select(WhatIfRecord.key).join(SolutionRecord, _ANSWERED).where(mine).with_for_update()
+            )
             if key is None:
                 return False
             connection.execute(delete(WhatIfRecord).where(mine))
@@ -66,11 +68,26 @@ class WhatIfStore:
 
 def find_what_if(connection: Connection, tenant: str, what_if_id: str) -> StoredWhatIf | None:
     """Return a what-if, or None when there is none or it is not answered yet."""
-    row = connection.execute(
+    return _stored(connection.execute(_answered(tenant, what_if_id)).first())
+
+
+def hold_what_if(connection: Connection, tenant: str, what_if_id: str) -> StoredWhatIf | None:
+    """Return an answered what-if, which nobody deletes until this transaction ends, or None."""
+    question = _answered(tenant, what_if_id)
+    return _stored(
+        connection.execute(question.with_for_update(read=True, key_share=True, of=SolutionRecord)).first()
+    )
+
+
+def _answered(tenant: str, what_if_id: str) -> Select[str, str, int, datetime, bytes]:
+    return (
         select(*_SUMMARY, SolutionRecord.document)
         .join(SolutionRecord, _ANSWERED)
         .where(WhatIfRecord.tenant == tenant, WhatIfRecord.id == what_if_id)
-    ).first()
+    )
+
+
+def _stored(row: Row[str, str, int, datetime, bytes] | None) -> StoredWhatIf | None:
     if row is None:
         return None
     values = dict(row._mapping)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec
 
@@ -26,6 +27,8 @@ log = structlog.get_logger(__name__)
 P = ParamSpec("P")
 
 _LONGEST_PAUSE_S = 5.0
+_MOST_REMEMBERED = 10_000
+_RELEASE_TIMEOUT_S = 5.0
 
 
 class Dispatcher:
@@ -35,6 +38,8 @@ class Dispatcher:
     ----------
     executors
         For each kind of task; as many run at once as it has places.
+    watches
+        Told whenever a task has changed.
     poll_s
         How often to look for tasks that other service processes queued.
     """
@@ -48,6 +53,7 @@ class Dispatcher:
         spans: Spans,
         timeout_s: float,
         lease_s: float,
+        watches: Watches,
         poll_s: float = 0.5,
     ) -> None:
         self._tasks = tasks
@@ -63,8 +69,9 @@ class Dispatcher:
         # Places that may be taken by a task that is just being accepted.
         self._kept = dict.fromkeys(executors, 0)
         self._stopping = False
+        self._asked_by: OrderedDict[str, str] = OrderedDict()
         self._loops: list[asyncio.Task[None]] = []
-        self.watches = Watches(tasks)
+        self.watches = watches
 
     @property
     def num_running(self) -> int:
@@ -105,12 +112,16 @@ class Dispatcher:
             if running.get_name() == task_id:
                 running.cancel()
 
+    def stop_claiming(self) -> None:
+        """Claim nothing more; what runs goes on."""
+        self._stopping = True
+        for claim in self._loops[1:]:
+            claim.cancel()
+
     async def stop(self, drain_s: float) -> None:
         """Claim nothing more, let running tasks end, give back those that do not in time."""
-        self._stopping = True
+        self.stop_claiming()
         renew, *claims = self._loops
-        for claim in claims:
-            claim.cancel()
         await asyncio.gather(*claims, return_exceptions=True)
         running = self._all_running()
         if running:
@@ -120,10 +131,11 @@ class Dispatcher:
         await asyncio.gather(renew, *running, return_exceptions=True)
         await self.watches.close()
         try:
-            await asyncio.to_thread(self._tasks.release)
-        except (OperationalError, InterfaceError) as error:
+            async with asyncio.timeout(_RELEASE_TIMEOUT_S):
+                await asyncio.to_thread(self._tasks.release)
+        except (OperationalError, InterfaceError, TimeoutError) as error:
             # The leases end by themselves.
-            log.warning("release-failed", error=str(error.orig))
+            log.warning("release-failed", error=str(error) or "the database does not answer")
 
     def _all_running(self) -> list[asyncio.Task[None]]:
         return [task for running in self._running.values() for task in running]
@@ -157,7 +169,18 @@ class Dispatcher:
             # The lease ends and the task is claimed again.
             log.error("task-failed", task=done.get_name(), exc_info=error)
 
+    def remember_request(self, task_id: str) -> None:
+        """Remember the current request's id for the log lines of a task that it asked for."""
+        request_id = structlog.contextvars.get_contextvars().get("request_id")
+        if request_id is not None:
+            self._asked_by.setdefault(task_id, request_id)
+            if len(self._asked_by) > _MOST_REMEMBERED:
+                self._asked_by.popitem(last=False)
+
     async def _run(self, task: ClaimedTask) -> None:
+        request_id = self._asked_by.pop(task.id, None)
+        if request_id is not None:
+            structlog.contextvars.bind_contextvars(request_id=request_id)
         kind = KINDS[task.kind]
         started = time.perf_counter()
         try:

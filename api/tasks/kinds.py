@@ -8,10 +8,17 @@ from sqlalchemy import Connection
 
 from pace.api.metrics import Metrics
 from pace.api.settings import Settings
+from pace.api.storage.fabric_run_store import (
+    StoredFabricRun,
+    find_scenario_input,
+    hold_fabric_run,
+    no_profile_input,
+    save_fabric_run_request,
+)
 from pace.api.storage.prediction_store import (
     StoredPrediction,
-    find_prediction,
     find_steps_input,
+    hold_prediction,
     no_other_input,
     save_prediction_request,
 )
@@ -19,16 +26,17 @@ from pace.api.storage.store import (
     StoredSchedule,
     TaskInput,
     find_profile_input,
-    find_schedule_by_id,
+    hold_schedule,
     save_profile_input,
     save_schedule_request,
 )
-from pace.api.storage.what_if_store import StoredWhatIf, find_what_if, save_what_if_request
+from pace.api.storage.what_if_store import StoredWhatIf, hold_what_if, save_what_if_request
+from pace.api.workers.fabric_runs import answer_fabric_run
 from pace.api.workers.functions import answer_what_if, solve
 from pace.api.workers.predictions import answer_prediction
 from pace.client.documents import TaskKindName
 
-AnyStored = StoredSchedule | StoredWhatIf | StoredPrediction
+AnyStored = StoredSchedule | StoredWhatIf | StoredPrediction | StoredFabricRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +61,11 @@ class TaskKind:
     save_input
         Keeps what a tenant's request brings along to work on; returns its fingerprint.
     find_input
-        Returns what a task works on: of a tenant, by its SHA-256 and the result's id.
+        Returns what a task works on: of a tenant, by its SHA-256 and the result's id; None if it was deleted.
     save_request
         Records a tenant's request, whose profile has this fingerprint; returns the result's id.
-    find_result
-        Returns a tenant's result by its id, if it is there.
+    hold_result
+        Returns a tenant's result by its id, if it is there, and lets nobody delete it in this transaction.
     observe
         Counts a finished task of so many gradients and seconds.
     span, done_event
@@ -73,9 +81,9 @@ class TaskKind:
     priority: int
     result_path: str
     save_input: Callable[[Connection, str, Any], str]
-    find_input: Callable[[Connection, str, str, str], TaskInput]
+    find_input: Callable[[Connection, str, str, str], TaskInput | None]
     save_request: Callable[[Connection, str, Any, str], str]
-    find_result: Callable[[Connection, str, str], AnyStored | None]
+    hold_result: Callable[[Connection, str, str], AnyStored | None]
     observe: Callable[[Metrics, int, float], None]
     span: str
     done_event: str
@@ -94,7 +102,7 @@ KINDS: dict[TaskKindName, TaskKind] = {
         save_input=save_profile_input,
         find_input=find_profile_input,
         save_request=save_schedule_request,
-        find_result=find_schedule_by_id,
+        hold_result=hold_schedule,
         observe=Metrics.observe_solve,
         span="solve",
         done_event="solved",
@@ -112,7 +120,7 @@ KINDS: dict[TaskKindName, TaskKind] = {
         save_input=save_profile_input,
         find_input=find_profile_input,
         save_request=save_what_if_request,
-        find_result=find_what_if,
+        hold_result=hold_what_if,
         observe=Metrics.observe_what_if,
         span="what-if",
         done_event="what-if-answered",
@@ -129,9 +137,26 @@ KINDS: dict[TaskKindName, TaskKind] = {
         save_input=no_other_input,
         find_input=find_steps_input,
         save_request=save_prediction_request,
-        find_result=find_prediction,
+        hold_result=hold_prediction,
         observe=Metrics.observe_prediction,
         span="prediction",
         done_event="predicted",
+    ),
+    "fabric-run": TaskKind(
+        function=answer_fabric_run,
+        tells_progress=True,
+        purpose="the fabric run",
+        num_processes=lambda settings: settings.what_if_processes,
+        num_on_cluster=lambda settings: settings.what_if_processes,
+        starts_at_once=False,
+        priority=0,
+        result_path="/v1/fabric-runs/",
+        save_input=no_profile_input,
+        find_input=find_scenario_input,
+        save_request=save_fabric_run_request,
+        hold_result=hold_fabric_run,
+        observe=Metrics.observe_fabric_run,
+        span="fabric-run",
+        done_event="fabric-run-simulated",
     ),
 }

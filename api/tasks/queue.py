@@ -11,9 +11,9 @@ from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
-from pace.api.errors import QueueFull, TaskCancelled, WorkerDied
+from pace.api.errors import QueueFull, ResultDeleted, TaskCancelled, WorkerDied
 from pace.api.problems import problem_of
 from pace.api.received import AnyReceivedTask
 from pace.api.storage.database import Database
@@ -71,41 +71,58 @@ class TaskQueue:
             kind = KINDS[received.kind]
             fingerprint = kind.save_input(connection, tenant, received)
             new_id = kind.save_request(connection, tenant, received, fingerprint)
-            result = kind.find_result(connection, tenant, new_id)
-            if result is not None:
-                return Submitted(result_id=new_id, result=result, task_id=None)
             live = select(TaskRecord.id).where(
                 TaskRecord.tenant == tenant, TaskRecord.key == received.key, TaskRecord.state.in_(LIVE)
             )
-            task_id = connection.scalar(live)
-            claimed = None
-            if task_id is None:
+            while True:
+                result = kind.hold_result(connection, tenant, new_id)
+                if result is not None:
+                    return Submitted(result_id=new_id, result=result, task_id=None)
+                task_id = connection.scalar(live)
+                if task_id is not None:
+                    return Submitted(result_id=new_id, result=None, task_id=task_id)
                 at_once = self._require_room(connection, tenant) == 0 and claim
-                task_id = uuid.uuid4().hex
-                now = datetime.now(UTC)
-                added = connection.execute(
-                    insert(connection, TaskRecord)
-                    .values(
-                        id=task_id,
-                        kind=received.kind,
-                        tenant=tenant,
-                        key=received.key,
-                        result_id=new_id,
-                        profile_sha256=received.input_sha256,
-                        options=received.options,
-                        num_done=None if received.num_steps is None else 0,
-                        num_total=received.num_steps,
-                        created_at=now,
-                        **(self._started(now, 0) if at_once else {"state": "queued", "attempts": 0}),
-                    )
-                    .on_conflict_do_nothing()
-                )
-                if not added.rowcount:
-                    # Another service process was faster between our look and our insert.
-                    task_id = connection.scalar(live)
-                elif at_once:
-                    claimed = self._claimed(connection, task_id)
-            return Submitted(result_id=new_id, result=None, task_id=task_id, claimed=claimed)
+                task_id = self._add(connection, tenant, received, new_id, at_once=at_once)
+                if task_id is None:
+                    continue  # another service process was faster between our look and our insert
+                # No other task for this key is live now, so whatever came of one before can be seen.
+                result = kind.hold_result(connection, tenant, new_id)
+                if result is not None:
+                    connection.execute(delete(TaskRecord).where(TaskRecord.id == task_id))
+                    return Submitted(result_id=new_id, result=result, task_id=None)
+                claimed = self._claimed(connection, task_id) if at_once else None
+                return Submitted(result_id=new_id, result=None, task_id=task_id, claimed=claimed)
+
+    def _add(
+        self,
+        connection: Connection,
+        tenant: str,
+        received: AnyReceivedTask,
+        result_id: str,
+        *,
+        at_once: bool,
+    ) -> str | None:
+        """Add a task and return its id; None if its key has a live one, or had until just now."""
+        task_id = uuid.uuid4().hex
+        now = datetime.now(UTC)
+        added = connection.execute(
+            insert(connection, TaskRecord)
+            .values(
+                id=task_id,
+                kind=received.kind,
+                tenant=tenant,
+                key=received.key,
+                result_id=result_id,
+                profile_sha256=received.input_sha256,
+                options=received.options,
+                num_done=None if received.num_steps is None else 0,
+                num_total=received.num_steps,
+                created_at=now,
+                **(self._started(now, 0) if at_once else {"state": "queued", "attempts": 0}),
+            )
+            .on_conflict_do_nothing()
+        )
+        return task_id if added.rowcount else None
 
     def _require_room(self, connection: Connection, tenant: str) -> int:
         """Refuse one more task where too many wait; return how many do, of all tenants."""
@@ -160,8 +177,9 @@ class TaskQueue:
                     .limit(1)
                     .with_for_update(skip_locked=True)
                 )
-                if task_id is not None:
-                    return self._start(connection, task_id, now)
+                claimed = None if task_id is None else self._start(connection, task_id, now)
+                if claimed is not None:
+                    return claimed
         return None
 
     def _take_back_expired(self, connection: Connection, now: datetime, running: Collection[str]) -> None:
@@ -176,10 +194,19 @@ class TaskQueue:
         )
         connection.execute(update(TaskRecord).where(expired).values(state="queued", lease_owner=None))
 
-    def _start(self, connection: Connection, task_id: str, now: datetime) -> ClaimedTask:
+    def _start(self, connection: Connection, task_id: str, now: datetime) -> ClaimedTask | None:
+        """Claim a task; one whose input was deleted fails alone, and None is returned."""
         started = self._started(now, TaskRecord.attempts)
         connection.execute(update(TaskRecord).where(TaskRecord.id == task_id).values(started))
-        return self._claimed(connection, task_id)
+        claimed = self._claimed(connection, task_id)
+        if claimed is None:
+            lost = ResultDeleted("what it works on was deleted before the task began; send it again")
+            connection.execute(
+                update(TaskRecord)
+                .where(TaskRecord.id == task_id)
+                .values(state="failed", finished_at=now, lease_owner=None, problem=_stored(lost))
+            )
+        return claimed
 
     def _started(self, now: datetime, attempts: Any) -> dict[str, Any]:
         return {
@@ -190,7 +217,7 @@ class TaskQueue:
             "lease_until": now + self._lease,
         }
 
-    def _claimed(self, connection: Connection, task_id: str) -> ClaimedTask:
+    def _claimed(self, connection: Connection, task_id: str) -> ClaimedTask | None:
         row = connection.execute(
             select(
                 TaskRecord.id,
@@ -202,10 +229,14 @@ class TaskQueue:
                 TaskRecord.profile_sha256,
                 TaskRecord.result_id,
             ).where(TaskRecord.id == task_id)
-        ).one()
+        ).first()
+        if row is None:
+            return None
         values = dict(row._mapping)
         sha256, result_id = values.pop("profile_sha256"), values.pop("result_id")
         found = KINDS[row.kind].find_input(connection, row.tenant, sha256, result_id)
+        if found is None:
+            return None
         return ClaimedTask(**values, num_gradients=found.num_gradients, document=found.document)
 
     def renew(self, running: Collection[str]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import structlog
 
+from pace.api.storage.threads import DatabaseThreads
 from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.state import TaskStatus
 
@@ -21,19 +22,26 @@ class Watches:
         How often to look unasked: another service process may be the one that does the task.
     """
 
-    def __init__(self, tasks: TaskQueue, poll_s: float = 0.5) -> None:
+    def __init__(self, tasks: TaskQueue, threads: DatabaseThreads, poll_s: float = 0.5) -> None:
         self._tasks = tasks
+        self._threads = threads
         self._poll_s = poll_s
+        self._waiting: set[asyncio.Timeout] = set()
+        self._released = False
         self._watches: dict[tuple[str, str], _Watch] = {}
 
     async def wait(self, tenant: str, task_id: str, timeout_s: float) -> TaskStatus | None:
         """Wait until a task is finished, at most so long; return how far it is then."""
         watch = self._watch(tenant, task_id)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(watch.runner)
+            async with asyncio.timeout(0 if self._released else timeout_s) as limit:
+                self._waiting.add(limit)
+                try:
+                    return await asyncio.shield(watch.runner)
+                finally:
+                    self._waiting.discard(limit)
         except TimeoutError:
-            return await asyncio.to_thread(self._tasks.status, tenant, task_id)
+            return await self._threads.run(self._tasks.status, tenant, task_id)
 
     async def changes(self, tenant: str, task_id: str) -> AsyncIterator[TaskStatus]:
         """Yield how far a task is, now and whenever that changes, until it is finished or gone."""
@@ -53,6 +61,14 @@ class Watches:
         watch = self._watches.get((tenant, task_id))
         if watch is not None:
             watch.wake.set()
+
+    def release(self) -> None:
+        """Let all who wait go, now and from now on, as if their time were over."""
+        self._released = True
+        now = asyncio.get_running_loop().time()
+        for limit in self._waiting:
+            if not limit.expired():
+                limit.reschedule(now)
 
     async def close(self) -> None:
         """Let all who wait go."""
@@ -77,7 +93,7 @@ class Watches:
     async def _run(self, watch: "_Watch", tenant: str, task_id: str) -> TaskStatus | None:
         while True:
             watch.wake.clear()
-            status = await asyncio.to_thread(self._tasks.status, tenant, task_id)
+            status = await self._threads.run(self._tasks.status, tenant, task_id)
             if status != watch.status:
                 watch.status = status
                 watch.changed.set()

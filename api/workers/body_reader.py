@@ -1,4 +1,4 @@
-"""Takes bodies to the reader processes; equal bodies are read once, however many arrive at once."""
+"""Takes bodies to the reader processes; equal bodies of a tenant are read once, however many arrive."""
 
 import asyncio
 import hashlib
@@ -6,19 +6,22 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from pace.api.errors import QueueFull
 from pace.api.received import (
     AnyReceivedTask,
+    ReceivedFabricRun,
     ReceivedPrediction,
     ReceivedProfile,
     ReceivedRequest,
     ReceivedWhatIf,
 )
+from pace.api.workers.fair_turns import FairTurns
 from pace.api.workers.functions import ReadLimits
 from pace.api.workers.pool import WorkerPool
 
 AnyReceived = ReceivedProfile | AnyReceivedTask
-Received = TypeVar("Received", ReceivedProfile, ReceivedRequest, ReceivedWhatIf, ReceivedPrediction)
+Received = TypeVar(
+    "Received", ReceivedProfile, ReceivedRequest, ReceivedWhatIf, ReceivedPrediction, ReceivedFabricRun
+)
 _LARGE_BYTES = 2**20
 
 
@@ -28,7 +31,7 @@ class BodyReader:
     Parameters
     ----------
     max_waiting
-        More bodies than this wait for no reader: they are refused with 429.
+        More bodies than this wait for no reader: they are refused with 429; of one tenant, half as many.
     timeout_s
         For one body.
     memory_bytes
@@ -45,8 +48,8 @@ class BodyReader:
         memory_bytes: int,
     ) -> None:
         self._readers = readers
+        self._turns = FairTurns("bodies", readers.size, max_waiting)
         self._limits = limits
-        self._max_waiting = max_waiting
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
         self._reading: dict[bytes, asyncio.Task[AnyReceived]] = {}
@@ -54,30 +57,38 @@ class BodyReader:
         self._held_bytes = 0
 
     async def read(
-        self, function: Callable[[bytes, bool, ReadLimits], Received], body: bytes, gzipped: bool
+        self, function: Callable[[bytes, bool, ReadLimits], Received], body: bytes, gzipped: bool, tenant: str
     ) -> Received:
-        """Return what a function of ``pace.api.workers.functions`` makes of a body; raises what it raises."""
+        """Return what a function of ``pace.api.workers.functions`` makes of a body; raises what it raises.
+
+        Nothing is shared between tenants: not even the time of an answer tells one what another sent.
+        """
         # The digest holds the function's name, hence the casts.
+        named = f"{function.__name__} {gzipped} {tenant}"
         if len(body) > _LARGE_BYTES:
-            digest = await asyncio.to_thread(_digest, function.__name__, gzipped, body)
+            digest = await asyncio.to_thread(_digest, named, body)
         else:
-            digest = _digest(function.__name__, gzipped, body)
+            digest = _digest(named, body)
         if digest in self._read:
             self._read.move_to_end(digest)
             return cast("Received", self._read[digest][1])
         reading = self._reading.get(digest)
         if reading is None:
-            if self._readers.waiting >= self._max_waiting:
-                raise QueueFull(f"{self._readers.waiting} bodies wait to be read already", retry_after_s=1)
-            reading = asyncio.create_task(
-                self._readers.run(
-                    function, body, gzipped, self._limits, timeout_s=self._timeout_s, attempts=3
-                )
-            )
+            reading = asyncio.create_task(self._read_in_turn(function, body, gzipped, tenant))
             self._reading[digest] = reading
             reading.add_done_callback(lambda done: self._finish(digest, done))
         # Shielded: a client that goes away must not take the answer from the others.
         return cast("Received", await asyncio.shield(reading))
+
+    async def _read_in_turn(
+        self, function: Callable[..., AnyReceived], body: bytes, gzipped: bool, tenant: str
+    ) -> AnyReceived:
+        # Compressed ones may be large inside.
+        async with self._turns.turn(tenant, large=gzipped or len(body) > _LARGE_BYTES):
+            received: AnyReceived = await self._readers.run(
+                function, body, gzipped, self._limits, timeout_s=self._timeout_s, attempts=3
+            )
+            return received
 
     def _finish(self, digest: bytes, done: asyncio.Task[AnyReceived]) -> None:
         del self._reading[digest]
@@ -96,7 +107,7 @@ class BodyReader:
             self._held_bytes -= dropped
 
 
-def _digest(name: str, gzipped: bool, body: bytes) -> bytes:
-    digest = hashlib.sha256(f"{name} {gzipped}\n".encode())
+def _digest(named: str, body: bytes) -> bytes:
+    digest = hashlib.sha256(f"{named}\n".encode())
     digest.update(body)
     return digest.digest()

@@ -11,19 +11,25 @@ import resource
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+import structlog
+
 from pace.api.errors import LimitExceeded, ServiceStopping, WorkerDied, WorkerFailed
+from pace.api.logs import set_up_logs
 from pace.api.workers.executor import Progress
 from pace.errors import PaceError, SolverFailed
 
+log = structlog.get_logger(__name__)
+
 _SPAWN = multiprocessing.get_context("spawn")
 _START_TIMEOUT_S = 120.0
+_LOOK_EVERY_S = 0.5
+_LONGEST_PAUSE_S = 30.0
 
 
 class WorkerPool:
@@ -47,19 +53,36 @@ class WorkerPool:
         self.purpose = purpose
         self.size = size
         self.waiting = 0
+        self.num_restarts = 0
         self._workers = [_Worker(purpose, memory_bytes, prepare) for _ in range(size)]
         self._idle = list(self._workers)
         self._threads = ThreadPoolExecutor(size, thread_name_prefix=f"pace-{purpose}")
+        self._closed = threading.Event()
+        self._supervisor: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start all processes; they get ready in the background."""
+        """Start all processes; they get ready in the background, and are replaced if they die while idle."""
         for worker in self._workers:
             worker.start()
+        self._supervisor = threading.Thread(target=self._supervise, name="pace-supervisor", daemon=True)
+        self._supervisor.start()
 
     @property
     def num_alive(self) -> int:
-        """How many processes are there to work."""
+        """How many processes there are to work; none before the first is ready."""
+        if not any(worker.was_ready for worker in self._workers):
+            return 0
         return sum(worker.alive for worker in self._workers)
+
+    def _supervise(self) -> None:
+        pause_s = _LOOK_EVERY_S
+        while not self._closed.wait(pause_s):
+            deaths = [death for worker in self._workers if (death := worker.revive()) is not None]
+            for death in deaths:
+                self.num_restarts += 1
+                log.error("worker-restarted", reason=death)
+            # Processes that die as soon as they start would otherwise keep a core busy.
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if deaths else _LOOK_EVERY_S
 
     async def run(
         self,
@@ -99,9 +122,12 @@ class WorkerPool:
 
     def close(self) -> None:
         """End all processes at once, whatever they do."""
+        self._closed.set()
         for worker in self._workers:
             worker.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)
+        if self._supervisor is not None:
+            self._supervisor.join()
         for worker in self._workers:
             worker.discard()
 
@@ -149,11 +175,13 @@ class _Worker:
         self._purpose = purpose
         self._memory_bytes = memory_bytes
         self._prepare = prepare
+        self.was_ready = False
         self._ready = False
         self._process: SpawnProcess | None = None
         self._connection: Connection[Any, Any] | None = None
         self._stopped = False
         self._starting = threading.Lock()
+        self._in_use = threading.Lock()
 
     @property
     def alive(self) -> bool:
@@ -175,7 +203,36 @@ class _Worker:
             theirs.close()
             self._connection = ours
 
+    def revive(self) -> str | None:
+        """Replace a process that died while idle and say how; notice whether it is ready."""
+        if not self._in_use.acquire(blocking=False):
+            return None  # whoever uses it replaces it
+        try:
+            process, connection = self._process, self._connection
+            if process is None or connection is None or self._stopped:
+                return None
+            if process.is_alive():
+                try:
+                    if not self._ready and connection.poll():
+                        self._hear(connection)
+                except (EOFError, OSError):
+                    pass  # it is just dying: seen at the next look
+                return None
+            process.join()
+            self._replace()
+            return _death(self._purpose, process.exitcode)
+        finally:
+            self._in_use.release()
+
+    def _hear(self, connection: "Connection[Any, Any]") -> None:
+        connection.recv()
+        self._ready = self.was_ready = True
+
     def call(self, call: WorkerCall) -> Any:
+        with self._in_use:
+            return self._call(call)
+
+    def _call(self, call: WorkerCall) -> Any:
         if not self.alive:
             self._replace()
         process, connection = self._process, self._connection
@@ -186,8 +243,7 @@ class _Worker:
                 # Starting is not charged to the request's time; a start that hangs is found here.
                 if not wait([connection, process.sentinel], _START_TIMEOUT_S):
                     process.kill()
-                connection.recv()
-                self._ready = True
+                self._hear(connection)
             call.begin(process)
             succeeded, value = self._converse(process, connection, call)
             if call.end():
@@ -253,9 +309,14 @@ def _death(purpose: str, exitcode: int | None) -> str:
 def _work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callable[[], None] | None) -> None:
     # A Ctrl-C at the terminal reaches the whole process group; ending is for the service to decide.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_up_logs()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if prepare is not None:
-        prepare()
+        try:
+            prepare()
+        except Exception:
+            log.exception("worker-not-prepared")
+            os._exit(1)
     # RLIMIT_AS would count address space that libraries reserve and never touch.
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     connection.send("ready")
@@ -275,12 +336,12 @@ def _work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callab
 
 
 def _sendable(error: Exception) -> PaceError:
-    """Return what the caller is told; errors that are not the task's own fault are printed here."""
+    """Return what the caller is told; errors that are not the task's own fault are logged here."""
     if isinstance(error, MemoryError):
         return LimitExceeded("the work needed more memory than one request may use")
     if isinstance(error, PaceError) and not isinstance(error, SolverFailed):
         return error
-    traceback.print_exc()
+    log.error("worker-failed", exc_info=error)
     return error if isinstance(error, PaceError) else WorkerFailed(type(error).__name__)
 
 

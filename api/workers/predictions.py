@@ -13,8 +13,8 @@ from pace.api.received import ReceivedPrediction
 from pace.api.workers.functions import ReadLimits, canonical_json, decompressed
 from pace.client.prediction_documents import PredictionRequest
 from pace.documents.base import explain
-from pace.documents.prediction import Prediction, PredictionOptions
-from pace.documents.steps import parse_steps
+from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
+from pace.documents.throughput.steps import parse_steps
 from pace.errors import InvalidOptions
 from pace.throughput import predict
 
@@ -50,7 +50,7 @@ def read_prediction(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedP
 
 
 def answer_prediction(steps_document: bytes, options: str, tell: Callable[[int], None]) -> bytes:
-    """Return the JSON of a Prediction, telling now and then how many points are done."""
+    """Return the JSON of a ThroughputPrediction, telling now and then how many points are done."""
     num_done = 0
     told_at = time.monotonic()
 
@@ -68,8 +68,8 @@ def answer_prediction(steps_document: bytes, options: str, tell: Callable[[int],
 
 
 def prediction_csv(document: bytes) -> bytes:
-    """Return a stored prediction's points as CSV, as ``Prediction.to_csv`` writes them."""
-    return Prediction.model_validate_json(document).to_csv().encode()
+    """Return a stored prediction's points as CSV, as ``ThroughputPrediction.to_csv`` writes them."""
+    return ThroughputPrediction.model_validate_json(document).to_csv().encode()
 
 
 def _explain(body: bytes, error: ValidationError) -> None:

@@ -170,14 +170,14 @@ def _record(arguments: argparse.Namespace) -> None:
 
 
 def _speed() -> None:
-    from pace.documents.steps import RecordedStep, StepLink, StepOp, StepsDocument
+    from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
     from pace.throughput import simulate_steps
 
     layers = range(50)
     ops = [
-        *(StepOp(name=f"down/{at}", resource="downlink", size_bytes=1000 * (at + 1)) for at in layers),
+        *(StepsOp(name=f"down/{at}", resource="downlink", size_bytes=1000 * (at + 1)) for at in layers),
         *(
-            StepOp(
+            StepsOp(
                 name=f"c/{at}",
                 resource="worker",
                 deps=(f"down/{at}", *([f"c/{at - 1}"] if at else [])),
@@ -185,16 +185,16 @@ def _speed() -> None:
             for at in layers
         ),
         *(
-            StepOp(name=f"up/{at}", resource="uplink", size_bytes=1000 * (at + 1), deps=(f"c/{49 - at}",))
+            StepsOp(name=f"up/{at}", resource="uplink", size_bytes=1000 * (at + 1), deps=(f"c/{49 - at}",))
             for at in layers
         ),
-        *(StepOp(name=f"update/{at}", resource="ps", deps=(f"up/{at}",)) for at in layers),
+        *(StepsOp(name=f"update/{at}", resource="ps", deps=(f"up/{at}",)) for at in layers),
     ]
     rng = np.random.default_rng(0)
     document = StepsDocument(
         name="speed",
         ops=tuple(ops),
-        steps=tuple(RecordedStep(duration_s=tuple(rng.random(200) * 0.01)) for _ in range(30)),
+        steps=tuple(StepTimes(duration_s=tuple(rng.random(200) * 0.01)) for _ in range(30)),
         link=StepLink(bytes_per_s=1e7),
     )
     simulate_steps(document, 8, steps=2, skip=0)

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from pace.documents.prediction import PredictionOptions
-from pace.documents.steps import StepsDocument
+from pace.documents.throughput.prediction import PredictionOptions
+from pace.documents.throughput.steps import StepsDocument
 from pace.throughput import predict, simulate_steps
 
 
@@ -88,10 +88,13 @@ def replay_errors(document: StepsDocument) -> tuple[list[float], list[float]]:
     """Return the relative errors of every recorded step's length, and of every downlink's end time."""
     steps, downlinks = [], []
     down = [at for at, op in enumerate(document.ops) if op.resource == "downlink" and op.size_bytes]
+    count = len(document.steps)
+    run = simulate_steps(document, 1, steps=count, skip=0, drawn=[list(range(count))], num_recorded=count)
+    began = 0.0
     for number, step in enumerate(document.steps):
         assert step.start_s is not None
-        run = simulate_steps(document, 1, steps=1, skip=0, drawn=[[number]], num_recorded=1)
         ends = np.add(step.start_s, step.duration_s)
-        steps.append(float(run.end_s[0] / ends.max() - 1))
-        downlinks += (run.op_end_s[0, 0, down] / ends[down] - 1).tolist()
+        steps.append(float((run.end_s[number] - began) / ends.max() - 1))
+        downlinks += ((run.op_end_s[0, number, down] - began) / ends[down] - 1).tolist()
+        began = float(run.end_s[number])
     return steps, downlinks

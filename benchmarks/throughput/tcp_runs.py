@@ -10,7 +10,7 @@ from benchmarks.testbed.rates import measure_rates
 from benchmarks.throughput.compare import Comparison, compare, measured_rate, replay_errors
 from benchmarks.throughput.shapes import ModelShape, shape_of
 from benchmarks.throughput.tcp_training import TcpDiscipline, TcpJob, make_sides, tcp_main
-from pace.documents.steps import RecordedStep, StepLink, StepOp, StepsDocument
+from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
 from pace.solver.least_bytes import least_bytes_servers
 
 JITTER = 0.1
@@ -24,10 +24,12 @@ def run_tcp(
     The rate is that of one worker's link in bytes of payload per second, measured in both directions at
     once.
     """
-    with hosts([Link(rate_mbit_s=rate_mbit_s)] * (job.servers + job.workers)) as made:
+    count = job.servers + job.workers
+    with hosts([Link(rate_mbit_s=rate_mbit_s)] * (2 * count)) as every:
+        made, uploading = every[:count], every[count:]
         rate = min(measure_rates(made[:2])) * 1e6 / 8
         sides = make_sides(job)
-        with ranks("throughput", made, tcp_main, made, job, sides) as group:
+        with ranks("throughput", made, tcp_main, made, uploading, job, sides) as group:
             workers = [()] * job.servers
             group.ask_each("connect", [*workers, *([()] * job.workers)])
             start = time.monotonic() + 0.3
@@ -43,13 +45,13 @@ def steps_document(
     layers = range(len(job.layers))
     ops = [
         *(
-            StepOp(
+            StepsOp(
                 name=f"down/{at}", resource="downlink", server=job.servers_of[at], size_bytes=job.layers[at]
             )
             for at in layers
         ),
         *(
-            StepOp(
+            StepsOp(
                 name=f"forward/{at}",
                 resource="worker",
                 deps=(f"down/{at}", *([f"forward/{at - 1}"] if at else [])),
@@ -57,7 +59,7 @@ def steps_document(
             for at in layers
         ),
         *(
-            StepOp(
+            StepsOp(
                 name=f"backward/{at}",
                 resource="worker",
                 deps=(f"backward/{at + 1}" if at + 1 < len(layers) else f"forward/{at}",),
@@ -65,7 +67,7 @@ def steps_document(
             for at in layers
         ),
         *(
-            StepOp(
+            StepsOp(
                 name=f"up/{at}",
                 resource="uplink",
                 server=job.servers_of[at],
@@ -82,7 +84,7 @@ def steps_document(
         servers=job.servers,
         ops=tuple(ops),
         steps=tuple(
-            RecordedStep(
+            StepTimes(
                 duration_s=tuple(seconds for kind in kinds for seconds in record[kind]),
                 start_s=tuple(seconds for kind in kinds for seconds in record[f"{kind}_start"]),
             )

@@ -1,17 +1,21 @@
 """Asynchronous training over plain TCP: pulls, sleeping compute, pushes; the discipline is known exactly.
 
-One connection for each worker, server and direction. The sender applies the discipline, with little in its
-socket's buffer. Requests for parameters and acknowledgements of gradients go over pipes beside the network,
-so that links carry parameters and gradients and nothing else.
+One connection for each worker, server and direction, each direction between hosts of its own: otherwise
+acknowledgements of one would wait behind the data of the other, and hold back who is alone on a link. The
+sender applies the discipline, with little in its socket's buffer. Requests for parameters and
+acknowledgements of gradients go over pipes beside the network, so that links carry nothing else.
 """
 
+import contextlib
+import ctypes
 import heapq
+import os
 import random
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -19,9 +23,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.testbed.hosts import Host
+from benchmarks.testbed.names import NAMESPACES
 from benchmarks.testbed.processes import Answer
 
 _PORT = 5301
+_CLONE_NEWNET = 0x40000000
 _HEADER = struct.Struct("!iq")
 _PIECE = bytes(64 * 1024)
 _BUFFER_BYTES = 16 * 1024  # larger ones let the connection that came first keep more than its share
@@ -117,19 +123,54 @@ def receive_layers(connection: socket.socket, job: TcpJob, arrived: Callable[[in
             arrived(layer)
 
 
-def tcp_main(rank: int, on: Sequence[Host], job: TcpJob, sides: list[list[tuple[Side, Side]]]) -> Answer:
-    """Run a server (the first ranks) or a worker."""
+@contextlib.contextmanager
+def in_network(host: Host) -> Iterator[None]:
+    """Make sockets on another host: they stay there, the calling thread comes back."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    other = os.open(NAMESPACES / host.namespace, os.O_RDONLY)
+    try:
+        if libc.setns(other, _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"setns to {host.namespace}")
+        try:
+            yield
+        finally:
+            libc.setns(own, _CLONE_NEWNET)
+    finally:
+        os.close(own)
+        os.close(other)
+
+
+def tcp_main(
+    rank: int,
+    on: Sequence[Host],
+    uploading: Sequence[Host],
+    job: TcpJob,
+    sides: list[list[tuple[Side, Side]]],
+) -> Answer:
+    """Run a server (the first ranks) or a worker, on one host for downloads and one for uploads."""
     # A connection that was idle between two steps would start slowly again, and lose its share to one that
     # was not: the sharing that is to be isolated here would depend on who came first.
-    Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle").write_text("0")
+    setting = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
+    setting.write_text("0")
+    with in_network(uploading[rank]):
+        setting.write_text("0")
     if rank < job.servers:
-        return _serve(rank, on, job, [row[rank][1] for row in sides])
-    return _work(rank - job.servers, on, job, [row[0] for row in sides[rank - job.servers]])
+        return _serve(rank, (on, uploading), job, [row[rank][1] for row in sides])
+    return _work(rank, (on, uploading), job, [row[0] for row in sides[rank - job.servers]])
 
 
-def _serve(server: int, on: Sequence[Host], job: TcpJob, sides: list[Side]) -> Answer:
-    listener = socket.create_server((on[server].address, _PORT), backlog=2 * job.workers)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+Networks = tuple[Sequence[Host], Sequence[Host]]
+"""The hosts between which downloads go, and those between which uploads go."""
+
+
+def _serve(server: int, networks: Networks, job: TcpJob, sides: list[Side]) -> Answer:
+    listeners = []
+    for network in networks:
+        with in_network(network[server]):
+            listener = socket.create_server((network[server].address, _PORT), backlog=job.workers)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        listeners.append(listener)
 
     def requests(side: Connection, sender: DisciplinedSender) -> None:
         while True:
@@ -140,9 +181,10 @@ def _serve(server: int, on: Sequence[Host], job: TcpJob, sides: list[Side]) -> A
         return lambda layer: side.send((layer, time.monotonic()))
 
     def connect() -> None:
-        for _ in range(2 * job.workers):
-            connection, _ = listener.accept()
-            worker, is_up = struct.unpack("!ii", connection.recv(8, socket.MSG_WAITALL))
+        for number in range(2 * job.workers):
+            is_up = number >= job.workers
+            connection, _ = listeners[is_up].accept()
+            (worker,) = struct.unpack("!i", connection.recv(4, socket.MSG_WAITALL))
             if is_up:
                 target, arguments = receive_layers, (connection, job, acknowledge(sides[worker]))
                 threading.Thread(target=target, args=arguments, daemon=True).start()
@@ -154,7 +196,8 @@ def _serve(server: int, on: Sequence[Host], job: TcpJob, sides: list[Side]) -> A
     return lambda *_: time.process_time()
 
 
-def _work(worker: int, on: Sequence[Host], job: TcpJob, sides: list[Side]) -> Answer:
+def _work(rank: int, networks: Networks, job: TcpJob, sides: list[Side]) -> Answer:
+    worker = rank - job.servers
     state: dict[str, Any] = {}
 
     def connect() -> None:
@@ -168,10 +211,11 @@ def _work(worker: int, on: Sequence[Host], job: TcpJob, sides: list[Side]) -> An
         senders = []
         for server in range(job.servers):
             for is_up in (0, 1):
-                connection = socket.socket()
+                with in_network(networks[is_up][rank]):
+                    connection = socket.socket()
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
-                connection.connect((on[server].address, _PORT))
-                connection.sendall(struct.pack("!ii", worker, is_up))
+                connection.connect((networks[is_up][server].address, _PORT))
+                connection.sendall(struct.pack("!i", worker))
                 if is_up:
                     senders.append(DisciplinedSender(connection, job))
                 else:

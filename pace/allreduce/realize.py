@@ -1,5 +1,6 @@
 """From groups to what goes out: segments that a network can carry, and the fastest such plan (DESIGN 5)."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +16,14 @@ from pace.solver import jackson
 from pace.solver.arrays import IntArray
 from pace.solver.cost import CostCurve
 from pace.solver.instance import Instance, Solution
-from pace.solver.sending import Buffers, Sending, cut_as_solved, cut_while_sending, send_in_order
+from pace.solver.sending import (
+    Buffers,
+    Sending,
+    cut_as_solved,
+    cut_while_sending,
+    necessary_segments,
+    send_in_order,
+)
 
 # A cut that spares a longer tail a wait of less than so many latencies is not considered, in several sizes.
 PATIENCE_FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0, np.inf)
@@ -24,6 +32,8 @@ TIE = 1e-4
 SLOWER_NETWORK = 1.1
 # Whole numbers of slots, and fractions of one, are still told apart in doubles.
 MAX_SLOTS = 1e9
+# Each is a line of the document and a call of the network library.
+MAX_SEGMENTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +110,24 @@ def _in_order(problem: FusionProblem, partition: Partition) -> Partition:
 
 def _sendings(buffers: Buffers, cost: CostCurve, options: Options) -> Iterator[Sending]:
     limit = float(options.max_segment_bytes or np.inf)
+    _refuse_tiny_segments(buffers, limit)
     latency = cost.durations_s[0]
     for factor in PATIENCE_FACTORS if options.target == "pace" else (np.inf,):
         patience = factor * latency if latency > 0 or factor == 0 else np.inf
         sending = cut_while_sending(buffers, cost, patience_s=patience, max_segment_bytes=limit)
         if sending is not None:
             yield sending
+
+
+def _refuse_tiny_segments(buffers: Buffers, max_segment_bytes: float) -> None:
+    segments = necessary_segments(buffers, max_segment_bytes)
+    if segments > MAX_SEGMENTS:
+        element = int(np.max(buffers.element_bytes))
+        fitting = math.ceil(np.sum(buffers.sizes) / (MAX_SEGMENTS - len(buffers.sizes)) / element) * element
+        raise InvalidOptions(
+            f"max_segment_bytes of {max_segment_bytes:.0f} cuts the gradients into {segments:,} segments, of "
+            f"{MAX_SEGMENTS:,} at most: {fitting} would fit, or leave max_segment_bytes out"
+        )
 
 
 def _slotted_plan(problem: FusionProblem, partition: Partition, options: Options) -> RealizedPlan:

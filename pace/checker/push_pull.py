@@ -16,7 +16,7 @@ ROUNDINGS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkRates:
+class ServerRates:
     """The cluster's links, from DESIGN's formulas written out once more.
 
     Attributes
@@ -37,7 +37,7 @@ class LinkRates:
     shared: bool
 
 
-def rates_of(profile: Profile, schedule: PushPullSchedule) -> LinkRates | None:
+def rates_of(profile: Profile, schedule: PushPullSchedule) -> ServerRates | None:
     """Return the rates, or None where the servers do not fit the workers."""
     exchange = schedule.cluster.exchange
     workers, servers, rate = profile.workers, exchange.servers, exchange.worker_bytes_per_s
@@ -51,7 +51,7 @@ def rates_of(profile: Profile, schedule: PushPullSchedule) -> LinkRates | None:
         at_server = exchange.server_bytes_per_s or rate
         per_byte = max(1 / rate, workers / servers / at_server)
         worker, connection = rate, min(rate, at_server / workers)
-    return LinkRates(
+    return ServerRates(
         per_byte_s=per_byte,
         worker=worker,
         connection=connection,
@@ -71,7 +71,7 @@ class WireBytes:
     gradient_pulled: dict[str, float]
 
 
-def wire_bytes(profile: Profile, schedule: PushPullSchedule, rates: LinkRates) -> WireBytes:
+def wire_bytes(profile: Profile, schedule: PushPullSchedule, rates: ServerRates) -> WireBytes:
     """Apply the cluster's ratios to gradients, and each group's share to its segments."""
     up = {gradient.name: float(gradient.size_bytes) for gradient in profile.gradients}
     down = dict(up)
@@ -88,7 +88,7 @@ def wire_bytes(profile: Profile, schedule: PushPullSchedule, rates: LinkRates) -
 
 
 def check_messages(
-    schedule: PushPullSchedule, rates: LinkRates, wire: WireBytes, times: DerivedTimes
+    schedule: PushPullSchedule, rates: ServerRates, wire: WireBytes, times: DerivedTimes
 ) -> Iterator[str]:
     """Yield what is wrong with the messages: too early, two on one connection, too fast or too slow."""
     slack = times.slack_s
@@ -147,7 +147,7 @@ def check_messages(
 
 
 def check_link_certificates(
-    schedule: PushPullSchedule, rates: LinkRates, wire: WireBytes, times: DerivedTimes
+    schedule: PushPullSchedule, rates: ServerRates, wire: WireBytes, times: DerivedTimes
 ) -> Iterator[str]:
     """Yield why the certificates do not prove the ideal, each set re-added."""
     connections = schedule.cluster.exchange.servers * (2 if rates.shared else 1)
@@ -180,7 +180,7 @@ def check_link_certificates(
 def _jobs(
     schedule: PushPullSchedule,
     proof: LinkCertificate,
-    rates: LinkRates,
+    rates: ServerRates,
     wire: WireBytes,
     whole: float,
     alone: float,
@@ -199,7 +199,7 @@ def _jobs(
 
 
 def check_exchange_bound(
-    schedule: PushPullSchedule, rates: LinkRates, wire: WireBytes, times: DerivedTimes
+    schedule: PushPullSchedule, rates: ServerRates, wire: WireBytes, times: DerivedTimes
 ) -> Iterator[str]:
     """Yield why the bound against every partition does not hold."""
     bound = schedule.bound

@@ -10,7 +10,7 @@ from pace.cli.console import write_profile
 from pace.cli.reporting import reported
 from pace.documents.base import explain
 from pace.documents.collective_costs import AllReduce, RingAllReduce
-from pace.documents.steps import StepsDocument
+from pace.documents.throughput.steps import StepsDocument
 from pace.errors import InvalidOptions
 
 app = typer.Typer(no_args_is_help=True, help="Make a profile from what another tool recorded.")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pace.cli.reporting import reported
+
 if TYPE_CHECKING:
     from pace.api.storage.keys import KeyRing
 
@@ -35,7 +37,7 @@ def create(
         what = f"unknown scope {', '.join(sorted(unknown))}" if unknown else "name or tenant of wrong length"
         typer.echo(f"pace keys: {what}", err=True)
         raise typer.Exit(2)
-    with _key_ring(database_url) as keys:
+    with _key_ring(database_url, new=True) as keys:
         token = keys.create(tenant, name, scopes)
     if as_json:
         typer.echo(
@@ -79,17 +81,32 @@ def revoke(key_id: str, database_url: DatabaseUrl = None) -> None:
 
 
 @contextmanager
-def _key_ring(database_url: str | None) -> "Iterator[KeyRing]":
-    # Imported when used: the command line must start without SQLAlchemy.
-    from pace.api.settings import Settings
-    from pace.api.storage.database import Database
-    from pace.api.storage.keys import KeyRing
-    from pace.api.storage.migrations import upgrade
+def _key_ring(database_url: str | None, *, new: bool = False) -> "Iterator[KeyRing]":
+    """Open the keys of a database; only if `new`, one that is empty is made ready.
 
-    settings = Settings() if database_url is None else Settings(database_url=database_url)
-    database = Database(settings.parsed_database_url)
-    try:
-        upgrade(database)
-        yield KeyRing(database)
-    finally:
-        database.close()
+    A database that is in use is never migrated: the service does that, when it is upgraded.
+    """
+    # Imported when used: the command line must start without SQLAlchemy.
+    from sqlalchemy.exc import OperationalError
+
+    from pace.api.settings import load_settings
+    from pace.api.storage.database import Database, is_missing
+    from pace.api.storage.keys import KeyRing
+    from pace.api.storage.migrations import has_tables, upgrade
+
+    with reported():
+        settings = load_settings() if database_url is None else load_settings(database_url=database_url)
+        url = settings.parsed_database_url
+        database = Database(url)
+        try:
+            if (not new and is_missing(url)) or not has_tables(database):
+                if not new:
+                    typer.echo(f"pace keys: there are no keys in {url.render_as_string()}", err=True)
+                    raise typer.Exit(1)
+                upgrade(database)
+            yield KeyRing(database)
+        except OperationalError as error:
+            typer.echo(f"pace keys: {url.render_as_string()}: {error.orig}", err=True)
+            raise typer.Exit(3) from None
+        finally:
+            database.close()

@@ -20,8 +20,8 @@ from pace.cli.console import (
     make_console,
     make_table,
 )
-from pace.cli.push_pull import cluster_of, describe_exchange
 from pace.cli.reporting import reported
+from pace.cli.servers.plans import cluster_of, describe_exchange
 from pace.documents.base import explain
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options, Risk

@@ -12,9 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pace.cli.console import ApiKeyOption, JsonOption, make_console, make_table
 from pace.cli.reporting import reported
 from pace.documents.base import explain
-from pace.documents.fleet import Fleet
-from pace.documents.prediction import Prediction, PredictionOptions
-from pace.documents.steps import load_steps
+from pace.documents.throughput.fleet import Fleet
+from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
+from pace.documents.throughput.steps import load_steps
 from pace.errors import InvalidOptions
 
 MOST_COUNTS = 10_000
@@ -153,7 +153,7 @@ def _bar() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _show(result: Prediction, *, baselines: bool) -> None:
+def _show(result: ThroughputPrediction, *, baselines: bool) -> None:
     console = make_console(width=160)
     headings = ["workers", "servers", "Gb/s", f"{result.unit}/s", "5-95 %", "busiest", "bottleneck", "stale"]
     if baselines:

@@ -15,8 +15,8 @@ from pace.cli.console import (
     make_console,
     make_table,
 )
-from pace.cli.push_pull import cluster_of
 from pace.cli.reporting import reported
+from pace.cli.servers.plans import cluster_of
 from pace.documents.profile import load_profile
 from pace.errors import InvalidOptions
 
@@ -56,7 +56,7 @@ def simulate(
     with reported():
         loaded = load_profile(profile)
         if exchange == "ps":
-            from pace.cli.simulate_exchange import report_exchange
+            from pace.cli.servers.simulate import report_exchange
 
             report_exchange(
                 loaded,

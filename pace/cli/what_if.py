@@ -18,7 +18,7 @@ from pace.cli.console import (
     make_table,
 )
 from pace.cli.reporting import reported
-from pace.cli.what_if_servers import report_servers
+from pace.cli.servers.what_if import report_servers
 from pace.documents.profile import Profile, load_profile
 from pace.errors import InvalidOptions
 from pace.whatif import Grid, WhatIf, estimate_s

@@ -15,7 +15,7 @@ JobName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\
 ResourceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PolicyName = Annotated[str, Field(min_length=1, max_length=50)]
-TaskKindName = Literal["schedule", "what-if", "prediction"]
+TaskKindName = Literal["schedule", "what-if", "prediction", "fabric-run"]
 TaskState = Literal["queued", "running", "done", "failed", "cancelled"]
 
 
@@ -181,7 +181,8 @@ class TaskResource(Document):
     problem
         Why there is none once `state` is "failed" or "cancelled".
     num_done, num_total
-        Cells of a what-if, points of a prediction; None for a solve, which cannot tell how far it is.
+        Cells of a what-if, points of a prediction, policies of a fabric run; None for a solve, which cannot
+        tell how far it is.
     """
 
     id: ResourceId

@@ -1,9 +1,19 @@
-"""What goes over the wire for transfer plans."""
+"""What goes over the wire for transfer plans and simulated fabric runs."""
 
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pace.client.documents import ResourceId
 from pace.documents.base import Document
 from pace.documents.fabric.batch import UpdateBatch
 from pace.documents.fabric.network import FabricNetwork
+from pace.documents.fabric.scenario import FabricScenario
 from pace.documents.fabric.transfer_plan import TransferOptions
+from pace.documents.schedule import Sha256
+
+FabricPolicyName = Literal["mlfabric-a", "mlfabric-s", "async", "ring", "tree", "ssp", "fedbuff", "quorum"]
 
 
 class TransferPlanRequest(Document):
@@ -27,3 +37,65 @@ def example_transfer_plan_request() -> dict[str, object]:
         "batch": {"version": 100, "delay_bound": 30, "updates": updates},
         "options": {"order": "search"},
     }
+
+
+class FabricRunRequest(Document):
+    """Body of ``POST /v1/fabric-runs``: a scenario, and the policies to simulate it under."""
+
+    scenario: FabricScenario
+    policies: Annotated[tuple[FabricPolicyName, ...], Field(min_length=1, max_length=8)] = (
+        "mlfabric-a",
+        "ring",
+    )
+
+
+class FabricPolicyResult(Document):
+    """What a run under one policy came to; the fields are those of ``pace fabric simulate --json``."""
+
+    policy: FabricPolicyName
+    duration_s: float
+    commits: int
+    commits_per_s: float
+    iteration_s: float
+    dropped: int
+    drop_rate: float
+    mean_delay: float
+    max_delay: int
+    server_bytes: float
+    replica_bytes: float
+    mean_batch: float
+
+
+class FabricRunResult(Document):
+    """A scenario's runs, in the order of the request's policies."""
+
+    policies: tuple[FabricPolicyResult, ...]
+
+
+class FabricRunSummary(Document):
+    """Stored runs without their content.
+
+    Attributes
+    ----------
+    id
+        Follows from scenario, policies and version: the same request always gives the same id.
+    """
+
+    id: ResourceId
+    name: str
+    scenario_sha256: Sha256
+    num_policies: int
+    created_at: datetime
+
+
+class FabricRunResource(FabricRunSummary):
+    """Stored runs."""
+
+    run: FabricRunResult
+
+
+class FabricRunPage(Document):
+    """Stored runs, newest first; `next` is the cursor of the next page, if there is one."""
+
+    items: tuple[FabricRunSummary, ...]
+    next: str | None

@@ -2,8 +2,10 @@
 
 import base64
 import hashlib
+import ssl
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
@@ -24,8 +26,8 @@ from pace.documents.schedule import Schedule
 from pace.errors import InvalidFabric, InvalidOptions, InvalidProfile, InvalidSteps, ServiceUnavailable
 
 if TYPE_CHECKING:
-    from pace.documents.prediction import Prediction, PredictionOptions
-    from pace.documents.steps import StepsDocument
+    from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
+    from pace.documents.throughput.steps import StepsDocument
     from pace.whatif import Grid, WhatIf
 
 _RETRIED_STATUSES = (429, 502, 503, 504)
@@ -55,26 +57,37 @@ class Client:
         Sent as a bearer token.
     timeout_s
         How long one method may take, tries and waiting for the solve included.
+    ca_file
+        Certificates, in PEM, of the authorities that may vouch for the service; by default those that the
+        variables ``SSL_CERT_FILE`` or ``SSL_CERT_DIR`` name, or else the public ones.
 
     Raises
     ------
     ServiceUnavailable
-        From every method: the service was not reached within the time-out, failed, or answered
-        nonsense.
+        If there are no such certificates; and from every method: the service was not reached within the
+        time-out, failed, or answered nonsense.
     """
 
-    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout_s: float = 10.0,
+        *,
+        ca_file: str | Path | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         headers = {"Accept": "application/json"}
         if api_key is not None:
             headers["Authorization"] = f"Bearer {api_key}"
         try:
-            # Proxies and certificates of the environment are not for a service of one's own cluster.
+            # Proxies of the environment are not for a service of one's own cluster; certificates are.
             self._http = httpx.Client(
                 base_url=self.url,
                 headers=headers,
                 trust_env=False,
+                verify=_certificates(ca_file),
                 limits=httpx.Limits(max_keepalive_connections=0),  # see `Exchange`
             )
         except httpx.InvalidURL as error:
@@ -134,8 +147,7 @@ class Client:
             request["options"] = options.model_dump(mode="json")
         if job is not None:
             request["job"] = job
-        wait = {"Prefer": f"wait={max(1, int(self.timeout_s))}"}
-        answer = self._request(deadline, "POST", "/v1/schedules", json=request, headers=wait)
+        answer = self._request(deadline, "POST", "/v1/schedules", waits=True, json=request)
         if answer.status == 202:
             answer = self._follow(self._parse(answer, TaskResource), deadline)
         schedule = self._parse(answer, ScheduleResource).schedule
@@ -203,7 +215,7 @@ class Client:
         steps: "StepsDocument",
         options: "PredictionOptions | None" = None,
         progress: Callable[[int], None] | None = None,
-    ) -> "Prediction":
+    ) -> "ThroughputPrediction":
         """Have throughput predicted and return what ``pace.throughput.predict`` itself would.
 
         Parameters
@@ -217,7 +229,7 @@ class Client:
             If the service refuses them.
         """
         from pace.client.prediction_documents import PredictionRequest, PredictionResource
-        from pace.documents.prediction import PredictionOptions
+        from pace.documents.throughput.prediction import PredictionOptions
 
         deadline = self._deadline()
         request = PredictionRequest(steps=steps, options=options or PredictionOptions())
@@ -257,7 +269,7 @@ class Client:
             plain_iteration_s=plain_iteration_s,
             num_iterations=num_iterations,
         )
-        body = {"json": report.model_dump(mode="json")}
+        body: dict[str, Any] = {"json": report.model_dump(mode="json")}
         try:
             answer = self._send(self._deadline(), "POST", "/v1/reports", **body)
         except httpx.HTTPError as error:
@@ -268,6 +280,7 @@ class Client:
         self, task: TaskResource, deadline: float, progress: Callable[[int], None] | None = None
     ) -> HttpAnswer:
         told = 0
+        pause_s = 0.05
         while True:
             if progress is not None and (task.num_done or 0) > told:
                 progress((task.num_done or 0) - told)
@@ -279,7 +292,8 @@ class Client:
                 raise ServiceUnavailable(
                     f"{self.url}: task {task.id} is still {task.state} after {self.timeout_s:g} s"
                 )
-            time.sleep(min(0.5, left_s))
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, 0.5)
             task = self._parse(self._request(deadline, "GET", f"/v1/tasks/{task.id}"), TaskResource)
         if task.problem is not None:
             self._raise_problem(task.problem)
@@ -288,7 +302,9 @@ class Client:
     def _deadline(self) -> float:
         return time.monotonic() + self.timeout_s
 
-    def _request(self, deadline: float, method: str, path: str, **arguments: Any) -> HttpAnswer:
+    def _request(
+        self, deadline: float, method: str, path: str, *, waits: bool = False, **arguments: Any
+    ) -> HttpAnswer:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((httpx.TransportError, _TryAgain))
             & tenacity.retry_if_not_exception_type(httpx.UnsupportedProtocol),
@@ -297,12 +313,18 @@ class Client:
             reraise=True,
         )
         try:
-            return retrying(self._send, deadline, method, path, **arguments)
+            return retrying(self._send, deadline, method, path, waits=waits, **arguments)
         except httpx.HTTPError as error:
             what = str(error) or type(error).__name__
             raise ServiceUnavailable(f"{self.url} cannot be reached: {what}") from error
 
-    def _send(self, deadline: float, method: str, path: str, **arguments: Any) -> HttpAnswer:
+    def _send(
+        self, deadline: float, method: str, path: str, *, waits: bool = False, **arguments: Any
+    ) -> HttpAnswer:
+        if waits:
+            # At most half of what is left: a result that takes longer is then followed as a task.
+            half_s = max(0, int((deadline - time.monotonic()) / 2))
+            arguments["headers"] = {"Prefer": f"wait={half_s}"}
         answer = Exchange(self._http, most_bytes=MOST_BYTES).run(deadline, method, path, **arguments)
         if answer.status in _RETRIED_STATUSES:
             raise _TryAgain(f"{self.url} answered {answer.status}: {_detail(answer.body)}")
@@ -337,6 +359,14 @@ class Client:
 
     def _nonsense(self, what: str) -> NoReturn:
         raise ServiceUnavailable(f"{self.url} answered nonsense: {what}")
+
+
+def _certificates(ca_file: str | Path | None) -> ssl.SSLContext:
+    try:
+        return httpx.create_ssl_context() if ca_file is None else ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        where = "named by SSL_CERT_FILE or SSL_CERT_DIR" if ca_file is None else f"in {ca_file}"
+        raise ServiceUnavailable(f"the certificates {where} cannot be read: {error}") from None
 
 
 def _detail(body: bytes) -> str:

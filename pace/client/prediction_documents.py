@@ -4,9 +4,9 @@ from datetime import datetime
 
 from pace.client.documents import ResourceId
 from pace.documents.base import Document
-from pace.documents.prediction import Prediction, PredictionOptions
 from pace.documents.schedule import Sha256
-from pace.documents.steps import StepsDocument
+from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
+from pace.documents.throughput.steps import StepsDocument
 
 
 class PredictionRequest(Document):
@@ -35,7 +35,7 @@ class PredictionSummary(Document):
 class PredictionResource(PredictionSummary):
     """A stored prediction."""
 
-    prediction: Prediction
+    prediction: ThroughputPrediction
 
 
 class PredictionPage(Document):

@@ -1,5 +1,6 @@
 """Dicts and lists that refuse to change, for documents whose hash is kept."""
 
+import math
 from typing import Any, NoReturn
 
 
@@ -27,9 +28,17 @@ class FrozenList(list[Any]):
 
 
 def frozen(value: Any) -> Any:
-    """Return a value of JSON whose dicts and lists, at every depth, refuse to change."""
+    """Return a value of JSON whose dicts and lists, at every depth, refuse to change.
+
+    Raises
+    ------
+    ValueError
+        For NaN and infinite numbers, which JSON does not have.
+    """
     if isinstance(value, dict):
         return FrozenDict({name: frozen(item) for name, item in value.items()})
     if isinstance(value, list):
         return FrozenList(frozen(item) for item in value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no number of JSON")
     return value

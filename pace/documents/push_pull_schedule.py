@@ -8,7 +8,6 @@ from pydantic import Field, ValidationError, model_validator
 
 from pace.documents.base import Document, explain
 from pace.documents.cluster import Cluster
-from pace.documents.coverage import refuse_gaps
 from pace.documents.profile import DType, Name, Seconds
 from pace.documents.schedule import (
     Bytes,
@@ -19,6 +18,7 @@ from pace.documents.schedule import (
     Schedule,
     Sha256,
     parse_schedule,
+    refuse_gaps,
 )
 from pace.errors import InvalidSchedule
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import networkx
 
-from pace.documents.steps import RecordedStep, StepLink, StepOp, StepsDocument
+from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
 from pace.errors import FormatError
 from pace.formats.reading import number, open_binary, validated, warn
 
@@ -203,7 +203,7 @@ def _has_servers_rows(step: _Traced) -> bool:
     return not on_servers or any(key in step.rows for key in on_servers)
 
 
-def _ops(path: str | Path, step: _Traced) -> tuple[list[StepOp], list[str]]:
+def _ops(path: str | Path, step: _Traced) -> tuple[list[StepsOp], list[str]]:
     """Return the ops, and for each the node or the edge whose times it has."""
     graph = networkx.DiGraph()
     sends = {node.edge: key for key, node in step.nodes.items() if node.op in _SENDS and node.edge}
@@ -248,29 +248,29 @@ def _start(step: _Traced, key: str) -> tuple[float, str]:
     return step.rows.get(key, (0.0, 0.0))[0], key
 
 
-def _op(step: _Traced, key: str, graph: "networkx.DiGraph[str]", deps: tuple[str, ...]) -> StepOp:
+def _op(step: _Traced, key: str, graph: "networkx.DiGraph[str]", deps: tuple[str, ...]) -> StepsOp:
     node = step.nodes[key]
     if node.op not in _RECVS:
         if node.job == "ps":
-            return StepOp(
+            return StepsOp(
                 name=f"ps{node.task}/{node.name}",
                 resource="ps",
                 server=node.task,
                 deps=deps,
                 parameter=_variable(step, graph, key),
             )
-        return StepOp(name=f"worker/{node.name}", resource="worker", deps=deps)
+        return StepsOp(name=f"worker/{node.name}", resource="worker", deps=deps)
     size = round(step.transfers[node.edge][2]) if node.edge in step.transfers else 0
     if node.job == "ps":
         users = [after for after in graph.successors(key) if step.nodes[after].job == "ps"]
         variables = {_variable(step, graph, user) for user in users}
         parameter = variables.pop() if len(variables) == 1 else None
         name, server = f"up/{node.edge}", node.task
-        return StepOp(
+        return StepsOp(
             name=name, resource="uplink", server=server, size_bytes=size, deps=deps, parameter=parameter
         )
     sender = next(before for before in graph.predecessors(key) if step.nodes[before].op in _SENDS)
-    return StepOp(
+    return StepsOp(
         name=f"down/{node.edge}",
         resource="downlink",
         server=step.nodes[sender].task,
@@ -297,7 +297,7 @@ def _variable(step: _Traced, graph: "networkx.DiGraph[str]", key: str) -> str | 
     return found.pop() if len(found) == 1 else None
 
 
-def _times(step: _Traced, order: Sequence[str]) -> RecordedStep:
+def _times(step: _Traced, order: Sequence[str]) -> StepTimes:
     began = min(
         [start for start, _ in step.rows.values()] + [start for start, _, _ in step.transfers.values()]
     )
@@ -310,7 +310,7 @@ def _times(step: _Traced, order: Sequence[str]) -> RecordedStep:
             start, length = step.rows.get(key, (began, 0.0))
         starts.append(max(start - began, 0.0) * 1e-6)
         durations.append(length * 1e-6)
-    return RecordedStep(duration_s=tuple(durations), start_s=tuple(starts))
+    return StepTimes(duration_s=tuple(durations), start_s=tuple(starts))
 
 
 def _busy_rate(path: str | Path, steps: Sequence[_Traced]) -> float:

@@ -20,7 +20,7 @@ from pace.solver.flow_shop.certificates import one_link_bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentTimes:
+class SegmentJobs:
     """Segments as jobs: arrays of shape (num_segments,).
 
     Attributes
@@ -40,7 +40,7 @@ class SegmentTimes:
     server: IntArray
 
 
-def segment_certificates(problem: ExchangeProblem, segments: SegmentTimes) -> tuple[LinkCertificate, ...]:
+def segment_certificates(problem: ExchangeProblem, segments: SegmentJobs) -> tuple[LinkCertificate, ...]:
     """Return the strongest set on every link that the segments cross, in O(n log n) a link."""
     if not len(segments.ready):
         return ()
@@ -67,7 +67,7 @@ def segment_certificates(problem: ExchangeProblem, segments: SegmentTimes) -> tu
 
 
 def _certificate(
-    segments: SegmentTimes,
+    segments: SegmentJobs,
     ready: FloatArray,
     duration: FloatArray,
     tail: FloatArray,

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from pace.fusion.problem import Partition
-from pace.parameter_server.bounds import SegmentTimes
+from pace.parameter_server.bounds import SegmentJobs
 from pace.parameter_server.problem import ExchangeProblem
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.flow_shop.fluid import least_loaded
@@ -50,7 +50,7 @@ class ExchangePlan:
     buffers: Buffers
     groups: IntArray
     elements: IntArray
-    segments: SegmentTimes
+    segments: SegmentJobs
     times: ExchangeTimes
     window_s: float
     partition_bytes: int
@@ -152,11 +152,11 @@ def _jobs(
     groups: IntArray,
     elements: IntArray,
     server: IntArray,
-) -> SegmentTimes:
+) -> SegmentJobs:
     sizes = (elements * buffers.element_bytes[groups]).astype(np.float64)
     share = sizes / np.maximum(buffers.sizes[groups], 1)
     pushed, pulled = (_over(partition, travelling) for travelling in (problem.push_bytes, problem.pull_bytes))
-    return SegmentTimes(
+    return SegmentJobs(
         ready=buffers.ready[groups],
         tail=buffers.tail[groups],
         push_bytes=share * pushed[groups] + problem.links.overhead_bytes,

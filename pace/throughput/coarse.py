@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pace.documents.fleet import Fleet
-from pace.documents.steps import StepResource, StepsDocument
+from pace.documents.throughput.fleet import Fleet
+from pace.documents.throughput.steps import StepResource, StepsDocument
 from pace.solver.arrays import FloatArray
 
 

@@ -1,7 +1,7 @@
 """Steps of a parameter server's worker that computes what an all-reduce profile's window computes."""
 
 from pace.documents.profile import Profile
-from pace.documents.steps import RecordedStep, StepLink, StepOp, StepsDocument
+from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
 from pace.errors import InvalidOptions
 from pace.jitter import jittered_durations
 from pace.simulation.worker import parameter_server_worker
@@ -54,11 +54,11 @@ def steps_from_profile(
         deps = tuple(names[before] for before in dag.predecessors[number])
         what = name.partition("/")[2]
         if kind == "compute":
-            ops.append(StepOp(name=name, resource="worker", stream=streams[what], deps=deps))
+            ops.append(StepsOp(name=name, resource="worker", stream=streams[what], deps=deps))
             continue
         server = (int(dag.resources[number]) - 1) % servers
         ops.append(
-            StepOp(
+            StepsOp(
                 name=name,
                 resource="downlink" if kind == "down" else "uplink",
                 server=server,
@@ -77,7 +77,7 @@ def steps_from_profile(
         servers=servers,
         ops=tuple(ops),
         steps=tuple(
-            RecordedStep(
+            StepTimes(
                 duration_s=tuple(
                     times[index[op.name.partition("/")[2]]] if op.resource == "worker" else 0.0 for op in ops
                 )

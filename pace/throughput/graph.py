@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pace.documents.steps import StepsDocument
+from pace.documents.throughput.steps import StepsDocument
 from pace.errors import InvalidOptions
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.least_bytes import least_bytes_servers
@@ -80,7 +80,7 @@ class StepGraph:
 def with_servers(document: StepsDocument, servers: int) -> StepsDocument:
     """Return the document with its parameters on another number of servers: an extrapolation.
 
-    What belongs to one parameter (``StepOp.belongs_to``) stays together. Parameters go, in order of the
+    What belongs to one parameter (``StepsOp.belongs_to``) stays together. Parameters go, in order of the
     downlink ops that pull them, to the server with the least bytes; what is never pulled follows.
 
     Raises

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from pace.documents.fleet import Fleet
-from pace.documents.steps import StepsDocument
+from pace.documents.throughput.fleet import Fleet
+from pace.documents.throughput.steps import StepsDocument
 from pace.simulation.tictac import TransferDag, tio
 from pace.solver.arrays import BoolArray, FloatArray
 from pace.throughput.graph import StepGraph
@@ -11,7 +11,7 @@ from pace.throughput.kernels.arrays import DOWNLINK, WORKER, RuleNumbers
 
 NUM_RANDOM_ORDERS = 64
 FIRST_WINDOW_BYTES = 65_535.0  # HTTP/2's, RFC 9113 section 6.9.2
-LARGEST_WINDOW_BYTES = 2.0**31 - 1
+QUEUE_S = 0.1  # a full queue before a link, as routers and switches are set up
 
 
 def rules_of(
@@ -25,8 +25,9 @@ def rules_of(
         window = first = float(link.window_bytes)
         services = 2
     elif link.discipline == "adaptive":
-        window = float(link.window_bytes or LARGEST_WINDOW_BYTES)
-        first, growth, services = min(FIRST_WINDOW_BYTES, window), 2.0, 0
+        # gRPC aims at twice the bandwidth-delay product, and measures the delay of a full queue.
+        window = float(link.window_bytes or max(2 * link.bytes_per_s * QUEUE_S, 1.0))
+        first, growth, services = min(FIRST_WINDOW_BYTES, window), 2.0, 2
     max_ahead = {"all": 0, "staleness": fleet.max_ahead}.get(fleet.barrier)
     return RuleNumbers(
         window=float(window),

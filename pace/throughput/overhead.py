@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pace.documents.steps import ParsingOverhead
+from pace.documents.throughput.steps import ParsingOverhead
 from pace.errors import InvalidOptions
 from pace.formats.cost_csv import read_cost_csv
 

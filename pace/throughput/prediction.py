@@ -8,18 +8,18 @@ from itertools import pairwise
 
 import numpy as np
 
-from pace.documents.fleet import Fleet
-from pace.documents.prediction import (
+from pace.documents.throughput.fleet import Fleet
+from pace.documents.throughput.prediction import (
     CoarseModels,
     Improvement,
     LinkUse,
     PredictedCurve,
     PredictedPoint,
-    Prediction,
     PredictionOptions,
     StalenessShare,
+    ThroughputPrediction,
 )
-from pace.documents.steps import WINDOWED, StepLink, StepsDocument
+from pace.documents.throughput.steps import WINDOWED, StepLink, StepsDocument
 from pace.errors import InvalidOptions
 from pace.throughput.coarse import bound_rate, closed_network_rate, compute_s, cynthia_rate, link_s
 from pace.throughput.graph import with_servers
@@ -29,6 +29,7 @@ BYTES_PER_GBIT = 1e9 / 8
 SATURATED = 0.75
 MOST_REPLAY_ERROR = 0.05
 MOST_REPLAYED = 100
+LEAST_VARIATION = 0.01
 
 Progress = Callable[[int], None]
 
@@ -39,7 +40,7 @@ def predict(
     *,
     threads: int | None = None,
     progress: Progress | None = None,
-) -> Prediction:
+) -> ThroughputPrediction:
     """Predict the throughput of training at every scale that the options name.
 
     Parameters
@@ -53,7 +54,7 @@ def predict(
 
     Returns
     -------
-    Prediction
+    ThroughputPrediction
         Deterministic: same document and options, same answer.
 
     Raises
@@ -79,7 +80,7 @@ def predict(
             curves.append(_curve(document, curve, run))
     # TensorFlow's default windows adapt to the network: no fixed discipline describes them well.
     trusted = replay is None or replay <= MOST_REPLAY_ERROR
-    return Prediction(
+    return ThroughputPrediction(
         name=steps.name,
         steps_sha256=steps.sha256,
         unit="examples" if steps.batch != 1 else "steps",
@@ -316,6 +317,14 @@ def replay_error(steps: StepsDocument) -> float | None:
     return float(np.median(np.abs(replayed / np.array(lengths) - 1)))
 
 
+def _variation(steps: StepsDocument) -> float:
+    """Return the standard deviation of the workers' compute in a step, relative to its mean."""
+    compute = [at for at, op in enumerate(steps.ops) if op.resource == "worker"]
+    totals = np.array([[step.duration_s[at] for at in compute] for step in steps.steps]).sum(axis=1)
+    mean = float(totals.mean())
+    return float(totals.std()) / mean if mean else 0.0
+
+
 def _notes(steps: StepsDocument, options: PredictionOptions, replay: float | None) -> Iterator[str]:
     if replay is None:
         yield "the document does not say when ops started, so the simulation was not checked against it"
@@ -326,6 +335,11 @@ def _notes(steps: StepsDocument, options: PredictionOptions, replay: float | Non
         )
     if len(steps.steps) < 30:
         yield f"{len(steps.steps)} recorded steps: 30 or more show how much steps vary"
+    if _variation(steps) < LEAST_VARIATION and max(options.workers) > 1 and not options.fleet.join_s:
+        yield (
+            "compute hardly varies between recorded steps: workers that start together may stay in step, "
+            "which real ones leave; join_s of a fleet lets them start apart"
+        )
     if any(servers != steps.servers for servers in options.servers):
         yield "other numbers of servers are extrapolated: parameters were placed anew, by least bytes"
     if any(op.resource == "ps" for op in steps.ops):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pace.documents.fleet import Fleet
-from pace.documents.steps import StepsDocument
+from pace.documents.throughput.fleet import Fleet
+from pace.documents.throughput.steps import StepsDocument
 from pace.errors import InvalidOptions
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.throughput.graph import StepGraph

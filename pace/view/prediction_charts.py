@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pace.documents.prediction import PredictedPoint, Prediction
+from pace.documents.throughput.prediction import PredictedPoint, ThroughputPrediction
 from pace.version import __version__
 from pace.view.what_if_charts import COLORS, as_svg
 from pace.view.what_if_page import STYLE, html_table
@@ -17,7 +17,7 @@ MOST_CURVES = 8
 _COARSE = (("cynthia", "Cynthia", ":"), ("closed_network", "closed network", "--"), ("bound", "bound", "-."))
 
 
-def prediction_figure(prediction: Prediction) -> "Figure":
+def prediction_figure(prediction: ThroughputPrediction) -> "Figure":
     """Return a figure with a curve for each number of servers and link; needs matplotlib (``pace[plot]``)."""
     from matplotlib.figure import Figure
 
@@ -64,12 +64,12 @@ def prediction_figure(prediction: Prediction) -> "Figure":
     return figure
 
 
-def plot_prediction(prediction: Prediction, path: Path) -> None:
+def plot_prediction(prediction: ThroughputPrediction, path: Path) -> None:
     """Draw the figure to `path`; its ending chooses the format (PNG, SVG, PDF)."""
     prediction_figure(prediction).savefig(path, dpi=150)
 
 
-def prediction_page(prediction: Prediction) -> str:
+def prediction_page(prediction: ThroughputPrediction) -> str:
     """Return one self-contained HTML page; it loads nothing from anywhere."""
     encoded = base64.b64encode(prediction.to_csv().encode()).decode()
     link = f'<a download="prediction.csv" href="data:text/csv;base64,{encoded}">CSV</a>'

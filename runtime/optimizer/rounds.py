@@ -238,7 +238,10 @@ class Rounds:
         """Make this rank's contribution final: submit what is left, with zeros for what was not computed."""
         with self._lock:
             if self.reduction.sealed:
-                return
+                if read or not self.reduction.cleared():
+                    return
+                # Other ranks may have computed more since gradients were read and cleared; this one did not.
+                self.reduction.reopen()
             aside = self._profiling.aside
             if aside is None:
                 self._seal(read)

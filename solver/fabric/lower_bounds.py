@@ -2,7 +2,7 @@
 
 import numpy as np
 from scipy.optimize import linprog
-from scipy.sparse import coo_array
+from scipy.sparse import csr_array
 
 from pace.solver.arrays import FloatArray
 from pace.solver.fabric.capacity import Capacities
@@ -89,14 +89,14 @@ def time_indexed_bound(
         for g in sent
         for slot in range(num_slots)
     ]
-    program = linprog(
-        np.concatenate((np.zeros(first_end), np.ones(len(sent)))),
-        A_ub=coo_array((values, (rows, columns)), shape=(len(limits), first_end + len(sent))).tocsr(),
+    program = linprog(  # type: ignore[call-overload]  # its types know no sparse matrices
+        np.concatenate((np.zeros(first_end), np.ones(len(sent)))).astype(np.float64),
+        A_ub=csr_array((values, (rows, columns)), shape=(len(limits), first_end + len(sent))),
         b_ub=np.array(limits),
-        A_eq=coo_array(
+        A_eq=csr_array(
             (np.ones(first_end), (np.repeat(np.arange(len(sent)), num_slots), np.arange(first_end))),
             shape=(len(sent), first_end + len(sent)),
-        ).tocsr(),
+        ),
         b_eq=updates.size[sent] / scale,
         bounds=[*upper, *((float(alone[g]), None) for g in sent)],
         method="highs",

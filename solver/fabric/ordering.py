@@ -84,6 +84,7 @@ def order_updates(
     O(n^2) ends for each order tried, and one order more for each drop. Heuristic: the least sum of ends is
     found by ``pace.solver.fabric.search``.
     """
+    from pace.solver.fabric.kernels import lists
     from pace.solver.fabric.kernels import ordering as kernel
 
     updates.require_hosts(capacities)
@@ -94,11 +95,13 @@ def order_updates(
     capacities = capacities.copy()
     while True:
         state = (capacities.times, capacities.rates, capacities.counts)
-        batch = (updates.size, updates.host, updates.ready, updates.deadline, updates.server)
+        size, host, ready = updates.size, updates.host, updates.ready
+        deadline, server = updates.deadline, updates.server
         if rule == "paper":
-            kept = kernel.paper(*state, *batch, order, end, fate, witness)
+            kept = lists.paper(*state, size, host, ready, deadline, server, order, end, fate, witness)
         else:
-            kept = kernel.strict(*state, *batch, modes[late], order, end, fate, witness)
+            mode = modes[late]
+            kept = kernel.strict(*state, size, host, ready, deadline, server, mode, order, end, fate, witness)
         if kept >= 0:
             break
         capacities.widen()

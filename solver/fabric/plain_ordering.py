@@ -136,7 +136,8 @@ def order_plainly(placement: Placement, deadline: IntArray, *, late: Late = "dro
             ends = {update: here.finish(update) for update in excess}
             latest = max(ends.values()) - SAME_MOMENT_S
             worst = [update for update in excess if ends[update] >= latest][-1]
-            drop(worst, "infeasible", [update for update in excess if update != worst])
+            rivals = [u for u in range(n) if u not in drops and u != worst and limit[u] <= k]
+            drop(worst, "infeasible", rivals)
             continue
         ranked = by_end(picked, end)
         overtaken = next((u for u in picked if ranked.index(u) + 1 > limit[u]), None)

@@ -86,6 +86,7 @@ def replicate(
     aggregators: Sequence[int] = (),
     *,
     check: Literal["commit", "batch-end"] = "commit",
+    patient: bool = False,
     size: AggregateSize = DENSE,
     buffer_bytes: float = np.inf,
 ) -> Replication | None:
@@ -105,6 +106,9 @@ def replicate(
         Before the server's transfers were booked.
     check
         Where the bound is kept: at every commit, or (as in the paper) only after the batch's last.
+    patient
+        Replicate nothing until the lead has reached half of what is allowed, then all that waits: longer
+        queues make larger sums, so fewer bytes. Otherwise whatever arrives by the server's last commit.
     buffer_bytes
         How much a worker may keep for the replica; beyond it, updates are replicated whatever the bound.
     """
@@ -128,11 +132,16 @@ def replicate(
     needed = max(hold.values(), default=0.0)
     if hold:
         server = _moved(queue, server, capacities, plan, hold, needed)
+        if server.last_s == np.inf:
+            return None
     keep = max(server.last_s, needed) if not hold else needed
     num_groups = sum(1 for _, at in arrivals if at <= keep + SAME_MOMENT_S)
+    if patient:
+        waits = not hold and limit.lead([], norms.tolist()) <= limit.most / 2
+        num_groups = 0 if waits else sum(1 for _, at in arrivals if at < np.inf)
     num_groups = _within_buffer(queue, arrivals, num_groups, buffer_bytes)
     received = [update for group, _ in arrivals[:num_groups] for update in group]
-    punted = tuple(update for group, _ in arrivals[num_groups:] for update in group)
+    punted = tuple(range(len(received), len(queue)))
     bounds = []
     committed = list(range(num_punted))
     for group, at in server.groups:
@@ -162,7 +171,16 @@ def _towards(
     left = capacities.copy()
     for hop in server.hops:
         left.book(hop.source, hop.target, hop.reservation.pieces)
-    return aggregate(queue, range(len(queue)), left, aggregators, target=replica, size=size)
+    # What cannot arrive is punted with all after it: the longest deliverable prefix is planned.
+    few, many = 0, len(queue)
+    best = aggregate(queue, range(many), left, aggregators, target=replica, size=size)
+    while best is None and few < many:
+        middle = (few + many) // 2
+        if aggregate(queue, range(middle + 1), left, aggregators, target=replica, size=size) is None:
+            many = middle
+        else:
+            few = middle + 1
+    return best or aggregate(queue, range(few), left, aggregators, target=replica, size=size)
 
 
 def _lead(
@@ -243,7 +261,7 @@ def _within_buffer(
     num_groups: int,
     buffer_bytes: float,
 ) -> int:
-    while num_groups < len(arrivals):
+    while num_groups < len(arrivals) and arrivals[num_groups][1] < np.inf:
         kept: dict[int, float] = {}
         for group, _ in arrivals[num_groups:]:
             for update in group:

@@ -59,7 +59,7 @@ class _Lists:
 
     def sum_of_ends(self, listed: IntArray) -> float:
         """Return the sum of ends; infinity if a deadline would be missed."""
-        from pace.solver.fabric.kernels import ordering as kernel
+        from pace.solver.fabric.kernels import lists as kernel
 
         while True:
             total: float = kernel.place_list(
@@ -126,4 +126,5 @@ def _improve(lists: _Lists, start: list[int], most_tried: int) -> list[int]:
                     total = lists.sum_of_ends(candidate)
                     if total < least - 1e-12:
                         best, least, improved = candidate, total, True
-    return best.tolist()
+    listed: list[int] = best.tolist()
+    return listed

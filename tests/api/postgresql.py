@@ -8,10 +8,13 @@ import subprocess
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 import psycopg
 import pytest
 
@@ -90,6 +93,20 @@ class PostgresqlServer:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(60)
             self._process = None
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Let the server say nothing more, with all connections open, until the end."""
+        assert self._process is not None
+        first = psutil.Process(self._process.pid)
+        processes = [first, *first.children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
 
     def url(self, database: str) -> str:
         """Return a database's URL."""

@@ -70,6 +70,7 @@ class ServiceProcess:
         self.settings = {
             "database_url": database_url or f"sqlite:///{folder / 'pace.db'}",
             "solver_processes": 1,
+            "reader_processes": 1,
             **settings,
         }
         self.log_path = folder / f"service-{time.monotonic_ns()}.log"

@@ -1,7 +1,9 @@
 """The client against a real service, and against services that are gone, slow or lying."""
 
 import json
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -9,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -82,7 +85,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 @contextmanager
-def _server(answer: Answer) -> Iterator[str]:
+def _server(answer: Answer, certificates: tuple[Path, Path] | None = None) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             answer(self)
@@ -95,10 +98,15 @@ def _server(answer: Answer) -> Iterator[str]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if certificates is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificates)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
+    scheme = "http" if certificates is None else "https"
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"{scheme}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
@@ -238,3 +246,91 @@ def test_the_client_is_light() -> None:
     code = "import sys, pace.client.http; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"fastapi", "starlette", "sqlalchemy", "torch", "uvicorn"} & set(loaded.split())
+
+
+def _task(state: str) -> bytes:
+    task = {"id": "0" * 32, "state": state, "created_at": "2026-01-01T00:00:00+00:00"}
+    return json.dumps(task | ({"location": "/v1/schedules/1"} if state == "done" else {})).encode()
+
+
+def test_a_slow_solve_is_followed() -> None:
+    """The service is asked to wait less long than the client does, so that its task arrives in time."""
+    states = ["running", "done"]
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        if handler.command == "POST":
+            time.sleep(int(handler.headers["Prefer"].removeprefix("wait=")))
+            _send(handler, 202, _task("queued"))
+        elif handler.path.startswith("/v1/tasks/"):
+            _send(handler, 200, _task(states.pop(0)))
+        else:
+            _send(handler, 200, _resource())
+
+    with _server(answer) as url, Client(url, timeout_s=3) as client:
+        assert client.create_schedule(PROFILE).fingerprint == PROFILE.fingerprint
+    assert states == []
+
+
+def test_polling_a_task_does_not_extend_the_time_out() -> None:
+    """Every poll is answered quickly enough; all of them together take longer than the call may."""
+    polls = 0
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        nonlocal polls
+        if handler.command == "POST":
+            _send(handler, 202, _task("queued"))
+        elif handler.path.startswith("/v1/tasks/"):
+            polls += 1
+            time.sleep(0.3)
+            with suppress(OSError):
+                _send(handler, 200, _task("running" if polls < 20 else "done"))
+        else:
+            _send(handler, 200, _resource())
+
+    with (
+        _server(answer) as url,
+        Client(url, timeout_s=1) as client,
+        pytest.raises(ServiceUnavailable, match=r"is still running|cannot be reached"),
+    ):
+        client.create_schedule(PROFILE)
+    assert 0 < polls < 20
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Make a certificate of one's own for 127.0.0.1; return it and its key."""
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed (Debian: apt-get install openssl)")
+    folder: Path = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    named = ["-subj", "/CN=pace", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    subprocess.run([*made, *named, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.mark.parametrize("given", ["argument", "SSL_CERT_FILE", "nothing"])
+def test_a_service_with_a_private_certificate(
+    certificates: tuple[Path, Path], given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trusted where the caller or the environment says so, and not otherwise."""
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    certificate, _ = certificates
+    if given == "SSL_CERT_FILE":
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with (
+        _server(lambda handler: _send(handler, 200, b"{}"), certificates) as url,
+        Client(url, timeout_s=5, ca_file=certificate if given == "argument" else None) as client,
+    ):
+        assert client.healthy() == (given != "nothing")
+
+
+def test_certificates_that_cannot_be_read_are_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose environment names a file that is gone is told so, and trains without the service."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "gone.pem"))
+    with pytest.raises(ServiceUnavailable, match="SSL_CERT_FILE"):
+        Client("https://127.0.0.1:1")
+    with pytest.raises(ServiceUnavailable, match=r"gone\.pem"):
+        Client("https://127.0.0.1:1", ca_file=tmp_path / "gone.pem")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
+from tests.api.test_predictions import OPTIONS, STEPS
 
 _KEYS = "import sys; from pace.cli.keys import app; app()"
 
@@ -125,11 +126,23 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
     path = mine.headers["location"]
     question = {"profile_id": mine.json()["profile_sha256"], "grid": {"bandwidth_gbps": [1, 10]}}
     what_if_path = one.post("/v1/what-if", json=question).headers["location"]
+    prediction_path = one.post(
+        "/v1/predictions", json={"steps": STEPS, "options": OPTIONS}, timeout=60
+    ).headers["location"]
+    run = {"scenario": {"machines": 2, "duration_s": 2}, "policies": ["ring"]}
+    run_path = one.post("/v1/fabric-runs", json=run, timeout=60).headers["location"]
     walled = [
         *(path, f"{path}/timeline", f"{path}/chart", profile_path, newest),
-        *(task, f"{task}/events", what_if_path),
+        *(task, f"{task}/events", what_if_path, run_path, prediction_path),
     ]
-    lists = ["/v1/schedules", "/v1/profiles", "/v1/reports", "/v1/what-if"]
+    lists = [
+        "/v1/schedules",
+        "/v1/profiles",
+        "/v1/reports",
+        "/v1/what-if",
+        "/v1/fabric-runs",
+        "/v1/predictions",
+    ]
 
     document = one.get("/openapi.json").json()
     tried = {
@@ -141,6 +154,8 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
         "/v1/tasks/{task_id}/events",
         "/v1/what-if/{what_if_id}",
         "/v1/simulations",
+        "/v1/fabric-runs/{run_id}",
+        "/v1/predictions/{prediction_id}",
         "/v1/transfer-plans",  # stores nothing: there is nothing of a tenant to be seen
         *lists,
     }
@@ -149,7 +164,7 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
     for path in walled:
         assert one.get(path).status_code == 200, path
         assert other.get(path).status_code == 404, path
-        if path in (mine.headers["location"], profile_path, task, what_if_path):
+        if path in (mine.headers["location"], profile_path, task, what_if_path, run_path):
             assert other.delete(path).status_code == 404, path
     for path in lists:
         assert one.get(path).json()["items"], path

@@ -5,17 +5,24 @@ import gzip
 import json
 import os
 import signal
+import socket
 import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from sqlalchemy import select, update
 
+from pace.api.settings import Settings
+from pace.api.storage.database import Database
+from pace.api.storage.records import TaskRecord
+from pace.api.workers.pool import WorkerPool
 from tests.api.postgresql import new_database
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
@@ -78,16 +85,36 @@ def test_killed_workers_are_replaced(victim: ServiceProcess) -> None:
     assert not before & _worker_pids(victim)
 
 
-def test_a_service_without_workers_is_not_ready(victim: ServiceProcess) -> None:
-    """Readiness tells of the part that is missing, and recovers with the first request."""
+def test_workers_that_die_while_idle_are_replaced(victim: ServiceProcess) -> None:
+    """No request is needed for that, and the log tells of it."""
     assert victim.post_schedule(layered_profile(5)).status_code == 201
-    _kill_all(_worker_pids(victim))
-    while (answer := victim.http.get("/readyz")).status_code == 200:
-        time.sleep(0.01)  # kill -9 takes a moment
-    assert answer.status_code == 503
-    assert "process" in answer.json()["workers"]
-    assert victim.post_schedule(layered_profile(6)).status_code == 201
+    told = len(victim.events("worker-restarted"))
+    before = _worker_pids(victim)
+    _kill_all(before)
+    assert len(victim.events("worker-restarted", told + len(before))) == told + len(before)
+    assert "SIGKILL" in victim.events("worker-restarted")[-1]["reason"]
     assert victim.http.get("/readyz").json() == {"ready": True, "database": "ok", "workers": "ok"}
+    assert len(_worker_pids(victim)) == len(before)
+    assert not before & _worker_pids(victim)
+
+
+def _wait_for_file(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def test_a_pool_is_there_once_a_process_is_ready(tmp_path: Path) -> None:
+    """Processes that still load and compile do not count; nobody needs to ask for anything."""
+    pool = WorkerPool("the test", 1, 2**32, prepare=partial(_wait_for_file, tmp_path / "go"))
+    pool.start()
+    try:
+        assert pool.num_alive == 0
+        (tmp_path / "go").touch()
+        while pool.num_alive == 0:
+            time.sleep(0.01)
+        assert pool.num_alive == 1
+    finally:
+        pool.close()
 
 
 def _kill_workers_at_work(service: ServiceProcess, answer: Future[httpx.Response]) -> None:
@@ -198,7 +225,8 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path) -> None:
     """A small body that would become large is refused at the limit, unread beyond it."""
     with ServiceProcess(tmp_path, max_decoded_bytes=2**20) as service:
         bomb = gzip.compress(b" " * 2**27)
-        answer = service.http.post("/v1/schedules", content=bomb, headers={"Content-Encoding": "gzip"})
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        answer = service.http.post("/v1/schedules", content=bomb, headers=headers)
         assert len(bomb) < 2**18
         assert answer.status_code == 413
         assert str(2**20) in answer.json()["detail"]
@@ -242,3 +270,47 @@ def test_a_service_stopped_in_a_hurry_keeps_its_tasks(tmp_path: Path, database_u
         while (task := service.http.get(path).json())["state"] in ("queued", "running"):
             pass
         assert task["state"] == "done", json.dumps(task)
+
+
+def _start(path: Path, task_id: str) -> object:
+    database = Database(Settings(database_url=f"sqlite:///{path}").parsed_database_url)
+    with database.read() as connection:
+        row = connection.execute(
+            select(TaskRecord.state, TaskRecord.started_at).where(TaskRecord.id == task_id)
+        ).one()
+    database.close()
+    return tuple(row)
+
+
+def test_a_stopping_service_lets_go_of_those_who_wait(tmp_path: Path) -> None:
+    """Who waits for a task learns where it is, nothing new is begun, and an unfinished request is told."""
+    with (
+        ServiceProcess(tmp_path, drain_s=2, lease_s=0.3) as service,
+        service.caller() as caller,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        running = _ask(caller)
+        _wait_until_running(caller, running)
+        waiting = pool.submit(caller.http.post, "/v1/what-if", json=_long_question(caller))
+        while "pace_tasks_queued 1.0" not in service.http.get("/metrics").text:
+            time.sleep(0.05)
+        address = httpx.URL(service.url)
+        with socket.create_connection((address.host, address.port or 0), timeout=30) as unfinished:
+            head = "POST /v1/schedules HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            unfinished.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            service.terminate()
+            # The place becomes free, and is not given to the task that waits.
+            database = Database(
+                Settings(database_url=f"sqlite:///{tmp_path / 'pace.db'}").parsed_database_url
+            )
+            with database.write() as connection:
+                ended = update(TaskRecord).where(TaskRecord.state == "running").values(state="cancelled")
+                connection.execute(ended)
+            database.close()
+            answer = waiting.result()
+            said = unfinished.recv(100_000)
+        assert answer.status_code == 202, answer.text
+        assert said.startswith(b"HTTP/1.1 503")
+        assert b"urn:pace:problem:stopping" in said
+        assert service.wait() == 0
+    assert _start(tmp_path / "pace.db", answer.json()["id"]) == ("queued", None)

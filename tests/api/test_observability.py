@@ -4,13 +4,16 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pace.api.errors import WorkerFailed
+from pace.api.workers.pool import WorkerCall, WorkerPool
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
 
-def _samples(service: ServiceProcess) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def _samples(service: ServiceProcess | Caller) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     text = service.http.get("/metrics").text
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -62,6 +65,23 @@ def test_every_line_of_the_log_is_json(tmp_path: Path) -> None:
         assert {"event", "level", "timestamp", "logger"} <= json.loads(line).keys()
 
 
+def test_invented_methods_share_one_label(service: Caller) -> None:
+    """Nobody fills the metrics with names of their own."""
+    for number in range(3):
+        service.http.request(f"INVENTED{number}", "/healthz")
+    methods = {dict(labels).get("method") for _, labels in _samples(service)}
+    assert "other" in methods
+    assert not [method for method in methods if method is not None and method.startswith("INVENTED")]
+
+
+def test_an_answer_carries_nothing_of_the_one_before(service: Caller) -> None:
+    """The page under /docs is the same every time, and so are its headers, but for the request's id."""
+    first, second = (service.http.get("/docs", headers={"X-Request-ID": name}) for name in ("one", "two"))
+    assert [*first.headers] == [*second.headers]
+    assert len(first.headers.raw) == len(second.headers.raw)
+    assert second.headers.get_list("x-request-id") == ["two"]
+
+
 def test_answers_carry_safe_headers(service: Caller) -> None:
     """Nothing of the service may be framed, sniffed or scripted; nothing tells of its insides."""
     for path in ("/healthz", "/v1/schedules", "/v1/nothing", "/docs"):
@@ -71,3 +91,32 @@ def test_answers_carry_safe_headers(service: Caller) -> None:
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert "server" not in headers
     assert service.http.get("/v1/nothing").headers["cache-control"] == "no-store"
+
+
+def test_lines_of_a_task_have_the_id_of_its_request(tmp_path: Path) -> None:
+    """Also of those that had to wait for a solver."""
+    with ServiceProcess(tmp_path) as service:
+        for number in range(5):
+            service.http.post(
+                "/v1/schedules",
+                json={"profile": layered_profile(100 + number), "options": {"fusion": "pace"}},
+                headers={"X-Request-ID": f"request-{number}", "Prefer": "respond-async"},
+            ).raise_for_status()
+        solved = service.events("solved", 5)
+    assert sorted(entry["request_id"] for entry in solved) == [f"request-{number}" for number in range(5)]
+
+
+def _fail() -> None:
+    raise RuntimeError("nobody foresaw this")
+
+
+def test_errors_of_workers_are_one_line_of_json(capfd: pytest.CaptureFixture[str]) -> None:
+    """With their tracebacks inside."""
+    pool = WorkerPool("the test", 1, 2**32)
+    with pytest.raises(WorkerFailed):
+        pool.call(WorkerCall(_fail, (), 60, None))
+    pool.close()
+    (line,) = capfd.readouterr().err.splitlines()
+    entry = json.loads(line)
+    assert entry["event"] == "worker-failed"
+    assert "nobody foresaw this" in entry["exception"]

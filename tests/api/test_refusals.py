@@ -1,5 +1,6 @@
 """Bad requests: each is refused with a problem document that says what is wrong."""
 
+import base64
 import json
 import socket
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ def small_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceP
     """Start one service for all: it takes small bodies only, and refusals leave nothing behind."""
     folder: Path = tmp_path_factory.mktemp("refusals")
     with ServiceProcess(folder, max_body_bytes=LIMIT_BYTES) as process:
+        process.http.headers["Content-Type"] = "application/json"
         yield process
 
 
@@ -50,6 +52,14 @@ def test_impossible_durations_are_refused(small_service: ServiceProcess, duratio
     profile["ops"][1]["duration_s"] = duration
     answer = small_service.http.post("/v1/schedules", content=json.dumps({"profile": profile}))
     assert 'op "bwd/1"' in _refused(answer, 422, "invalid-profile")["detail"]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_json_does_not_have_are_refused(small_service: ServiceProcess, number: float) -> None:
+    """Also where any value may stand: it would come back as another one."""
+    profile = layered_profile(3) | {"metadata": {"measured": [1.0, number]}}
+    answer = small_service.http.post("/v1/schedules", content=json.dumps({"profile": profile}))
+    assert "metadata" in _refused(answer, 422, "invalid-profile")["detail"]
 
 
 def test_unknown_options_are_refused(small_service: ServiceProcess) -> None:
@@ -93,12 +103,40 @@ def test_unknown_fields_are_refused(small_service: ServiceProcess) -> None:
     assert "jib" in _refused(answer, 422, "invalid-request")["detail"]
 
 
-def test_other_media_types_are_refused(small_service: ServiceProcess) -> None:
-    """Only JSON is read."""
-    answer = small_service.http.post(
-        "/v1/schedules", content=b"a: 1", headers={"Content-Type": "application/yaml"}
-    )
+@pytest.mark.parametrize("media_type", ["application/yaml", "text/plain", ""])
+@pytest.mark.parametrize(
+    "path", ["/v1/schedules", "/v1/profiles", "/v1/what-if", "/v1/simulations", "/v1/reports"]
+)
+def test_other_media_types_are_refused(small_service: ServiceProcess, path: str, media_type: str) -> None:
+    """Only what says that it is JSON is read: a browser lets any page send the rest."""
+    answer = small_service.http.post(path, content=b"{}", headers={"Content-Type": media_type})
     _refused(answer, 415, "unsupported-media-type")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "127.0.0.1.evil.example:8080"},
+        {"Host": ""},
+        {"Host": "[::1"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+    ],
+)
+def test_pages_of_other_hosts_are_refused(small_service: ServiceProcess, headers: dict[str, str]) -> None:
+    """A service without keys serves who calls it by loopback's names, and no page from elsewhere."""
+    for path in ("/v1/profiles", f"/v1/schedules/{'0' * 32}", "/docs", "/metrics"):
+        _refused(small_service.http.get(path, headers=headers), 421, "foreign-host")
+    answer = small_service.http.post("/v1/schedules", json={"profile": layered_profile(2)}, headers=headers)
+    _refused(answer, 421, "foreign-host")
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.2", "[::1]:8080"])
+def test_loopback_has_many_names(small_service: ServiceProcess, host: str) -> None:
+    """All of them are the service's own."""
+    headers = {"Host": host, "Origin": f"http://{host}"}
+    assert small_service.http.get("/v1/profiles", headers=headers).status_code == 200
 
 
 def test_an_announced_large_body_is_refused(small_service: ServiceProcess) -> None:
@@ -112,7 +150,7 @@ def test_a_large_body_without_a_length_is_refused_while_it_arrives(small_service
     address = urlsplit(small_service.url)
     with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
         connection.sendall(
-            b"POST /v1/schedules HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+            b"POST /v1/schedules HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
         )
         # Not one byte more than is needed: what the service would not read could reset the connection.
@@ -121,6 +159,16 @@ def test_a_large_body_without_a_length_is_refused_while_it_arrives(small_service
         # No last chunk: an answer now means that the service did not wait for one.
         with connection.makefile("rb") as answer:
             assert answer.readline().startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("row_id", ["\ud800", "\0", "x", "", 1, None])
+@pytest.mark.parametrize("path", ["/v1/schedules", "/v1/profiles", "/v1/what-if", "/v1/reports"])
+def test_forged_cursors_are_refused(small_service: ServiceProcess, path: str, row_id: object) -> None:
+    """Whatever stands where an id should."""
+    position = json.dumps(["2026-01-01T00:00:00+00:00", row_id])
+    cursor = base64.urlsafe_b64encode(position.encode()).decode()
+    answer = small_service.http.get(path, params={"cursor": cursor})
+    assert "cursor" in _refused(answer, 422, "invalid-request")["detail"]
 
 
 @pytest.mark.parametrize(

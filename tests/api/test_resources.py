@@ -1,13 +1,17 @@
 """Profiles, schedules and reports as resources: stored, listed, named by content, deleted."""
 
+import base64
 import gzip
+import hashlib
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 from xml.etree import ElementTree
 
 import httpx
+import psutil
 import pytest
 
 from pace import optimize, parse_profile
@@ -37,10 +41,11 @@ def test_a_stored_profile_can_be_scheduled_by_its_id(service: Caller) -> None:
 def test_compressed_bodies_are_read(service: Caller) -> None:
     """The same request, compressed or not, has the same answer."""
     request = json.dumps({"profile": layered_profile(7)}).encode()
-    headers = {"Content-Encoding": "gzip"}
+    plain = {"Content-Type": "application/json"}
+    headers = {"Content-Encoding": "gzip", **plain}
     answer = service.http.post("/v1/schedules", content=gzip.compress(request), headers=headers)
     assert answer.status_code == 201
-    assert answer.content == service.http.post("/v1/schedules", content=request).content
+    assert answer.content == service.http.post("/v1/schedules", content=request, headers=plain).content
     for broken in (request, gzip.compress(request)[:-20], gzip.compress(request) + b"more"):
         assert service.http.post("/v1/schedules", content=broken, headers=headers).status_code == 422
 
@@ -201,3 +206,26 @@ def test_policies_can_be_simulated(service: Caller) -> None:
     unknown = service.http.post("/v1/simulations", json=request | {"policies": ["magic"]})
     assert (unknown.status_code, unknown.json()["type"]) == (422, "urn:pace:problem:invalid-options")
     assert "magic" in unknown.json()["detail"]
+
+
+def test_a_large_profile_is_answered_in_pieces(service: Caller) -> None:
+    """The same bytes, digest and tag as one that fits; not in the memory of the service for every reader."""
+    profile = layered_profile(3) | {"metadata": {"blob": " " * 30_000_000}}
+    body = gzip.compress(json.dumps(profile).encode())
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    stored = service.http.post("/v1/profiles", content=body, headers=headers).raise_for_status().json()
+    assert stored["size_bytes"] > 30_000_000
+    path = f"/v1/profiles/{stored['id']}"
+    answer = service.http.get(path)
+    assert answer.json() == stored | {"profile": parse_profile(json.dumps(profile)).model_dump(mode="json")}
+    assert answer.headers["content-length"] == str(len(answer.content))
+    digest = base64.b64encode(hashlib.sha256(answer.content).digest()).decode()
+    assert answer.headers["content-digest"] == f"sha-256=:{digest}:"
+    assert service.http.get(path, headers={"If-None-Match": answer.headers["etag"]}).status_code == 304
+    process = psutil.Process(service.process.pid)
+    before = process.memory_info().rss
+    with ExitStack() as readers:
+        for _ in range(10):
+            reader = readers.enter_context(service.http.stream("GET", path))
+            assert reader.status_code == 200
+        assert process.memory_info().rss - before < 10 * stored["size_bytes"] / 2

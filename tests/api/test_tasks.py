@@ -4,12 +4,15 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from sqlalchemy import delete, select
 
-from pace.api.errors import QueueFull
+from pace.api.errors import InUse, QueueFull
 from pace.api.received import ReceivedRequest
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.migrations import upgrade
+from pace.api.storage.records import ProfileRecord, ScheduleRecord
+from pace.api.storage.store import ResourceStore
 from pace.api.tasks.queue import TaskQueue
 from pace.api.workers.functions import ReadLimits, read_request, solve
 from tests.api.profiles import layered_profile
@@ -40,7 +43,7 @@ def test_a_task_is_claimed_as_it_is_accepted_where_none_waits(queue: TaskQueue) 
     status = queue.status("a", accepted.claimed.id)
     assert status is not None
     assert status.state == "running"
-    queue.finish(accepted.claimed, solve(accepted.claimed.profile_document, accepted.claimed.options))
+    queue.finish(accepted.claimed, solve(accepted.claimed.document, accepted.claimed.options))
     again = queue.submit("a", _request(3), claim=True)
     assert again.result is not None
     assert (again.task_id, again.claimed) == (None, None)
@@ -82,3 +85,44 @@ def test_too_many_that_wait_are_refused(queue: TaskQueue) -> None:
     queue.submit("b", _request(3))
     with pytest.raises(QueueFull, match="3 tasks wait"):
         queue.submit("b", _request(4), claim=True)
+
+
+def test_a_task_that_lost_its_profile_fails_alone(queue: TaskQueue) -> None:
+    """It is told why; the tasks behind it, of other tenants too, are claimed as ever."""
+    lost = queue.submit("a", _request(3))
+    kept = queue.submit("b", _request(4))
+    with queue.database.write() as connection:
+        connection.execute(delete(ProfileRecord).where(ProfileRecord.tenant == "a"))
+    claimed = queue.claim("schedule")
+    assert claimed is not None
+    assert claimed.id == kept.task_id
+    status = queue.status("a", lost.task_id or "")
+    assert status is not None
+    assert status.state == "failed"
+    assert status.problem is not None
+    assert "profile was deleted" in status.problem.detail
+
+
+def test_a_profile_of_a_cancelled_task_can_be_deleted(queue: TaskQueue) -> None:
+    """A request that came to nothing holds nothing; one that is live does."""
+    store = ResourceStore(queue.database)
+    accepted = queue.submit("a", _request(3))
+    profile = _request(3).profile_sha256
+    with pytest.raises(InUse):
+        store.delete_profile("a", profile)
+    queue.cancel("a", accepted.task_id or "")
+    assert store.delete_profile("a", profile)
+    assert not store.delete_profile("a", profile)
+    with queue.database.read() as connection:
+        assert connection.scalars(select(ScheduleRecord.id)).all() == []
+
+
+def test_what_cannot_be_read_cannot_be_deleted(queue: TaskQueue) -> None:
+    """A schedule that is not solved yet is none, and stays for the one who waits for it."""
+    store = ResourceStore(queue.database)
+    accepted = queue.submit("a", _request(3), claim=True)
+    assert accepted.claimed is not None
+    assert not store.delete_schedule("a", accepted.result_id)
+    queue.finish(accepted.claimed, solve(accepted.claimed.document, accepted.claimed.options))
+    assert store.delete_schedule("a", accepted.result_id)
+    assert not store.delete_schedule("a", accepted.result_id)

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,6 @@ def test_a_dead_services_tasks_are_done_by_another(tmp_path: Path, database_url:
 
 def test_two_services_solve_a_profile_once(tmp_path: Path, database_url: str) -> None:
     """Asked for the same at the same time, one solves and both answer with the same bytes."""
-    from concurrent.futures import ThreadPoolExecutor
-
     with (
         ServiceProcess(tmp_path, database_url) as one,
         ServiceProcess(tmp_path, database_url) as other,
@@ -89,4 +88,30 @@ def test_a_database_that_goes_away_and_comes_back(tmp_path: Path) -> None:
         server.start()
         assert service.http.get(created.headers["location"]).content == created.content
         assert service.post_schedule(layered_profile(6)).status_code == 201
+        assert service.http.get("/readyz").status_code == 200
+
+
+def test_a_database_that_hangs(tmp_path: Path) -> None:
+    """PostgreSQL that is there and says nothing: reads and writes are told, metrics and health work on."""
+    programs = find_postgresql()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    with (
+        PostgresqlServer(programs) as server,
+        ServiceProcess(
+            tmp_path, server.create_database(uuid.uuid4().hex), database_timeout_s=0.5, lease_s=0.1
+        ) as service,
+    ):
+        assert service.http.get("/v1/profiles").status_code == 200
+        with server.hanging(), ThreadPoolExecutor(50) as pool:
+            # More than there are threads of any kind.
+            reads = list(pool.map(service.http.get, ["/v1/profiles"] * 50))
+            assert {answer.status_code for answer in reads} == {503}
+            assert reads[0].json()["type"] == "urn:pace:problem:storage-unavailable"
+            assert service.post_schedule(layered_profile(3)).status_code == 503
+            assert service.http.get("/readyz").json()["database"] == "does not answer"
+            assert service.http.get("/healthz").status_code == 200
+            assert "pace_tasks_queued NaN" in service.http.get("/metrics").text
+        assert service.http.get("/v1/profiles").status_code == 200
+        assert service.post_schedule(layered_profile(3)).status_code == 201
         assert service.http.get("/readyz").status_code == 200

@@ -1,5 +1,7 @@
 """Realizable plans: every segment pays in full, none is recalled, all bytes go out once."""
 
+import math
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from pace.solver.sending import (
     Sending,
     cut_as_solved,
     cut_while_sending,
+    necessary_segments,
     send_in_order,
 )
 from tests.strategies import allreduces, eighths, properties
@@ -89,6 +92,20 @@ def test_cut_plans_can_be_sent(
     assert_is_sending(buffers, sending, cost)
     size = buffers.element_bytes[sending.groups]
     assert np.all(sending.elements * size <= np.maximum(max_segment_bytes, size))
+
+
+@given(GROUPS, CURVES, st.sampled_from([1.0, 3.0, 8.0]))
+@properties(100)
+def test_infinite_patience_cuts_no_more_than_it_must(
+    buffers: Buffers, cost: CostCurve, max_segment_bytes: float
+) -> None:
+    """However small the segments, there is a plan, of the largest that are allowed."""
+    sending = cut_while_sending(buffers, cost, patience_s=np.inf, max_segment_bytes=max_segment_bytes)
+    assert sending is not None
+    sizes = [max(int(max_segment_bytes // size), 1) for size in buffers.element_bytes.tolist()]
+    pieces = zip(buffers.elements.tolist(), sizes, strict=True)
+    assert len(sending.groups) == sum(math.ceil(elements / most) for elements, most in pieces)
+    assert len(sending.groups) == necessary_segments(buffers, max_segment_bytes)
 
 
 @given(GROUPS, CURVES)

@@ -38,7 +38,7 @@ async def readyz(service: RunningService) -> Response:
 
     database, workers = "ok", "ok"
     try:
-        await asyncio.wait_for(asyncio.to_thread(ask_database), 5)
+        await service.in_database(ask_database)
     except Exception as error:  # whatever it is, the answer is "not ready"
         log.warning("database-not-ready", error=str(error))
         database = "does not answer"
@@ -53,5 +53,6 @@ async def readyz(service: RunningService) -> Response:
 @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
 async def metrics(service: RunningService) -> Response:
     """Return what the service measured about itself."""
+    await service.count_queued()
     body = await asyncio.to_thread(service.metrics.render)
     return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})

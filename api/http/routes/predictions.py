@@ -9,7 +9,7 @@ from starlette.responses import Response
 from pace.api.errors import NotFound, ResultDeleted
 from pace.api.http.answers import JSON, PreparedAnswer, document_answer, prediction_answer
 from pace.api.http.audit import audit
-from pace.api.http.body import receive_body
+from pace.api.http.body import read_body
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.routes.tasks import wait_for_result
@@ -46,7 +46,7 @@ _EXAMPLE = {
     responses={
         201: {"model": PredictionResource, "description": "The answer; Location says where it stays"},
         202: {"model": TaskResource, "description": "Not answered within the wait; Location is the task's"},
-        **problems(401, 403, 409, 413, 415, 422, 429, 500, 503, 507),
+        **problems(401, 403, 408, 409, 413, 415, 422, 429, 500, 503, 507),
     },
     openapi_extra=json_body(PredictionRequest, _EXAMPLE),
 )
@@ -56,9 +56,7 @@ async def create_prediction(request: Request, service: RunningService, principal
     ``Prefer`` is as for schedules. The task's ``/events`` tell how far it is; DELETE of the task ends it.
     """
     tenant = principal.tenant
-    body, gzipped = await receive_body(request, service.settings.max_body_bytes)
-    received = await service.body_reader.read(read_prediction, body, gzipped)
-    del body
+    received = await read_body(request, tenant, read_prediction)
     submitted = await service.submit(tenant, received)
     audit("prediction-requested", principal, prediction=submitted.result_id, steps=received.steps_sha256)
     stored = submitted.result
@@ -66,7 +64,7 @@ async def create_prediction(request: Request, service: RunningService, principal
         unfinished = await wait_for_result(service, tenant, submitted, request.headers.get("prefer", ""))
         if unfinished is not None:
             return unfinished
-        stored = await asyncio.to_thread(service.predictions.get, tenant, submitted.result_id)
+        stored = await service.in_database(service.predictions.get, tenant, submitted.result_id)
     if not isinstance(stored, StoredPrediction):
         raise ResultDeleted("the answer was deleted while it was made; send it again")
     answer = await asyncio.to_thread(prediction_answer, stored)
@@ -80,7 +78,7 @@ async def list_predictions(
     request: Request, service: RunningService, principal: Reader, limit: Limit = 100, cursor: Cursor = None
 ) -> Response:
     """List predictions without their content, newest first."""
-    page = await asyncio.to_thread(service.predictions.list, principal.tenant, limit, cursor)
+    page = await service.in_database(service.predictions.list, principal.tenant, limit, cursor)
     return document_answer(page).response_to(request)
 
 
@@ -103,12 +101,12 @@ async def get_prediction(
     request: Request, service: RunningService, principal: Reader, prediction_id: PredictionId
 ) -> Response:
     """Return a stored prediction."""
-    stored = await asyncio.to_thread(service.predictions.get, principal.tenant, prediction_id)
+    stored = await service.in_database(service.predictions.get, principal.tenant, prediction_id)
     if stored is None:
         raise NotFound(f'there is no prediction "{prediction_id}"')
     varies = {"Vary": "Accept"}
     if request.headers.get("accept", "").partition(";")[0].strip().lower() == CSV:
-        text = await service.compute(prediction_csv, stored.document)
+        text = await service.compute(prediction_csv, stored.document, tenant=principal.tenant)
         return PreparedAnswer.of(text, f"{CSV}; charset=utf-8").response_to(request, varies)
     return (await asyncio.to_thread(prediction_answer, stored)).response_to(request, varies)
 
@@ -121,6 +119,6 @@ async def get_prediction(
 )
 async def delete_prediction(service: RunningService, principal: Admin, prediction_id: PredictionId) -> None:
     """Delete a stored prediction and the steps that it was made from."""
-    if not await asyncio.to_thread(service.predictions.delete, principal.tenant, prediction_id):
+    if not await service.in_database(service.predictions.delete, principal.tenant, prediction_id):
         raise NotFound(f'there is no prediction "{prediction_id}"')
     audit("prediction-deleted", principal, prediction=prediction_id)

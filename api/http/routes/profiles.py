@@ -9,7 +9,7 @@ from starlette.responses import Response
 from pace.api.errors import NotFound
 from pace.api.http.answers import document_answer, profile_answer
 from pace.api.http.audit import audit
-from pace.api.http.body import receive_body
+from pace.api.http.body import read_body
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.security import Admin, Reader, Submitter
@@ -27,15 +27,14 @@ router = APIRouter(prefix="/v1/profiles")
     status_code=201,
     responses={
         201: {"model": ProfileSummary, "description": "Stored; Location says where"},
-        **problems(401, 403, 413, 415, 422, 429, 500, 503, 507),
+        **problems(401, 403, 408, 413, 415, 422, 429, 500, 503, 507),
     },
     openapi_extra=json_body(Profile, example_profile()),
 )
 async def create_profile(request: Request, service: RunningService, principal: Submitter) -> Response:
     """Store a profile under the hash of its content, for schedules to refer to."""
-    body, gzipped = await receive_body(request, service.settings.max_body_bytes)
-    received = await service.body_reader.read(read_profile, body, gzipped)
-    summary = await asyncio.to_thread(service.store.put_profile, principal.tenant, received)
+    received = await read_body(request, principal.tenant, read_profile)
+    summary = await service.in_database(service.store.put_profile, principal.tenant, received)
     audit("profile-stored", principal, profile=summary.id)
     return document_answer(summary).response(201, {"Location": f"/v1/profiles/{summary.id}"})
 
@@ -45,7 +44,7 @@ async def list_profiles(
     request: Request, service: RunningService, principal: Reader, limit: Limit = 100, cursor: Cursor = None
 ) -> Response:
     """List profiles without their content, newest first."""
-    page = await asyncio.to_thread(service.store.list_profiles, principal.tenant, limit, cursor)
+    page = await service.in_database(service.store.list_profiles, principal.tenant, limit, cursor)
     return document_answer(page).response_to(request)
 
 
@@ -59,7 +58,7 @@ async def get_profile(
     request: Request, service: RunningService, principal: Reader, profile_id: Annotated[Sha256, Path()]
 ) -> Response:
     """Return a stored profile."""
-    stored = await asyncio.to_thread(service.store.get_profile, principal.tenant, profile_id)
+    stored = await service.in_database(service.store.get_profile, principal.tenant, profile_id)
     if stored is None:
         raise NotFound(f"there is no profile {profile_id}")
     return (await asyncio.to_thread(profile_answer, stored)).response_to(request)
@@ -75,6 +74,6 @@ async def delete_profile(
     service: RunningService, principal: Admin, profile_id: Annotated[Sha256, Path()]
 ) -> None:
     """Delete a profile that no stored schedule refers to."""
-    if not await asyncio.to_thread(service.store.delete_profile, principal.tenant, profile_id):
+    if not await service.in_database(service.store.delete_profile, principal.tenant, profile_id):
         raise NotFound(f"there is no profile {profile_id}")
     audit("profile-deleted", principal, profile=profile_id)

@@ -1,7 +1,5 @@
 """Routes under /v1/reports: what jobs measured, next to what was predicted."""
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -33,14 +31,14 @@ _EXAMPLE = {
     status_code=201,
     responses={
         201: {"model": ReportResource, "description": "Stored"},
-        **problems(401, 403, 413, 415, 422, 429, 503, 507),
+        **problems(401, 403, 408, 413, 415, 422, 429, 503, 507),
     },
     openapi_extra=json_body(ReportRequest, _EXAMPLE),
 )
 async def create_report(request: Request, service: RunningService, principal: Submitter) -> Response:
     """Keep the iteration times that a job measured."""
     report = await receive_small(request, ReportRequest)
-    stored = await asyncio.to_thread(service.store.add_report, principal.tenant, report)
+    stored = await service.in_database(service.store.add_report, principal.tenant, report)
     audit("report-stored", principal, report=stored.id)
     return document_answer(stored).response(201)
 
@@ -56,7 +54,7 @@ async def list_reports(
     cursor: Cursor = None,
 ) -> Response:
     """List predicted and measured iteration times, newest first."""
-    page = await asyncio.to_thread(
+    page = await service.in_database(
         service.store.list_reports, principal.tenant, job, fingerprint, limit, cursor
     )
     return document_answer(page).response_to(request)

@@ -1,6 +1,5 @@
 """Routes under /v1/schedules."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated
 
@@ -11,7 +10,7 @@ from pace.api.access import Principal
 from pace.api.errors import NotFound, ResultDeleted
 from pace.api.http.answers import JSON, PreparedAnswer, document_answer
 from pace.api.http.audit import audit
-from pace.api.http.body import receive_body
+from pace.api.http.body import read_body
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, KnownSchedules, Limit, OfFingerprint, OfJob, RunningService
 from pace.api.http.routes.tasks import wait_for_result
@@ -42,7 +41,7 @@ _EXAMPLE = {"profile": example_profile(), "options": {"fusion": "pace"}, "job": 
     responses={
         201: {"model": ScheduleResource, "description": "The schedule; Location says where it stays"},
         202: {"model": TaskResource, "description": "Not solved within the wait; Location is the task's"},
-        **problems(401, 403, 409, 413, 415, 422, 429, 500, 503, 507),
+        **problems(401, 403, 408, 409, 413, 415, 422, 429, 500, 503, 507),
     },
     openapi_extra=json_body(ScheduleRequest, _EXAMPLE),
 )
@@ -54,9 +53,7 @@ async def create_schedule(
     ``Prefer: wait=N`` bounds the wait to N seconds, ``Prefer: respond-async`` to none.
     """
     tenant = principal.tenant
-    body, gzipped = await receive_body(request, service.settings.max_body_bytes)
-    received = await service.body_reader.read(read_request, body, gzipped)
-    del body
+    received = await read_body(request, tenant, read_request)
     submitted = await service.submit(tenant, received)
     audit("schedule-requested", principal, schedule=submitted.result_id, profile=received.profile_sha256)
     created = {"Location": f"/v1/schedules/{submitted.result_id}"}
@@ -93,9 +90,11 @@ async def find_schedules(
     """
     tenant = principal.tenant
     if job is None or fingerprint is None:
-        page = await asyncio.to_thread(service.store.list_schedules, tenant, job, fingerprint, limit, cursor)
+        page = await service.in_database(
+            service.store.list_schedules, tenant, job, fingerprint, limit, cursor
+        )
         return document_answer(page).response_to(request)
-    stored = await asyncio.to_thread(service.store.newest_schedule, tenant, job, fingerprint)
+    stored = await service.in_database(service.store.newest_schedule, tenant, job, fingerprint)
     if stored is None:
         raise NotFound(f'job "{job}" has no schedule with fingerprint {fingerprint}')
     return answers.keep(tenant, stored).response_to(request)
@@ -159,10 +158,10 @@ async def get_chart(
 async def _drawn(
     service: Service, principal: Principal, schedule_id: str, draw: Callable[[bytes, bytes], bytes]
 ) -> bytes:
-    found = await asyncio.to_thread(service.store.get_documents, principal.tenant, schedule_id)
+    found = await service.in_database(service.store.get_documents, principal.tenant, schedule_id)
     if found is None:
         raise NotFound(f'there is no schedule "{schedule_id}"')
-    return await service.compute(draw, *found)
+    return await service.compute(draw, *found, tenant=principal.tenant)
 
 
 @router.delete(
@@ -178,7 +177,7 @@ async def delete_schedule(
     schedule_id: Annotated[ResourceId, Path()],
 ) -> None:
     """Delete a stored schedule. The profile stays."""
-    deleted = await asyncio.to_thread(service.store.delete_schedule, principal.tenant, schedule_id)
+    deleted = await service.in_database(service.store.delete_schedule, principal.tenant, schedule_id)
     answers.drop(principal.tenant, schedule_id)
     if not deleted:
         raise NotFound(f'there is no schedule "{schedule_id}"')

@@ -1,7 +1,5 @@
 """The route /v1/simulations: what an iteration would take under the policies of the field."""
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -23,13 +21,17 @@ _EXAMPLE = {"profile_id": "0" * 64, "policies": ["fifo", "ddp", "pace"]}
     "",
     summary="Simulate policies",
     response_model=SimulationResult,
-    responses=problems(401, 403, 413, 415, 422, 429, 500, 503),
+    responses=problems(401, 403, 408, 413, 415, 422, 429, 500, 503),
     openapi_extra=json_body(SimulationRequest, _EXAMPLE),
 )
 async def create_simulation(request: Request, service: RunningService, principal: Submitter) -> Response:
     """Simulate a stored profile under several policies. Nothing is stored: same request, same answer."""
     asked = await receive_small(request, SimulationRequest)
-    profile = await asyncio.to_thread(service.store.get_profile_document, principal.tenant, asked.profile_id)
+    profile = await service.in_database(
+        service.store.get_profile_document, principal.tenant, asked.profile_id
+    )
     if profile is None:
         raise InvalidRequest(f"profile_id: there is no profile {asked.profile_id}")
-    return PreparedAnswer.of(await service.compute(simulation, profile, asked)).response()
+    return PreparedAnswer.of(
+        await service.compute(simulation, profile, asked, tenant=principal.tenant)
+    ).response()

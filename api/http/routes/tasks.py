@@ -1,6 +1,5 @@
 """Routes under /v1/tasks: how far work is, as a document or as events, and its cancellation."""
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -32,7 +31,7 @@ EVENTS = "text/event-stream"
 )
 async def get_task(request: Request, service: RunningService, principal: Reader, task_id: TaskId) -> Response:
     """Say how far a task is and where its result lies."""
-    status = await asyncio.to_thread(service.tasks.status, principal.tenant, task_id)
+    status = await service.in_database(service.tasks.status, principal.tenant, task_id)
     return document_answer(task_resource(_known(status, task_id))).response_to(request)
 
 
@@ -50,7 +49,7 @@ async def get_task(request: Request, service: RunningService, principal: Reader,
 )
 async def follow_task(service: RunningService, principal: Reader, task_id: TaskId) -> Response:
     """Tell how far a task is whenever that changes; the last event tells how it ended."""
-    status = await asyncio.to_thread(service.tasks.status, principal.tenant, task_id)
+    status = await service.in_database(service.tasks.status, principal.tenant, task_id)
     _known(status, task_id)
     return EventSourceResponse(_events(service, principal.tenant, task_id))
 

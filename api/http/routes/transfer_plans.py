@@ -19,11 +19,13 @@ router = APIRouter(prefix="/v1/transfer-plans")
     "",
     summary="Plan transfers",
     response_model=TransferPlan,
-    responses=problems(401, 403, 413, 415, 422, 429, 500, 503),
+    responses=problems(401, 403, 408, 413, 415, 422, 429, 500, 503),
     openapi_extra=json_body(TransferPlanRequest, example_transfer_plan_request()),
 )
-async def create_transfer_plan(request: Request, service: RunningService, principal: Submitter) -> Response:  # noqa: ARG001  # who may submit may ask
+async def create_transfer_plan(request: Request, service: RunningService, principal: Submitter) -> Response:
     """Plan a batch of updates on a network. Nothing is stored: same request, same plan."""
-    body, gzipped = await receive_body(request, service.settings.max_body_bytes)
-    plan = await service.compute(plan_of, body, gzipped, service.settings.max_decoded_bytes)
+    tenant, settings = principal.tenant, service.settings
+    with service.body_room.body(tenant) as held:
+        body, gzipped = await receive_body(request, settings.max_body_bytes, held)
+        plan = await service.compute(plan_of, body, gzipped, settings.max_decoded_bytes, tenant=tenant)
     return PreparedAnswer.of(plan).response()

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from pace.api.errors import NotFound, ResultDeleted
 from pace.api.http.answers import JSON, PreparedAnswer, document_answer, what_if_answer
 from pace.api.http.audit import audit
-from pace.api.http.body import receive_body
+from pace.api.http.body import read_body
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.routes.tasks import wait_for_result
@@ -36,7 +36,7 @@ _EXAMPLE = {
     responses={
         201: {"model": WhatIfResource, "description": "The answer; Location says where it stays"},
         202: {"model": TaskResource, "description": "Not answered within the wait; Location is the task's"},
-        **problems(401, 403, 409, 413, 415, 422, 429, 500, 503, 507),
+        **problems(401, 403, 408, 409, 413, 415, 422, 429, 500, 503, 507),
     },
     openapi_extra=json_body(WhatIfRequest, _EXAMPLE),
 )
@@ -46,9 +46,7 @@ async def create_what_if(request: Request, service: RunningService, principal: S
     ``Prefer`` is as for schedules. The task's ``/events`` tell how far it is; DELETE of the task ends it.
     """
     tenant = principal.tenant
-    body, gzipped = await receive_body(request, service.settings.max_body_bytes)
-    received = await service.body_reader.read(read_what_if, body, gzipped)
-    del body
+    received = await read_body(request, tenant, read_what_if)
     submitted = await service.submit(tenant, received)
     audit("what-if-requested", principal, what_if=submitted.result_id, profile=received.profile_sha256)
     stored = submitted.result
@@ -56,7 +54,7 @@ async def create_what_if(request: Request, service: RunningService, principal: S
         unfinished = await wait_for_result(service, tenant, submitted, request.headers.get("prefer", ""))
         if unfinished is not None:
             return unfinished
-        stored = await asyncio.to_thread(service.what_ifs.get, tenant, submitted.result_id)
+        stored = await service.in_database(service.what_ifs.get, tenant, submitted.result_id)
     if not isinstance(stored, StoredWhatIf):
         raise ResultDeleted("the answer was deleted while it was made; send it again")
     answer = await asyncio.to_thread(what_if_answer, stored)
@@ -68,7 +66,7 @@ async def list_what_ifs(
     request: Request, service: RunningService, principal: Reader, limit: Limit = 100, cursor: Cursor = None
 ) -> Response:
     """List what-ifs without their content, newest first."""
-    page = await asyncio.to_thread(service.what_ifs.list, principal.tenant, limit, cursor)
+    page = await service.in_database(service.what_ifs.list, principal.tenant, limit, cursor)
     return document_answer(page).response_to(request)
 
 
@@ -91,12 +89,12 @@ async def get_what_if(
     request: Request, service: RunningService, principal: Reader, what_if_id: WhatIfId
 ) -> Response:
     """Return a stored what-if."""
-    stored = await asyncio.to_thread(service.what_ifs.get, principal.tenant, what_if_id)
+    stored = await service.in_database(service.what_ifs.get, principal.tenant, what_if_id)
     if stored is None:
         raise NotFound(f'there is no what-if "{what_if_id}"')
     varies = {"Vary": "Accept"}
     if request.headers.get("accept", "").partition(";")[0].strip().lower() == CSV:
-        text = await service.compute(what_if_csv, stored.document)
+        text = await service.compute(what_if_csv, stored.document, tenant=principal.tenant)
         return PreparedAnswer.of(text, f"{CSV}; charset=utf-8").response_to(request, varies)
     return (await asyncio.to_thread(what_if_answer, stored)).response_to(request, varies)
 
@@ -109,6 +107,6 @@ async def get_what_if(
 )
 async def delete_what_if(service: RunningService, principal: Admin, what_if_id: WhatIfId) -> None:
     """Delete a stored what-if. The profile stays."""
-    if not await asyncio.to_thread(service.what_ifs.delete, principal.tenant, what_if_id):
+    if not await service.in_database(service.what_ifs.delete, principal.tenant, what_if_id):
         raise NotFound(f'there is no what-if "{what_if_id}"')
     audit("what-if-deleted", principal, what_if=what_if_id)

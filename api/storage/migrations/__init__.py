@@ -5,7 +5,7 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import text
+from sqlalchemy import inspect, text
 
 from pace.api.storage.database import Database
 
@@ -21,6 +21,12 @@ def upgrade(database: Database, revision: str = "head") -> None:
 def downgrade(database: Database, revision: str) -> None:
     """Bring the schema down to a revision; what only newer ones can hold is lost."""
     _migrate(database, command.downgrade, revision)
+
+
+def has_tables(database: Database) -> bool:
+    """Whether a database was ever brought up to a revision."""
+    with database.read() as connection:
+        return inspect(connection).has_table("api_keys")
 
 
 def _migrate(database: Database, migrate: Callable[[Config, str], None], revision: str) -> None:

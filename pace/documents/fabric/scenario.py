@@ -1,5 +1,6 @@
 """The scenario document: a whole training run over a fabric, to be simulated under several policies."""
 
+import hashlib
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -19,7 +20,7 @@ class Straggling(Document):
     slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
 
 
-class LinkRates(Document):
+class RedrawnRates(Document):
     """Every `every_s` seconds each direction of each link draws one of `bytes_per_s`, with these shares."""
 
     bytes_per_s: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.25e9,)
@@ -54,6 +55,11 @@ class FabricScenario(Document):
         "just-in-time" plans once the server's link is booked for less than a tick, "every-tick" always.
     pull
         When a worker asks for a newer model: after its update is committed or dropped, or at once.
+    replicate_updates, replicate_patiently
+        By how many updates the server may lead a replica, null for no replica; and whether the replica
+        waits for half of that before it receives anything, so that sums are larger.
+    staleness, buffer, quorum, grace_s
+        Of the policies ssp, fedbuff and quorum.
     flows
         How many of a machine's workers use its link at once in a collective.
     """
@@ -66,7 +72,7 @@ class FabricScenario(Document):
     update_bytes: Annotated[int, Field(gt=0, lt=2**63)] = 100_000_000
     compute_s: Positive = 0.1
     straggling: Straggling = Straggling()
-    links: LinkRates = LinkRates()
+    links: RedrawnRates = RedrawnRates()
     server_bytes_per_s: Positive = 1.25e9
     server_varies: bool = False
     delay_bound: Annotated[int, Field(ge=1, lt=2**53)] = 30
@@ -78,12 +84,18 @@ class FabricScenario(Document):
     pull: Literal["after-commit", "at-once"] = "after-commit"
     flows: Count = 2
     replicate_updates: Annotated[int, Field(ge=0)] | None = None
+    replicate_patiently: bool = False
     staleness: Annotated[int, Field(ge=0)] = 3
     buffer: Count = 10
     quorum: Count = 20
     grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
     duration_s: Annotated[float, Field(gt=0, le=100_000)] = 30.0
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the document in its canonical form."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     @property
     def num_workers(self) -> int:

@@ -247,19 +247,26 @@ class _Scheduler:
             self.replica_host,
             limit,
             self._aggregators(view),
+            patient=self.scenario.replicate_patiently,
         )
         if made is None:
             return plan, {}
         self.unreplicated.senders = [senders[number] for number in made.punted]
         back = {number: update for update, number in place.items()}
         moved = _numbered(made.server, back)
-        arrived = max(self._execute(made.frozen, float(updates.ready[0])), default=0.0)
-        before = [hop.reservation.start_s for hop in plan.hops]
-        return moved, {
-            number: arrived
-            for number, hop in enumerate(moved.hops)
-            if hop.target == self.server and hop.reservation.start_s > before[number] + SAME_MOMENT_S
-        }
+        ends = self._execute(made.frozen, float(updates.ready[0]))
+        needed = {}
+        for number, (hop, before) in enumerate(zip(moved.hops, plan.hops, strict=True)):
+            start = hop.reservation.start_s
+            if hop.target == self.server and start > before.reservation.start_s + SAME_MOMENT_S:
+                arrived = [
+                    end
+                    for end, frozen in zip(ends, made.frozen, strict=True)
+                    if frozen.target == self.replica_host
+                    and frozen.reservation.end_s <= start + SAME_MOMENT_S
+                ]
+                needed[number] = max(arrived, default=0.0)
+        return moved, needed
 
     def _plan_models(self, view: Capacities, now: float) -> None:
         if not self.wanted or not self._just_in_time(view, 2 * self.server, now):

@@ -80,3 +80,25 @@ def dequeue(queue: IntArray, size: int) -> int:
         at = below
     queue[at] = last
     return size
+
+
+@compiled
+def without(queue: IntArray, size: int, part: int, parts: int) -> int:
+    """Remove the key of one partition, wherever it is; return the heap's new size. O(n log n)."""
+    keys = queue[:size].copy()
+    left = 0
+    for key in keys:
+        if key % parts != part:
+            left = enqueue(queue, left, key)
+    return left
+
+
+@compiled
+def led_choice(queue: IntArray, leads: IntArray, parts: int) -> int:
+    """Return the queued partition that the leader handed over first, or -1 if it handed over none."""
+    best = -1
+    for key in queue:
+        part = key % parts
+        if leads[part] >= 0 and (best < 0 or leads[part] < leads[best]):
+            best = part
+    return best

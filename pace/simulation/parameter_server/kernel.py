@@ -6,8 +6,8 @@ their credit admits, free connections start what is handed over, and links are s
 
 import numpy as np
 
-from pace.simulation.parameter_server.heaps import dequeue, enqueue, pop, put
-from pace.simulation.parameter_server.sharing import share
+from pace.simulation.parameter_server.heaps import dequeue, enqueue, led_choice, pop, put, without
+from pace.simulation.parameter_server.sharing import lay_links, share
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.solver.compiled import compiled
 
@@ -73,17 +73,7 @@ def run(
     active: BoolArray = np.zeros(flows, dtype=np.bool_)
     first_link, second_link = np.empty(flows, dtype=np.int64), np.empty(flows, dtype=np.int64)
     local: BoolArray = np.zeros(flows, dtype=np.bool_)
-    for worker in range(workers):
-        for at in range(num_servers):
-            ingress = workers + at if colocated else 2 * workers + at
-            egress = at if colocated else 2 * workers + num_servers + at
-            for stream in range(streams):
-                flow = (worker * num_servers + at) * streams + stream
-                first_link[flow], second_link[flow] = worker, ingress
-                local[flow] = colocated and worker == at
-                flow += workers * num_servers * streams
-                first_link[flow], second_link[flow] = egress, workers + worker
-                local[flow] = colocated and worker == at
+    lay_links(workers, num_servers, streams, colocated, first_link, second_link, local)
     carried = np.full(flows, -1, dtype=np.int64)
     left = np.zeros(flows)
     rates = np.zeros(flows)
@@ -112,7 +102,8 @@ def run(
     leads = np.full((windows, parts), -1, dtype=np.int64)
     event_times = np.empty(workers * (num_ops + 2 * parts) + 1)
     events = np.empty(len(event_times), dtype=np.int64)
-    # An event is its kind, its worker and its op or partition: (kind * workers + worker) * span + number.
+    # An event is its kind, its worker and its op or partition: (kind * workers + worker) * span + number,
+    # which for the end of an op, of kind 0, is worker * span + op.
     span = max(num_ops, parts, 1)
     num_events = 0
     missing = np.empty((workers, num_ops), dtype=np.int64)
@@ -123,6 +114,7 @@ def run(
     pushed = np.zeros((workers, parts), dtype=np.int64)
     asked: BoolArray = np.zeros((workers, parts), dtype=np.bool_)
     arrived_in = np.zeros(windows, dtype=np.int64)
+    released = np.empty(workers * parts, dtype=np.int64)
     ready_ops = np.empty(workers * num_ops + 1, dtype=np.int64)
     starting = np.ones(workers, dtype=np.bool_)
     finished = 0
@@ -146,7 +138,7 @@ def run(
         for at in range(num_ready):
             worker, op = ready_ops[at] // num_ops, ready_ops[at] % num_ops
             ends = now + duration[window[worker], worker, op]
-            num_events = put(event_times, events, num_events, ends, (OP_ENDS * workers + worker) * span + op)
+            num_events = put(event_times, events, num_events, ends, worker * span + op)
         # Everything that happens at this moment.
         again = True
         while again:
@@ -163,13 +155,7 @@ def run(
                         missing[worker, op] -= 1
                         if missing[worker, op] == 0:
                             ends = now + duration[window[worker], worker, op]
-                            num_events = put(
-                                event_times,
-                                events,
-                                num_events,
-                                ends,
-                                (OP_ENDS * workers + worker) * span + op,
-                            )
+                            num_events = put(event_times, events, num_events, ends, worker * span + op)
                     for at in range(first_op_group[what], first_op_group[what + 1]):
                         group = op_groups[at]
                         groups_missing[worker, group] -= 1
@@ -196,36 +182,29 @@ def run(
                     asked[worker, what] = True
                     clock = pushed[worker, what] - 1
                     arrived_in[clock] += 1
+                    num_released = 0
                     if step_barrier:
                         if arrived_in[clock] == workers * parts:
-                            for other in range(workers):
-                                for part in range(parts):
-                                    asked[other, part] = False
-                                    connection = other * num_servers + server[part]
-                                    order = clock % pull_rank.shape[0]
-                                    rank = pull_rank[order, other % pull_rank.shape[1], part]
-                                    if arrival_pulls:
-                                        rank = sequence
-                                        sequence += 1
-                                    num_answering[connection] = enqueue(
-                                        answering[connection], num_answering[connection], rank * parts + part
-                                    )
+                            num_released = workers * parts
+                            released[:] = np.arange(num_released)
                     else:
-                        slowest = pushed[worker, what]
-                        for other in range(workers):
-                            slowest = min(slowest, pushed[other, what])
+                        slowest = pushed[:, what].min()
                         for other in range(workers):
                             if asked[other, what] and slowest >= pushed[other, what] - staleness:
-                                asked[other, what] = False
-                                connection = other * num_servers + server[what]
-                                order = window[other] % pull_rank.shape[0]
-                                rank = pull_rank[order, other % pull_rank.shape[1], what]
-                                if arrival_pulls:
-                                    rank = sequence
-                                    sequence += 1
-                                num_answering[connection] = enqueue(
-                                    answering[connection], num_answering[connection], rank * parts + what
-                                )
+                                released[num_released] = other * parts + what
+                                num_released += 1
+                    for at in range(num_released):
+                        other, part = released[at] // parts, released[at] % parts
+                        asked[other, part] = False
+                        connection = other * num_servers + server[part]
+                        order = window[other] % pull_rank.shape[0]
+                        rank = pull_rank[order, other % pull_rank.shape[1], part]
+                        if arrival_pulls:
+                            rank = sequence
+                            sequence += 1
+                        num_answering[connection] = enqueue(
+                            answering[connection], num_answering[connection], rank * parts + part
+                        )
             # Workers hand over what their credit admits.
             for worker in range(workers):
                 while True:
@@ -242,12 +221,8 @@ def run(
                                 continue
                         if led and worker > 0:
                             # What worker 0 has not handed over yet, nobody else may.
-                            best = -1
-                            for place in range(num_wanting[connection]):
-                                other = wanting[connection, place] % parts
-                                lead = leads[window[worker], other]
-                                if lead >= 0 and (best < 0 or lead < leads[window[worker], best]):
-                                    best = other
+                            queued = wanting[connection, : num_wanting[connection]]
+                            best = led_choice(queued, leads[window[worker]], parts)
                             if best < 0:
                                 continue
                             key = leads[window[worker], best] * parts + best
@@ -271,17 +246,9 @@ def run(
                             break
                     if led and worker > 0:
                         # The chosen one need not be first in the worker's own order.
-                        place = 0
-                        while wanting[connection, place] % parts != part:
-                            place += 1
-                        kept = num_wanting[connection]
-                        moved = wanting[connection, :kept].copy()
-                        num_wanting[connection] = 0
-                        for other in range(kept):
-                            if other != place:
-                                num_wanting[connection] = enqueue(
-                                    wanting[connection], num_wanting[connection], moved[other]
-                                )
+                        num_wanting[connection] = without(
+                            wanting[connection], num_wanting[connection], part, parts
+                        )
                     else:
                         num_wanting[connection] = dequeue(wanting[connection], num_wanting[connection])
                         if led:
@@ -368,13 +335,7 @@ def run(
                             missing[worker, op] -= 1
                             if missing[worker, op] == 0:
                                 ends = now + duration[window[worker], worker, op]
-                                num_events = put(
-                                    event_times,
-                                    events,
-                                    num_events,
-                                    ends,
-                                    (OP_ENDS * workers + worker) * span + op,
-                                )
+                                num_events = put(event_times, events, num_events, ends, worker * span + op)
             if num_events > 0 and event_times[0] <= now:
                 again = True
         begins = False

@@ -51,3 +51,30 @@ def share(
                     left[link] = max(left[link] - level, 0.0)
                     counts[link] -= 1
                 open_flows -= 1
+
+
+@compiled
+def lay_links(
+    workers: int,
+    servers: int,
+    streams: int,
+    colocated: bool,
+    first_link: IntArray,
+    second_link: IntArray,
+    local: BoolArray,
+) -> None:
+    """Write the two links of every flow: of pushes by worker, server and stream, then of pulls likewise.
+
+    Links are workers up, workers down, and of servers on hosts of their own ingress and egress. A flow
+    between a worker and the server on its own host is `local` and needs no link.
+    """
+    pulls = workers * servers * streams
+    for worker in range(workers):
+        for server in range(servers):
+            ingress = workers + server if colocated else 2 * workers + server
+            egress = server if colocated else 2 * workers + servers + server
+            for stream in range(streams):
+                flow = (worker * servers + server) * streams + stream
+                first_link[flow], second_link[flow] = worker, ingress
+                first_link[flow + pulls], second_link[flow + pulls] = egress, workers + worker
+                local[flow] = local[flow + pulls] = colocated and worker == server

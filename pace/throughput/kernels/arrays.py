@@ -76,10 +76,10 @@ class RuleNumbers(NamedTuple):
     Attributes
     ----------
     window, first_window, growth
-        Bytes of one service at most, of the first one on a connection, and the factor by which it grows with
-        every service that filled it.
+        Bytes of one service at most; of the first one on a connection; and the factor by which the latter
+        grows towards the former with every service that filled it.
     max_services
-        The last of so many services takes all the rest; 0 for no limit.
+        The last of so many services takes all the rest.
     fresh_first
         Whether streams that were never served go before remainders.
     ordered

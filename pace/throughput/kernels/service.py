@@ -80,7 +80,7 @@ def try_start(
     state.running[worker, queue] = op
     chunk = state.remaining[worker, op]
     state.services[worker, op] += 1
-    if rules.max_services == 0 or state.services[worker, op] < rules.max_services:
+    if state.services[worker, op] < rules.max_services:
         window = state.window[worker, queue]
         if chunk > window:
             chunk = window

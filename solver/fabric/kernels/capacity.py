@@ -59,7 +59,8 @@ def finish(
         if rate > 0.0:
             room = rate * (end - now)
             if left <= room * (1.0 + 1e-12):
-                return min(now + left / rate, end)
+                arrival: float = min(now + left / rate, end)
+                return arrival
             left -= room
         elif end == np.inf:
             return np.inf

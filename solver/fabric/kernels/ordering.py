@@ -1,4 +1,4 @@
-"""The two ordering rules, compiled. ``pace.solver.fabric.plain_ordering`` is the same without the laziness.
+"""The strict ordering rule, compiled. ``pace.solver.fabric.plain_ordering`` is the same without the laziness.
 
 Reservations only ever make a transfer end later, so an end computed earlier is a lower bound, and so is the
 time from which the server's way down has anything left. Most candidates are refused by these two numbers
@@ -12,7 +12,7 @@ from pace.solver.compiled import compiled
 from pace.solver.fabric.kernels.capacity import FULL, copy_into, finish, first_free, reserve, through
 
 SAME_MOMENT = 1e-9
-NEVER = np.int64(2**62)
+NEVER = 2**62
 KEPT = 0
 EXPIRED = 1
 INFEASIBLE = 2
@@ -100,7 +100,7 @@ def insert_by_end(
         moved = ranked[at - 1]
         ranked[at] = moved
         if at + 1 > limit[moved]:
-            late = min(late, place_of[moved])
+            late = min(late, int(place_of[moved]))
         at -= 1
     ranked[at] = g
     return late
@@ -231,7 +231,8 @@ def strict(
                         fate[worst] = INFEASIBLE
                         live[worst] = False
                         for g in range(n):
-                            witness[worst, g] = g != worst and left[g] and limit[g] <= ks[k]
+                            # Those that are picked already want these positions too.
+                            witness[worst, g] = g != worst and live[g] and limit[g] <= ks[k]
                     again = True
                     same = 0
                     break
@@ -292,116 +293,3 @@ def strict(
                 if g == worst:
                     break
                 witness[worst, g] = True
-
-
-@compiled
-def paper(
-    times: FloatArray,
-    rates: FloatArray,
-    counts: IntArray,
-    size: FloatArray,
-    host: IntArray,
-    ready: FloatArray,
-    deadline: IntArray,
-    server: int,
-    order: IntArray,
-    end: FloatArray,
-    fate: IntArray,
-    witness: BoolArray,
-) -> int:
-    """Order as the paper's Algorithm 2, defects included; returns how many are kept, or -1 for no room."""
-    n = len(size)
-    my_times, my_rates, my_counts = times.copy(), rates.copy(), counts.copy()
-    try_times, try_rates, try_counts = times.copy(), rates.copy(), counts.copy()
-    pieces = np.empty((2 * times.shape[1], 3))
-    alone = np.zeros(n)
-    bound = np.empty(n)
-    try_bound = np.empty(n)
-    free = np.zeros(len(counts) // 2)
-    left = np.ones(n, dtype=np.bool_)
-    among = np.empty(n, dtype=np.bool_)
-    for g in range(n):
-        fate[g] = KEPT
-        bound[g] = finish(times, rates, counts, host[g], server, size[g], ready[g])
-        if bound[g] == np.inf:
-            fate[g] = UNDELIVERABLE
-            left[g] = False
-    kept = 0
-    for i in range(1, left.sum() + 1):
-        g = -1
-        for other in range(n):
-            if left[other] and deadline[other] == i:
-                g = other
-                break
-        if g < 0:
-            among[:] = left
-            g, _ = earliest(
-                my_times, my_rates, my_counts, size, host, ready, server, alone, bound, free, among
-            )
-        left[g] = False
-        copy_into(my_times, my_rates, my_counts, try_times, try_rates, try_counts)
-        ends, _ = reserve(try_times, try_rates, try_counts, pieces, host[g], server, size[g], ready[g])
-        if ends == FULL:
-            return -1
-        following = -1
-        for other in range(n):
-            if left[other] and deadline[other] == i + 1:
-                following = other
-                break
-        if following < 0:
-            among[:] = left
-            try_bound[:] = bound
-            following, _ = earliest(
-                try_times, try_rates, try_counts, size, host, ready, server, alone, try_bound, free, among
-            )
-        if following >= 0:
-            next_end = finish(
-                try_times, try_rates, try_counts, host[following], server, size[following], ready[following]
-            )
-            if ends > next_end + SAME_MOMENT:
-                fate[g] = OVERTAKEN
-                witness[g, following] = True
-                continue
-        end[g] = ends
-        order[kept] = g
-        kept += 1
-        copy_into(try_times, try_rates, try_counts, my_times, my_rates, my_counts)
-    return kept
-
-
-@compiled
-def place_list(
-    times: FloatArray,
-    rates: FloatArray,
-    counts: IntArray,
-    size: FloatArray,
-    host: IntArray,
-    ready: FloatArray,
-    deadline: IntArray,
-    server: int,
-    listed: IntArray,
-    my_times: FloatArray,
-    my_rates: FloatArray,
-    my_counts: IntArray,
-    pieces: FloatArray,
-    end: FloatArray,
-) -> float:
-    """Book the listed updates one after another; return the sum of their ends.
-
-    Infinity if some update would commit after its deadline, FULL if an array has no room.
-    """
-    copy_into(times, rates, counts, my_times, my_rates, my_counts)
-    total = 0.0
-    for place in range(len(listed)):
-        g = listed[place]
-        ends, _ = reserve(my_times, my_rates, my_counts, pieces, host[g], server, size[g], ready[g])
-        if ends == FULL:
-            return FULL
-        end[g] = ends
-        total += ends
-    ranked = np.empty(len(listed), dtype=np.int64)
-    rank_by_end(listed, end, len(listed), ranked)
-    for place in range(len(listed)):
-        if place + 1 > deadline[ranked[place]]:
-            return np.inf
-    return total

@@ -1,17 +1,20 @@
 """Degenerate and extreme input, and options that do not fit."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pace import Gradient, InvalidOptions, Op, Options, Profile, Schedule, optimize
+from pace import Gradient, InvalidOptions, Op, Options, Profile, Schedule, load_profile, optimize
 from pace.checker import check
 from pace.documents.collective_costs import SampledAllReduce
 from pace.solver.instance import Instance
 from pace.solver.lp import MAX_VARIABLES, num_variables
 from tests.strategies import affine, layered
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "profiles").glob("*.json"))
 
 
 def assert_right(profile: Profile, chosen: Options | None = None) -> Schedule:
@@ -197,3 +200,19 @@ def test_jitter_changes_what_is_compared_and_not_what_is_predicted() -> None:
     assert mean.predicted.scenarios_s is not None
     assert tail.predicted.scenarios_s is not None
     assert tail.predicted.scenarios_s > mean.predicted.scenarios_s
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_small_segments_are_cut_as_many_as_it_takes(path: Path) -> None:
+    """64 KiB of a large model: hundreds of segments a group."""
+    profile = load_profile(path)
+    schedule = assert_right(profile, Options(max_segment_bytes=65_536, fusion="pace"))
+    assert max(segment.size_bytes for segment in schedule.segments) <= 65_536
+    assert len(schedule.segments) >= sum(gradient.size_bytes for gradient in profile.gradients) / 65_536
+
+
+def test_segments_beyond_counting_are_refused() -> None:
+    """The refusal names a size that fits."""
+    profile = layered([4_000_000, 4_000_000], allreduce=affine(1, 1e-6))
+    with pytest.raises(InvalidOptions, match=r"2,000,000 segments.* 9 would fit"):
+        optimize(profile, Options(max_segment_bytes=4))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from pace import Prediction, load_steps
+from pace import ThroughputPrediction, load_steps
 from pace.cli import app
 from tests.pace.throughput.step_documents import pull_compute_push
 
@@ -34,7 +34,7 @@ def test_json_is_one_document(steps: Path) -> None:
     """It is the document that the library returns."""
     result = run("predict", steps, *QUICK, "--servers", "1,2", "--no-advice", "--json")
     assert result.exit_code == 0, result.output
-    prediction = Prediction.model_validate_json(result.stdout)
+    prediction = ThroughputPrediction.model_validate_json(result.stdout)
     assert [(point.workers, point.servers) for point in prediction.points] == [
         (workers, servers) for servers in (1, 2) for workers in (1, 2, 3)
     ]

@@ -5,14 +5,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pace.documents.fleet import Fleet
-from pace.documents.steps import (
+from pace.documents.throughput.fleet import Fleet
+from pace.documents.throughput.steps import (
     LinkDiscipline,
     ParsingOverhead,
-    RecordedStep,
     StepLink,
-    StepOp,
     StepsDocument,
+    StepsOp,
+    StepTimes,
 )
 
 MB = 1_000_000
@@ -31,7 +31,7 @@ def document(
     return StepsDocument(
         name="worked",
         ops=tuple(
-            StepOp(
+            StepsOp(
                 name=name,
                 resource=resource,
                 size_bytes=size,
@@ -40,7 +40,7 @@ def document(
             )
             for name, resource, size, *more in ops
         ),
-        steps=tuple(RecordedStep(duration_s=tuple(map(float, times))) for times in durations),
+        steps=tuple(StepTimes(duration_s=tuple(map(float, times))) for times in durations),
         link=StepLink(bytes_per_s=bytes_per_s, window_bytes=window_bytes, discipline=discipline),
         **fields,
     )
@@ -70,7 +70,7 @@ def steps_documents(draw: st.DrawFn) -> StepsDocument:
         resource = draw(st.sampled_from(["downlink", "downlink", "worker", "worker", "uplink", "ps"]))
         transfer = resource in ("downlink", "uplink")
         ops.append(
-            StepOp(
+            StepsOp(
                 name=f"op/{number}",
                 resource=resource,
                 size_bytes=draw(st.integers(0, 6)) if transfer else None,
@@ -79,11 +79,11 @@ def steps_documents(draw: st.DrawFn) -> StepsDocument:
                 deps=tuple(f"op/{at}" for at in range(number) if draw(st.integers(0, 3)) == 0),
             )
         )
-    ops.append(StepOp(name="op/last", resource="worker", deps=("op/0",)))
+    ops.append(StepsOp(name="op/last", resource="worker", deps=("op/0",)))
     ops = draw(st.permutations(ops))
     times = st.lists(EIGHTHS, min_size=count + 1, max_size=count + 1).map(tuple)
     steps = tuple(
-        RecordedStep(
+        StepTimes(
             duration_s=tuple(
                 # The last op always takes some time, so that a step does.
                 max(seconds, 0.125) if op.name == "op/last" else seconds

@@ -13,8 +13,8 @@ from typing import Any
 import simpy
 from simpy.events import EventPriority
 
-from pace.documents.fleet import Fleet
-from pace.documents.steps import StepsDocument
+from pace.documents.throughput.fleet import Fleet
+from pace.documents.throughput.steps import StepsDocument
 
 LATE = EventPriority(2)  # after SimPy's URGENT and NORMAL: when everything else of this moment has happened
 RANK = {"downlink": 0, "worker": 1, "uplink": 2, "ps": 3}
@@ -278,8 +278,8 @@ class Twin:
         chunk = rest
         if link.discipline in ("window", "first-service-first") and worker.served[choice] == 0:
             chunk = min(rest, Fraction(link.window_bytes or 0))
-        if link.discipline == "adaptive":
-            most = Fraction(link.window_bytes or 2**31 - 1)
+        if link.discipline == "adaptive" and worker.served[choice] == 0:
+            most = Fraction(link.window_bytes or 0)
             window = worker.windows.get(queue, min(Fraction(65535), most))
             if rest > window:
                 chunk = window

@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from pace import Profile, load_profile
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Gradient, Op
-from pace.documents.steps import ParsingOverhead
+from pace.documents.throughput.steps import ParsingOverhead
 from pace.errors import InvalidOptions
 from pace.solver.arrays import FloatArray
 from pace.solver.least_bytes import least_bytes_servers

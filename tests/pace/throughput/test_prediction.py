@@ -6,7 +6,7 @@ import io
 import pytest
 
 from pace import Fleet, InvalidOptions, PredictionOptions, StepsDocument, predict
-from pace.documents.steps import RecordedStep
+from pace.documents.throughput.steps import StepTimes
 from pace.throughput.prediction import replay_error
 from tests.pace.throughput.step_documents import MB, pull_compute_push
 
@@ -17,7 +17,7 @@ def varied(compute_s: float = 3.0) -> StepsDocument:
     """Return steps of 1 s down, some compute that varies, and 1 s up."""
     base = pull_compute_push(update_s=0.0)
     times = (0.6, 0.8, 1.0, 1.3, 1.3)
-    steps = tuple(RecordedStep(duration_s=(0, compute_s * scale, 0, 0)) for scale in times)
+    steps = tuple(StepTimes(duration_s=(0, compute_s * scale, 0, 0)) for scale in times)
     return base.replace(steps=steps, batch=16.0)
 
 
@@ -75,10 +75,22 @@ def test_other_servers_are_flagged() -> None:
     assert any("extrapolated" in note for note in result.notes)
 
 
+def test_workers_that_stay_in_step_are_told_of() -> None:
+    """Steps that do not vary keep workers together for ever, unless they start apart."""
+    options = PredictionOptions(workers=(2,), advice=False, **QUICK)
+    together = predict(pull_compute_push(), options)
+    assert any("stay in step" in note for note in together.notes)
+    apart = options.model_copy(update={"fleet": Fleet(join_s=(0.0, 1.0))})
+    found = predict(pull_compute_push(), apart)
+    assert not any("stay in step" in note for note in found.notes)
+    assert found.points[0].throughput > 1.4 * together.points[0].throughput
+    assert not any("stay in step" in note for note in predict(varied(), options).notes)
+
+
 def recorded(bytes_per_s: float) -> StepsDocument:
     """Return steps that say when ops started, as they would be at 10 MB/s, with another rate of the link."""
     base = pull_compute_push(update_s=0.5)
-    step = RecordedStep(duration_s=(1, 1, 1, 0.5), start_s=(0, 1, 2, 3))
+    step = StepTimes(duration_s=(1, 1, 1, 0.5), start_s=(0, 1, 2, 3))
     return base.replace(steps=(step,) * 3, link=base.link.model_copy(update={"bytes_per_s": bytes_per_s}))
 
 

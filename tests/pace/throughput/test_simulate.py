@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.documents.fleet import Fleet
-from pace.documents.steps import LinkDiscipline, StepsDocument
+from pace.documents.throughput.fleet import Fleet
+from pace.documents.throughput.steps import LinkDiscipline, StepsDocument
 from pace.errors import InvalidOptions
 from pace.throughput.graph import StepGraph
 from pace.throughput.orders import priorities_of

@@ -57,6 +57,10 @@ LOOPS = {
         *(compute((1,), (2,)), STEP, ZERO, compute((1, 2), ()), ("assign", 2), compute((1, 0), (1,))),
         *(STEP, ZERO, compute((1,), (2,)), STEP),
     ),
+    "after they were read, where one rank has none afterwards": (
+        *(ZERO, compute((1,), (2,)), ("read", None, "norm"), ZERO, compute((), (0, 1)), ("norm", 0.5)),
+        *(STEP, ZERO, compute((2,), (0, 1)), STEP),
+    ),
     "after a checkpoint between two backward passes": (
         *(compute((1,), (2,)), STEP, compute((1,), (2,)), SAVE, ("zero", 1, True), compute((1,), ()), STEP),
     ),

@@ -82,6 +82,14 @@ def test_drops_name_their_witnesses() -> None:
     assert (drop.update, drop.reason, drop.witness) == (0, "overtaken", (1,))
 
 
+def test_the_witness_of_too_many_includes_what_is_picked() -> None:
+    """Two are due by position 2 and picked first; of the two due by 3 one is too many, against all others."""
+    batch: Batch = {"a": (10, 100, 2), "b": (20, 100, 2), "c": (30, 100, 3), "d": (40, 100, 3)}
+    updates, capacities = star(batch)
+    (drop,) = order_updates(updates, capacities).dropped
+    assert (drop.update, drop.reason, drop.witness) == (3, "infeasible", (0, 1, 2))
+
+
 def test_late_hold_keeps_what_strict_drops() -> None:
     """E2 held: the slow update commits first, and the server holds the fast one until then."""
     updates, capacities = star(E2)

@@ -106,6 +106,22 @@ def test_a_replica_that_cannot_be_reached() -> None:
     assert replicate(queue, NORMS, plan, 0, dead, 3, LeadLimit(most=1.0)) is None
 
 
+def test_what_cannot_reach_the_replica_is_punted() -> None:
+    """A worker's link dies once the server has its update: the bound allows to wait, so the plan stands."""
+    links = [[(0.0, 1.0)] for _ in range(8)]
+    links[2] = [(0.0, 1.0), (2.0, 0.0)]
+    capacities = Capacities.of_steps(links)
+    queue = Updates(size=np.ones(2), host=np.array([0, 1]), server=2)
+    plan = aggregate(queue, [0, 1], capacities)
+    assert plan is not None
+    limit = LeadLimit(kind="updates", most=2.0)
+    longer = Capacities.of_steps([*links[:7], [(0.0, 0.25)]])
+    made = replicate(queue, NORMS, plan, 0, longer, 3, limit)
+    assert made is not None
+    assert 1 in made.punted
+    assert replicate(queue, NORMS, plan, 0, longer, 3, LeadLimit(kind="updates", most=0.0)) is None
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_commit_leads_by_too_much(data: st.DataObject) -> None:

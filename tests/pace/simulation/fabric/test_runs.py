@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 
-from pace.documents.fabric.scenario import FabricScenario, LinkRates, Straggling
+from pace.documents.fabric.scenario import FabricScenario, RedrawnRates, Straggling
 from pace.errors import InvalidOptions
 from pace.simulation.fabric import FABRIC_POLICIES, simulate_fabric
 from pace.simulation.fabric.fluid import fair_rates
 from pace.simulation.fabric.what_if import cells_csv, cells_html, fabric_what_if
 from tests.pace.simulation.fabric.fluid_reference import async_commits
 
-CHANGING = LinkRates(bytes_per_s=(3.125e8, 4.125e8, 6.25e8, 1.25e9), shares=(0.1, 0.1, 0.1, 0.7), every_s=2.0)
+CHANGING = RedrawnRates(
+    bytes_per_s=(3.125e8, 4.125e8, 6.25e8, 1.25e9), shares=(0.1, 0.1, 0.1, 0.7), every_s=2.0
+)
 
 
 def scenario(**given: object) -> FabricScenario:
@@ -130,6 +132,17 @@ def test_replication_costs_less_with_a_wider_bound() -> None:
         assert run.delays.max() < 10
         sent.append(run.replica_bytes / run.num_committed)
     assert sent[0] >= sent[1] >= sent[2] > 0
+
+
+def test_a_patient_replica_receives_larger_sums() -> None:
+    """Waiting for half of the bound, the replica receives fewer bytes the wider the bound is."""
+    sent = []
+    for most in (8, 24, 60):
+        run = simulate_fabric(
+            scenario(replicate_updates=most, replicate_patiently=True, duration_s=20.0), "mlfabric-a"
+        )
+        sent.append(run.replica_bytes / run.num_committed)
+    assert sent[0] > sent[1] > sent[2] > 0
 
 
 def test_an_unknown_policy_is_refused() -> None:

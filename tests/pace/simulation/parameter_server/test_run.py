@@ -359,7 +359,7 @@ def test_impossible_runs_are_refused(vgg: Profile) -> None:
     fifo = make_exchange_policy("ps-fifo")
     for given_ in ({"iterations": 0}, {"jitter": -1.0}, {"staleness": -1}):
         with pytest.raises(InvalidOptions):
-            simulate_exchange(vgg, FOUR, fifo, **given_)  # type: ignore[arg-type]  # wrong on purpose
+            simulate_exchange(vgg, FOUR, fifo, **given_)
     with pytest.raises(InvalidOptions, match="staleness"):
         simulate_exchange(vgg, FOUR, fifo, consistency="async", staleness=1)
     with pytest.raises(InvalidOptions, match="stale"):

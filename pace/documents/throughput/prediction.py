@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pace.documents.base import Document
-from pace.documents.fleet import Fleet
 from pace.documents.profile import Seconds
-from pace.documents.steps import LinkDiscipline
+from pace.documents.throughput.fleet import Fleet
+from pace.documents.throughput.steps import LinkDiscipline
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
 
@@ -161,7 +161,7 @@ class PredictedCurve(Document):
     improvements: tuple[Improvement, ...]
 
 
-class Prediction(Document):
+class ThroughputPrediction(Document):
     """The answer.
 
     Attributes

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pace.documents.base import Document
-from pace.documents.steps import Rate
+from pace.documents.throughput.steps import Rate
 
 Speed = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Moment = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]

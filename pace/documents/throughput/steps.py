@@ -26,7 +26,7 @@ Rate = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 WINDOWED: tuple[LinkDiscipline, ...] = ("window", "first-service-first")
 
 
-class StepOp(Document):
+class StepsOp(Document):
     """An op of a step.
 
     Attributes
@@ -78,7 +78,7 @@ class StepOp(Document):
         return self
 
 
-class RecordedStep(Document):
+class StepTimes(Document):
     """Times of every op in one step, in the order of the ops.
 
     Attributes
@@ -145,8 +145,8 @@ class StepsDocument(Document):
     name: Name
     batch: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] = 1.0
     servers: Annotated[int, Field(ge=1, le=10_000)] = 1
-    ops: tuple[StepOp, ...]
-    steps: tuple[RecordedStep, ...]
+    ops: tuple[StepsOp, ...]
+    steps: tuple[StepTimes, ...]
     link: StepLink
     overhead: ParsingOverhead = ParsingOverhead()
     metadata: Annotated[dict[str, Any], AfterValidator(frozen)] = Field(default_factory=FrozenDict)

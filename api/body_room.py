@@ -1,0 +1,61 @@
+"""Room in memory for bodies that are under way: bounded in total, and for each tenant."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pace.api.errors import QueueFull
+
+
+class BodyRoom:
+    """Counts the bytes of bodies from their first to when they have been read.
+
+    Parameters
+    ----------
+    most_bytes
+        In total; a tenant alone may have half of it, and one body in any case.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def body(self, tenant: str) -> "Iterator[HeldBody]":
+        """Count a body of a tenant, until the end."""
+        held = HeldBody(self, tenant)
+        try:
+            yield held
+        finally:
+            self._held[tenant] -= held.size_bytes
+            if not self._held[tenant]:
+                del self._held[tenant]
+
+    def take(self, tenant: str, size_bytes: int, *, already: int) -> None:
+        """Count more bytes of a body that has some `already`.
+
+        Raises
+        ------
+        QueueFull
+            If there is no room for them beside the tenant's other bodies, or everyone's.
+        """
+        others = self._held[tenant] - already
+        if others and self._held[tenant] + size_bytes > self._most_bytes // 2:
+            raise QueueFull(f"bodies of yours that are under way hold {self._held[tenant]} bytes already")
+        if self._held.total() > already and self._held.total() + size_bytes > self._most_bytes:
+            raise QueueFull(f"bodies that are under way hold {self._held.total()} bytes already")
+        self._held[tenant] += size_bytes
+
+
+class HeldBody:
+    """One body that is counted."""
+
+    def __init__(self, room: BodyRoom, tenant: str) -> None:
+        self._room = room
+        self._tenant = tenant
+        self.size_bytes = 0
+
+    def grow(self, size_bytes: int) -> None:
+        """Count more bytes; raises QueueFull where there is no room."""
+        self._room.take(self._tenant, size_bytes, already=self.size_bytes)
+        self.size_bytes += size_bytes

@@ -1,0 +1,60 @@
+"""Refuses requests that were meant for another host, or that a web page of another host sends."""
+
+from collections.abc import Collection
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pace.api.errors import ForeignHost
+
+_PROBES = ("/healthz", "/readyz")
+
+
+class HostCheck:
+    """ASGI middleware around the routes.
+
+    A service on loopback wants no keys, so it must not serve the pages that its user's browser shows: a page
+    may send requests to any address, and the name of its host may come to mean 127.0.0.1.
+
+    Parameters
+    ----------
+    allowed
+        Names by which the service may be called.
+    loopback
+        Whether all of loopback's names are allowed too. If not, and none is allowed, all are.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str], *, loopback: bool) -> None:
+        self.app = app
+        self._allowed = frozenset(name.lower() for name in allowed)
+        self._loopback = loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through or refuse it."""
+        if scope["type"] == "http" and (self._loopback or self._allowed) and scope["path"] not in _PROBES:
+            headers = Headers(scope=scope)
+            host = headers.get("host", "")
+            if not self._is_allowed(f"//{host}"):
+                raise ForeignHost(f'this service is not called "{host[:200]}": see PACE_ALLOWED_HOSTS')
+            origin = headers.get("origin")
+            if origin is not None and not self._is_allowed(origin):
+                raise ForeignHost(f'pages of "{origin[:200]}" may not use this service')
+        await self.app(scope, receive, send)
+
+    def _is_allowed(self, url: str) -> bool:
+        try:
+            name = urlsplit(url).hostname or ""
+        except ValueError:
+            return False
+        return name in self._allowed or (self._loopback and _is_loopback(name))
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,140 @@
+"""The HTTP server: uvicorn, which bears with slow clients only so long and stops with the service."""
+
+import asyncio
+import resource
+import socket
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+if TYPE_CHECKING:
+    from pace.api.service import Service
+
+_LOOK_EVERY_S = 10.0
+_LEAST_BYTES = 10_000
+_MOST_DESCRIPTORS = 65_536
+
+
+class StoppingServer(uvicorn.Server):
+    """A server that lets the service begin to stop when it does, not when all connections have ended."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop; the service claims no more tasks, and lets go of all who wait before the drain ends."""
+        app: Any = self.config.app
+        service = cast("Service | None", getattr(app.state, "service", None))
+        if service is not None:
+            service.begin_stopping()
+        await super().shutdown(sockets)
+
+
+class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a class, chosen at run time
+    """Ends connections that do not come to anything.
+
+    Attributes
+    ----------
+    header_timeout_s
+        The head of a request must have arrived by then.
+    most_connections
+        Of more, the one that has been without a whole request for longest is ended.
+    """
+
+    header_timeout_s: ClassVar[float]
+    most_connections: ClassVar[int]
+    # In the order in which they came to be without a request.
+    unused: "ClassVar[dict[PatientProtocol, None]]"
+
+    _header_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _to_write = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Count the connection; end the oldest unused one if there are too many."""
+        super().connection_made(transport)
+        self._note_use()
+        if len(self.connections) > self.most_connections:
+            next(iter(self.unused)).transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self.unused.pop(self, None)
+        self._stop_timers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what arrived; a head must now come to its end."""
+        super().data_received(data)
+        self._note_use()
+
+    def on_response_complete(self) -> None:
+        """Note that the connection is without a request."""
+        super().on_response_complete()
+        if not self._has_request() and not self.transport.is_closing():
+            self.unused[self] = None  # its keep-alive timer runs
+
+    def pause_writing(self) -> None:
+        """Watch that the client goes on reading."""
+        super().pause_writing()
+        self._to_write = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(_LOOK_EVERY_S, self._require_progress)
+
+    def resume_writing(self) -> None:
+        """The client has read enough."""
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    def _has_request(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _note_use(self) -> None:
+        if self._has_request() or self.transport.is_closing():
+            self.unused.pop(self, None)
+            if self._header_timer is not None:
+                self._header_timer.cancel()
+                self._header_timer = None
+            return
+        self.unused.setdefault(self)
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(self.header_timeout_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._header_timer = None
+        if not self._has_request() and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n\r\n")
+            self.transport.close()
+
+    def _require_progress(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        if self._to_write - left < _LEAST_BYTES:
+            self.transport.abort()  # the client does not read its answer
+            return
+        self._to_write = left
+        self._write_timer = self.loop.call_later(_LOOK_EVERY_S, self._require_progress)
+
+    def _stop_timers(self) -> None:
+        for timer in (self._header_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+
+
+def make_protocol(header_timeout_s: float, most_connections: int) -> type[asyncio.Protocol]:
+    """Return a protocol with these limits, for one server."""
+    limits = {"header_timeout_s": header_timeout_s, "most_connections": most_connections, "unused": {}}
+    return type("LimitedProtocol", (PatientProtocol,), limits)
+
+
+def raise_descriptor_limit() -> int:
+    """Allow this process all descriptors that it may have.
+
+    Returns
+    -------
+    most_connections
+        How many connections leave enough descriptors for files and the database.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return max(16, min(soft, _MOST_DESCRIPTORS) - max(128, soft // 8)) if soft > 0 else _MOST_DESCRIPTORS

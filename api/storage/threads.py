@@ -1,0 +1,59 @@
+"""Threads that wait for the database, apart from all others: a database that hangs holds up nothing else."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from pace.api.errors import StorageTimeout
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NUM_THREADS = 24
+_MOST_WAITING = 2000
+
+
+class DatabaseThreads:
+    """Calls functions that wait for the database.
+
+    Parameters
+    ----------
+    timeout_s
+        Callers wait no longer; what hangs goes on hanging in its thread.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="pace-database")
+        self._num_waiting = 0
+
+    async def run(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Return what a function returns, if it does so in time.
+
+        Raises
+        ------
+        StorageTimeout
+            If it does not, or far too many wait already.
+        """
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await self.run_to_the_end(function, *arguments, **named)
+        except TimeoutError:
+            raise StorageTimeout(f"the database did not answer in {self.timeout_s:g} s") from None
+
+    async def run_to_the_end(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Return what a function returns, however long it takes; raises StorageTimeout if too many wait."""
+        if self._num_waiting >= _MOST_WAITING:
+            raise StorageTimeout(f"{self._num_waiting} requests wait for the database already")
+        self._num_waiting += 1
+        try:
+            call = partial(function, *arguments, **named)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        finally:
+            self._num_waiting -= 1
+
+    def close(self) -> None:
+        """Start nothing more; what hangs is left behind."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,1 @@
+"""Documents of throughput predictions: recorded steps, fleets, questions and answers."""

@@ -1,0 +1,218 @@
+"""Deletions that meet requests for the same rows on PostgreSQL, each meeting brought about by a lock."""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import delete, event, select, text, update
+
+from pace.api.errors import InUse, InvalidRequest
+from pace.api.received import ReceivedRequest
+from pace.api.settings import Settings
+from pace.api.storage.database import Database
+from pace.api.storage.migrations import upgrade
+from pace.api.storage.records import ProfileRecord, ScheduleRecord, SolutionRecord
+from pace.api.storage.retention import prune
+from pace.api.storage.store import ResourceStore, schedule_id
+from pace.api.tasks.queue import TaskQueue
+from pace.api.workers.functions import ReadLimits, read_request, solve
+from tests.api.postgresql import PostgresqlServer
+from tests.api.profiles import layered_profile
+
+_LIMITS = ReadLimits(max_bytes=10**6, max_ops=10**4, max_gradients=10**4, max_cells=10**4)
+
+
+class Shared:
+    """One PostgreSQL database, used by as many service processes as a test asks for."""
+
+    def __init__(self, url: str) -> None:
+        self._url = Settings(database_url=url).parsed_database_url
+        self.opened: list[Database] = []
+        upgrade(self.open())
+
+    def open(self) -> Database:
+        """Connect as another process would."""
+        self.opened.append(Database(self._url))
+        return self.opened[-1]
+
+    def queue(self) -> TaskQueue:
+        """Return the queue as another process sees it."""
+        return TaskQueue(self.open(), max_queued=9, max_queued_per_tenant=9, lease_s=60, max_attempts=2)
+
+    def wait_until_blocked(self, num: int, *unless: Future[Any]) -> None:
+        """Wait until so many transactions wait for a lock, or a future that should wait has ended."""
+        blocked = text("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted")
+        while not any(future.done() for future in unless):
+            with self.opened[0].read() as connection:
+                if (connection.scalar(blocked) or 0) >= num:
+                    return
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def shared(postgresql: PostgresqlServer) -> Iterator[Shared]:
+    """Make an empty database."""
+    made = Shared(postgresql.create_database(uuid.uuid4().hex))
+    yield made
+    for database in made.opened:
+        database.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """Start threads in which things wait."""
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def _request(job: str = "train") -> ReceivedRequest:
+    body = json.dumps({"profile": layered_profile(3), "job": job}).encode()
+    return read_request(body, gzipped=False, limits=_LIMITS)
+
+
+def _by_id(request: ReceivedRequest) -> ReceivedRequest:
+    return ReceivedRequest(
+        job=request.job, profile_sha256=request.profile_sha256, profile=None, options=request.options
+    )
+
+
+@contextmanager
+def _schedule_held(shared: Shared, request: ReceivedRequest) -> Iterator[None]:
+    """Stop every submission of a request after it looked for its profile, until the end."""
+    now = datetime.now(UTC)
+    with shared.open().engine.connect() as connection:
+        connection.execute(
+            ScheduleRecord.__table__.insert().values(  # type: ignore[attr-defined]  # a Table, always
+                id=schedule_id("a", request.job, request.key),
+                tenant="a",
+                job=request.job,
+                key=request.key,
+                fingerprint="0" * 64,
+                profile_sha256=request.profile_sha256,
+                created_at=now,
+                asked_at=now,
+            )
+        )
+        yield
+        connection.rollback()
+
+
+def _prune_all(shared: Shared) -> Callable[[], int]:
+    return lambda: prune(shared.open(), datetime.now(UTC) + timedelta(days=1))
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["by id", "with the profile"])
+def test_a_profile_is_not_deleted_under_a_request(
+    shared: Shared, threads: ThreadPoolExecutor, whole: bool
+) -> None:
+    """Its deletion waits for the request and is then refused; the task can be claimed."""
+    store = ResourceStore(shared.open())
+    request = _request()
+    assert request.profile is not None
+    store.put_profile("a", request.profile)
+    queue = shared.queue()
+    with _schedule_held(shared, request):
+        submitted = threads.submit(queue.submit, "a", request if whole else _by_id(request))
+        shared.wait_until_blocked(1)
+        deleted = threads.submit(store.delete_profile, "a", request.profile_sha256)
+        shared.wait_until_blocked(2, deleted)
+    assert submitted.result().task_id is not None
+    with pytest.raises(InUse):
+        deleted.result()
+    assert queue.claim("schedule") is not None
+
+
+def test_a_profile_is_not_pruned_under_a_request(shared: Shared, threads: ThreadPoolExecutor) -> None:
+    """Retention leaves what a request is about to refer to."""
+    store = ResourceStore(shared.open())
+    request = _request()
+    assert request.profile is not None
+    store.put_profile("a", request.profile)
+    queue = shared.queue()
+    with _schedule_held(shared, request):
+        submitted = threads.submit(queue.submit, "a", _by_id(request))
+        shared.wait_until_blocked(1)
+        pruned = threads.submit(_prune_all(shared))
+        shared.wait_until_blocked(2, pruned)
+    submitted.result()
+    pruned.result()
+    assert queue.claim("schedule") is not None
+
+
+def test_a_request_for_a_profile_that_is_being_deleted_is_refused(
+    shared: Shared, threads: ThreadPoolExecutor
+) -> None:
+    """It waits for the deletion, and then there is no such profile."""
+    request = _request()
+    assert request.profile is not None
+    ResourceStore(shared.open()).put_profile("a", request.profile)
+    with shared.open().write() as connection:
+        connection.execute(delete(ProfileRecord))
+        submitted = threads.submit(shared.queue().submit, "a", _by_id(request))
+        shared.wait_until_blocked(1, submitted)
+    with pytest.raises(InvalidRequest, match="there is no profile"):
+        submitted.result()
+
+
+def _solve(queue: TaskQueue, request: ReceivedRequest) -> str:
+    submitted = queue.submit("a", request, claim=True)
+    assert submitted.claimed is not None
+    queue.finish(submitted.claimed, solve(submitted.claimed.document, submitted.claimed.options))
+    return submitted.result_id
+
+
+@pytest.mark.parametrize("by_retention", [False, True], ids=["by its owner", "by retention"])
+def test_a_document_stays_for_a_second_owner(
+    shared: Shared, threads: ThreadPoolExecutor, by_retention: bool
+) -> None:
+    """The first owner's deletion comes between the second one's look and its commit."""
+    queue, second = shared.queue(), shared.queue()
+    store = ResourceStore(shared.open())
+    old = _solve(queue, _request("first"))
+    with shared.open().write() as connection:
+        connection.execute(update(ScheduleRecord).values(asked_at=datetime(2020, 1, 1, tzinfo=UTC)))
+    before = datetime.now(UTC) - timedelta(days=1)
+    ended: list[Future[Any]] = []
+
+    def delete_first(*_: object) -> None:
+        # Just before the commit of the second owner's request.
+        if by_retention:
+            ended.append(threads.submit(prune, shared.open(), before))
+        else:
+            ended.append(threads.submit(store.delete_schedule, "a", old))
+        shared.wait_until_blocked(1, ended[0])
+
+    event.listen(second.database.engine, "commit", delete_first)
+    submitted = second.submit("a", _request("second"))
+    ended[0].result()
+    assert submitted.result is not None
+    assert store.get_schedule("a", submitted.result_id) is not None
+    assert store.get_schedule("a", old) is None
+
+
+def test_a_result_that_comes_between_two_looks_is_found(shared: Shared) -> None:
+    """The task ends after the look for its result and before the look for the task: no second solve."""
+    queue, other = shared.queue(), shared.queue()
+    running = queue.submit("a", _request(), claim=True).claimed
+    assert running is not None
+    document = solve(running.document, running.options)
+
+    def finish(_c: object, _cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith("SELECT tasks.id") and document_left:
+            queue.finish(running, document_left.pop())
+
+    document_left = [document]
+    event.listen(other.database.engine, "before_cursor_execute", finish)
+    submitted = other.submit("a", _request())
+    assert document_left == []
+    assert submitted.task_id is None
+    assert submitted.result is not None
+    with shared.open().read() as connection:
+        assert len(connection.scalars(select(SolutionRecord.key)).all()) == 1
+    assert queue.claim("schedule") is None
