@@ -13,8 +13,8 @@ from pace.cli.imports import fit
 from pace.cli.keys import app as keys_app
 from pace.cli.models import model
 from pace.cli.optimize import optimize
-from pace.cli.parameter_servers import app as ps_app
 from pace.cli.predict import fit_overhead, predict
+from pace.cli.servers.processes import app as ps_app
 from pace.cli.service import serve, submit
 from pace.cli.simulate import simulate
 from pace.cli.what_if import what_if

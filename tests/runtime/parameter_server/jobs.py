@@ -2,7 +2,19 @@
 
 from typing import Any
 
-from tests.runtime.training import Case, Weights, train_case
+import torch
+
+from tests.runtime.models import batches, build, weights
+from tests.runtime.training import (
+    OPTIMIZERS,
+    Case,
+    Weights,
+    average_gradients,
+    backward,
+    train_case,
+    trainable,
+    wrap,
+)
 
 
 def train_over_servers(rank: int, _size: int, cases: list[Case]) -> list[Weights]:
@@ -24,3 +36,39 @@ def train_over_servers(rank: int, _size: int, cases: list[Case]) -> list[Weights
             )
         )
     return found
+
+
+def train_clipped(rank: int, _size: int) -> list[Weights]:
+    """Accumulate two backward passes and clip, twice the same way: weights of both runs."""
+    found = []
+    for _ in range(2):
+        model = build("branches", double=True)
+        optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, backend="ps", deterministic=True)
+        shares = batches("branches", 8, rank, double=True)
+        for first, second in zip(shares[::2], shares[1::2], strict=True):
+            optimizer.zero_grad()
+            with optimizer.no_sync():
+                backward(model(*first))
+            backward(model(*second))
+            torch.nn.utils.clip_grad_norm_(trainable(model), 0.05)
+            optimizer.step()
+        optimizer.synchronize()
+        found.append(weights(model))
+        optimizer.close()
+    return found
+
+
+def train_clipped_plainly(size: int) -> Weights:
+    """The same in one process."""
+    model = build("branches", double=True)
+    optimizer = OPTIMIZERS["sgd"](trainable(model))
+    shares = [batches("branches", 8, rank, double=True) for rank in range(size)]
+    for step in range(0, 8, 2):
+        optimizer.zero_grad()
+        average_gradients(model, [share[at] for share in shares for at in (step, step + 1)])
+        for parameter in trainable(model):
+            if parameter.grad is not None:
+                parameter.grad.mul_(2)  # accumulated gradients are added, ranks' are averaged
+        torch.nn.utils.clip_grad_norm_(trainable(model), 0.05)
+        optimizer.step()
+    return weights(model)
