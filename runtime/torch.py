@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions
 from pace.runtime.control.options import (
@@ -48,7 +49,7 @@ Backend = Literal["allreduce", "ps"]
 class _Arguments:
     """What ``DistributedOptimizer`` was given, besides the optimizer and the model."""
 
-    schedule: Schedule | str | Path | None = None
+    schedule: Schedule | PushPullSchedule | str | Path | None = None
     service: str | None = None
     job: str | None = None
     api_key: str | None = None
@@ -167,7 +168,8 @@ class DistributedOptimizer(WrappedOptimizer):
     optimizer, model
         The user's optimizer, and the module whose parameters it updates.
     schedule
-        A schedule or the path of one. Without it and without `service`, a simple plan is computed here.
+        A schedule or the path of one; with parameter servers one for push and pull too, whose placement
+        is kept. Without it and without `service`, a simple plan is computed here.
     service, job
         Where rank 0 asks for the newest schedule of the job for this model.
     credit_bytes
@@ -246,7 +248,7 @@ class DistributedOptimizer(WrappedOptimizer):
         optimizer: torch.optim.Optimizer,
         model: nn.Module,
         *,
-        schedule: Schedule | str | Path | None = None,
+        schedule: Schedule | PushPullSchedule | str | Path | None = None,
         service: str | None = None,
         job: str | None = None,
         api_key: str | None = None,

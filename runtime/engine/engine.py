@@ -95,6 +95,7 @@ class Engine:
                 SegmentCall(
                     name=segment.name,
                     tensor=segment.tensor,
+                    link=segment.link,
                     turn=segment.group.rank if discipline == "priority" else segment.number,
                 )
                 for segment in self._segments

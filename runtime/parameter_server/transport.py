@@ -84,11 +84,6 @@ class PushPullTransport(GlooTransport):
                 self.peers.release()
             raise
 
-    @property
-    def num_servers(self) -> int:
-        """How many servers hold segments."""
-        return len(self._links)
-
     def _open(self, prepare: Any) -> None:
         options: ServerOptions | None = None
         mine: dict[str, Any] = {}
@@ -175,6 +170,7 @@ class PushPullTransport(GlooTransport):
                 notsent_bytes=self._notsent_bytes,
             )
             self._links.append(link)
+        self.num_servers = len(self._links)
 
     def prepare(
         self, calls: Sequence[SegmentCall], *, weights: bool = False, staleness: int | None = None
@@ -189,7 +185,10 @@ class PushPullTransport(GlooTransport):
             See ``Layout``.
         """
         segments = [segment_of(call.tensor, call.turn) for call in calls]
-        servers = least_bytes_servers([segment.size_bytes for segment in segments], len(self._links))
+        placed = least_bytes_servers([segment.size_bytes for segment in segments], len(self._links))
+        servers = [
+            server if call.link is None else call.link for call, server in zip(calls, placed, strict=True)
+        ]
         self._places, self._rounds = {}, {}
         for number, link in enumerate(self._links):
             held = [at for at, server in enumerate(servers) if server == number]

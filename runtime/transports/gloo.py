@@ -60,6 +60,7 @@ class GlooTransport:
     hand_over_s = 1e-3
     device: Device | None = None
     peers: Peers | None = None
+    num_servers: int = 0
 
     def __init__(self, *, timeout_s: float, process_group: dist.ProcessGroup | None = None) -> None:
         if not dist.is_initialized():

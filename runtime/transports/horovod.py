@@ -68,6 +68,7 @@ class HorovodTransport:
     sequencing: Sequencing = "submission"
     # A cycle of Horovod's (1 ms), its negotiation, and a look of ours.
     hand_over_s = 2.5e-3
+    num_servers: int = 0
 
     def __init__(
         self,

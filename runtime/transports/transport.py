@@ -51,11 +51,14 @@ class SegmentCall:
         Of the size and dtype that it will have.
     turn
         Its place in the order; smaller goes first.
+    link
+        The parameter server that the plan places it on, if it does.
     """
 
     name: str
     tensor: torch.Tensor
     turn: int
+    link: int | None = None
 
 
 class Transport(Protocol):
@@ -71,6 +74,8 @@ class Transport(Protocol):
     sequencing: Sequencing
     hand_over_s: float
     """How long before the segment under way ends the next is best handed over."""
+    num_servers: int
+    """How many parameter servers hold segments; 0 where there are none."""
     peers: Peers | None
     """Who is alive and how far; None where ranks have no store in common."""
     device: Device | None
