@@ -1,16 +1,38 @@
 """DistributedOptimizer for jobs that use torch.distributed."""
 
+import ssl
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
-from pace.runtime.control.options import Mode, Op, WrapperOptions, connecting_timeout_s
+from pace.errors import InvalidOptions
+from pace.runtime.control.options import (
+    Mode,
+    Op,
+    WrapperOptions,
+    connecting_timeout_s,
+    require_one_of,
+    require_whole,
+)
 from pace.runtime.control.plan_source import PlanSource
-from pace.runtime.optimizer.start import released_on_failure
+from pace.runtime.optimizer.asynchronous_optimizer import AsynchronousOptimizer
+from pace.runtime.optimizer.start import Prepare, released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
+from pace.runtime.parameter_server.options import (
+    Consistency,
+    ServerOptions,
+    Servers,
+    Stale,
+    read_options,
+)
+from pace.runtime.parameter_server.streams import NOTSENT_BYTES
+from pace.runtime.parameter_server.transport import PushPullTransport
 from pace.runtime.replanning import Replanning
 from pace.runtime.transports.compression import Compression
 from pace.runtime.transports.cuda import CudaTransport
@@ -18,7 +40,121 @@ from pace.runtime.transports.device import device_of
 from pace.runtime.transports.gloo import GlooTransport
 from pace.runtime.transports.transport import Order
 
-__all__ = ["DistributedOptimizer"]
+__all__ = ["AsynchronousOptimizer", "DistributedOptimizer", "Stale"]
+
+Backend = Literal["allreduce", "ps"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arguments:
+    """What ``DistributedOptimizer`` was given, besides the optimizer and the model."""
+
+    schedule: Schedule | PushPullSchedule | str | Path | None = None
+    service: str | None = None
+    job: str | None = None
+    api_key: str | None = None
+    credit_bytes: int | None = None
+    backward_passes_per_step: int = 1
+    op: Op = "average"
+    compression: Compression = "none"
+    mode: Mode = "auto"
+    order: Order = "auto"
+    timeout_s: float = 300.0
+    replanning: Replanning | None = None
+    process_group: dist.ProcessGroup | None = None
+    broadcast_parameters: bool = True
+    backend: Backend = "allreduce"
+    servers: Servers | None = None
+    consistency: Consistency = "sync"
+    token: str | None = None
+    deterministic: bool = False
+    pacing_bytes_per_s: float | None = None
+    ssl_context: ssl.SSLContext | None = None
+
+    def connect(self, model: nn.Module) -> GlooTransport:
+        """Open the transport; every rank alike."""
+        device = device_of(model)
+        waiting_s = connecting_timeout_s(self.timeout_s)
+        if self.backend == "ps":
+            return self.connect_to_servers(model)
+        if device is None:
+            return GlooTransport(timeout_s=waiting_s, process_group=self.process_group)
+        return CudaTransport(device, timeout_s=waiting_s, process_group=self.process_group)
+
+    def connect_to_servers(self, model: nn.Module) -> PushPullTransport:
+        """Open a transport to parameter servers; every rank alike."""
+        credit = self.credit_bytes
+        return PushPullTransport(
+            lambda: self._exchange_options(model),
+            timeout_s=connecting_timeout_s(self.timeout_s),
+            process_group=self.process_group,
+            notsent_bytes=credit if type(credit) is int and 0 < credit < 1 << 31 else NOTSENT_BYTES,
+        )
+
+    def _exchange_options(self, model: nn.Module) -> ServerOptions:
+        require_one_of("backend", self.backend, ("allreduce", "ps"))
+        if self.backend != "ps":
+            self._refuse_for_allreduce()
+        if self.consistency not in ("sync", "async") and not isinstance(self.consistency, Stale):
+            raise InvalidOptions(
+                f"consistency is {self.consistency!r}; 'sync', 'async' or Stale(k) is needed"
+            )
+        if device_of(model) is not None:
+            raise InvalidOptions(
+                "backend is 'ps' and the model is on a GPU: parameter servers sum in the host's memory"
+            )
+        if self.credit_bytes is not None:
+            require_whole("credit_bytes", self.credit_bytes, least=1)
+        return read_options(
+            self.servers,
+            self.token,
+            deterministic=self.deterministic,
+            pacing_bytes_per_s=self.pacing_bytes_per_s,
+            ssl_context=self.ssl_context,
+        )
+
+    def _refuse_for_allreduce(self) -> None:
+        given = {
+            "servers": self.servers is not None,
+            "consistency": self.consistency != "sync",
+            "token": self.token is not None,
+            "deterministic": self.deterministic is not False,
+            "pacing_bytes_per_s": self.pacing_bytes_per_s is not None,
+            "ssl_context": self.ssl_context is not None,
+        }
+        if any(given.values()):
+            names = ", ".join(name for name, is_given in given.items() if is_given)
+            raise InvalidOptions(f"{names}: only parameter servers know it: give backend='ps' as well")
+
+    def preparation(self, transport: GlooTransport) -> Prepare:
+        """Return what checks the arguments that all transports have."""
+
+        def prepare() -> tuple[WrapperOptions, PlanSource]:
+            require_one_of("backend", self.backend, ("allreduce", "ps"))
+            if self.backend != "ps":
+                self._refuse_for_allreduce()
+            options = WrapperOptions(
+                mode=self.mode,
+                order=self.order,
+                op=self.op,
+                compression=self.compression,
+                backward_passes_per_step=self.backward_passes_per_step,
+                credit_bytes=self.credit_bytes,
+                timeout_s=self.timeout_s,
+                broadcast_parameters=self.broadcast_parameters,
+            )
+            return options, PlanSource(
+                transport,
+                schedule=self.schedule,
+                service=self.service,
+                job=self.job,
+                credit_bytes=self.credit_bytes,
+                api_key=self.api_key,
+                timeout_s=self.timeout_s,
+                replanning=self.replanning,
+            )
+
+        return prepare
 
 
 class DistributedOptimizer(WrappedOptimizer):
@@ -32,7 +168,8 @@ class DistributedOptimizer(WrappedOptimizer):
     optimizer, model
         The user's optimizer, and the module whose parameters it updates.
     schedule
-        A schedule or the path of one. Without it and without `service`, a simple plan is computed here.
+        A schedule or the path of one; with parameter servers one for push and pull too, whose placement
+        is kept. Without it and without `service`, a simple plan is computed here.
     service, job
         Where rank 0 asks for the newest schedule of the job for this model.
     credit_bytes
@@ -49,8 +186,10 @@ class DistributedOptimizer(WrappedOptimizer):
         few iterations each and all ranks keep the fastest.
     order
         "static": segments go out as planned. "adaptive": as planned, but rank 0 lets others overtake one that
-        is late. "priority": rank 0 picks what is needed first among all that is ready. "auto": "static"
-        over torch.distributed; over Horovod "adaptive" with a schedule and "priority" without.
+        is late. "priority": rank 0 picks what is needed first among all that is ready. "overtake": what the
+        plan has first among all that is ready. "auto": "static" over torch.distributed; over Horovod
+        "adaptive" with a schedule and "priority" without; over parameter servers, where every rank decides
+        for itself, "overtake" with a schedule and "priority" without.
     timeout_s
         A peer that does not answer for so long is an error.
     replanning
@@ -61,6 +200,24 @@ class DistributedOptimizer(WrappedOptimizer):
     broadcast_parameters
         Whether rank 0's parameters and buffers replace those of other ranks where they differ, once, as in
         DistributedDataParallel; otherwise a difference is an error.
+    backend
+        "allreduce": ranks sum gradients among themselves. "ps": parameter servers do.
+    servers
+        "colocated" runs a parameter server in every rank; else HOST:PORT of each, where ``pace ps serve``
+        listens. PACE_PS_SERVERS by default, and "colocated" without it.
+    consistency
+        "sync": the weights of plain synchronous training. "async" and ``Stale(k)``: each rank steps by its
+        own gradients and does not wait for others, or only while it is k steps ahead. Servers hold the
+        weights, and what is returned is an ``AsynchronousOptimizer``, which says what holds then.
+    token
+        What ranks and servers must both know; PACE_PS_TOKEN by default. Servers on other machines need one.
+    deterministic
+        Servers add in the order of ranks, so that repeated runs have equal bits. Costs memory on servers.
+    pacing_bytes_per_s
+        How fast either end of a connection to a server sends; best the smaller one of a worker's rate
+        divided by the number of servers and a server's divided by the number of workers.
+    ssl_context
+        TLS for connections to servers that are not colocated.
 
     Raises
     ------
@@ -70,12 +227,28 @@ class DistributedOptimizer(WrappedOptimizer):
         When the arguments or the optimizer do not fit, or weights differ that are not to be overwritten.
     """
 
+    def __new__(cls, optimizer: torch.optim.Optimizer, model: nn.Module, **options: Any) -> Any:
+        """Make the wrapper that the consistency asks for."""
+        consistency = options.get("consistency", "sync")
+        if consistency != "async" and not isinstance(consistency, Stale):
+            return super().__new__(cls)
+        arguments = _Arguments(**options)
+        transport = arguments.connect_to_servers(model)
+        with released_on_failure(transport):
+            return AsynchronousOptimizer(
+                optimizer,
+                model,
+                transport=transport,
+                prepare=arguments.preparation(transport),
+                staleness=consistency.clocks if isinstance(consistency, Stale) else None,
+            )
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         model: nn.Module,
         *,
-        schedule: Schedule | str | Path | None = None,
+        schedule: Schedule | PushPullSchedule | str | Path | None = None,
         service: str | None = None,
         job: str | None = None,
         api_key: str | None = None,
@@ -89,36 +262,37 @@ class DistributedOptimizer(WrappedOptimizer):
         replanning: Replanning | None = None,
         process_group: dist.ProcessGroup | None = None,
         broadcast_parameters: bool = True,
+        backend: Backend = "allreduce",
+        servers: Servers | None = None,
+        consistency: Consistency = "sync",
+        token: str | None = None,
+        deterministic: bool = False,
+        pacing_bytes_per_s: float | None = None,
+        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        device = device_of(model)
-        waiting_s = connecting_timeout_s(timeout_s)
-        transport = (
-            GlooTransport(timeout_s=waiting_s, process_group=process_group)
-            if device is None
-            else CudaTransport(device, timeout_s=waiting_s, process_group=process_group)
+        arguments = _Arguments(
+            schedule=schedule,
+            service=service,
+            job=job,
+            api_key=api_key,
+            credit_bytes=credit_bytes,
+            backward_passes_per_step=backward_passes_per_step,
+            op=op,
+            compression=compression,
+            mode=mode,
+            order=order,
+            timeout_s=timeout_s,
+            replanning=replanning,
+            process_group=process_group,
+            broadcast_parameters=broadcast_parameters,
+            backend=backend,
+            servers=servers,
+            consistency=consistency,
+            token=token,
+            deterministic=deterministic,
+            pacing_bytes_per_s=pacing_bytes_per_s,
+            ssl_context=ssl_context,
         )
-
-        def prepare() -> tuple[WrapperOptions, PlanSource]:
-            options = WrapperOptions(
-                mode=mode,
-                order=order,
-                op=op,
-                compression=compression,
-                backward_passes_per_step=backward_passes_per_step,
-                credit_bytes=credit_bytes,
-                timeout_s=timeout_s,
-                broadcast_parameters=broadcast_parameters,
-            )
-            return options, PlanSource(
-                transport,
-                schedule=schedule,
-                service=service,
-                job=job,
-                credit_bytes=credit_bytes,
-                api_key=api_key,
-                timeout_s=timeout_s,
-                replanning=replanning,
-            )
-
+        transport = arguments.connect(model)
         with released_on_failure(transport):
-            super().__init__(optimizer, model, transport=transport, prepare=prepare)
+            super().__init__(optimizer, model, transport=transport, prepare=arguments.preparation(transport))

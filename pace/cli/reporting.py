@@ -29,6 +29,7 @@ _EXTRAS = {
     "httpx": "client",
     "matplotlib": "plot",
     "sqlalchemy": "api",
+    "torch": "torch",
     "uvicorn": "api",
 }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions
 from pace.runtime.replanning import Replanning
@@ -130,7 +131,9 @@ def check_source(schedule: Any, service: Any, job: Any, api_key: Any, replanning
         Names the argument, its value and what is allowed.
     """
     if schedule is not None:
-        require_instance("schedule", schedule, (Schedule, str, Path), "a Schedule or the path of one")
+        require_instance(
+            "schedule", schedule, (Schedule, PushPullSchedule, str, Path), "a Schedule or the path of one"
+        )
     for name, value in {"service": service, "job": job, "api_key": api_key}.items():
         if value is not None and (not isinstance(value, str) or not value):
             shown = value if name != "api_key" else type(value)  # keys are never shown

@@ -7,7 +7,8 @@ from typing import Any
 
 from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import Profile
-from pace.documents.schedule import Schedule, load_schedule, parse_schedule
+from pace.documents.push_pull_schedule import PushPullSchedule, load_any_schedule
+from pace.documents.schedule import Schedule, parse_schedule
 from pace.errors import InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
 from pace.runtime.control.options import check_source
 from pace.runtime.control.report_sender import ReportSender
@@ -61,7 +62,7 @@ class PlanSource:
         self,
         transport: Transport,
         *,
-        schedule: Schedule | str | Path | None,
+        schedule: Schedule | PushPullSchedule | str | Path | None,
         service: str | None,
         job: str | None,
         credit_bytes: int | None,
@@ -109,13 +110,16 @@ class PlanSource:
         if given is None:
             return None
         try:
-            schedule = given if isinstance(given, Schedule) else load_schedule(given)
+            schedule = given if isinstance(given, Schedule | PushPullSchedule) else load_any_schedule(given)
         except OSError as error:
             raise InvalidOptions(
                 f"schedule is {str(given)!r}, which cannot be read: {error.strerror}"
             ) from error
-        self._plan = self._with_credit(plan_from_schedule(schedule, gradients, self._transport.size))
-        self._followed = schedule
+        transport = self._transport
+        self._plan = self._with_credit(
+            plan_from_schedule(schedule, gradients, transport.size, servers=transport.num_servers)
+        )
+        self._followed = schedule if isinstance(schedule, Schedule) else None  # reports are of all-reduces
         return self._plan
 
     @property

@@ -8,6 +8,8 @@ elsewhere. Every rank submits every group exactly once a round; that is what mak
 collectives equal on all ranks without asking which gradients a rank happened to compute:
 
 - planned: all ranks keep to the plan's order.
+- keyed: where the transport matches segments by name alone, each rank keeps to the plan, or hands over what
+  is ready and leaves the choice to the transport.
 - leader and follower: rank 0 chooses (``send_order.py``) and publishes the choice before it sends; the
   others send what it chose. Where the transport matches collectives by name, the others submit at once
   and rank 0's submission decides.
@@ -31,7 +33,7 @@ from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
 from pace.runtime.engine.send_order import SendOrder
 from pace.runtime.engine.sends import GroupSend, SegmentSend, last_times, sends_of
-from pace.runtime.transports.transport import Discipline, Role, Transport, role_of
+from pace.runtime.transports.transport import Discipline, Role, SegmentCall, Transport, role_of
 
 
 class Engine:
@@ -78,13 +80,27 @@ class Engine:
         self._send_order = SendOrder(self._segments, discipline=discipline, role=self.role)
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
-        self._in_flight = InFlight(credit_bytes=plan.credit_bytes, hand_over_s=transport.hand_over_s)
+        # Where the transport chooses what it sends next, it is given all that is ready.
+        chooses = transport.sequencing == "keyed"
+        credit_bytes = 1 << 62 if chooses else plan.credit_bytes
+        self._in_flight = InFlight(credit_bytes=credit_bytes, hand_over_s=transport.hand_over_s)
         self._closed = False
         self._failure: CommunicationFailed | None = None
         self._explained = False
         self.sent_segments = 0
         self.sent_bytes = 0
         self.waited_s = 0.0
+        transport.prepare(
+            [
+                SegmentCall(
+                    name=segment.name,
+                    tensor=segment.tensor,
+                    link=segment.link,
+                    turn=segment.group.rank if discipline == "priority" else segment.number,
+                )
+                for segment in self._segments
+            ]
+        )
         self._on_device: OnDevice | None = None
         if transport.device is not None:
             self._on_device = OnDevice(

@@ -13,7 +13,8 @@ from typing import Literal
 
 from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import ELEMENT_BYTES
-from pace.documents.schedule import Schedule
+from pace.documents.push_pull_schedule import ExchangeGroup, ExchangeSegment, PushPullSchedule
+from pace.documents.schedule import Group, Schedule, Segment
 from pace.errors import ScheduleMismatch
 
 MEBIBYTE = 1 << 20
@@ -41,11 +42,18 @@ class PlannedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSegment:
-    """A byte range of a group's buffer; its place in `Plan.segments` is its turn."""
+    """A byte range of a group's buffer; its place in `Plan.segments` is its turn.
+
+    Attributes
+    ----------
+    link
+        The parameter server that it is placed on; None where the transport places it, or there is none.
+    """
 
     group: int
     offset_bytes: int
     size_bytes: int
+    link: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +86,19 @@ class Plan:
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def plan_from_schedule(schedule: Schedule, gradients: Sequence[GradientSize], workers: int) -> Plan:
+def plan_from_schedule(
+    schedule: Schedule | PushPullSchedule,
+    gradients: Sequence[GradientSize],
+    workers: int,
+    *,
+    servers: int = 0,
+) -> Plan:
     """Turn a schedule into a plan for these gradients.
+
+    Parameters
+    ----------
+    servers
+        How many parameter servers there are; 0 for ranks that all-reduce.
 
     Raises
     ------
@@ -94,13 +113,17 @@ def plan_from_schedule(schedule: Schedule, gradients: Sequence[GradientSize], wo
             f"the gradients have the same names and sizes, so it was made for another number of workers"
             f" than {workers} or for gradients of other sizes within their groups"
         ]
+    if isinstance(schedule, PushPullSchedule) and schedule.cluster.exchange.servers != servers:
+        there = f"there are {servers}" if servers else "this job has none: give backend='ps'"
+        differences.append(f"it is for {schedule.cluster.exchange.servers} parameter servers, and {there}")
     if differences:
         shown = differences[:8] + ([f"and {len(differences) - 8} more"] if len(differences) > 8 else [])
         raise ScheduleMismatch(
             f"the schedule does not fit this model (schedule {schedule.fingerprint[:12]}, model {mine[:12]}):"
             f" {'; '.join(shown)}"
         )
-    order = sorted(schedule.segments, key=lambda s: (s.priority, s.group, s.offset_bytes))
+    segments: Sequence[Segment | ExchangeSegment] = schedule.segments
+    order = sorted(segments, key=lambda s: (s.priority, s.group, s.offset_bytes))
     return Plan(
         source="schedule",
         groups=tuple(
@@ -114,9 +137,19 @@ def plan_from_schedule(schedule: Schedule, gradients: Sequence[GradientSize], wo
             for group in schedule.groups
         ),
         segments=tuple(
-            PlannedSegment(group=s.group, offset_bytes=s.offset_bytes, size_bytes=s.size_bytes) for s in order
+            PlannedSegment(
+                group=s.group,
+                offset_bytes=s.offset_bytes,
+                size_bytes=s.size_bytes,
+                link=s.link if isinstance(s, ExchangeSegment) else None,
+            )
+            for s in order
         ),
-        credit_bytes=schedule.execution.credit_bytes,
+        credit_bytes=(
+            schedule.execution.max_segment_bytes
+            if isinstance(schedule, PushPullSchedule)
+            else schedule.execution.credit_bytes
+        ),
         predicted_iteration_s=schedule.predicted.iteration_s,
     )
 
@@ -190,12 +223,13 @@ def cut(group: int, size_bytes: int, dtype: str, max_segment_bytes: int) -> list
     ]
 
 
-def _differences(schedule: Schedule, gradients: Sequence[GradientSize]) -> list[str]:
+def _differences(schedule: Schedule | PushPullSchedule, gradients: Sequence[GradientSize]) -> list[str]:
     mine = {gradient.name: gradient for gradient in gradients}
-    planned = {name for group in schedule.groups for name in group.gradients}
+    groups: Sequence[Group | ExchangeGroup] = schedule.groups
+    planned = {name for group in groups for name in group.gradients}
     found = [f'the model has no gradient "{name}"' for name in sorted(planned - mine.keys())]
     found += [f'the schedule does not send gradient "{name}"' for name in sorted(mine.keys() - planned)]
-    for number, group in enumerate(schedule.groups):
+    for number, group in enumerate(groups):
         members = [mine[name] for name in group.gradients if name in mine]
         found += [
             f'gradient "{member.name}" is {member.dtype}, the schedule takes it for {group.dtype}'

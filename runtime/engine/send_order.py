@@ -1,8 +1,8 @@
 """Which segment goes next: the plan's, or what rank 0 prefers.
 
 - planned: segments go out in the plan's order, each when its group is handed over.
-- leader: the longest tail among the groups that were handed over ("priority"), or the plan's order with
-  overtaking of what is late ("adaptive").
+- leader: the longest tail among the groups that were handed over ("priority"), the plan's order with
+  patience for what is late ("adaptive") or without ("overtake").
 
 When to overtake is the ski-rental problem: an adaptive leader idles for a late segment as long as the one
 that would overtake it takes, and then sends that one. It so loses at most twice what a leader who knew
@@ -107,5 +107,6 @@ class SendOrder:
                 self._rounds += 1
 
     def _push(self, send: GroupSend) -> None:
-        turn = send.following().number if self._discipline == "adaptive" else send.rank
+        by_plan = self._discipline in ("adaptive", "overtake")
+        turn = send.following().number if by_plan else send.rank
         heapq.heappush(self._queue, (send.rounds, turn, send))

@@ -89,6 +89,7 @@ class SegmentSend:
         "done_s",
         "expected_s",
         "group",
+        "link",
         "name",
         "number",
         "offset_bytes",
@@ -105,6 +106,7 @@ class SegmentSend:
         self.number = number
         self.offset_bytes = planned.offset_bytes
         self.group = send
+        self.link = planned.link
         self.tensor = tensor
         self.name = name
         self.size_bytes = planned.size_bytes

@@ -139,6 +139,8 @@ class WrappedOptimizer(StandIn):
     def _discipline(self) -> Discipline:
         if self._order != "auto":
             return self._order
+        if self._transport.sequencing == "keyed":  # no rank waits for another's choice
+            return "priority" if self._plan.source == "local" else "overtake"
         # Over torch.distributed every choice is a broadcast that must end before the segment starts.
         if self._transport.sequencing == "decision" or self._plan.source == "plain":
             return "static"

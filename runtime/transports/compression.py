@@ -1,11 +1,13 @@
 """Sends gradients in half precision: half the bytes, at the price of rounding what is summed."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
 from pace.runtime.transports.device import apart
-from pace.runtime.transports.transport import After, Done, Transport
+from pace.runtime.transports.transport import After, Done, SegmentCall, Transport
 
 Compression = Literal["none", "fp16", "bf16"]
 
@@ -19,9 +21,24 @@ class CompressedTransport:
         self._inner = inner
         self._dtype = dtype
 
+    def _travels(self, segment: torch.Tensor) -> bool:
+        """Whether a segment is sent in half precision."""
+        return segment.is_floating_point() and segment.element_size() > self._dtype.itemsize
+
+    def prepare(self, calls: Sequence[SegmentCall]) -> None:
+        """Learn which segments will be summed, in the form that they travel in; see ``Transport``."""
+        self._inner.prepare(
+            [
+                replace(call, tensor=torch.empty_like(call.tensor, dtype=self._dtype, device="meta"))
+                if self._travels(call.tensor)
+                else call
+                for call in calls
+            ]
+        )
+
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """Start to sum a segment; see ``Transport``."""
-        if not segment.is_floating_point() or segment.element_size() <= self._dtype.itemsize:
+        if not self._travels(segment):
             return self._inner.allreduce(segment, name, done, after)
         assert after is None
         with apart(self._inner.device):

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from pace.runtime.transports.deadline import call_within
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.peers import Store as PeerStore
-from pace.runtime.transports.transport import After, Done, Sequencing, control_message
+from pace.runtime.transports.transport import After, Done, SegmentCall, Sequencing, control_message
 
 _closing: list[threading.Thread] = []
 
@@ -59,6 +60,7 @@ class GlooTransport:
     hand_over_s = 1e-3
     device: Device | None = None
     peers: Peers | None = None
+    num_servers: int = 0
 
     def __init__(self, *, timeout_s: float, process_group: dist.ProcessGroup | None = None) -> None:
         if not dist.is_initialized():
@@ -149,6 +151,9 @@ class GlooTransport:
             done(error)
 
         work.get_future().add_done_callback(complete)
+
+    def prepare(self, calls: Sequence[SegmentCall]) -> None:
+        """Nothing to prepare: calls are matched by position."""
 
     def decide(self, segment: int | None) -> int:
         """Publish or learn rank 0's choice; see ``Transport``."""

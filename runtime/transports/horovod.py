@@ -9,7 +9,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from pace.runtime.event_log import log
 from pace.runtime.transports.deadline import call_within
 from pace.runtime.transports.device import Device, apart
 from pace.runtime.transports.peers import Peers
-from pace.runtime.transports.transport import After, Done, Sequencing, control_message
+from pace.runtime.transports.transport import After, Done, SegmentCall, Sequencing, control_message
 
 _STORE_TIMEOUT_S = 30.0
 _ADDRESS_BYTES = 300
@@ -68,6 +68,7 @@ class HorovodTransport:
     sequencing: Sequencing = "submission"
     # A cycle of Horovod's (1 ms), its negotiation, and a look of ours.
     hand_over_s = 2.5e-3
+    num_servers: int = 0
 
     def __init__(
         self,
@@ -110,6 +111,9 @@ class HorovodTransport:
         members = self._process_set.ranks
         keeper = members.index(0) if 0 in members else None
         return Peers(store, self.rank, self.size, keeper=keeper, global_ranks=members)
+
+    def prepare(self, calls: Sequence[SegmentCall]) -> None:
+        """Nothing to prepare: Horovod matches names."""
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """Start to sum a segment; see ``Transport``."""

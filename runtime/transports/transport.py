@@ -1,7 +1,8 @@
 """What the engine asks of whatever carries its segments."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -14,26 +15,50 @@ Done = Callable[[BaseException | None], None]
 
 After = Callable[[], Any]
 
-Discipline = Literal["static", "adaptive", "priority"]
+Discipline = Literal["static", "adaptive", "priority", "overtake"]
 """Who decides which segment goes next.
 
 "static": the plan. "adaptive": the plan, but rank 0 lets others overtake a segment that is late.
 "priority": rank 0 takes what is needed first among all that is ready, whatever the plan's order.
+"overtake": what the plan has first among all that is ready; nobody waits for what is late.
+Where segments are matched by name alone ("keyed"), every rank decides for itself.
 """
 
 Order = Discipline | Literal["auto"]
 
-Sequencing = Literal["submission", "decision"]
+Sequencing = Literal["submission", "decision", "keyed"]
 """How a transport learns rank 0's choice.
 
 "submission": a collective runs when the last rank has submitted it, matched by name, so rank 0 decides
 by being the last. "decision": collectives are matched by their position in each rank's sequence, so
-all ranks must issue the same sequence and rank 0's choice must be published before it is used.
+all ranks must issue the same sequence and rank 0's choice must be published before it is used. "keyed":
+segments are matched by name whenever they come, so no order has to be common; the transport must be told of
+all of them with ``prepare``, and then takes what it is given and chooses itself what it sends next.
 """
 
 Role = Literal["planned", "leader", "follower", "submitter"]
 """What a rank's engine does about the order: keeps to the plan, chooses, does what was chosen, or submits at
 once because rank 0 chooses by being last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentCall:
+    """An all-reduce that will be made again and again.
+
+    Attributes
+    ----------
+    tensor
+        Of the size and dtype that it will have.
+    turn
+        Its place in the order; smaller goes first.
+    link
+        The parameter server that the plan places it on, if it does.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    turn: int
+    link: int | None = None
 
 
 class Transport(Protocol):
@@ -49,6 +74,8 @@ class Transport(Protocol):
     sequencing: Sequencing
     hand_over_s: float
     """How long before the segment under way ends the next is best handed over."""
+    num_servers: int
+    """How many parameter servers hold segments; 0 where there are none."""
     peers: Peers | None
     """Who is alive and how far; None where ranks have no store in common."""
     device: Device | None
@@ -71,6 +98,9 @@ class Transport(Protocol):
         -------
         On a device, the moment when the sum is in place, if that is known beforehand; else None.
         """
+
+    def prepare(self, calls: Sequence[SegmentCall]) -> None:
+        """Learn which segments will be summed from now on, with nothing under way; every rank alike."""
 
     def decide(self, segment: int | None) -> int:
         """Rank 0 publishes which segment is next; every other rank passes None and gets it.
@@ -113,4 +143,4 @@ def role_of(transport: Transport, discipline: Discipline) -> Role:
         return "submitter"
     if discipline == "static":
         return "planned"
-    return "leader" if transport.rank == 0 else "follower"
+    return "leader" if transport.rank == 0 or transport.sequencing == "keyed" else "follower"

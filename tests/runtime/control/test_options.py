@@ -37,7 +37,7 @@ VALID = WrapperOptions(
         ("op", None, "'average' or 'sum' is needed"),
         ("mode", "overlapped", "'overlap', 'barrier' or 'auto' is needed"),
         ("mode", "plain", "'overlap', 'barrier' or 'auto' is needed"),
-        ("order", "fifo", "'static', 'adaptive', 'priority' or 'auto' is needed"),
+        ("order", "fifo", "'static', 'adaptive', 'priority', 'overtake' or 'auto' is needed"),
         ("compression", "zip", "'none', 'fp16' or 'bf16' is needed"),
         ("compression", ["fp16"], "'none', 'fp16' or 'bf16' is needed"),
         ("backward_passes_per_step", 0, "a whole number of at least 1 is needed"),

@@ -1,0 +1,251 @@
+"""A worker's link to one server: what it pushes and has not got back; one thread writes, one reads."""
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pace.errors import CommunicationFailed
+from pace.runtime.parameter_server.handshake import Greeting, call
+from pace.runtime.parameter_server.layout import Layout
+from pace.runtime.parameter_server.outbox import Outbox, Parcel
+from pace.runtime.parameter_server.streams import NOTSENT_BYTES, Stream, stream_of
+from pace.runtime.parameter_server.wire import Frame, FrameKind, WireFault
+
+_RETRY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAddress:
+    """Where a server listens.
+
+    Attributes
+    ----------
+    name
+        What messages call it.
+    """
+
+    host: str
+    port: int
+    name: str
+
+
+@dataclass(slots=True, kw_only=True)
+class PushPullCall:
+    """A segment that is pushed and pulled back into the same memory.
+
+    Attributes
+    ----------
+    done
+        Called once, from any thread: with None when all is back, or with what went wrong.
+    """
+
+    segment: int
+    round: int
+    memory: memoryview
+    done: Callable[[BaseException | None], None]
+    kind: FrameKind = FrameKind.PUSH
+    missing: set[int] = field(default_factory=set)
+
+
+class ServerLink:
+    """Connected, introduced and running once built.
+
+    Parameters
+    ----------
+    on_failure
+        Called with the reason when the link breaks or the server ends the job; from any thread.
+    within_s
+        How long to try to connect: servers may start later than workers.
+    notsent_bytes
+        See ``Stream``.
+
+    Raises
+    ------
+    CommunicationFailed
+        When there is no server, or it refuses; the message names it.
+    """
+
+    def __init__(
+        self,
+        address: ServerAddress,
+        greeting: Greeting,
+        *,
+        token: str | None,
+        on_failure: Callable[[str], None],
+        within_s: float,
+        pacing_bytes_per_s: float | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        notsent_bytes: int = NOTSENT_BYTES,
+    ) -> None:
+        self.address = address
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._pending: dict[int, PushPullCall] = {}
+        self._layout: Layout | None = None
+        self._number = -1
+        self._over = False
+        self._stream = self._connect(greeting, token, ssl_context, within_s, notsent_bytes)
+        if pacing_bytes_per_s is not None:
+            self._stream.set_pacing(pacing_bytes_per_s)
+        self._outbox = Outbox(self._stream, name="pace.link.out", on_loss=self._lost)
+        self._thread = threading.Thread(target=self._read, name="pace.link.in", daemon=True)
+        self._thread.start()
+
+    def _connect(
+        self,
+        greeting: Greeting,
+        token: str | None,
+        ssl_context: ssl.SSLContext | None,
+        within_s: float,
+        notsent_bytes: int,
+    ) -> Stream:
+        deadline = time.monotonic() + within_s
+        where = (self.address.host, self.address.port)
+        while True:
+            try:
+                connection = socket.create_connection(where, max(deadline - time.monotonic(), 0.01))
+                break
+            except OSError as error:
+                if time.monotonic() + _RETRY_S >= deadline:
+                    raise CommunicationFailed(
+                        f"{self.address.name} did not answer within {within_s:g} s: {error}"
+                    ) from error
+                time.sleep(_RETRY_S)
+        try:
+            stream = stream_of(
+                connection,
+                ssl_context,
+                silence_s=max(deadline - time.monotonic(), 0.01),
+                server_name=self.address.host,
+                notsent_bytes=notsent_bytes,
+            )
+        except OSError as error:
+            raise CommunicationFailed(f"{self.address.name} is not to be trusted: {error}") from error
+        try:
+            call(stream, token, greeting, self.address.name)
+            stream.set_silence(greeting.silence_s)
+        except (CommunicationFailed, WireFault, EOFError, OSError) as error:
+            stream.close()
+            raise CommunicationFailed(f"{self.address.name}: {error}") from error
+        return stream
+
+    def announce(self, layout: Layout) -> None:
+        """Follow another layout from now on; nothing of the one before is under way."""
+        self._number = (self._number + 1) % (1 << 16)
+        self._layout = layout
+        first = Frame(kind=FrameKind.LAYOUT, layout=self._number)
+        document = memoryview(layout.document)
+        self._outbox.put((-1,), Parcel(first, document, len(document)))
+
+    def start(self, exchange: PushPullCall) -> None:
+        """Push a segment; returns at once."""
+        layout = self._layout
+        assert layout is not None
+        with self._lock:
+            over = self._over
+            if not over:
+                assert exchange.segment not in self._pending, "the segment is under way"
+                exchange.missing.update(range(layout.num_chunks(exchange.segment)))
+                self._pending[exchange.segment] = exchange
+        if over:
+            exchange.done(CommunicationFailed(f"{self.address.name} has left the training"))
+            return
+        turn = layout.segments[exchange.segment].turn
+        first = Frame(
+            kind=exchange.kind,
+            layout=self._number,
+            round=exchange.round,
+            segment=exchange.segment,
+            turn=turn,
+        )
+        self._outbox.put(
+            (exchange.round, turn, exchange.segment), Parcel(first, exchange.memory, layout.chunk_bytes)
+        )
+
+    def _read(self) -> None:
+        try:
+            while self._take(self._stream.read()):
+                pass
+        except WireFault as error:
+            self._fail(f"{self.address.name} breaks the protocol: {error}")
+        except Exception as error:  # whatever it is, waiting threads must learn of it
+            self._lost(error)
+
+    def _take(self, frame: Frame) -> bool:
+        if frame.kind is FrameKind.PULL:
+            self._receive(frame)
+        elif frame.kind is FrameKind.ABORT:
+            self._fail(self._stream.read_payload(frame.length).decode(errors="replace"))
+            return False
+        elif frame.kind is FrameKind.BYE:
+            with self._lock:
+                self._over = True
+                pending = bool(self._pending)
+            if pending:
+                self._fail(f"{self.address.name} has left the training")
+            self._outbox.finish()
+            return False
+        elif frame.kind is not FrameKind.PING:
+            raise WireFault(f"a {frame.kind.name} frame from a server")
+        return True
+
+    def _receive(self, frame: Frame) -> None:
+        exchange = self._pending.get(frame.segment)
+        if self._layout is None or frame.layout != self._number or exchange is None:
+            raise WireFault(f"a chunk of segment {frame.segment}, which is not under way")
+        number = self._layout.check(frame)
+        if frame.round != exchange.round or number not in exchange.missing:
+            raise WireFault(
+                f"chunk {number} of segment {frame.segment} for round {frame.round}: it is not due"
+            )
+        self._stream.read_into(exchange.memory[frame.offset : frame.offset + frame.length])
+        exchange.missing.discard(number)
+        if exchange.missing:
+            return
+        with self._lock:
+            mine = self._pending.pop(frame.segment, None)
+        if mine is not None:
+            mine.done(None)
+
+    def _lost(self, error: Exception) -> None:
+        with self._lock:
+            ended = self._over and not self._pending
+            self._over = True
+        if not ended:
+            self._fail(f"{self.address.name} is gone: {error}")
+
+    def _fail(self, reason: str) -> None:
+        self._on_failure(reason)
+        self.abort(reason)
+
+    def abort(self, reason: str) -> None:
+        """End the link, telling the server why; whoever waits for a segment gets an error. Idempotent."""
+        with self._lock:
+            self._over = True
+            pending = list(self._pending.values())
+            self._pending.clear()
+        self._outbox.abort(reason)
+        for exchange in pending:
+            exchange.done(CommunicationFailed(reason))
+
+    def finish(self) -> None:
+        """Say goodbye; nothing is under way."""
+        with self._lock:
+            self._over = True
+        self._outbox.finish()
+
+    def close(self, within_s: float = 2.0) -> None:
+        """Wait for both threads after ``finish`` or ``abort``, and close the connection."""
+        self._outbox.join(within_s)
+        if self._thread is not threading.current_thread():
+            self._thread.join(within_s)
+        self._outbox.drop()
+        self._outbox.join(1.0)
+        if self._thread is not threading.current_thread():
+            self._thread.join(1.0)
+        with contextlib.suppress(OSError):
+            self._stream.close()

@@ -1,0 +1,179 @@
+"""What users may say about parameter servers: how consistent, where they are, and who may call them."""
+
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pace.errors import InvalidOptions
+from pace.runtime.parameter_server.link import ServerAddress
+from pace.runtime.parameter_server.server import is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Bounded staleness: no worker computes while it is more than `clocks` steps ahead of the slowest.
+
+    ``Stale(0)`` is bulk-synchronous.
+    """
+
+    clocks: int
+
+    def __post_init__(self) -> None:
+        """Refuse what is no count.
+
+        Raises
+        ------
+        InvalidOptions
+            When `clocks` is no whole number of at least 0.
+        """
+        if type(self.clocks) is not int or not 0 <= self.clocks < 1 << 31:
+            raise InvalidOptions(f"Stale({self.clocks!r}): a whole number of at least 0 is needed")
+
+
+Consistency = Literal["sync", "async"] | Stale
+Servers = Literal["colocated"] | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """How to reach parameter servers, checked.
+
+    Attributes
+    ----------
+    servers
+        "colocated", or HOST:PORT of each.
+    token
+        What workers and servers must both know.
+    deterministic
+        Whether sums are added in the order of ranks.
+    pacing_bytes_per_s
+        How fast either end of a connection sends; None for no limit.
+    ssl_context
+        TLS of the connections; None for connections in the clear.
+    """
+
+    servers: Literal["colocated"] | tuple[str, ...]
+    token: str | None = None
+    deterministic: bool = False
+    pacing_bytes_per_s: float | None = None
+    ssl_context: ssl.SSLContext | None = None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        return {
+            "servers": self.servers if self.servers == "colocated" else list(self.servers),
+            "deterministic": self.deterministic,
+            "pacing_bytes_per_s": self.pacing_bytes_per_s,
+            "TLS": self.ssl_context is not None,
+        }
+
+
+def read_options(
+    servers: Any,
+    token: Any,
+    *,
+    deterministic: Any = False,
+    pacing_bytes_per_s: Any = None,
+    ssl_context: Any = None,
+) -> ServerOptions:
+    """Check what the user gave, and take from the environment what is missing.
+
+    PACE_PS_SERVERS names servers, separated by commas, or is "colocated"; PACE_PS_TOKEN is the token.
+
+    Raises
+    ------
+    InvalidOptions
+        Names the argument and what is allowed. Tokens are never shown.
+    """
+    if servers is None:
+        found = os.environ.get("PACE_PS_SERVERS") or "colocated"
+        servers = found if found == "colocated" else found.split(",")
+    if servers != "colocated":
+        if isinstance(servers, str) or not isinstance(servers, Sequence) or not servers:
+            raise InvalidOptions(f"servers is {servers!r}; 'colocated' or a list of HOST:PORT is needed")
+        servers = tuple(servers)
+        for place in servers:
+            parse_address(place, "")
+    token = os.environ.get("PACE_PS_TOKEN") or None if token is None else token
+    if token is not None and (not isinstance(token, str) or not token):
+        raise InvalidOptions(f"token is of type {type(token).__name__}; a text that is not empty is needed")
+    if token is None and servers != "colocated":
+        for place in servers:
+            if not is_loopback(parse_address(place, "").host):
+                raise InvalidOptions(
+                    f"the server {place} is on another machine: give a token, or set PACE_PS_TOKEN"
+                )
+    if not isinstance(deterministic, bool):
+        raise InvalidOptions(f"deterministic is {deterministic!r}; True or False is needed")
+    rate = pacing_bytes_per_s
+    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or rate <= 0):
+        raise InvalidOptions(f"pacing_bytes_per_s is {rate!r}; a positive number is needed")
+    if ssl_context is not None and not isinstance(ssl_context, ssl.SSLContext):
+        raise InvalidOptions(
+            f"ssl_context is of type {type(ssl_context).__name__}; an ssl.SSLContext is needed"
+        )
+    if ssl_context is not None and servers == "colocated":
+        raise InvalidOptions("ssl_context is for servers of their own: colocated ones have no certificate")
+    return ServerOptions(
+        servers=servers,
+        token=token,
+        deterministic=deterministic,
+        pacing_bytes_per_s=None if rate is None else float(rate),
+        ssl_context=ssl_context,
+    )
+
+
+def read_token(file: Path | None) -> str | None:
+    """Return the token in a file, or the environment's PACE_PS_TOKEN; None where there is neither.
+
+    Raises
+    ------
+    InvalidOptions
+        When the file holds none.
+    """
+    if file is None:
+        return os.environ.get("PACE_PS_TOKEN") or None
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOptions(f"{file}: the token cannot be read: {error}") from error
+    if not token:
+        raise InvalidOptions(f"{file}: there is no token in it")
+    return token
+
+
+def parse_address(place: object, name: str) -> ServerAddress:
+    """Read HOST:PORT, or [HOST]:PORT for IPv6.
+
+    Raises
+    ------
+    InvalidOptions
+        When it is none.
+    """
+    host, colon, port = place.rpartition(":") if isinstance(place, str) else ("", "", "")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise InvalidOptions(f"server {place!r}: HOST:PORT is needed, as in 10.0.0.5:7070")
+    return ServerAddress(host=host.strip("[]"), port=int(port), name=name)
+
+
+def own_host(token: str | None) -> str:
+    """Return the address under which other ranks reach a server of this process.
+
+    PACE_PS_HOST says it. Without a token it is this machine alone.
+    """
+    named = os.environ.get("PACE_PS_HOST")
+    if named:
+        return named
+    master = os.environ.get("MASTER_ADDR")
+    if not token or not master:
+        return "127.0.0.1"
+    family, _, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(where)  # sends nothing, but chooses the interface
+        host: str = probe.getsockname()[0]
+        return host

@@ -1,0 +1,203 @@
+"""Connected sockets: their options, and reading and writing whole frames, in the clear or through TLS.
+
+One thread reads a stream and one writes it. Any thread may ``shutdown`` it, which ends both; its owner closes
+it when both are done.
+"""
+
+import contextlib
+import select
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Sequence
+
+from pace.runtime.parameter_server.wire import HEADER_BYTES, Frame, unpack
+
+# Linux's numbers; Python has no names for them before 3.12 or at all.
+_SO_MAX_PACING_RATE = 47
+_TCP_USER_TIMEOUT = 18
+_TCP_NOTSENT_LOWAT = 25
+
+# What the kernel may hold that it has not sent: what comes later is still free to choose.
+NOTSENT_BYTES = 128 << 10
+
+# How often a silent side says that it is alive.
+BEAT_S = 0.5
+
+
+class Stream:
+    """A connection in the clear.
+
+    Parameters
+    ----------
+    connection
+        Connected; belongs to the stream from now on.
+    silence_s
+        How long the other end may say nothing before it counts as dead.
+    notsent_bytes
+        A new chunk is chosen only while the kernel holds fewer bytes that it has not sent.
+    """
+
+    def __init__(
+        self, connection: socket.socket, *, silence_s: float, notsent_bytes: int = NOTSENT_BYTES
+    ) -> None:
+        self._socket = connection
+        self.silence_s = silence_s
+        self._header = bytearray(HEADER_BYTES)
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, notsent_bytes)
+        self.set_silence(silence_s)
+        self._writable = select.poll()
+        self._writable.register(connection, select.POLLOUT)
+
+    def set_silence(self, silence_s: float) -> None:
+        """Change how long the other end may say nothing."""
+        self.silence_s = silence_s
+        whole = int(silence_s)
+        limit = struct.pack("@ll", whole, int((silence_s - whole) * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, int(silence_s * 1e3))
+
+    def set_pacing(self, bytes_per_s: float) -> None:
+        """Let the kernel send no faster than this, so that no queue forms where nobody can reorder it."""
+        rate = min(int(bytes_per_s), (1 << 32) - 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+
+    def read(self) -> Frame:
+        """Read the next frame's header.
+
+        Raises
+        ------
+        WireFault
+            When it is no frame.
+        EOFError, TimeoutError, OSError
+            When the other end is gone or says nothing.
+        """
+        self.read_into(memoryview(self._header))
+        return unpack(self._header)
+
+    def read_payload(self, length: int) -> bytearray:
+        """Read a payload whose length was checked."""
+        payload = bytearray(length)
+        self.read_into(memoryview(payload))
+        return payload
+
+    def read_into(self, view: memoryview) -> None:
+        """Fill a view; see ``read``."""
+        position = 0
+        while position < len(view):
+            count = self._receive(view[position:])
+            if count == 0:
+                raise EOFError("the connection ended")
+            position += count
+
+    def _receive(self, view: memoryview) -> int:
+        try:
+            return self._socket.recv_into(view)
+        except BlockingIOError:
+            raise TimeoutError(f"no sign of life for {self.silence_s:g} s") from None
+
+    def wait_writable(self) -> None:
+        """Wait until the kernel has little left to send: then is the time to choose what goes next."""
+        while not self._writable.poll(1000):
+            pass
+
+    def write(self, frame: Frame, payload: memoryview | bytes | None = None) -> None:
+        """Write a frame and its payload whole."""
+        parts = [memoryview(frame.pack())]
+        if payload is not None and len(payload):
+            parts.append(memoryview(payload))
+        while parts:
+            sent = self._send(parts)
+            if sent == 0:
+                self.wait_writable()
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts.pop(0))
+            if sent:
+                parts[0] = parts[0][sent:]
+
+    def _send(self, parts: Sequence[memoryview]) -> int:
+        try:
+            return self._socket.sendmsg(parts, [], socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+
+    def shutdown(self) -> None:
+        """End both directions; whoever reads or writes gets an error. Idempotent, from any thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def end_writing(self) -> None:
+        """Tell the other end that nothing more comes; what it sends can still be read."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Give the descriptor back; nobody reads or writes any more."""
+        self._socket.close()
+
+
+class TlsStream(Stream):
+    """A connection through TLS, whose state only one thread may touch at a time."""
+
+    def __init__(
+        self, connection: ssl.SSLSocket, *, silence_s: float, notsent_bytes: int = NOTSENT_BYTES
+    ) -> None:
+        super().__init__(connection, silence_s=silence_s, notsent_bytes=notsent_bytes)
+        connection.setblocking(False)
+        self._tls = connection
+        self._lock = threading.Lock()
+        self._readable = select.poll()
+        self._readable.register(connection, select.POLLIN)
+
+    def _receive(self, view: memoryview) -> int:
+        while True:
+            with self._lock:
+                try:
+                    return self._tls.recv_into(view)
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    pass
+                except ssl.SSLEOFError:
+                    return 0
+            if not self._readable.poll(self.silence_s * 1e3):
+                raise TimeoutError(f"no sign of life for {self.silence_s:g} s")
+
+    def _send(self, parts: Sequence[memoryview]) -> int:
+        with self._lock:
+            try:
+                return self._tls.send(parts[0])
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return 0
+
+    def end_writing(self) -> None:
+        """Leave it to ``shutdown``: TLS has no half-closed connections."""
+
+
+def stream_of(
+    connection: socket.socket,
+    context: ssl.SSLContext | None,
+    *,
+    silence_s: float,
+    server_name: str | None = None,
+    notsent_bytes: int = NOTSENT_BYTES,
+) -> Stream:
+    """Make a stream of a connected socket, which is closed when that fails.
+
+    Parameters
+    ----------
+    server_name
+        The server that this side connected to; None on the side that accepted.
+    """
+    try:
+        if context is None:
+            return Stream(connection, silence_s=silence_s, notsent_bytes=notsent_bytes)
+        connection.settimeout(silence_s)
+        secured = context.wrap_socket(
+            connection, server_side=server_name is None, server_hostname=server_name
+        )
+        return TlsStream(secured, silence_s=silence_s, notsent_bytes=notsent_bytes)
+    except BaseException:
+        connection.close()
+        raise

@@ -1,0 +1,265 @@
+"""Parameter servers as a transport: a segment's sum is its push, the servers' addition, and its pull.
+
+Control messages, signs of life and the start go over torch.distributed, as for all-reduces.
+"""
+
+import json
+import secrets
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pace.errors import CommunicationFailed, InvalidOptions, PaceError
+from pace.runtime.parameter_server.handshake import Greeting
+from pace.runtime.parameter_server.layout import Layout, memory_of, segment_of
+from pace.runtime.parameter_server.link import PushPullCall, ServerAddress, ServerLink
+from pace.runtime.parameter_server.options import ServerOptions, own_host, parse_address
+from pace.runtime.parameter_server.server import Server
+from pace.runtime.parameter_server.streams import NOTSENT_BYTES
+from pace.runtime.parameter_server.wire import FrameKind
+from pace.runtime.transports.gloo import GlooTransport
+from pace.runtime.transports.transport import After, Done, SegmentCall, Sequencing
+from pace.solver.least_bytes import least_bytes_servers
+
+# A process whose interpreter is held for a second is not dead, so silence is not taken for death at once.
+_LONGEST_SILENCE_S = 30.0
+_SHORTEST_SILENCE_S = 1.25
+
+
+class PushPullTransport(GlooTransport):
+    """Sums tensors in the host's memory on parameter servers.
+
+    Segments are matched by their number in the plan, so ranks may push in any order.
+
+    Parameters
+    ----------
+    prepare
+        Checks the user's arguments; what it raises on one rank, all ranks raise.
+    notsent_bytes
+        How much the kernel may hold unsent for a server: the credit of a link.
+
+    Raises
+    ------
+    InvalidOptions
+        On every rank, when arguments are wrong on one, or differ.
+    CommunicationFailed
+        On every rank, when one cannot reach a server.
+    """
+
+    sequencing: Sequencing = "keyed"
+
+    def __init__(
+        self,
+        prepare: Any,
+        *,
+        timeout_s: float,
+        process_group: dist.ProcessGroup | None = None,
+        notsent_bytes: int = NOTSENT_BYTES,
+    ) -> None:
+        self._failure: str | None = None
+        self._state = threading.Lock()
+        self._links: list[ServerLink] = []
+        self._server: Server | None = None
+        self._places: dict[str, tuple[ServerLink, int]] = {}
+        self._rounds: dict[str, int] = {}
+        self._shut = False
+        # How long this rank's server goes on for others once this rank has left.
+        self.serve_on_s = 0.0
+        super().__init__(timeout_s=timeout_s, process_group=process_group)
+        self._timeout_s = timeout_s
+        self._notsent_bytes = notsent_bytes
+        try:
+            self._open(prepare)
+        except BaseException as error:
+            told = isinstance(error, PaceError) and not isinstance(error, CommunicationFailed)
+            if self.peers is not None and told:
+                self.peers.close(type(error).__name__)
+            self.close(failed=not told)
+            if self.peers is not None:
+                if not told:
+                    self.peers.linger()
+                self.peers.release()
+            raise
+
+    def _open(self, prepare: Any) -> None:
+        options: ServerOptions | None = None
+        mine: dict[str, Any] = {}
+        try:
+            options = prepare()
+            assert options is not None
+            mine = {"backend": "ps", "options": options.shown}
+            if self.rank == 0:
+                mine["secret"] = secrets.token_hex(16)
+        except Exception as error:  # whatever it is, the other ranks must not wait for this one
+            mine = {"backend": "ps", "error": str(error) or type(error).__name__}
+        all_ = self._agree(mine)
+        assert options is not None
+        for rank, each in enumerate(all_):
+            if each["options"] != all_[0]["options"]:
+                raise InvalidOptions(
+                    f"the arguments differ between ranks: {all_[0]['options']} on rank 0 and"
+                    f" {each['options']} on rank {rank}"
+                )
+        self.deterministic = options.deterministic
+        # Over loopback too: other users of the machine are no workers of this job.
+        job: str = all_[0]["secret"]
+        token = options.token or (job if options.servers == "colocated" else None)
+        addresses = self._addresses(options, token)
+        mine = {}
+        try:
+            self._link_up(addresses, options, token, job)
+        except Exception as error:  # as above
+            mine = {"error": str(error)}
+        self._agree(mine, CommunicationFailed)
+
+    def _agree(self, mine: dict[str, Any], kind: type[PaceError] = InvalidOptions) -> list[dict[str, Any]]:
+        """Gather what ranks say; all raise alike where one says an error."""
+        replies: list[dict[str, Any]] = [json.loads(each) for each in self.gather(json.dumps(mine).encode())]
+        other = next(
+            (rank for rank, each in enumerate(replies) if "backend" in mine and "backend" not in each), None
+        )
+        if other is not None:
+            raise InvalidOptions(f"the arguments differ between ranks: rank {other} has another backend")
+        errors = {rank: each["error"] for rank, each in enumerate(replies) if "error" in each}
+        if errors:
+            alike = len(errors) == self.size and len(set(errors.values())) == 1
+            if alike:
+                raise kind(next(iter(errors.values())))
+            raise kind("; ".join(f"rank {rank}: {error}" for rank, error in list(errors.items())[:5]))
+        return replies
+
+    def _addresses(self, options: ServerOptions, token: str | None) -> list[ServerAddress]:
+        if options.servers != "colocated":
+            return [
+                parse_address(place, f"server {number} ({place})")
+                for number, place in enumerate(options.servers)
+            ]
+        mine: dict[str, Any] = {}
+        try:
+            host = own_host(options.token)
+            self._server = Server(host, workers=self.size, token=token)
+            mine = {"host": host, "port": self._server.port}
+        except (PaceError, OSError) as error:
+            mine = {"error": str(error)}
+        return [
+            ServerAddress(host=each["host"], port=each["port"], name=f"the server of rank {rank}")
+            for rank, each in enumerate(self._agree(mine))
+        ]
+
+    def _link_up(
+        self, addresses: Sequence[ServerAddress], options: ServerOptions, token: str | None, job: str
+    ) -> None:
+        silence_s = min(max(self._timeout_s / 4, _SHORTEST_SILENCE_S), _LONGEST_SILENCE_S)
+        for number, address in enumerate(addresses):
+            own = self._server is not None and number == self.rank
+            pacing = None if own else options.pacing_bytes_per_s
+            greeting = Greeting(
+                job=job, rank=self.rank, size=self.size, silence_s=silence_s, pacing_bytes_per_s=pacing
+            )
+            link = ServerLink(
+                address,
+                greeting,
+                token=token,
+                on_failure=self._fail,
+                within_s=self._timeout_s,
+                pacing_bytes_per_s=pacing,
+                ssl_context=options.ssl_context,
+                notsent_bytes=self._notsent_bytes,
+            )
+            self._links.append(link)
+        self.num_servers = len(self._links)
+
+    def prepare(
+        self, calls: Sequence[SegmentCall], *, weights: bool = False, staleness: int | None = None
+    ) -> None:
+        """Place the segments of a plan on the servers; every rank calls it alike, with nothing under way.
+
+        Parameters
+        ----------
+        weights
+            Whether servers hold weights, and not sums.
+        staleness
+            See ``Layout``.
+        """
+        segments = [segment_of(call.tensor, call.turn) for call in calls]
+        placed = least_bytes_servers([segment.size_bytes for segment in segments], len(self._links))
+        servers = [
+            server if call.link is None else call.link for call, server in zip(calls, placed, strict=True)
+        ]
+        self._places, self._rounds = {}, {}
+        for number, link in enumerate(self._links):
+            held = [at for at, server in enumerate(servers) if server == number]
+            layout = Layout(
+                segments=tuple(segments[at] for at in held),
+                purpose="weights" if weights else "sum",
+                staleness=staleness,
+                deterministic=self.deterministic,
+            )
+            link.announce(layout)
+            for place, at in enumerate(held):
+                self._places[calls[at].name] = link, place
+                self._rounds[calls[at].name] = 0
+
+    def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
+        """Start to push, sum and pull a segment; see ``Transport``."""
+        if name not in self._places:  # what is measured, and in no plan
+            return super().allreduce(segment, name, done, after)
+        self._rounds[name] += 1
+        self._start(segment, name, FrameKind.PUSH, done, after)
+        return None
+
+    def seed(self, segment: torch.Tensor, name: str, done: Done) -> None:
+        """Give a server its first weights; rank 0 alone does."""
+        self._start(segment, name, FrameKind.SEED, done, None)
+
+    def _start(
+        self, segment: torch.Tensor, name: str, kind: FrameKind, done: Done, after: After | None
+    ) -> None:
+        if self._failure is not None:
+            raise CommunicationFailed(self._failure)
+
+        def complete(error: BaseException | None) -> None:
+            if error is None and after is not None:
+                try:
+                    after()
+                except Exception as raised:  # whatever it is, waiting threads receive it
+                    error = raised
+            done(error)
+
+        link, place = self._places[name]
+        link.start(
+            PushPullCall(
+                segment=place, round=self._rounds[name], memory=memory_of(segment), done=complete, kind=kind
+            )
+        )
+
+    def _fail(self, reason: str) -> None:
+        with self._state:
+            if self._failure is not None:
+                return
+            self._failure = reason
+        # The other servers pass the reason on, so that nobody takes this rank for the culprit.
+        for link in list(self._links):
+            link.abort(reason)
+        if self._server is not None:
+            for session in list(self._server.sessions.values()):
+                session.abort(reason)
+
+    def close(self, *, failed: bool) -> None:
+        """End links and this rank's server, then what ``GlooTransport`` closes."""
+        if not self._shut:
+            self._shut = True
+            if failed or self._failure is not None:
+                self._fail(f"rank {self.rank} has given up")
+            for link in self._links:
+                link.finish()
+            for link in self._links:
+                link.close()
+            if self._server is not None:
+                if self._failure is None:
+                    self._server.wait_for_ends(self.serve_on_s)
+                self._server.close(reason=self._failure)
+        super().close(failed=failed)

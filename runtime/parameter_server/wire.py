@@ -1,0 +1,128 @@
+"""The wire between workers and servers: frames of 32 bytes, each with a payload of known length.
+
+Nothing here is pickled, and no length is believed before it is checked: every kind of frame has a largest
+payload, and tensors' chunks have exactly the length that the layout says.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pace.errors import PaceError
+
+MAGIC = b"PACE"
+VERSION = 1
+HEADER_BYTES = 32
+_HEADER = struct.Struct("!4sBBHIIQII")
+assert _HEADER.size == HEADER_BYTES
+
+# A chunk is what one write to a socket carries, so the next choice is never further away than one of them.
+CHUNK_BYTES = 64 << 10
+
+
+class FrameKind(IntEnum):
+    """What a frame says."""
+
+    CHALLENGE = 1
+    HELLO = 2
+    WELCOME = 3
+    LAYOUT = 4
+    PUSH = 5
+    PULL = 6
+    SEED = 7
+    PING = 8
+    ABORT = 9
+    BYE = 10
+
+
+_TENSOR_KINDS = frozenset({FrameKind.PUSH, FrameKind.PULL, FrameKind.SEED})
+
+LARGEST_PAYLOAD_BYTES = {
+    FrameKind.CHALLENGE: 64,
+    FrameKind.HELLO: 4096,
+    FrameKind.WELCOME: 64,
+    FrameKind.LAYOUT: 64 << 20,
+    FrameKind.PUSH: 1 << 20,
+    FrameKind.PULL: 1 << 20,
+    FrameKind.SEED: 1 << 20,
+    FrameKind.PING: 0,
+    FrameKind.ABORT: 4096,
+    FrameKind.BYE: 0,
+}
+
+
+class WireFault(PaceError):
+    """Bytes from the other end that break the protocol; the connection is closed and its peer named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What precedes a payload.
+
+    Attributes
+    ----------
+    layout
+        Number of the layout that `segment` is counted in.
+    round
+        How often this segment was exchanged, this time included; 0 for a seed.
+    segment
+        Its number among those that the server holds.
+    offset, length
+        The part of the segment, or the length of another payload, in bytes.
+    turn
+        Its place in the sender's order; smaller goes first.
+    """
+
+    kind: FrameKind
+    layout: int = 0
+    round: int = 0
+    segment: int = 0
+    offset: int = 0
+    length: int = 0
+    turn: int = 0
+
+    def pack(self) -> bytes:
+        """Return the frame's 32 bytes."""
+        return _HEADER.pack(
+            MAGIC,
+            VERSION,
+            self.kind,
+            self.layout,
+            self.round,
+            self.segment,
+            self.offset,
+            self.length,
+            self.turn,
+        )
+
+    @property
+    def carries_tensor(self) -> bool:
+        """Whether the payload is part of a segment."""
+        return self.kind in _TENSOR_KINDS
+
+
+def unpack(header: bytes | bytearray | memoryview) -> Frame:
+    """Read a frame's 32 bytes.
+
+    Raises
+    ------
+    WireFault
+        When they are no frame of this version, or announce more than such a frame may carry.
+    """
+    magic, version, kind, layout, round_, segment, offset, length, turn = _HEADER.unpack(header)
+    if magic != MAGIC:
+        raise WireFault(f"a frame begins with {magic!r}; {MAGIC!r} was expected")
+    if version != VERSION:
+        raise WireFault(f"a frame is of version {version}; {VERSION} was expected")
+    try:
+        known = FrameKind(kind)
+    except ValueError:
+        raise WireFault(f"a frame is of unknown kind {kind}") from None
+    if length > LARGEST_PAYLOAD_BYTES[known]:
+        raise WireFault(
+            f"a {known.name} frame announces {length:,} bytes; at most {LARGEST_PAYLOAD_BYTES[known]:,} are"
+            " allowed"
+        )
+    return Frame(
+        kind=known, layout=layout, round=round_, segment=segment, offset=offset, length=length, turn=turn
+    )
