@@ -15,7 +15,7 @@ from pace.errors import InvalidOptions
 
 app = typer.Typer(no_args_is_help=True, help="Make a profile from what another tool recorded.")
 
-Clock = Literal["auto", "device", "host"]
+Clock = Literal["auto", "hybrid", "device", "host"]
 
 Source = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True)]
 Sources = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, readable=True)]
