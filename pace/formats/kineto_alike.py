@@ -10,14 +10,14 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any
 
-from pace.formats.kineto_records import ROUNDING_S, RecordedOp, RecordedStep
+from pace.formats.kineto_records import ROUNDING_S, RecordedOp, KinetoStep
 from pace.formats.kineto_trace import KinetoTrace
 from pace.formats.reading import warn
 
 _MOST_DIFFERENT = 0.1
 
 
-def alike(trace: KinetoTrace, steps: list[RecordedStep]) -> list[RecordedStep]:
+def alike(trace: KinetoTrace, steps: list[KinetoStep]) -> list[KinetoStep]:
     """Return the steps of the most common form; a warning counts the others.
 
     Of equally common forms the last one is the least likely to be warm-up.
@@ -40,7 +40,7 @@ def alike(trace: KinetoTrace, steps: list[RecordedStep]) -> list[RecordedStep]:
     return kept
 
 
-def _reshaped(step: RecordedStep, reference: RecordedStep) -> RecordedStep | None:
+def _reshaped(step: KinetoStep, reference: KinetoStep) -> KinetoStep | None:
     forward = _like(step.forward, reference.forward)
     backward = _like(step.backward, reference.backward)
     if forward is None or backward is None:

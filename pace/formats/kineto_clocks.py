@@ -13,13 +13,13 @@ from typing import Literal
 import numpy as np
 
 from pace.formats.kineto_device import PlacedWork
-from pace.formats.kineto_records import RecordedOp, RecordedStep
+from pace.formats.kineto_records import RecordedOp, KinetoStep
 from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall
 
 Clock = Literal["auto", "hybrid", "device", "host"]
 
 
-def choose_clock(clock: Clock, steps: Sequence[RecordedStep], placed: PlacedWork) -> Clock:
+def choose_clock(clock: Clock, steps: Sequence[KinetoStep], placed: PlacedWork) -> Clock:
     """Return the clock that "auto" stands for: what the trace has the most of."""
     if clock == "hybrid" or clock == "auto":
         if not any(op.device_s for step in steps for op in step.backward):
@@ -29,7 +29,7 @@ def choose_clock(clock: Clock, steps: Sequence[RecordedStep], placed: PlacedWork
     return clock
 
 
-def measure_device(steps: Sequence[RecordedStep], placed: PlacedWork, calls: Sequence[RecordedCall]) -> None:
+def measure_device(steps: Sequence[KinetoStep], placed: PlacedWork, calls: Sequence[RecordedCall]) -> None:
     """Follow the device's timeline, and divide it among the ops, the updates and waiting.
 
     Streams are taken together: time when any computes is busy, and counts for the kernel that began it.
@@ -70,7 +70,7 @@ def measure_device(steps: Sequence[RecordedStep], placed: PlacedWork, calls: Seq
 
 
 def _idle(
-    step: RecordedStep, idle_s: float, launched_s: float, start_s: float, reduces: "_Busy", others: "_Busy"
+    step: KinetoStep, idle_s: float, launched_s: float, start_s: float, reduces: "_Busy", others: "_Busy"
 ) -> float:
     """Note why the device was idle before a kernel; return what is no waiting for all-reduces."""
     launched_s = max(launched_s, idle_s)
@@ -115,7 +115,7 @@ def durations(clock: Clock, ops: Sequence[RecordedOp]) -> list[float]:
     return [max(end - op.op.start_s - op.communication_s, 0.0) for op, end in zip(ops, ends, strict=True)]
 
 
-def update_duration(clock: Clock, step: RecordedStep) -> float:
+def update_duration(clock: Clock, step: KinetoStep) -> float:
     """Return how long the update of a step lasted."""
     if clock == "hybrid":
         return step.update_lasting_s
@@ -127,7 +127,7 @@ def update_duration(clock: Clock, step: RecordedStep) -> float:
     return max(span - sum(op.communication_s for op in step.update), 0.0)
 
 
-def wall_durations(clock: Clock, steps: Sequence[RecordedStep]) -> list[float]:
+def wall_durations(clock: Clock, steps: Sequence[KinetoStep]) -> list[float]:
     """Return how long each step took: on the device from end to end, else from one start to the next."""
     if clock == "hybrid":
         return [step.span_s for step in steps]

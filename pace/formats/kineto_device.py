@@ -10,7 +10,7 @@ import bisect
 from dataclasses import dataclass, field
 
 from pace.errors import FormatError
-from pace.formats.kineto_records import COMMUNICATION, UPDATE, Outermost, RecordedOp, RecordedStep
+from pace.formats.kineto_records import COMMUNICATION, UPDATE, Outermost, RecordedOp, KinetoStep
 from pace.formats.kineto_trace import DeviceWork, HostOp, KinetoTrace, Thread
 from pace.formats.reading import warn
 
@@ -52,7 +52,7 @@ def place_device_work(
     trace: KinetoTrace,
     outermost: dict[Thread, Outermost],
     taken: dict[int, RecordedOp],
-    steps: list[RecordedStep],
+    steps: list[KinetoStep],
 ) -> PlacedWork:
     """Give the device's compute to the operators that launched it.
 

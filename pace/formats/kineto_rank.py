@@ -16,7 +16,7 @@ from pace.formats.kineto_clocks import (
     update_duration,
     wall_durations,
 )
-from pace.formats.kineto_records import RecordedGradient, RecordedOp, RecordedStep
+from pace.formats.kineto_records import RecordedGradient, RecordedOp, KinetoStep
 from pace.formats.kineto_steps import recorded_steps
 from pace.formats.kineto_trace import KinetoTrace
 from pace.formats.reading import warn
@@ -43,13 +43,13 @@ class RankTrace:
         self.compute_s = sum(op.duration_s for op in (*self.step.forward, *self.step.backward))
         self.wall_s = wall_durations(self.clock, self.steps)
 
-    def calls_of(self, step: RecordedStep) -> list[RecordedCall]:
+    def calls_of(self, step: KinetoStep) -> list[RecordedCall]:
         """Return the all-reduces that a step issued."""
         return [call for call in self.calls if step.start_s <= call.issued_s < step.end_s]
 
 
 def _with_shapes(
-    trace: KinetoTrace, steps: list[RecordedStep], shapes: ExecutionTrace | None
+    trace: KinetoTrace, steps: list[KinetoStep], shapes: ExecutionTrace | None
 ) -> list[TracedTensor]:
     gradients = steps[-1].gradients
     if shapes is not None:
@@ -72,7 +72,7 @@ def _recorded_tensor(gradient: RecordedGradient) -> TracedTensor | None:
 
 
 def _with_sizes(
-    steps: list[RecordedStep],
+    steps: list[KinetoStep],
     calls: list[RecordedCall],
     gradients: list[TracedTensor],
     shapes: ExecutionTrace | None,

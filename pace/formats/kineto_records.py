@@ -62,7 +62,7 @@ class RecordedGradient:
 
 
 @dataclass(slots=True)
-class RecordedStep:
+class KinetoStep:
     """One step of one rank.
 
     Attributes

@@ -25,7 +25,7 @@ from pace.formats.kineto_records import (
     Outermost,
     RecordedGradient,
     RecordedOp,
-    RecordedStep,
+    KinetoStep,
 )
 from pace.formats.kineto_trace import HostOp, KinetoTrace, Thread
 
@@ -33,7 +33,7 @@ _STEP = re.compile(r"ProfilerStep#?\d+")
 _REDUCE, _REDUCE_NOTE = "c10d::allreduce_", "nccl:all_reduce"
 
 
-def recorded_steps(trace: KinetoTrace) -> tuple[list[RecordedStep], PlacedWork]:
+def recorded_steps(trace: KinetoTrace) -> tuple[list[KinetoStep], PlacedWork]:
     """Return the steps that have a backward pass, and their work on the device.
 
     Raises
@@ -114,8 +114,8 @@ def _step(
     end: float,
     outermost: dict[Thread, Outermost],
     taken: dict[int, RecordedOp],
-) -> RecordedStep:
-    step = RecordedStep(start_s=start, end_s=end)
+) -> KinetoStep:
+    step = KinetoStep(start_s=start, end_s=end)
     inside = {
         thread: lane.ops[bisect.bisect_left(lane.starts, start) : bisect.bisect_left(lane.starts, end)]
         for thread, lane in outermost.items()
@@ -156,7 +156,7 @@ def _main_thread(trace: KinetoTrace, inside: dict[Thread, list[HostOp]], before:
 
 
 def _add_backward(
-    trace: KinetoTrace, step: RecordedStep, backward: list[HostOp], taken: dict[int, RecordedOp]
+    trace: KinetoTrace, step: KinetoStep, backward: list[HostOp], taken: dict[int, RecordedOp]
 ) -> None:
     for op in backward:
         if op.name != BACKWARD + ACCUMULATE:
@@ -178,7 +178,7 @@ def _add_backward(
     _add_shapes(trace, step, backward)
 
 
-def _add_shapes(trace: KinetoTrace, step: RecordedStep, backward: list[HostOp]) -> None:
+def _add_shapes(trace: KinetoTrace, step: KinetoStep, backward: list[HostOp]) -> None:
     starts = [op.start_s for op in backward if op.name == BACKWARD + ACCUMULATE]
     threads = {op.thread for op in backward}
     during = [op for op in _between(trace.ops, step.start_s, step.end_s) if op.thread in threads]
@@ -222,7 +222,7 @@ def _place_communication(
             taken[id(around)].communication_s += op.end_s - op.start_s
 
 
-def _join_forward(trace: KinetoTrace, step: RecordedStep) -> None:
+def _join_forward(trace: KinetoTrace, step: KinetoStep) -> None:
     # An operator carries the number that the next recorded op will get, so the last one to carry it made it.
     place_of = {}
     first, last = step.forward[0].op.start_s, step.forward[-1].op.end_s

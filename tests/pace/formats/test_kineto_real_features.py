@@ -152,12 +152,9 @@ def test_a_clock_of_nanoseconds_is_taken_at_its_word(tmp_path: Path) -> None:
     events = kineto_events()
     for step in range(3):
         at = 1_001_300.5 + 10_000 * step
-        events.append(
-            make_event("cpu_op", "aten::detach", MAIN, at, 1, **{"Sequence number": 100 * step + 11})
-        )
-        events.append(
-            make_event("cuda_runtime", "cudaLaunchKernel", MAIN, at + 0.5, 0.2, correlation=600 + step)
-        )
+        sequence, launched = {"Sequence number": 100 * step + 11}, {"correlation": 600 + step}
+        events.append(make_event("cpu_op", "aten::detach", MAIN, at, 1, **sequence))
+        events.append(make_event("cuda_runtime", "cudaLaunchKernel", MAIN, at + 0.5, 0.2, **launched))
         events.append(make_event("kernel", "k", STREAM, 1_003_900 + 10_000 * step, 7, **launched))
     names = [op.name for op in _read(tmp_path, events).ops]
     assert "fwd/002.detach" in names
