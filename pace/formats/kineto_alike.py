@@ -10,7 +10,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any
 
-from pace.formats.kineto_records import ROUNDING_S, RecordedOp, KinetoStep
+from pace.formats.kineto_records import ROUNDING_S, KinetoStep, RecordedOp
 from pace.formats.kineto_trace import KinetoTrace
 from pace.formats.reading import warn
 

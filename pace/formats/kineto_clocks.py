@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from pace.formats.kineto_device import PlacedWork
-from pace.formats.kineto_records import RecordedOp, KinetoStep
+from pace.formats.kineto_records import KinetoStep, RecordedOp
 from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall
 
 Clock = Literal["auto", "hybrid", "device", "host"]

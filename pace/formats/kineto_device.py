@@ -10,7 +10,7 @@ import bisect
 from dataclasses import dataclass, field
 
 from pace.errors import FormatError
-from pace.formats.kineto_records import COMMUNICATION, UPDATE, Outermost, RecordedOp, KinetoStep
+from pace.formats.kineto_records import COMMUNICATION, UPDATE, KinetoStep, Outermost, RecordedOp
 from pace.formats.kineto_trace import DeviceWork, HostOp, KinetoTrace, Thread
 from pace.formats.reading import warn
 

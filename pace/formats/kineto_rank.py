@@ -16,7 +16,7 @@ from pace.formats.kineto_clocks import (
     update_duration,
     wall_durations,
 )
-from pace.formats.kineto_records import RecordedGradient, RecordedOp, KinetoStep
+from pace.formats.kineto_records import KinetoStep, RecordedGradient, RecordedOp
 from pace.formats.kineto_steps import recorded_steps
 from pace.formats.kineto_trace import KinetoTrace
 from pace.formats.reading import warn

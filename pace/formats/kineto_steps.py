@@ -22,10 +22,10 @@ from pace.formats.kineto_records import (
     COMMUNICATION,
     ROUNDING_S,
     UPDATE,
+    KinetoStep,
     Outermost,
     RecordedGradient,
     RecordedOp,
-    KinetoStep,
 )
 from pace.formats.kineto_trace import HostOp, KinetoTrace, Thread
 
