@@ -21,7 +21,7 @@ from pace.cli.console import (
     make_table,
 )
 from pace.cli.push_pull import cluster_of, describe_exchange
-from pace.cli.reporting import reported
+from pace.cli.reporting import reported, warn_if_misleading
 from pace.documents.base import explain
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options, Risk
@@ -68,6 +68,7 @@ def optimize(
 
     with reported():
         loaded = load_profile(profile)
+        warn_if_misleading(loaded)
         if exchange == "ps":
             allreduce_only = (oracle != "jackson", target != "pace", slot_s, max_segment_bytes, scenarios)
             if any(allreduce_only) or timeline or plot or write_lp:

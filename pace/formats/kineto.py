@@ -12,6 +12,7 @@ from pace.formats.kineto_clocks import Clock
 from pace.formats.kineto_rank import RankTrace
 from pace.formats.kineto_report import described, replayed
 from pace.formats.kineto_trace import read_kineto_trace
+from pace.formats.parameters import read_parameters
 from pace.formats.recorded_collectives import cost_samples
 from pace.formats.training_step import profile_of_step
 
@@ -23,6 +24,7 @@ def read_kineto(
     workers: int | None = None,
     allreduce: AllReduce | None = None,
     clock: Clock = "auto",
+    parameters: str | Path | None = None,
     name: str | None = None,
 ) -> Profile:
     """Make a profile from one or several ranks' traces of the same run.
@@ -43,6 +45,9 @@ def read_kineto(
         "hybrid": as long as its kernels and the device's idle time that is no waiting for all-reduces, so
         that a job bound by its host is predicted as such. "auto": hybrid if there are kernels and the calls
         that launched them, else what there is.
+    parameters
+        The parameters' shapes and types in the order of definition (``pace.formats.parameters``), for
+        gradients whose sizes were not recorded.
 
     Raises
     ------
@@ -52,7 +57,8 @@ def read_kineto(
     if not paths:
         raise InvalidOptions("no Kineto trace given")
     shapes = None if execution_trace is None else read_execution_trace(execution_trace)
-    ranks = [RankTrace(read_kineto_trace(path), shapes, clock) for path in paths]
+    listed = None if parameters is None else read_parameters(parameters)
+    ranks = [RankTrace(read_kineto_trace(path), shapes, clock, listed) for path in paths]
     slowest = max(ranks, key=lambda rank: rank.compute_s)
     trace, step = slowest.trace, slowest.step
     samples = cost_samples([rank.calls for rank in ranks])

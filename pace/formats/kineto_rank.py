@@ -2,6 +2,7 @@
 
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from pace.formats.kineto_clocks import (
 from pace.formats.kineto_records import KinetoStep, RecordedGradient, RecordedOp
 from pace.formats.kineto_steps import recorded_steps
 from pace.formats.kineto_trace import KinetoTrace
+from pace.formats.parameters import in_ready_order
 from pace.formats.reading import warn
 from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall, recorded_calls
 from pace.formats.training_step import StepGradient, StepOp, TrainingStep
@@ -27,7 +29,13 @@ from pace.formats.training_step import StepGradient, StepOp, TrainingStep
 class RankTrace:
     """One rank's trace worked out: its median step and its all-reduces."""
 
-    def __init__(self, trace: KinetoTrace, shapes: ExecutionTrace | None, clock: Clock) -> None:
+    def __init__(
+        self,
+        trace: KinetoTrace,
+        shapes: ExecutionTrace | None,
+        clock: Clock,
+        parameters: Sequence[TracedTensor] | None = None,
+    ) -> None:
         self.trace = trace
         every, self.placed = recorded_steps(trace)
         collectives = recorded_calls(trace)
@@ -35,7 +43,7 @@ class RankTrace:
         self.clock = choose_clock(clock, every, self.placed)
         self.steps = alike(trace, every)
         self.dropped_steps = len(every) - len(self.steps)
-        self.gradients = _with_shapes(trace, self.steps, shapes)
+        self.gradients = _with_shapes(trace, self.steps, shapes, parameters)
         reduces = [call for call in collectives if call.name == ALL_REDUCE]
         self.others = Counter(call.name for call in collectives if call.name != ALL_REDUCE)
         self.calls = _with_sizes(self.steps, reduces, self.gradients, shapes)
@@ -49,18 +57,23 @@ class RankTrace:
 
 
 def _with_shapes(
-    trace: KinetoTrace, steps: list[KinetoStep], shapes: ExecutionTrace | None
+    trace: KinetoTrace,
+    steps: list[KinetoStep],
+    shapes: ExecutionTrace | None,
+    parameters: Sequence[TracedTensor] | None,
 ) -> list[TracedTensor]:
     gradients = steps[-1].gradients
     if shapes is not None:
         return shapes.gradients_like([gradient.record for gradient in gradients])
     found = [_recorded_tensor(gradient) for gradient in gradients]
+    if parameters is not None and None in found:
+        return in_ready_order(trace.path, parameters, len(gradients))
     missing = sum(tensor is None for tensor in found)
     if missing:
         raise FormatError(
             trace.path,
             f"the sizes of {missing} of {len(gradients)} gradients were not recorded: give the execution "
-            "trace of the same workload, or record with record_shapes=True",
+            "trace of the same workload, the list of parameters, or record with record_shapes=True",
         )
     return [tensor for tensor in found if tensor is not None]
 

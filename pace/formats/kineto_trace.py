@@ -13,32 +13,13 @@ from typing import Any
 from pace.documents.profile import ELEMENT_BYTES, DType
 from pace.errors import FormatError
 from pace.formats.reading import number, read_json_before, stream_json
+from pace.formats.tensor_types import DTYPES, elements_of
 
 Thread = tuple[int | str, int | str]
 
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver"}
 _MODULE = "nn.Module: "
-
-# The names that profilers and execution traces give to element types.
-DTYPES: dict[str, DType] = {
-    "float": "float32",
-    "double": "float64",
-    "half": "float16",
-    "c10::half": "float16",
-    "bfloat16": "bfloat16",
-    "c10::bfloat16": "bfloat16",
-    "long": "int64",
-    "long int": "int64",
-    "int": "int32",
-    "short": "int16",
-    "short int": "int16",
-    "char": "int8",
-    "signed char": "int8",
-    "byte": "uint8",
-    "unsigned char": "uint8",
-    "bool": "bool",
-}
 
 
 @dataclass(slots=True)
@@ -244,18 +225,6 @@ def _tensor(arguments: dict[str, Any]) -> tuple[int | None, DType | None]:
     dtype = DTYPES.get(str(types[0]).lower())
     elements = elements_of(dims[0])
     return (None, None) if dtype is None or elements is None else (elements * ELEMENT_BYTES[dtype], dtype)
-
-
-def elements_of(shape: object) -> int | None:
-    """Return the number of elements of a shape, or None if it is no list of sizes."""
-    if not isinstance(shape, list):
-        return None
-    elements = 1
-    for size in shape:
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            return None
-        elements *= size
-    return elements if elements < 2**60 else None
 
 
 def _collective(arguments: dict[str, Any]) -> Collective | None:
