@@ -8,6 +8,7 @@ import typer
 
 from pace.cli.check import check
 from pace.cli.fabric import app as fabric_app
+from pace.cli.headroom import headroom
 from pace.cli.imports import app as import_app
 from pace.cli.imports import fit
 from pace.cli.keys import app as keys_app
@@ -30,5 +31,5 @@ app.add_typer(import_app, name="import")
 app.add_typer(fabric_app, name="fabric")
 app.add_typer(keys_app, name="keys")
 app.command("fit-overhead")(fit_overhead)
-for command in (fit, what_if, predict, optimize, check, simulate, model, submit, serve):
+for command in (fit, headroom, what_if, predict, optimize, check, simulate, model, submit, serve):
     app.command()(command)
