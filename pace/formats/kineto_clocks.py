@@ -48,9 +48,11 @@ def measure_device(steps: Sequence[KinetoStep], placed: PlacedWork, calls: Seque
             if kernel.step is not None:
                 busy_until -= max(launch - steps[kernel.step].start_s, 0.0)
         if kernel.step is not None:
+            step = steps[kernel.step]
             if began is None:
                 began = busy_until
-            step = steps[kernel.step]
+                # A device behind its host is still busy with earlier steps when the first one begins.
+                step.span_is_whole = not placed.early
             lasting = max(kernel.end_s - max(busy_until, kernel.start_s), 0.0)
             if kernel.start_s > busy_until:
                 lasting += _idle(step, busy_until, launch, kernel.start_s, reduces, others)
@@ -130,7 +132,8 @@ def update_duration(clock: Clock, step: KinetoStep) -> float:
 def wall_durations(clock: Clock, steps: Sequence[KinetoStep]) -> list[float]:
     """Return how long each step took: on the device from end to end, else from one start to the next."""
     if clock == "hybrid":
-        return [step.span_s for step in steps]
+        whole = [step.span_s for step in steps if step.span_is_whole]
+        return whole or [step.span_s for step in steps]
     periods = [after.start_s - before.start_s for before, after in pairwise(steps)]
     own = [step.end_s - step.start_s for step in steps]
     # A step that was left out lies between two that were kept: then only the step itself counts.

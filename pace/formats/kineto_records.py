@@ -94,6 +94,7 @@ class KinetoStep:
     copies_s: float = 0.0
     update_lasting_s: float = 0.0
     span_s: float = 0.0
+    span_is_whole: bool = True
     host_s: float = 0.0
     exposed_s: float = 0.0
     fixed_s: float = 0.0
