@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from pace.cli.console import JsonOption, write_profile
+from pace.cli.console import JsonOption, question_tflops, write_profile
 from pace.cli.reporting import reported
 from pace.documents.base import explain
 from pace.documents.collective_costs import AllReduce, RingAllReduce
@@ -85,11 +85,7 @@ def execution_trace(
     from pace.formats.shaped_steps import read_execution_trace_profile
 
     with reported():
-        if device_tflops > 1e5:
-            raise InvalidOptions(
-                f"--device-tflops {device_tflops:g}: no device does so many TFLOP/s: "
-                "give 15 for 15e12 operations a second"
-            )
+        question_tflops(device_tflops)
         profile = read_execution_trace_profile(
             trace,
             device_tflops=device_tflops,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pace.cli.reporting import reported
+
 if TYPE_CHECKING:
     from pace.api.storage.keys import KeyRing
 
@@ -27,7 +29,8 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print its token. It is shown this once; the database keeps only a hash."""
-    from pace.api.storage.keys import SCOPES
+    with reported():
+        from pace.api.storage.keys import SCOPES
 
     scopes = [known for known in SCOPES if known in (scope or ["read", "submit"])]
     unknown = set(scope or ()) - set(SCOPES)
@@ -81,10 +84,11 @@ def revoke(key_id: str, database_url: DatabaseUrl = None) -> None:
 @contextmanager
 def _key_ring(database_url: str | None) -> "Iterator[KeyRing]":
     # Imported when used: the command line must start without SQLAlchemy.
-    from pace.api.settings import Settings
-    from pace.api.storage.database import Database
-    from pace.api.storage.keys import KeyRing
-    from pace.api.storage.migrations import upgrade
+    with reported():
+        from pace.api.settings import Settings
+        from pace.api.storage.database import Database
+        from pace.api.storage.keys import KeyRing
+        from pace.api.storage.migrations import upgrade
 
     settings = Settings() if database_url is None else Settings(database_url=database_url)
     database = Database(settings.parsed_database_url)

@@ -4,6 +4,8 @@ With ``--json`` stdout holds exactly one JSON document; people's text goes to st
 1 the thing asked about is wrong, 2 wrong usage, 3 service or environment failed.
 """
 
+from typing import Annotated
+
 import typer
 
 from pace.cli.check import check
@@ -18,6 +20,7 @@ from pace.cli.predict import fit_overhead, predict
 from pace.cli.service import serve, submit
 from pace.cli.simulate import simulate
 from pace.cli.what_if import what_if
+from pace.version import __version__
 
 app = typer.Typer(
     name="pace",
@@ -26,6 +29,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Schedules gradient all-reduces so that communication hides behind compute.",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Schedules gradient all-reduces so that communication hides behind compute."""
+
 
 app.add_typer(import_app, name="import")
 app.add_typer(fabric_app, name="fabric")

@@ -19,6 +19,7 @@ from pace.cli.console import (
     ServersOption,
     make_console,
     make_table,
+    refuse_unknown_ending,
 )
 from pace.cli.push_pull import cluster_of, describe_exchange
 from pace.cli.reporting import reported, warn_if_misleading
@@ -67,6 +68,7 @@ def optimize(
     from pace.allreduce.optimize import optimize as solve
 
     with reported():
+        refuse_unknown_ending(plot)
         loaded = load_profile(profile)
         warn_if_misleading(loaded)
         if exchange == "ps":

@@ -24,12 +24,15 @@ WRONG, USAGE, FAILED = 1, 2, 3
 
 # The extra that brings a package in: of each extra, what is imported first.
 _EXTRAS = {
+    "alembic": "api",
     "bayes_opt": "tune",
     "fastapi": "api",
     "google": "chakra",
     "httpx": "client",
     "matplotlib": "plot",
+    "pydantic_settings": "api",
     "sqlalchemy": "api",
+    "structlog": "api",
     "uvicorn": "api",
 }
 

@@ -16,6 +16,7 @@ from pace.cli.console import (
     ProfileArgument,
     make_console,
     make_table,
+    refuse_unknown_ending,
 )
 from pace.cli.reporting import reported, warn_if_misleading
 from pace.cli.what_if_servers import report_servers
@@ -74,6 +75,7 @@ def what_if(
 ) -> None:
     """Ask what a job would gain: from which policy, on which network, at which scale."""
     with reported():
+        refuse_unknown_ending(plot)
         if as_json and as_csv:
             raise InvalidOptions("--json and --csv both want stdout: give one")
         if servers is not None:
