@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from pace.runtime.gates.gradient_gates import set_local_gradient
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.peers import Peers
-from pace.runtime.transports.transport import After, Done, Sequencing
+from pace.runtime.transports.transport import After, Done, SegmentCall, Sequencing
 
 
 class NoTransport:
@@ -41,6 +41,7 @@ class NoTransport:
     size = 1
     sequencing: Sequencing = "decision"
     hand_over_s = 0.0
+    num_servers = 0
     peers: Peers | None = None
     device: Device | None = None
 
@@ -53,6 +54,9 @@ class NoTransport:
     ) -> Any:
         """Do nothing."""
         done(None)
+
+    def prepare(self, calls: Sequence[SegmentCall]) -> None:
+        """Nothing to prepare."""
 
     def decide(self, segment: int | None) -> int:
         """Choose what rank 0 chose."""

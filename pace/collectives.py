@@ -70,18 +70,35 @@ def two_level(workers: int, workers_per_node: int, intra: Link, inter: Link) -> 
     )
 
 
-def through_samples(samples: Sequence[tuple[float, float]]) -> CostCurve:
-    """Return g through measured (bytes, seconds) pairs: averaged, smoothed until none falls, extrapolated."""
+LATENCY_MEASURED_BYTES = 1 << 16
+MESSAGE_LATENCY_S = 10e-6
+
+
+def through_samples(samples: Sequence[tuple[float, float]], workers: int) -> CostCurve:
+    """Return g through measured (bytes, seconds) pairs: averaged, smoothed until none falls, extrapolated.
+
+    Below a smallest sample of more than ``LATENCY_MEASURED_BYTES`` g falls in a line towards a latency that
+    nobody measured: a tree's 2 ceil(lg n) messages of ``MESSAGE_LATENCY_S``, and no more than the smallest
+    sample. Smaller samples are latency themselves, and below them g is constant. Beyond the largest sample g
+    goes on with the slope from the largest size that is at most half of it and took less time, or from the
+    origin; never steeper than the least time per byte of any sample, so that two calls are never faster than
+    one where nothing was measured.
+    """
     sizes, inverse, counts = np.unique([size for size, _ in samples], return_inverse=True, return_counts=True)
     means = np.bincount(inverse, weights=[seconds for _, seconds in samples]) / counts
     if np.any(np.diff(means) < 0):
         from scipy.optimize import isotonic_regression  # 0.2 s to import, and only noise needs it
 
         means = np.asarray(isotonic_regression(means, weights=counts).x)
-    slopes = np.diff(means) / np.diff(sizes)
-    rising = slopes[slopes > 0]
-    last = float(rising[-1]) if rising.size else float(means[-1] / sizes[-1])
-    return CostCurve(sizes_bytes=tuple(sizes.tolist()), durations_s=tuple(means.tolist()), slope_beyond=last)
+    slope = float(np.min(means / sizes))
+    apart = np.flatnonzero((2 * sizes <= sizes[-1]) & (means < means[-1]))
+    if apart.size:
+        slope = min(slope, float((means[-1] - means[apart[-1]]) / (sizes[-1] - sizes[apart[-1]])))
+    knots, durations = tuple(sizes.tolist()), tuple(means.tolist())
+    if knots[0] > LATENCY_MEASURED_BYTES:
+        latency = min(durations[0], 2 * math.ceil(math.log2(max(workers, 2))) * MESSAGE_LATENCY_S)
+        knots, durations = (0.0, *knots), (latency, *durations)
+    return CostCurve(sizes_bytes=knots, durations_s=durations, slope_beyond=slope)
 
 
 def _curve(workers: int, link: Link, messages: float, sent: float, reduced: float) -> CostCurve:

@@ -25,7 +25,7 @@ def allreduce_s(document: AllReduce, workers: int, size_bytes: int) -> float:
         case AffineAllReduce():
             return document.latency_s + size_bytes * document.seconds_per_byte
         case SampledAllReduce():
-            return _sampled_s(document, size_bytes)
+            return _sampled_s(document, workers, size_bytes)
         case RingAllReduce():
             return _ring_s(document, workers, size_bytes)
         case PushPull():
@@ -66,7 +66,7 @@ def _ring_s(network: RingAllReduce | NetworkLevel, workers: int, size_bytes: int
     return 2 * (workers - 1) * network.latency_s + 2 * share / network.bandwidth_bytes_per_s + reduce
 
 
-def _sampled_s(document: SampledAllReduce, size_bytes: int) -> float:
+def _sampled_s(document: SampledAllReduce, workers: int, size_bytes: int) -> float:
     by_size: dict[float, list[float]] = {}
     for size, seconds in document.samples:
         by_size.setdefault(size, []).append(seconds)
@@ -79,11 +79,18 @@ def _sampled_s(document: SampledAllReduce, size_bytes: int) -> float:
             before = blocks.pop()
             blocks.append((before[0] + sizes, before[1] + total, before[2] + count))
     points = [(size, total / count) for sizes, total, count in blocks for size in sizes]
-    if size_bytes <= points[0][0]:
-        return points[0][1]
+    smallest, fastest = points[0]
+    if size_bytes <= smallest:
+        if smallest <= 65536:
+            return fastest
+        latency = min(fastest, 2 * (workers - 1).bit_length() * 10e-6)
+        return latency + (fastest - latency) * size_bytes / smallest
     for (x0, y0), (x1, y1) in pairwise(points):
         if size_bytes <= x1:
             return y0 + (y1 - y0) * (size_bytes - x0) / (x1 - x0)
-    rising = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairwise(points) if y1 > y0]
-    slope = rising[-1] if rising else points[-1][1] / points[-1][0]
-    return points[-1][1] + slope * (size_bytes - points[-1][0])
+    largest, longest = points[-1]
+    slopes = [y / x for x, y in points]
+    below = [(x, y) for x, y in points if x <= largest / 2 and y < longest]
+    if below:
+        slopes.append((longest - below[-1][1]) / (largest - below[-1][0]))
+    return longest + min(slopes) * (size_bytes - largest)

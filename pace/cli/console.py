@@ -8,6 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pace.documents.profile import Profile
+from pace.errors import InvalidOptions
+
+MOST_TFLOPS = 1e5
+CHART_ENDINGS = (".png", ".svg", ".pdf")
 
 ProfileArgument = Annotated[
     Path, typer.Argument(help="A profile document.", exists=True, dir_okay=False, readable=True)
@@ -36,6 +40,21 @@ def make_table(*headings: str, left: tuple[str, ...] = ()) -> Table:
     for heading in headings:
         table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
     return table
+
+
+def refuse_unknown_ending(plot: Path | None) -> None:
+    """Refuse a chart whose format its name does not tell, before anything is computed for it."""
+    if plot is not None and plot.suffix.lower() not in CHART_ENDINGS:
+        raise InvalidOptions(f"--plot {plot}: expected a name that ends in {', '.join(CHART_ENDINGS)}")
+
+
+def question_tflops(device_tflops: float) -> None:
+    """Refuse a rate that was meant in operations a second."""
+    if device_tflops > MOST_TFLOPS:
+        raise InvalidOptions(
+            f"--device-tflops {device_tflops:g}: no device does so many TFLOP/s: "
+            "give 15 for 15e12 operations a second"
+        )
 
 
 def write_profile(profile: Profile, output: Path, note: str = "") -> None:

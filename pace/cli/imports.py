@@ -1,12 +1,13 @@
 """``pace import`` and ``pace fit``: profiles and costs from what other tools wrote."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from pace.cli.console import write_profile
+from pace.cli.console import JsonOption, question_tflops, write_profile
 from pace.cli.reporting import reported
 from pace.documents.base import explain
 from pace.documents.collective_costs import AllReduce, RingAllReduce
@@ -15,7 +16,7 @@ from pace.errors import InvalidOptions
 
 app = typer.Typer(no_args_is_help=True, help="Make a profile from what another tool recorded.")
 
-Clock = Literal["auto", "device", "host"]
+Clock = Literal["auto", "hybrid", "device", "host"]
 
 Source = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True)]
 Sources = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, readable=True)]
@@ -37,9 +38,14 @@ def kineto(
     bandwidth_gbps: Bandwidth = None,
     latency_s: Latency = 0.0,
     clock: Annotated[Clock, typer.Option(help="Whose durations count.")] = "auto",
+    parameters: Annotated[
+        Path | None, typer.Option(exists=True, help="Shapes of the parameters, for traces without shapes.")
+    ] = None,
     name: Name = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Kineto (PyTorch profiler) Chrome traces, one for each rank; gzip is fine."""
+    from pace.formats.import_report import import_report, report_lines
     from pace.formats.kineto import read_kineto
 
     with reported():
@@ -49,9 +55,18 @@ def kineto(
             workers=workers,
             allreduce=_cost(cost, bandwidth_gbps, latency_s),
             clock=clock,
+            parameters=parameters,
             name=name,
         )
         write_profile(profile, output)
+        report = import_report(profile)
+    if as_json:
+        typer.echo(json.dumps(report))
+        return
+    for line in report_lines(report):
+        typer.echo(line)
+    for warning in report["warnings"]:
+        typer.echo(f"pace: warning: {warning}", err=True)
 
 
 @app.command("execution-trace")
@@ -70,6 +85,7 @@ def execution_trace(
     from pace.formats.shaped_steps import read_execution_trace_profile
 
     with reported():
+        question_tflops(device_tflops)
         profile = read_execution_trace_profile(
             trace,
             device_tflops=device_tflops,
@@ -220,8 +236,14 @@ def _cost(path: Path | None, bandwidth_gbps: float | None, latency_s: float) -> 
         raise InvalidOptions("--cost and --bandwidth-gbps are two answers to one question: give one")
     if path is not None:
         adapter: TypeAdapter[AllReduce] = TypeAdapter(AllReduce)
+        content = path.read_bytes()
+        if b'"ops"' in content and b'"gradients"' in content:
+            raise InvalidOptions(
+                f"{path} is a profile, and --cost wants a cost as `pace fit -o` writes it: give "
+                'what stands under the profile\'s "allreduce"'
+            )
         try:
-            return adapter.validate_json(path.read_bytes())
+            return adapter.validate_json(content)
         except ValidationError as error:
             raise InvalidOptions(f"{path}: {explain(error)}") from None
     if bandwidth_gbps is not None:

@@ -29,7 +29,8 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print its token. It is shown this once; the database keeps only a hash."""
-    from pace.api.storage.keys import SCOPES
+    with reported():
+        from pace.api.storage.keys import SCOPES
 
     scopes = [known for known in SCOPES if known in (scope or ["read", "submit"])]
     unknown = set(scope or ()) - set(SCOPES)
@@ -87,14 +88,14 @@ def _key_ring(database_url: str | None, *, new: bool = False) -> "Iterator[KeyRi
     A database that is in use is never migrated: the service does that, when it is upgraded.
     """
     # Imported when used: the command line must start without SQLAlchemy.
-    from sqlalchemy.exc import OperationalError
-
-    from pace.api.settings import load_settings
-    from pace.api.storage.database import Database, is_missing
-    from pace.api.storage.keys import KeyRing
-    from pace.api.storage.migrations import has_tables, upgrade
-
     with reported():
+        from sqlalchemy.exc import OperationalError
+
+        from pace.api.settings import load_settings
+        from pace.api.storage.database import Database, is_missing
+        from pace.api.storage.keys import KeyRing
+        from pace.api.storage.migrations import has_tables, upgrade
+
         settings = load_settings() if database_url is None else load_settings(database_url=database_url)
         url = settings.parsed_database_url
         database = Database(url)

@@ -4,10 +4,13 @@ With ``--json`` stdout holds exactly one JSON document; people's text goes to st
 1 the thing asked about is wrong, 2 wrong usage, 3 service or environment failed.
 """
 
+from typing import Annotated
+
 import typer
 
 from pace.cli.check import check
 from pace.cli.fabric import app as fabric_app
+from pace.cli.headroom import headroom
 from pace.cli.imports import app as import_app
 from pace.cli.imports import fit
 from pace.cli.keys import app as keys_app
@@ -18,6 +21,7 @@ from pace.cli.servers.processes import app as ps_app
 from pace.cli.service import serve, submit
 from pace.cli.simulate import simulate
 from pace.cli.what_if import what_if
+from pace.version import __version__
 
 app = typer.Typer(
     name="pace",
@@ -27,10 +31,26 @@ app = typer.Typer(
     help="Schedules gradient all-reduces so that communication hides behind compute.",
 )
 
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Schedules gradient all-reduces so that communication hides behind compute."""
+
+
 app.add_typer(import_app, name="import")
 app.add_typer(fabric_app, name="fabric")
 app.add_typer(keys_app, name="keys")
 app.add_typer(ps_app, name="ps")
 app.command("fit-overhead")(fit_overhead)
-for command in (fit, what_if, predict, optimize, check, simulate, model, submit, serve):
+for command in (fit, headroom, what_if, predict, optimize, check, simulate, model, submit, serve):
     app.command()(command)

@@ -19,8 +19,9 @@ from pace.cli.console import (
     ServersOption,
     make_console,
     make_table,
+    refuse_unknown_ending,
 )
-from pace.cli.reporting import reported
+from pace.cli.reporting import reported, warn_if_misleading
 from pace.cli.servers.plans import cluster_of, describe_exchange
 from pace.documents.base import explain
 from pace.documents.cluster import Cluster
@@ -67,7 +68,9 @@ def optimize(
     from pace.allreduce.optimize import optimize as solve
 
     with reported():
+        refuse_unknown_ending(plot)
         loaded = load_profile(profile)
+        warn_if_misleading(loaded)
         if exchange == "ps":
             allreduce_only = (oracle != "jackson", target != "pace", slot_s, max_segment_bytes, scenarios)
             if any(allreduce_only) or timeline or plot or write_lp:

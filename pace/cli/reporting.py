@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from pace.documents.profile import Profile
 from pace.errors import (
     FormatError,
     InvalidCluster,
@@ -23,12 +24,15 @@ WRONG, USAGE, FAILED = 1, 2, 3
 
 # The extra that brings a package in: of each extra, what is imported first.
 _EXTRAS = {
+    "alembic": "api",
     "bayes_opt": "tune",
     "fastapi": "api",
     "google": "chakra",
     "httpx": "client",
     "matplotlib": "plot",
+    "pydantic_settings": "api",
     "sqlalchemy": "api",
+    "structlog": "api",
     "torch": "torch",
     "uvicorn": "api",
 }
@@ -64,6 +68,15 @@ def reported() -> Iterator[None]:
             raise
         what = f'"pace[{_EXTRAS[package]}]"' if package in _EXTRAS else package
         _fail(f"{error.name} is not installed, and this command needs it: pip install {what}", FAILED)
+
+
+def warn_if_misleading(profile: Profile) -> None:
+    """Repeat what an import found out: that the profile does not predict the step it was made from."""
+    from pace.formats.import_report import misleading
+
+    warning = misleading(profile)
+    if warning is not None:
+        _show_warning(warning)
 
 
 def _show_warning(message: Warning | str, *_place: Any) -> None:

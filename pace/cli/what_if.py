@@ -16,8 +16,9 @@ from pace.cli.console import (
     ProfileArgument,
     make_console,
     make_table,
+    refuse_unknown_ending,
 )
-from pace.cli.reporting import reported
+from pace.cli.reporting import reported, warn_if_misleading
 from pace.cli.servers.what_if import report_servers
 from pace.documents.profile import Profile, load_profile
 from pace.errors import InvalidOptions
@@ -74,6 +75,7 @@ def what_if(
 ) -> None:
     """Ask what a job would gain: from which policy, on which network, at which scale."""
     with reported():
+        refuse_unknown_ending(plot)
         if as_json and as_csv:
             raise InvalidOptions("--json and --csv both want stdout: give one")
         if servers is not None:
@@ -121,6 +123,8 @@ def what_if(
             **given,
         )
         loaded = load_profile(profile)
+        warn_if_misleading(loaded)
+        _say_what_is_assumed(loaded, grid)
         if processes is not None and processes < 1:
             raise InvalidOptions(f"{processes} processes: expected at least 1")
         if service is None:
@@ -143,6 +147,17 @@ def what_if(
         sys.stdout.write(result.to_csv())
     else:
         _show(result)
+
+
+def _say_what_is_assumed(profile: Profile, grid: Grid) -> None:
+    if profile.allreduce.kind != "samples" or grid.algorithm:
+        return
+    if grid.bandwidth_gbps or grid.workers or grid.latency_s:
+        typer.echo(
+            "pace: the measured samples are scaled as a ring scales, the cost of the smallest messages as "
+            "latency; --algorithm ring,tree,... prices a formula instead",
+            err=True,
+        )
 
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...]:

@@ -47,8 +47,8 @@ class SampledAllReduce(CostDocument):
     """g through measured (bytes, seconds) pairs, in any order, noise and repeats allowed.
 
     Repeats are averaged and decreases smoothed by isotonic regression (weighted by repeats), so
-    that g never falls. Below the smallest sample g is constant; beyond the largest it goes on with
-    the last slope that is not zero.
+    that g never falls. Below the smallest sample and beyond the largest, g is an assumption
+    (``pace.collectives.through_samples``).
     """
 
     kind: Literal["samples"] = "samples"
@@ -58,12 +58,17 @@ class SampledAllReduce(CostDocument):
         """Return g for `workers` workers."""
         if workers == 1:
             return collectives.FREE
-        return collectives.through_samples(self.samples)
+        return collectives.through_samples(self.samples, workers)
+
+    def latency_floor_s(self, workers: int) -> float:
+        """Return what the smallest message costs, measured or assumed; no sample is below it."""
+        floor = collectives.through_samples(self.samples, workers).durations_s[0]
+        return min(floor, *(seconds for _, seconds in self.samples))
 
     def with_changes(self, change: NetworkChange) -> Self:
         """Scale the samples as a ring would scale (eq. 1); `latency_s` is per message.
 
-        The smallest sample's duration counts as latency, what is above it as volume. A bandwidth
+        The cost of the smallest messages counts as latency, what is above it as volume. A bandwidth
         is compared with the one that the largest sample reached.
         """
         steps, volume = ring_factors(change.measured_workers)
@@ -72,7 +77,7 @@ class SampledAllReduce(CostDocument):
         workers = change.measured_workers if change.workers is None else change.workers
         new_steps, new_volume = ring_factors(workers)
         ordered = sorted(self.samples)
-        floor = min(seconds for _, seconds in ordered)
+        floor = self.latency_floor_s(change.measured_workers)
         scale = new_volume / volume
         if change.bandwidth_bytes_per_s is not None:
             size, seconds = ordered[-1]
@@ -80,8 +85,10 @@ class SampledAllReduce(CostDocument):
                 raise ValueError("samples that do not rise reach no bandwidth to compare with")
             scale *= volume * size / (seconds - floor) / change.bandwidth_bytes_per_s
         new_floor = (floor / steps if change.latency_s is None else change.latency_s) * new_steps
-        changed = tuple((size, new_floor + (seconds - floor) * scale) for size, seconds in ordered)
-        return self.model_copy(update={"samples": changed})
+        changed = [(size, new_floor + (seconds - floor) * scale) for size, seconds in ordered]
+        if ordered[0][0] > collectives.LATENCY_MEASURED_BYTES:
+            changed.insert(0, (1.0, new_floor))  # what was assumed at the old latency must not come back
+        return self.model_copy(update={"samples": tuple(changed)})
 
 
 class _Network(CostDocument):

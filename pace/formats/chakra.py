@@ -17,7 +17,7 @@ from pace.documents.profile import Profile
 from pace.errors import FormatError
 from pace.formats.chakra_messages import stream_nodes
 from pace.formats.execution_trace import TracedTensor, tensors_of
-from pace.formats.kineto_steps import ACCUMULATE, BACKWARD, COMMUNICATION
+from pace.formats.kineto_records import ACCUMULATE, BACKWARD, COMMUNICATION
 from pace.formats.reading import warn
 from pace.formats.training_step import StepGradient, StepOp, TrainingStep, profile_of_step
 

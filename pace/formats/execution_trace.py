@@ -11,8 +11,8 @@ from typing import Any
 
 from pace.documents.profile import ELEMENT_BYTES, DType
 from pace.errors import FormatError
-from pace.formats.kineto_trace import DTYPES, elements_of
 from pace.formats.reading import read_json_before, stream_json, warn
+from pace.formats.tensor_types import DTYPES, elements_of
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _STEP = "ProfilerStep#"

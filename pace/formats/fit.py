@@ -25,6 +25,11 @@ _READERS: dict[str, Callable[[str | Path], CostLog]] = {
 FORMATS = tuple(_READERS)
 
 _SNIFFED_BYTES = 1 << 16
+_MARKERS = {
+    "horovod-timeline": ("NEGOTIATE_", '"process_sort_index"'),
+    "nccl-tests": ("busbw", '"bus_bw"'),
+    "osu": ("# OSU ", "# Size "),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,15 +119,18 @@ def _affine(samples: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> tuple
 
 
 def _recognize(path: str | Path) -> str:
+    """Tell the format from words that only one tool writes; a batch system's log may come before them."""
+    first = ""
     with open_binary(path) as file:
-        head = file.read(_SNIFFED_BYTES).decode("utf-8", errors="replace")
-    if "NEGOTIATE_" in head or '"process_sort_index"' in head:
-        return "horovod-timeline"
-    if "busbw" in head or '"bus_bw"' in head:
-        return "nccl-tests"
-    if "# OSU " in head or "# Size " in head:
-        return "osu"
-    first = next((line for line in head.splitlines() if line.strip() and not line.startswith("#")), "")
+        while head := file.read(_SNIFFED_BYTES):
+            # A marker may lie across the end of what was read.
+            text = (head + file.readline()).decode("utf-8", errors="replace")
+            first = first or next(
+                (line for line in text.splitlines() if line.strip() and not line.startswith("#")), ""
+            )
+            for name, markers in _MARKERS.items():
+                if any(marker in text for marker in markers):
+                    return name
     if "," in first:
         return "csv"
     raise FormatError(

@@ -1,112 +1,40 @@
 """From a Kineto trace's events to recorded steps: which op ran in which pass, and for how long.
 
-The joins: a kernel belongs to the operator with its `External id` (or, failing that, to the operator
-around the runtime call with its `correlation`); an operator belongs to the outermost operator around it
-on its thread; a backward operator belongs to the forward operator with its `Sequence number`.
+The joins: a kernel belongs to the operator around the call that launched it
+(``pace.formats.kineto_device``); an operator belongs to the outermost operator around it on its thread,
+but a backward op that runs inside another one, as in reentrant checkpointing, stands for itself; a backward
+operator belongs to the forward operator with its `Sequence number`.
 """
 
 import bisect
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 
-from pace.documents.profile import DType
 from pace.errors import FormatError
-from pace.formats.kineto_trace import DeviceWork, HostOp, KinetoTrace, Thread
-from pace.formats.reading import warn
-
-BACKWARD = "autograd::engine::evaluate_function: "
-ACCUMULATE = "torch::autograd::AccumulateGrad"
-_STEP = re.compile(r"ProfilerStep#?\d+")
-_UPDATE = "Optimizer.step#"
-# Collectives and the copies that DistributedDataParallel makes for them are no compute.
-COMMUNICATION = re.compile(
-    r"nccl:|gloo:|c10d::|record_param_comms|aten::(un)?flatten_dense_tensors|"
-    r"torch\.distributed\.ddp\.reducer::copy_bucket_to_grad"
+from pace.formats.kineto_device import PlacedWork, place_device_work
+from pace.formats.kineto_records import (
+    ACCUMULATE,
+    BACKWARD,
+    COMMUNICATION,
+    ROUNDING_S,
+    UPDATE,
+    KinetoStep,
+    Outermost,
+    RecordedGradient,
+    RecordedOp,
 )
+from pace.formats.kineto_trace import HostOp, KinetoTrace, Thread
+
+_STEP = re.compile(r"ProfilerStep#?\d+")
 _REDUCE, _REDUCE_NOTE = "c10d::allreduce_", "nccl:all_reduce"
 
 
-@dataclass(slots=True)
-class RecordedOp:
-    """An outermost operator with what ran below it.
-
-    Attributes
-    ----------
-    host_end_s
-        When the host was done with it, the accumulation of its gradients included.
-    device_s
-        Time on the device by stream.
-    communication_s
-        Time of collectives issued inside it, on the host's clock.
-    """
-
-    op: HostOp
-    host_end_s: float
-    device_s: dict[tuple[int | str, int | str], float] = field(default_factory=dict)
-    device_start_s: float = float("inf")
-    device_end_s: float = 0.0
-    communication_s: float = 0.0
-    gradients: int = 0
-    forward: int | None = None
-
-    @property
-    def name(self) -> str:
-        """The operator's name without its namespace."""
-        return self.op.name.removeprefix(BACKWARD).removeprefix("aten::")
-
-
-@dataclass(slots=True)
-class RecordedGradient:
-    """A gradient as it was accumulated; size and dtype are None without recorded shapes."""
-
-    producer: int
-    record: int | None
-    size_bytes: int | None
-    dtype: DType | None
-
-
-@dataclass(slots=True)
-class RecordedStep:
-    """One step of one rank; `reduced_after` counts the gradients ready at each all-reduce's start."""
-
-    start_s: float
-    end_s: float
-    forward: list[RecordedOp] = field(default_factory=list)
-    backward: list[RecordedOp] = field(default_factory=list)
-    update: list[RecordedOp] = field(default_factory=list)
-    gradients: list[RecordedGradient] = field(default_factory=list)
-    reduced_after: list[int] = field(default_factory=list)
-    communication_s: float = 0.0
-
-    @property
-    def signature(self) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
-        """What steps must have in common to be compared op by op."""
-        return (
-            tuple(op.name for op in self.forward),
-            tuple((op.name, op.gradients) for op in self.backward),
-        )
-
-
-@dataclass(slots=True)
-class _Outermost:
-    """The outermost operators of one thread, sorted, found by time."""
-
-    starts: list[float]
-    ops: list[HostOp]
-
-    def around(self, moment: float) -> HostOp | None:
-        place = bisect.bisect_right(self.starts, moment) - 1
-        if place < 0 or self.ops[place].end_s < moment:
-            return None
-        return self.ops[place]
-
-
-def recorded_steps(trace: KinetoTrace) -> list[RecordedStep]:
-    """Return the steps that have a backward pass.
+def recorded_steps(trace: KinetoTrace) -> tuple[list[KinetoStep], PlacedWork]:
+    """Return the steps that have a backward pass, and their work on the device.
 
     Raises
     ------
@@ -114,27 +42,59 @@ def recorded_steps(trace: KinetoTrace) -> list[RecordedStep]:
         If there is none, or less than 90 % of the device's time can be given to operators.
     """
     for ops in (trace.ops, trace.annotations):
-        ops.sort(key=lambda op: (op.start_s, -op.end_s))
-    outermost = _outermost(trace.ops)
+        ops.sort(key=lambda op: (op.start_s, -op.end_s, op.external or 0))
+    outermost = _outermost(trace.ops, rounded=trace.rounded)
     taken: dict[int, RecordedOp] = {}
     steps = [_step(trace, start, end, outermost, taken) for start, end in _boundaries(trace)]
     steps = [step for step in steps if step.backward and step.forward]
     if not steps:
         raise FormatError(trace.path, "no step with a forward and a backward pass was found")
-    _place_device_work(trace, outermost, taken, steps)
+    placed = place_device_work(trace, outermost, taken, steps)
     _place_communication(trace, outermost, taken)
     for step in steps:
         _join_forward(trace, step)
-    return steps
+    return steps, placed
 
 
-def _outermost(ops: Iterable[HostOp]) -> dict[Thread, _Outermost]:
+def _outermost(ops: Iterable[HostOp], *, rounded: bool) -> dict[Thread, Outermost]:
+    """Find the outermost operators of every thread.
+
+    On a clock of whole microseconds the recorded end of an op is up to two of them early: an op that
+    starts then and ends within them belongs to the one before.
+    """
+    slack = ROUNDING_S if rounded else 0.0
     threads: defaultdict[Thread, list[HostOp]] = defaultdict(list)
+    nested: defaultdict[int, list[HostOp]] = defaultdict(list)
     for op in ops:
         lane = threads[op.thread]
-        if not lane or op.start_s >= lane[-1].end_s:
-            lane.append(op)
-    return {thread: _Outermost([op.start_s for op in lane], lane) for thread, lane in threads.items()}
+        if lane and (op.start_s < lane[-1].end_s or op.end_s < lane[-1].end_s + slack):
+            if op.name.startswith(BACKWARD) and lane[-1].name.startswith(BACKWARD):
+                nested[id(lane[-1])].append(op)
+            continue
+        lane.append(op)
+    result = {}
+    for thread, lane in threads.items():
+        opened = [piece for op in lane for piece in _opened(op, nested.get(id(op), []))]
+        result[thread] = Outermost([op.start_s for op in opened], opened, slack)
+    return result
+
+
+def _opened(op: HostOp, nested: list[HostOp]) -> list[HostOp]:
+    """Return an op, or where backward ops ran inside it: what ran before the first, and those."""
+    inner: list[HostOp] = []
+    for other in nested:
+        # The innermost ones count: an op around others is what ran before them.
+        if inner and other.start_s < inner[-1].end_s:
+            inner[-1] = replace(inner[-1], end_s=other.start_s)
+        inner.append(other)
+    if not inner:
+        return [op]
+    pieces = [op, *inner]
+    ends = [*(piece.start_s for piece in inner), op.end_s]
+    return [
+        replace(piece, end_s=end, fallback_sequence=op.sequence)
+        for piece, end in zip(pieces, ends, strict=True)
+    ]
 
 
 def _boundaries(trace: KinetoTrace) -> list[tuple[float, float]]:
@@ -143,7 +103,7 @@ def _boundaries(trace: KinetoTrace) -> list[tuple[float, float]]:
         return steps
     first = min(op.start_s for op in trace.ops)
     last = max(op.end_s for op in trace.ops)
-    updates = sorted(note.end_s for note in trace.annotations if note.name.startswith(_UPDATE))
+    updates = sorted(note.end_s for note in trace.annotations if note.name.startswith(UPDATE))
     edges = [first, *updates] if updates else [first, last]
     return list(pairwise(edges))
 
@@ -152,10 +112,10 @@ def _step(
     trace: KinetoTrace,
     start: float,
     end: float,
-    outermost: dict[Thread, _Outermost],
+    outermost: dict[Thread, Outermost],
     taken: dict[int, RecordedOp],
-) -> RecordedStep:
-    step = RecordedStep(start_s=start, end_s=end)
+) -> KinetoStep:
+    step = KinetoStep(start_s=start, end_s=end)
     inside = {
         thread: lane.ops[bisect.bisect_left(lane.starts, start) : bisect.bisect_left(lane.starts, end)]
         for thread, lane in outermost.items()
@@ -168,8 +128,9 @@ def _step(
         return step
     main = _main_thread(trace, inside, backward[0].start_s)
     _add_backward(trace, step, backward, taken)
-    last = max(op.end_s for op in backward)
+    first, last = backward[0].start_s, max(op.end_s for op in backward)
     after_unflatten = False
+    backward_starts = [op.op.start_s for op in step.backward]
     for op in inside.get(main, []):
         if op.name.startswith(BACKWARD):
             continue
@@ -178,9 +139,12 @@ def _step(
         if COMMUNICATION.match(op.name) or copies_buffers:
             step.communication_s += op.end_s - op.start_s
             continue
+        if first <= op.start_s < last and op.thread == backward[0].thread:
+            # Hooks run between the engine's ops, on its thread: their work counts for the op before.
+            taken[id(op)] = step.backward[bisect.bisect_right(backward_starts, op.start_s) - 1]
+            continue
         recorded = taken[id(op)] = RecordedOp(op, op.end_s)
         (step.forward if op.start_s < backward[0].start_s else step.update).append(recorded)
-    step.update = [op for op in step.update if op.op.start_s >= last or op.op.thread != backward[0].thread]
     return step
 
 
@@ -192,7 +156,7 @@ def _main_thread(trace: KinetoTrace, inside: dict[Thread, list[HostOp]], before:
 
 
 def _add_backward(
-    trace: KinetoTrace, step: RecordedStep, backward: list[HostOp], taken: dict[int, RecordedOp]
+    trace: KinetoTrace, step: KinetoStep, backward: list[HostOp], taken: dict[int, RecordedOp]
 ) -> None:
     for op in backward:
         if op.name != BACKWARD + ACCUMULATE:
@@ -214,7 +178,7 @@ def _add_backward(
     _add_shapes(trace, step, backward)
 
 
-def _add_shapes(trace: KinetoTrace, step: RecordedStep, backward: list[HostOp]) -> None:
+def _add_shapes(trace: KinetoTrace, step: KinetoStep, backward: list[HostOp]) -> None:
     starts = [op.start_s for op in backward if op.name == BACKWARD + ACCUMULATE]
     threads = {op.thread for op in backward}
     during = [op for op in _between(trace.ops, step.start_s, step.end_s) if op.thread in threads]
@@ -223,12 +187,19 @@ def _add_shapes(trace: KinetoTrace, step: RecordedStep, backward: list[HostOp]) 
         if op.name == ACCUMULATE and place >= 0:
             gradient = step.gradients[place]
             gradient.size_bytes, gradient.dtype = op.size_bytes, op.dtype
+            gradient.undefined = op.undefined
             if op.record is not None:
                 gradient.record = op.record
     issued = [op.start_s for op in during if op.name.startswith(_REDUCE)]
     if not issued:  # older traces have only the annotation inside
         notes = _between(trace.annotations, step.start_s, step.end_s)
         issued = [note.start_s for note in notes if note.name == _REDUCE_NOTE and note.thread in threads]
+    defined = [gradient for gradient in step.gradients if not gradient.undefined]
+    starts = [start for start, gradient in zip(starts, step.gradients, strict=True) if not gradient.undefined]
+    for gradient in step.gradients:
+        step.backward[gradient.producer].gradients -= gradient.undefined
+    step.undefined_gradients = len(step.gradients) - len(defined)
+    step.gradients = defined
     step.reduced_after = [bisect.bisect_right(starts, start) for start in issued]
 
 
@@ -237,57 +208,8 @@ def _between(ops: list[HostOp], start: float, end: float) -> list[HostOp]:
     return ops[bisect.bisect_left(ops, start, key=key) : bisect.bisect_left(ops, end, key=key)]
 
 
-def _place_device_work(
-    trace: KinetoTrace,
-    outermost: dict[Thread, _Outermost],
-    taken: dict[int, RecordedOp],
-    steps: list[RecordedStep],
-) -> None:
-    by_external = {op.external: op for op in trace.ops if op.external is not None}
-    lost = total = 0.0
-    begin, finish = steps[0].start_s, steps[-1].end_s
-    for work in trace.work:
-        if work.collective is not None:
-            continue
-        moment = _launch(trace, work, by_external)
-        if moment is None:
-            if begin <= work.start_s < finish:
-                total += work.duration_s
-                lost += work.duration_s
-            continue
-        thread, start = moment
-        lane = outermost.get(thread)
-        around = None if lane is None else lane.around(start)
-        recorded = None if around is None else taken.get(id(around))
-        if recorded is None:
-            if begin <= start < finish and not (around is not None and COMMUNICATION.match(around.name)):
-                total += work.duration_s
-                # Copies that DistributedDataParallel makes were left out with their operators.
-                lost += work.duration_s if around is None else 0.0
-            continue
-        total += work.duration_s
-        recorded.device_s[work.stream] = recorded.device_s.get(work.stream, 0.0) + work.duration_s
-        recorded.device_start_s = min(recorded.device_start_s, work.start_s)
-        recorded.device_end_s = max(recorded.device_end_s, work.start_s + work.duration_s)
-    if lost > 0.1 * total:
-        raise FormatError(
-            trace.path, f"{lost / total:.0%} of the device's time belongs to no operator: ids are missing"
-        )
-    if lost > 0.01 * total:
-        warn(trace.path, f"{lost / total:.1%} of the device's time belongs to no operator and was left out")
-
-
-def _launch(
-    trace: KinetoTrace, work: DeviceWork, by_external: dict[int, HostOp]
-) -> tuple[Thread, float] | None:
-    if work.external is not None and work.external in by_external:
-        op = by_external[work.external]
-        return op.thread, op.start_s
-    return None if work.correlation is None else trace.launches.get(work.correlation)
-
-
 def _place_communication(
-    trace: KinetoTrace, outermost: dict[Thread, _Outermost], taken: dict[int, RecordedOp]
+    trace: KinetoTrace, outermost: dict[Thread, Outermost], taken: dict[int, RecordedOp]
 ) -> None:
     """Note the host's time inside collectives: it is no compute of the op around them."""
     inner: defaultdict[Thread, float] = defaultdict(float)
@@ -300,7 +222,7 @@ def _place_communication(
             taken[id(around)].communication_s += op.end_s - op.start_s
 
 
-def _join_forward(trace: KinetoTrace, step: RecordedStep) -> None:
+def _join_forward(trace: KinetoTrace, step: KinetoStep) -> None:
     # An operator carries the number that the next recorded op will get, so the last one to carry it made it.
     place_of = {}
     first, last = step.forward[0].op.start_s, step.forward[-1].op.end_s
@@ -313,5 +235,6 @@ def _join_forward(trace: KinetoTrace, step: RecordedStep) -> None:
         if step.forward[place].op.end_s >= op.start_s:
             place_of[op.sequence] = place
     for recorded in step.backward:
-        if recorded.op.sequence is not None:
-            recorded.forward = place_of.get(recorded.op.sequence)
+        for sequence in (recorded.op.sequence, recorded.op.fallback_sequence):
+            if sequence is not None and recorded.forward is None:
+                recorded.forward = place_of.get(sequence)

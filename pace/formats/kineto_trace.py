@@ -6,12 +6,14 @@ Times are seconds on the trace's own clock. What the events mean for a training 
 
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pace.documents.profile import ELEMENT_BYTES, DType
 from pace.errors import FormatError
 from pace.formats.reading import number, read_json_before, stream_json
+from pace.formats.tensor_types import DTYPES, elements_of
 
 Thread = tuple[int | str, int | str]
 
@@ -19,30 +21,34 @@ _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver"}
 _MODULE = "nn.Module: "
 
-# The names that profilers and execution traces give to element types.
-DTYPES: dict[str, DType] = {
-    "float": "float32",
-    "double": "float64",
-    "half": "float16",
-    "c10::half": "float16",
-    "bfloat16": "bfloat16",
-    "c10::bfloat16": "bfloat16",
-    "long": "int64",
-    "long int": "int64",
-    "int": "int32",
-    "short": "int16",
-    "short int": "int16",
-    "char": "int8",
-    "signed char": "int8",
-    "byte": "uint8",
-    "unsigned char": "uint8",
-    "bool": "bool",
-}
+
+@dataclass(slots=True)
+class Collective:
+    """What a trace says about a collective; None where it does not.
+
+    Attributes
+    ----------
+    described
+        Whether NCCL's instrumentation says it, and not only a kernel's name.
+    """
+
+    name: str
+    size_bytes: int | None
+    workers: int | None
+    described: bool = True
 
 
 @dataclass(slots=True)
 class HostOp:
-    """An operator or an annotation on a host thread."""
+    """An operator or an annotation on a host thread.
+
+    Attributes
+    ----------
+    undefined
+        Shapes were recorded, and the first input is no tensor.
+    fallback_sequence
+        The sequence number of the op around one that runs inside another backward op.
+    """
 
     name: str
     thread: Thread
@@ -53,15 +59,9 @@ class HostOp:
     record: int | None
     size_bytes: int | None
     dtype: DType | None
-
-
-@dataclass(slots=True)
-class Collective:
-    """What NCCL's instrumentation says about a kernel; None where it does not."""
-
-    name: str
-    size_bytes: int | None
-    workers: int | None
+    undefined: bool = False
+    collective: Collective | None = None
+    fallback_sequence: int | None = None
 
 
 @dataclass(slots=True)
@@ -77,18 +77,39 @@ class DeviceWork:
     collective: Collective | None
 
 
-@dataclass(slots=True)
+@dataclass
 class KinetoTrace:
-    """One rank's trace."""
+    """One rank's trace; times are seconds since its first event.
+
+    Attributes
+    ----------
+    rounded
+        Whether every time is a whole number of microseconds, as older profilers write them.
+    """
 
     path: str
     rank: int | None
     workers: int | None
+    origin_us: float | None = None
+    rounded: bool = True
     ops: list[HostOp] = field(default_factory=list)
     annotations: list[HostOp] = field(default_factory=list)
     modules: list[HostOp] = field(default_factory=list)
     work: list[DeviceWork] = field(default_factory=list)
     launches: dict[int, tuple[Thread, float]] = field(default_factory=dict)
+
+    @cached_property
+    def first_launch(self) -> int | None:
+        """The smallest correlation of a recorded launch: work below it was launched before recording."""
+        return min(self.launches, default=None)
+
+    def launched_before(self, work: DeviceWork) -> bool:
+        """Return whether work was launched before recording began."""
+        return (
+            work.correlation is not None
+            and self.first_launch is not None
+            and work.correlation < self.first_launch
+        )
 
 
 def read_kineto_trace(path: str | Path) -> KinetoTrace:
@@ -131,14 +152,14 @@ def _take(trace: KinetoTrace, event: dict[str, Any], position: str) -> None:
         module = sys.intern(name.removeprefix(_MODULE))
         trace.modules.append(_host_op(trace, event, module, arguments, position))
     elif category in _DEVICE:
-        start, duration = _times(trace, event, position)
+        start, end = _times(trace, event, position)
         collective = _collective(arguments) if category == "kernel" else None
         trace.work.append(
             DeviceWork(
                 name=name,
                 stream=(_label(event.get("pid")), _label(event.get("tid"))),
                 start_s=start,
-                duration_s=duration,
+                duration_s=end - start,
                 external=_integer(arguments.get("External id", arguments.get("external id"))),
                 correlation=_integer(arguments.get("correlation")),
                 collective=collective or _named_collective(name),
@@ -154,24 +175,38 @@ def _take(trace: KinetoTrace, event: dict[str, Any], position: str) -> None:
 def _host_op(
     trace: KinetoTrace, event: dict[str, Any], name: str, arguments: dict[str, Any], position: str
 ) -> HostOp:
-    start, duration = _times(trace, event, position)
+    start, end = _times(trace, event, position)
     size, dtype = _tensor(arguments) if "Input Dims" in arguments else (None, None)
     return HostOp(
         name=name,
         thread=(_label(event.get("pid")), _label(event.get("tid"))),
         start_s=start,
-        end_s=start + duration,
+        end_s=end,
         external=_integer(arguments.get("External id", arguments.get("external id"))),
         sequence=_integer(arguments.get("Sequence number")),
         record=_integer(arguments.get("Record function id")),
         size_bytes=size,
         dtype=dtype,
+        undefined=size is None and _is_undefined(arguments),
+        collective=_collective(arguments) if name == "record_param_comms" else None,
     )
+
+
+def _is_undefined(arguments: dict[str, Any]) -> bool:
+    dims, types = arguments.get("Input Dims"), arguments.get("Input type")
+    return isinstance(dims, list) and isinstance(types, list) and dims[:1] == [[]] and types[:1] == [""]
 
 
 def _times(trace: KinetoTrace, event: dict[str, Any], position: str) -> tuple[float, float]:
     start = number(event.get("ts"), trace.path, "ts", position)
-    return start * 1e-6, number(event.get("dur"), trace.path, "dur", position) * 1e-6
+    duration = number(event.get("dur"), trace.path, "dur", position)
+    if trace.origin_us is None:
+        # Microseconds since 1970 as seconds would lose a quarter of a microsecond to rounding.
+        trace.origin_us = start
+    if not start.is_integer():
+        trace.rounded = False
+    start -= trace.origin_us
+    return start * 1e-6, (start + duration) * 1e-6
 
 
 def _integer(value: object) -> int | None:
@@ -192,18 +227,6 @@ def _tensor(arguments: dict[str, Any]) -> tuple[int | None, DType | None]:
     return (None, None) if dtype is None or elements is None else (elements * ELEMENT_BYTES[dtype], dtype)
 
 
-def elements_of(shape: object) -> int | None:
-    """Return the number of elements of a shape, or None if it is no list of sizes."""
-    if not isinstance(shape, list):
-        return None
-    elements = 1
-    for size in shape:
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            return None
-        elements *= size
-    return elements if elements < 2**60 else None
-
-
 def _collective(arguments: dict[str, Any]) -> Collective | None:
     name = arguments.get("Collective name")
     if not isinstance(name, str) or not name:
@@ -219,4 +242,7 @@ def _named_collective(kernel: str) -> Collective | None:
     lowered = kernel.lower()
     if "nccl" not in lowered:
         return None
-    return Collective("allreduce" if "allreduce" in lowered else "other", None, None)
+    for name in ("allreduce", "allgather", "reducescatter", "broadcast", "sendrecv"):
+        if name in lowered.replace("_", ""):
+            return Collective(name, None, None, described=False)
+    return Collective("unnamed", None, None, described=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pace.errors import FormatError
 from pace.formats.execution_trace import TracedOp
-from pace.formats.kineto_steps import ACCUMULATE, BACKWARD, COMMUNICATION
+from pace.formats.kineto_records import ACCUMULATE, BACKWARD, COMMUNICATION
 from pace.formats.reading import warn
 from pace.formats.training_step import StepGradient, StepOp, TrainingStep
 

@@ -1,20 +1,31 @@
 """The all-reduces that a trace recorded: what they moved, and how long they took once all had come."""
 
+import bisect
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from pace.formats.kineto_trace import KinetoTrace
+from pace.formats.kineto_trace import Collective, HostOp, KinetoTrace, Thread
 
 _GLOO = "gloo:all_reduce"
+_NCCL = "nccl:"
+ALL_REDUCE = "all_reduce"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:
-    """One all-reduce as one rank saw it; waiting for slower peers is part of the duration."""
+    """One collective as one rank saw it; waiting for slower peers is part of the duration.
 
+    Attributes
+    ----------
+    issued_s
+        When the host issued it: calls belong to the step that issued them.
+    """
+
+    name: str = ALL_REDUCE
+    issued_s: float
     start_s: float
     duration_s: float
     size_bytes: int | None
@@ -24,22 +35,35 @@ class RecordedCall:
 
 
 def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
-    """Return the all-reduces of a trace in the order in which they started.
+    """Return the collectives of a trace in the order in which they started.
 
-    NCCL's kernels where there are any, else the annotations that Gloo's threads write.
+    NCCL's kernels where there are any, else the annotations that Gloo's threads write. A kernel that does
+    not say what it is or what it moves is told by the annotations around its launch. Kernels launched
+    before recording began are left out: nothing tells what they were.
     """
-    kernels = [
-        RecordedCall(
-            start_s=work.start_s,
-            duration_s=work.duration_s,
-            size_bytes=work.collective.size_bytes,
-            workers=work.collective.workers,
+    around = _HostCalls(trace)
+    kernels = []
+    for work in trace.work:
+        if work.collective is None or trace.launched_before(work):
+            continue
+        launch = None if work.correlation is None else trace.launches.get(work.correlation)
+        host = None if launch is None else around.find(*launch)
+        said = work.collective
+        # Kernels share code: one may carry another collective's name.
+        name = host.name if host is not None and not said.described else said.name
+        kernels.append(
+            RecordedCall(
+                name=ALL_REDUCE if name.replace("_", "").startswith("allreduce") else name,
+                issued_s=work.start_s if launch is None else launch[1],
+                start_s=work.start_s,
+                duration_s=work.duration_s,
+                size_bytes=said.size_bytes or (host.size_bytes if host else None),
+                workers=said.workers or (host.workers if host else None),
+            )
         )
-        for work in trace.work
-        if work.collective is not None and work.collective.name.startswith(("allreduce", "all_reduce"))
-    ]
     annotations = [
         RecordedCall(
+            issued_s=note.start_s,
             start_s=note.start_s,
             duration_s=note.end_s - note.start_s,
             size_bytes=note.size_bytes,
@@ -50,6 +74,34 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
         if note.name == _GLOO
     ]
     return sorted(kernels or annotations, key=attrgetter("start_s"))
+
+
+class _HostCalls:
+    """What the host noted around the launches of collectives."""
+
+    def __init__(self, trace: KinetoTrace) -> None:
+        notes = [note for note in trace.annotations if note.name.startswith(_NCCL)]
+        notes += [op for op in trace.ops if op.name == "record_param_comms" and op.collective is not None]
+        self._notes: defaultdict[Thread, list[HostOp]] = defaultdict(list)
+        for note in sorted(notes, key=attrgetter("start_s")):
+            self._notes[note.thread].append(note)
+
+    def find(self, thread: Thread, moment: float) -> Collective | None:
+        """Return what the notes around a moment say together; None without any."""
+        notes = self._notes.get(thread, [])
+        last = bisect.bisect_right(notes, moment, key=attrgetter("start_s"))
+        found: Collective | None = None
+        for note in reversed(notes[max(last - 3, 0) : last]):
+            if note.end_s < moment:
+                continue
+            said = note.collective or Collective(note.name.removeprefix(_NCCL), note.size_bytes, None)
+            if found is None:
+                found = said
+            else:
+                found = Collective(
+                    found.name, found.size_bytes or said.size_bytes, found.workers or said.workers
+                )
+        return found
 
 
 def cost_samples(ranks: Sequence[Sequence[RecordedCall]]) -> tuple[tuple[float, float], ...]:

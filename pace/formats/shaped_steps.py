@@ -8,7 +8,7 @@ from pace.documents.profile import Profile
 from pace.errors import FormatError
 from pace.formats.counted_ops import CountedWork, product_of, work_with_calls
 from pace.formats.execution_trace import TracedOp, read_execution_trace
-from pace.formats.kineto_steps import COMMUNICATION
+from pace.formats.kineto_records import COMMUNICATION
 from pace.formats.op_tree import MAX_DEPTH, OpTree, last_step
 from pace.formats.training_step import profile_of_step
 

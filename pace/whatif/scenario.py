@@ -27,8 +27,9 @@ GBPS = 1e9 / 8  # bytes a second in one Gb/s
 ASSUMPTIONS = (
     "Bandwidth is that of one link, latency that of one message. A cost given as one line or as samples is "
     "read as a ring's (the PACE paper's eq. 1); formulas are evaluated.",
-    "Samples scale in two parts: the smallest as latency, the rest as volume, against the bandwidth that "
-    "the largest reached.",
+    "Samples scale in two parts: the cost of the smallest messages as latency (assumed where no sample is "
+    "that small), the rest as volume, against the bandwidth that the largest reached. Name an algorithm to "
+    "price its formula instead.",
     "More workers mean the same batch on each of them (weak scaling) and the same ops.",
     "Every op's duration is divided by the compute speed-up and multiplied by the batch over the profile's.",
     "Compression divides every gradient's bytes, rounded up to whole elements; compressing takes no time.",
@@ -173,7 +174,7 @@ def _level_of(
     """Return link bandwidth and message latency of a cost in any form."""
     if isinstance(allreduce, SampledAllReduce):
         ordered = sorted(allreduce.samples)
-        (size, longest), floor = ordered[-1], min(seconds for _, seconds in ordered)
+        (size, longest), floor = ordered[-1], allreduce.latency_floor_s(workers)
         slope = (longest - floor) / size
         allreduce = AffineAllReduce(latency_s=floor, seconds_per_byte=slope)
     if isinstance(allreduce, AffineAllReduce):

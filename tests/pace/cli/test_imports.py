@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pace.cli.main import app
 from pace.documents.profile import load_profile
+from pace.version import __version__
 
 LAYERS = """name,forward_ms,backward_ms,parameter_bytes
 conv,1.0,2.0,4000
@@ -60,3 +63,28 @@ def test_what_is_wrong_is_said_in_one_message(
     assert made.returncode == code
     assert message in made.stderr
     assert "Traceback" not in made.stderr
+
+
+def test_options_that_cannot_be_meant_are_refused_before_any_work(tmp_path: Path) -> None:
+    """A chart of an unknown format, operations a second for TFLOP/s, a profile for a cost."""
+    profile = tmp_path / "vgg.json"
+    made = ["model", "vgg16", "--device-tflops", "15", "--batch", "8", "--workers", "4", "-o", str(profile)]
+    assert CliRunner().invoke(app, made).exit_code == 0
+    for command, reason in (
+        (["optimize", str(profile), "--plot", "out.xyz"], "ends in .png, .svg, .pdf"),
+        (["what-if", str(profile), "--plot", "out.xyz"], "ends in .png, .svg, .pdf"),
+        ([*made[:3], "15e12", *made[4:]], "give 15 for 15e12"),
+        (
+            ["import", "layers", str(profile), "-o", "x", "--workers", "2", "--cost", str(profile)],
+            "is a profile, and --cost wants a cost",
+        ),
+    ):
+        refused = CliRunner().invoke(app, command)
+        assert refused.exit_code == 2
+        assert reason in refused.stderr
+
+
+def test_version_and_names_are_printed() -> None:
+    """Without any other argument."""
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"pace {__version__}\n"
+    assert "resnet50" in CliRunner().invoke(app, ["model", "--list"]).stdout.splitlines()

@@ -19,7 +19,7 @@ from pace.documents.collective_costs import (
     TwoLevelAllReduce,
 )
 from pace.documents.cost_document import NetworkChange
-from tests.strategies import allreduces, properties
+from tests.strategies import allreduces, properties, samples
 
 # 1000 bytes/s, 0.5 s a message, 250 bytes/s to reduce: 800 bytes take 0.8 s to send and 3.2 s to reduce.
 NETWORK = {"bandwidth_bytes_per_s": 1000.0, "latency_s": 0.5, "reduce_bytes_per_s": 250.0}
@@ -81,21 +81,61 @@ def test_nodes_must_be_full() -> None:
 
 
 def test_samples_are_joined_by_lines_in_any_order() -> None:
-    """Flat below the first, straight between, on with the last slope: (10, 1), (20, 2), (40, 6)."""
+    """Flat below the first, straight between: (10, 1), (20, 2), (40, 6).
+
+    From 20 to 40 bytes a byte takes 0.2 s, but up to 20 bytes it takes 0.1 s: beyond 40 no byte takes more.
+    """
     cost = SampledAllReduce(samples=((40, 6), (10, 1), (20, 2))).cost(2)
-    assert cost([0, 1, 10, 15, 20, 30, 40, 50]).tolist() == [0, 1, 1, 1.5, 2, 4, 6, 8]
+    assert cost([0, 1, 10, 15, 20, 30, 40, 50]).tolist() == [0, 1, 1, 1.5, 2, 4, 6, 7]
 
 
 def test_repeated_samples_are_averaged_and_falls_smoothed_by_weight() -> None:
-    """3, 3 at 10 bytes and 0 at 20: pooled by weight to 2 each, then up to 4 at 40 bytes."""
+    """3, 3 at 10 bytes and 0 at 20: pooled by weight to 2 each, then up to 4 at 40 bytes and on."""
     cost = SampledAllReduce(samples=((10, 2), (10, 4), (20, 0), (40, 4))).cost(2)
     assert cost([5, 10, 15, 20, 30, 40, 60]).tolist() == pytest.approx([2, 2, 2, 2, 3, 4, 6])
 
 
-def test_samples_that_end_flat_go_on_with_the_last_slope_that_rises() -> None:
-    """A plateau at the end must not make every larger all-reduce free of volume."""
+def test_samples_that_end_flat_go_on_with_the_slope_from_the_last_faster_size() -> None:
+    """A plateau at the end must not make every larger all-reduce free of volume: 1 s more from 10 to 80."""
     cost = SampledAllReduce(samples=((10, 1), (20, 2), (40, 2), (80, 2))).cost(2)
-    assert cost([80, 100]).tolist() == [2, 4]
+    assert cost([80, 150]).tolist() == pytest.approx([2, 3])
+
+
+def test_sizes_that_hardly_differ_give_no_slope() -> None:
+    """Two neighbors of a real trace: 768 bytes more took 2 ms: 200 MB would take 9 minutes."""
+    cost = SampledAllReduce(samples=((2_371_584, 0.004), (2_372_352, 0.006))).cost(2)
+    assert float(cost(200e6)) == pytest.approx(200e6 * 0.004 / 2_371_584, rel=0.01)
+
+
+def test_below_a_large_smallest_sample_the_latency_is_assumed() -> None:
+    """1 MB took 5 ms with 8 workers. A tree's 6 messages of 10 us are left at nothing, halfway at half."""
+    cost = SampledAllReduce(samples=((1_000_000, 5e-3), (4_000_000, 14e-3))).cost(8)
+    assert cost([0, 1, 500_000]).tolist() == pytest.approx([0, 60e-6, (5e-3 + 60e-6) / 2], rel=1e-3)
+    small = SampledAllReduce(samples=((1000, 3e-3), (4_000_000, 14e-3))).cost(8)
+    assert float(small(1)) == 3e-3
+    fast = SampledAllReduce(samples=((1_000_000, 20e-6),)).cost(8)
+    assert float(fast(1)) == pytest.approx(20e-6)
+
+
+def test_samples_without_a_latency_keep_the_one_that_was_asked_for() -> None:
+    """Eight workers with 1 ms a message: 14 ms at no bytes, whatever was assumed before."""
+    document = SampledAllReduce(samples=((1_000_000, 5e-3), (4_000_000, 14e-3)))
+    changed = document.with_changes(NetworkChange(measured_workers=8, latency_s=1e-3))
+    assert float(changed.cost(8)(1)) == pytest.approx(14e-3)
+    assert float(changed.cost(8)(1_000_000)) == pytest.approx(14e-3 + 5e-3 - 60e-6)
+
+
+@given(samples(), st.sampled_from([2, 8]), st.integers(1, 1000), st.integers(1, 1000))
+@properties(200)
+def test_beyond_the_samples_two_calls_are_never_faster_than_one(
+    document: SampledAllReduce, workers: int, more: int, size: int
+) -> None:
+    """Monotone everywhere; and g(x + y) <= g(x) + g(y) where x is the largest sample or more."""
+    curve = document.cost(workers)
+    largest = max(size for size, _ in document.samples) + more
+    together, first, second = curve([largest + size, largest, size]).tolist()
+    assert together <= first + second + 1e-12
+    assert first <= together
 
 
 def test_one_sample_is_extended_in_proportion() -> None:
@@ -111,6 +151,17 @@ def test_the_checker_prices_every_document_alike(document: AllReduce, workers: i
         return
     expected = [allreduce_s(document, workers, size) for size in sizes]
     np.testing.assert_allclose(document.cost(workers)(sizes), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("workers", [2, 5, 8, 64])
+def test_the_checker_makes_the_same_assumptions(workers: int) -> None:
+    """Below a large smallest sample, and beyond the largest."""
+    document = SampledAllReduce(
+        samples=((70_000, 1e-3), (100_000, 8e-4), (1_000_000, 5e-3), (1_100_000, 9e-3))
+    )
+    sizes = [1, 1000, 69_999, 80_000, 900_000, 1_050_000, 50_000_000]
+    expected = [allreduce_s(document, workers, size) for size in sizes]
+    np.testing.assert_allclose(document.cost(workers)(sizes), expected, rtol=1e-9)
 
 
 @given(allreduces())

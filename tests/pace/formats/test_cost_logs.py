@@ -123,6 +123,14 @@ def test_what_is_no_nccl_all_reduce_is_refused(tmp_path: Path, text: str, reason
     assert str(tmp_path / "log") in str(refusal.value)
 
 
+@pytest.mark.parametrize("table", [NCCL_HEADER + NCCL_ROWS, OSU])
+def test_a_table_far_down_a_log_is_found(tmp_path: Path, table: str) -> None:
+    """Jobs of thousands of GPUs write their environment first: here 200 KB of it, with commas."""
+    noise = "".join(f"srun: node{number:05d}: task launched, waiting\n" for number in range(5000))
+    log = read_cost_log(_file(tmp_path, noise + table))
+    assert log.samples == read_cost_log(_file(tmp_path, table)).samples
+
+
 def test_osu_rows_are_read_from_a_schedulers_noise(tmp_path: Path) -> None:
     """The average is used; lines around the table are not."""
     log = read_cost_log(_file(tmp_path, OSU))

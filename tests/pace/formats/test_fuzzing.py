@@ -28,6 +28,7 @@ from pace.formats.osu import read_osu
 from pace.formats.pipedream import read_pipedream
 from pace.formats.reading import FormatWarning
 from pace.formats.shaped_steps import read_execution_trace_profile
+from tests.pace.formats.kineto_features import launched_events, reentrant_events, rounded_events
 from tests.pace.formats.test_cost_logs import NCCL_HEADER, NCCL_ROWS, OSU
 from tests.pace.formats.test_layers import CSV, GRAPH
 from tests.pace.formats.traces import (
@@ -58,6 +59,18 @@ DOCUMENTS: dict[str, tuple[Any, Reader]] = {
     "kineto on the host's clock": (
         kineto_document(kineto_events(steps=1, device=False)),
         lambda path: read_kineto([path], allreduce=COST),
+    ),
+    "kineto, hybrid clock": (
+        kineto_document(launched_events()),
+        lambda path: read_kineto([path], clock="hybrid"),
+    ),
+    "kineto, reentrant checkpoints": (
+        kineto_document(reentrant_events()),
+        lambda path: read_kineto([path], allreduce=COST),
+    ),
+    "kineto, rounded and early": (
+        kineto_document(rounded_events()),
+        lambda path: read_kineto([path]),
     ),
     "horovod": (horovod_events(), read_horovod_profile),
     "horovod cost": (horovod_events(iterations=2), read_horovod_cost),

@@ -26,7 +26,7 @@ def _read(folder: Path, *events: list[dict[str, Any]], **options: Any) -> Profil
         write_json(folder / f"rank{rank}.json", kineto_document(list(rank_events)))
         for rank, rank_events in enumerate(events)
     ]
-    return read_kineto(paths, **options)
+    return read_kineto(paths, **({"clock": "device"} | options))
 
 
 def _durations(profile: Profile) -> dict[str, float]:
@@ -135,7 +135,7 @@ def test_on_the_hosts_clock_an_op_lasts_until_the_next_one_starts(tmp_path: Path
 
     The last op of a pass ends with itself: what follows is waiting for the network.
     """
-    profile = _read(tmp_path, kineto_events(device=False))
+    profile = _read(tmp_path, kineto_events(device=False), clock="host")
     assert profile.metadata["clock"] == "host"
     durations = _durations(profile)
     assert durations["bwd/000.MseLossBackward0"] == 100
@@ -162,7 +162,7 @@ def test_disturbances_that_hit_another_op_each_time_are_not_forgotten(tmp_path: 
         )
         if late and late <= within < 7000:
             event["ts"] += 1000
-    profile = _read(tmp_path, events)
+    profile = _read(tmp_path, events, clock="host")
     backward = [op.duration_s for op in profile.ops if op.name.startswith("bwd/")]
     assert sum(backward) == pytest.approx(1540e-6)
     assert backward[0] == pytest.approx(1540e-6 * 100 / 540)
@@ -170,7 +170,7 @@ def test_disturbances_that_hit_another_op_each_time_are_not_forgotten(tmp_path: 
 
 def test_gloo_calls_are_taken_from_their_threads(tmp_path: Path) -> None:
     """Annotations of Gloo's threads serve where there are no kernels."""
-    profile = _read(tmp_path, kineto_events(device=False))
+    profile = _read(tmp_path, kineto_events(device=False), clock="host")
     assert dict(profile.allreduce.model_dump()["samples"]) == pytest.approx({840: 70e-6, 1200: 90e-6})
 
 

@@ -1,0 +1,115 @@
+"""What an import found, for people and as one document: the report that ``pace import kineto`` prints."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pace.documents.profile import Profile
+
+DOUBTFUL, MISLEADING = 0.1, 0.3
+
+
+def import_report(profile: Profile) -> dict[str, Any]:
+    """Return what was imported, beside the metadata of the profile."""
+    sizes = sorted((gradient.size_bytes for gradient in profile.gradients), reverse=True)
+    return {
+        "profile": profile.name,
+        "workers": profile.workers,
+        "ops": len(profile.ops),
+        "gradients": len(sizes),
+        "gradient_bytes": sum(sizes),
+        "largest_gradient_bytes": sizes[0] if sizes else 0,
+        "cost": _cost(profile),
+        **{key: value for key, value in profile.metadata.items() if key != "recorded_allreduces"},
+        "recorded_allreduces": len(profile.metadata.get("recorded_allreduces", ())),
+        "warnings": list(import_warnings(profile)),
+    }
+
+
+def _cost(profile: Profile) -> dict[str, Any]:
+    document = profile.allreduce.model_dump(mode="json")
+    samples = document.get("samples")
+    if samples is None:
+        return {"kind": document["kind"]}
+    sizes = [size for size, _ in samples]
+    return {
+        "kind": "samples",
+        "samples": len(samples),
+        "smallest_bytes": min(sizes),
+        "largest_bytes": max(sizes),
+    }
+
+
+def import_warnings(profile: Profile) -> Iterator[str]:
+    """Yield what an answer from this profile cannot be trusted in."""
+    replay = profile.metadata.get("replay")
+    if replay is not None and abs(replay["error"]) > DOUBTFUL:
+        yield (f"the replayed step is {replay['error']:+.0%} off the recorded one: {replay['not_explained']}")
+    cost = _cost(profile)
+    if cost["kind"] != "samples" or "replay" not in profile.metadata:
+        return
+    if profile.metadata.get("allreduce_from_trace") and cost["samples"] < 3:
+        yield f"the cost has {cost['samples']} samples: other sizes are an assumption"
+    if profile.metadata.get("allreduce_from_trace") and profile.metadata.get("ranks") == 1:
+        yield "the cost is of one rank's calls, and waiting for late ranks is part of it: import every rank"
+    total = sum(gradient.size_bytes for gradient in profile.gradients)
+    if total > cost["largest_bytes"]:
+        yield (
+            f"the largest sample is of {cost['largest_bytes']:,.0f} bytes: larger all-reduces, up to the "
+            f"{total:,} of all gradients, are extrapolated"
+        )
+
+
+def misleading(profile: Profile) -> str | None:
+    """Return the warning that every answer repeats where the replay is more than 30 % off."""
+    replay = profile.metadata.get("replay")
+    if replay is None or abs(replay["error"]) <= MISLEADING:
+        return None
+    return (
+        f"{profile.name}: the step that was recorded is predicted {replay['error']:+.0%} off, and so may be "
+        f"this answer: {replay['not_explained']}"
+    )
+
+
+def report_lines(report: dict[str, Any]) -> Iterator[str]:
+    """Yield the report as lines of text."""
+    yield (
+        f"gradients    {report['gradients']}, {report['gradient_bytes']:,} bytes, the largest "
+        f"{report['largest_gradient_bytes']:,}; {report['workers']} workers"
+    )
+    wall = report["step_wall_s"]
+    yield (
+        f"step         {wall * 1e3:.2f} ms, the median of {report['steps']}; on the {report['clock']} clock "
+        f"compute takes {report['compute_s'] * 1e3:.2f} ms"
+    )
+    if report["clock"] != "host":
+        host = report["host_wait_s"] / wall if wall else 0.0
+        yield (
+            f"device       busy {report['busy_share']:.0%}; waits for its host {host:.0%}, for all-reduces "
+            f"{report['exposed_communication_s'] * 1e3:.2f} ms, for other collectives "
+            f"{report['fixed_communication_s'] * 1e3:.2f} ms"
+        )
+    why = report["recorded_allreduces_why"]
+    yield f"all-reduces  {report['recorded_allreduces']} a step; " + (
+        why or "their sizes match the gradients"
+    )
+    if report["other_collectives"]:
+        counted = ", ".join(f"{count} {name}" for name, count in report["other_collectives"].items())
+        yield f"collectives  {counted}: their waiting stays with the ops that waited"
+    if report["bucket_copies"]:
+        yield (
+            f"copies       {report['bucket_copies']} a step by the wrapper itself, "
+            f"{report['bucket_copies_s'] * 1e3:.2f} ms"
+        )
+    replay = report["replay"]
+    yield (
+        f"replay       {replay['predicted_s'] * 1e3:.2f} ms predicted for what was recorded, "
+        f"{replay['error']:+.1%}; each step {', '.join(f'{error:+.1%}' for error in replay['errors'][:8])}"
+    )
+    dropped = report["dropped"]
+    if any(dropped.values()):
+        yield (
+            f"dropped      {dropped['kernels_before_recording']} kernels launched before recording "
+            f"({dropped['kernels_before_recording_s'] * 1e3:.2f} ms), "
+            f"{dropped['kernels_of_no_operator_s'] * 1e3:.2f} ms of no operator, "
+            f"{dropped['steps']} steps, {dropped['undefined_gradients']} undefined gradients a step"
+        )

@@ -1,0 +1,143 @@
+"""How long the ops of a recorded step lasted: on the device, on the host, or on both together.
+
+A job that is bound by its host leaves the device idle between kernels. The hybrid clock charges an op with
+its kernels and with the idle time before them, except where all-reduces ran meanwhile although the kernel
+had been launched: that is waiting for the network, which a prediction adds anew.
+"""
+
+import bisect
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from pace.formats.kineto_device import PlacedWork
+from pace.formats.kineto_records import KinetoStep, RecordedOp
+from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall
+
+Clock = Literal["auto", "hybrid", "device", "host"]
+
+
+def choose_clock(clock: Clock, steps: Sequence[KinetoStep], placed: PlacedWork) -> Clock:
+    """Return the clock that "auto" stands for: what the trace has the most of."""
+    if clock == "hybrid" or clock == "auto":
+        if not any(op.device_s for step in steps for op in step.backward):
+            return "host"
+        launched = any(kernel.launch_s is not None for kernel in placed.kernels)
+        return "hybrid" if launched else "device"
+    return clock
+
+
+def measure_device(steps: Sequence[KinetoStep], placed: PlacedWork, calls: Sequence[RecordedCall]) -> None:
+    """Follow the device's timeline, and divide it among the ops, the updates and waiting.
+
+    Streams are taken together: time when any computes is busy, and counts for the kernel that began it.
+    """
+    reduces = _Busy([call for call in calls if call.name == ALL_REDUCE])
+    others = _Busy([call for call in calls if call.name != ALL_REDUCE])
+    launched = [k.start_s - k.launch_s for k in placed.kernels if k.launch_s is not None]
+    latency = max(float(np.percentile(launched, 5)), 0.0) if launched else 0.0
+    busy_until: float | None = None
+    ended: dict[int, float] = {}
+    began: float | None = None
+    for kernel in placed.kernels:
+        launch = kernel.start_s if kernel.launch_s is None else min(kernel.launch_s + latency, kernel.start_s)
+        if busy_until is None:
+            busy_until = kernel.start_s
+            if kernel.step is not None:
+                busy_until -= max(launch - steps[kernel.step].start_s, 0.0)
+        if kernel.step is not None:
+            step = steps[kernel.step]
+            if began is None:
+                began = busy_until
+                # A device behind its host is still busy with earlier steps when the first one begins.
+                step.span_is_whole = not placed.early
+            lasting = max(kernel.end_s - max(busy_until, kernel.start_s), 0.0)
+            if kernel.start_s > busy_until:
+                lasting += _idle(step, busy_until, launch, kernel.start_s, reduces, others)
+            if kernel.op is not None:
+                kernel.op.lasting_s += lasting
+            else:
+                step.update_lasting_s += lasting
+            ended[kernel.step] = max(ended.get(kernel.step, 0.0), busy_until, kernel.end_s)
+        busy_until = max(busy_until, kernel.end_s)
+    for number, end in sorted(ended.items()):
+        if began is not None:
+            steps[number].span_s = max(end - began, 0.0)
+        began = end
+    for step in steps:
+        own = {id(op) for op in (*step.forward, *step.backward)}
+        step.update_lasting_s += sum(op.lasting_s for op in step.update if id(op) not in own)
+
+
+def _idle(
+    step: KinetoStep, idle_s: float, launched_s: float, start_s: float, reduces: "_Busy", others: "_Busy"
+) -> float:
+    """Note why the device was idle before a kernel; return what is no waiting for all-reduces."""
+    launched_s = max(launched_s, idle_s)
+    exposed = reduces.within(launched_s, start_s)
+    step.host_s += launched_s - idle_s
+    step.exposed_s += exposed
+    step.fixed_s += min(others.within(launched_s, start_s), start_s - launched_s - exposed)
+    return start_s - idle_s - exposed
+
+
+class _Busy:
+    """When any of some calls ran: intervals that do not overlap, in order."""
+
+    def __init__(self, calls: Sequence[RecordedCall]) -> None:
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+        for call in sorted(calls, key=lambda call: call.start_s):
+            end = call.start_s + call.duration_s
+            if self._ends and call.start_s <= self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end)
+            else:
+                self._starts.append(call.start_s)
+                self._ends.append(end)
+
+    def within(self, start_s: float, end_s: float) -> float:
+        """Return how much of an interval was busy."""
+        busy = 0.0
+        for place in range(bisect.bisect_right(self._ends, start_s), len(self._starts)):
+            if self._starts[place] >= end_s:
+                break
+            busy += min(self._ends[place], end_s) - max(self._starts[place], start_s)
+        return max(busy, 0.0)
+
+
+def durations(clock: Clock, ops: Sequence[RecordedOp]) -> list[float]:
+    """Return how long each op of a pass lasted."""
+    if clock == "hybrid":
+        return [op.lasting_s for op in ops]
+    if clock == "device":
+        return [sum(op.device_s.values()) for op in ops]
+    ends = [after.op.start_s for _, after in pairwise(ops)] + [ops[-1].host_end_s]
+    return [max(end - op.op.start_s - op.communication_s, 0.0) for op, end in zip(ops, ends, strict=True)]
+
+
+def update_duration(clock: Clock, step: KinetoStep) -> float:
+    """Return how long the update of a step lasted."""
+    if clock == "hybrid":
+        return step.update_lasting_s
+    if clock == "device":
+        return sum(sum(op.device_s.values()) for op in step.update) + step.update_work_s
+    if not step.update:
+        return 0.0
+    span = max(op.op.end_s for op in step.update) - min(op.op.start_s for op in step.update)
+    return max(span - sum(op.communication_s for op in step.update), 0.0)
+
+
+def wall_durations(clock: Clock, steps: Sequence[KinetoStep]) -> list[float]:
+    """Return how long each step took: on the device from end to end, else from one start to the next."""
+    if clock == "hybrid":
+        whole = [step.span_s for step in steps if step.span_is_whole]
+        return whole or [step.span_s for step in steps]
+    periods = [after.start_s - before.start_s for before, after in pairwise(steps)]
+    own = [step.end_s - step.start_s for step in steps]
+    # A step that was left out lies between two that were kept: then only the step itself counts.
+    return [
+        period if period < 1.5 * duration else duration
+        for period, duration in zip([*periods, own[-1]], own, strict=True)
+    ]

@@ -1,0 +1,203 @@
+"""One rank's Kineto trace worked out: its median step, its gradients and its all-reduces."""
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from pace.errors import FormatError
+from pace.formats.execution_trace import ExecutionTrace, TracedTensor
+from pace.formats.kineto_alike import alike
+from pace.formats.kineto_clocks import (
+    Clock,
+    choose_clock,
+    durations,
+    measure_device,
+    update_duration,
+    wall_durations,
+)
+from pace.formats.kineto_records import KinetoStep, RecordedGradient, RecordedOp
+from pace.formats.kineto_steps import recorded_steps
+from pace.formats.kineto_trace import KinetoTrace
+from pace.formats.parameters import in_ready_order
+from pace.formats.reading import warn
+from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall, recorded_calls
+from pace.formats.training_step import StepGradient, StepOp, TrainingStep
+
+
+class RankTrace:
+    """One rank's trace worked out: its median step and its all-reduces."""
+
+    def __init__(
+        self,
+        trace: KinetoTrace,
+        shapes: ExecutionTrace | None,
+        clock: Clock,
+        parameters: Sequence[TracedTensor] | None = None,
+    ) -> None:
+        self.trace = trace
+        every, self.placed = recorded_steps(trace)
+        collectives = recorded_calls(trace)
+        measure_device(every, self.placed, collectives)
+        self.clock = choose_clock(clock, every, self.placed)
+        self.steps = alike(trace, every)
+        self.dropped_steps = len(every) - len(self.steps)
+        self.gradients = _with_shapes(trace, self.steps, shapes, parameters)
+        reduces = [call for call in collectives if call.name == ALL_REDUCE]
+        self.others = Counter(call.name for call in collectives if call.name != ALL_REDUCE)
+        self.calls = _with_sizes(self.steps, reduces, self.gradients, shapes)
+        self.step = _median_step(self)
+        self.compute_s = sum(op.duration_s for op in (*self.step.forward, *self.step.backward))
+        self.wall_s = wall_durations(self.clock, self.steps)
+
+    def calls_of(self, step: KinetoStep) -> list[RecordedCall]:
+        """Return the all-reduces that a step issued."""
+        return [call for call in self.calls if step.start_s <= call.issued_s < step.end_s]
+
+
+def _with_shapes(
+    trace: KinetoTrace,
+    steps: list[KinetoStep],
+    shapes: ExecutionTrace | None,
+    parameters: Sequence[TracedTensor] | None,
+) -> list[TracedTensor]:
+    gradients = steps[-1].gradients
+    if shapes is not None:
+        return shapes.gradients_like([gradient.record for gradient in gradients])
+    found = [_recorded_tensor(gradient) for gradient in gradients]
+    if parameters is not None and None in found:
+        return in_ready_order(trace.path, parameters, len(gradients))
+    missing = sum(tensor is None for tensor in found)
+    if missing:
+        raise FormatError(
+            trace.path,
+            f"the sizes of {missing} of {len(gradients)} gradients were not recorded: give the execution "
+            "trace of the same workload, the list of parameters, or record with record_shapes=True",
+        )
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _recorded_tensor(gradient: RecordedGradient) -> TracedTensor | None:
+    if gradient.size_bytes is None or gradient.dtype is None:
+        return None
+    return TracedTensor(size_bytes=gradient.size_bytes, dtype=gradient.dtype)
+
+
+def _with_sizes(
+    steps: list[KinetoStep],
+    calls: list[RecordedCall],
+    gradients: list[TracedTensor],
+    shapes: ExecutionTrace | None,
+) -> list[RecordedCall]:
+    """Return the calls during the steps; a size that was not recorded is looked up or inferred.
+
+    In the execution trace, if both were recorded together; else, if a step has as many calls as it
+    issued all-reduces, each call carried the gradients that were ready since the one before.
+    """
+    found: list[RecordedCall] = []
+    by_record = {} if shapes is None else shapes.allreduces
+    for step in steps:
+        inside = [call for call in calls if step.start_s <= call.issued_s < step.end_s]
+        groups = [
+            sum(tensor.size_bytes for tensor in gradients[before:after])
+            for before, after in pairwise([0, *step.reduced_after])
+        ]
+        for place, call in enumerate(inside):
+            size = call.size_bytes
+            if size is None and call.record is not None and call.record in by_record:
+                size = by_record[call.record].size_bytes
+            recorded = size is not None
+            if not recorded and len(groups) == len(inside):
+                size = groups[place]
+            found.append(replace(call, size_bytes=size, size_is_recorded=recorded))
+    return found
+
+
+def _median_step(rank: RankTrace) -> TrainingStep:
+    reference = rank.steps[-1]
+    forward = _step_ops(rank, [step.forward for step in rank.steps])
+    backward = _step_ops(rank, [step.backward for step in rank.steps])
+    unjoined = 0
+    gradients = []
+    for gradient, tensor in zip(reference.gradients, rank.gradients, strict=True):
+        consumer = reference.backward[gradient.producer].forward
+        unjoined += consumer is None
+        gradients.append(
+            StepGradient(
+                size_bytes=tensor.size_bytes,
+                dtype=tensor.dtype,
+                producer=gradient.producer,
+                consumer=consumer or 0,
+            )
+        )
+    if unjoined:
+        warn(
+            rank.trace.path,
+            f"{unjoined} gradients have no forward op: they are taken to be needed by the first one",
+        )
+    update = statistics.median(update_duration(rank.clock, step) for step in rank.steps)
+    return TrainingStep(forward=forward, backward=backward, gradients=tuple(gradients), update_s=update)
+
+
+def _step_ops(rank: RankTrace, passes: list[list[RecordedOp]]) -> tuple[StepOp, ...]:
+    each_step = [durations(rank.clock, ops) for ops in passes]
+    medians = [statistics.median(each) for each in zip(*each_step, strict=True)]
+    # Disturbances hit other ops in every step: the sum of medians forgets them, the median of sums does not.
+    total = sum(medians)
+    scale = statistics.median(sum(step) for step in each_step) / total if total else 1.0
+    reference = passes[-1]
+    modules = _modules(rank.trace, reference)
+    # The host runs one op after another, and the hybrid clock takes the device's streams together.
+    names = _streams(reference) if rank.clock == "device" else ["compute"] * len(reference)
+    return tuple(
+        StepOp(
+            name=f"{place:03d}.{modules[place]}{op.name}",
+            duration_s=medians[place] * scale,
+            duration_std_s=statistics.pstdev(each),
+            stream=names[place],
+            waits_for_ops=_seen_before(reference, names, place),
+        )
+        for place, (op, each) in enumerate(zip(reference, zip(*each_step, strict=True), strict=True))
+    )
+
+
+def _streams(reference: list[RecordedOp]) -> list[str]:
+    streams = [max(op.device_s, key=lambda stream: op.device_s[stream], default=None) for op in reference]
+    main = Counter(stream for stream in streams if stream is not None).most_common(1)
+    return ["compute" if not main or s in (None, main[0][0]) else f"stream {s[1]}" for s in streams]
+
+
+def _seen_before(ops: list[RecordedOp], streams: list[str], place: int) -> tuple[int, ...]:
+    """Return, for every other stream, the last op that was seen to end before this one started.
+
+    A trace does not record what one stream waited for, so an order that was kept is taken as needed.
+    """
+    if len(set(streams)) == 1 or not ops[place].device_s:
+        return ()
+    last: dict[str, int] = {}
+    for other in range(place):
+        ended = ops[other].device_s and ops[other].device_end_s <= ops[place].device_start_s
+        if ended and streams[other] != streams[place]:
+            last[streams[other]] = other
+    return tuple(sorted(last.values()))
+
+
+def _modules(trace: KinetoTrace, ops: list[RecordedOp]) -> list[str]:
+    """Return the innermost module around every op, as a prefix; empty where none was recorded."""
+    if not trace.modules:
+        return [""] * len(ops)
+    modules = sorted(trace.modules, key=lambda module: (module.start_s, -module.end_s))
+    prefixes = []
+    stack = []
+    waiting = iter(modules)
+    following = next(waiting, None)
+    for op in ops:
+        start = op.op.start_s
+        while following is not None and following.start_s <= start:
+            stack.append(following)
+            following = next(waiting, None)
+        stack = [module for module in stack if module.end_s >= start]
+        around = [module for module in stack if module.thread == op.op.thread]
+        prefixes.append(f"{around[-1].name}." if around else "")
+    return prefixes

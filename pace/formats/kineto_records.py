@@ -1,0 +1,125 @@
+"""What a Kineto trace's steps consist of: operators with their device time, gradients, passes."""
+
+import bisect
+import re
+from dataclasses import dataclass, field
+
+from pace.documents.profile import DType
+from pace.formats.kineto_trace import HostOp
+
+BACKWARD = "autograd::engine::evaluate_function: "
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+ROUNDING_S = 1.9e-6  # two floors, of a start and of a duration
+UPDATE = "Optimizer.step#"
+# Collectives and the copies that DistributedDataParallel makes for them are no compute.
+COMMUNICATION = re.compile(
+    r"nccl:|gloo:|c10d::|record_param_comms|aten::(un)?flatten_dense_tensors|"
+    r"torch\.distributed\.ddp\.reducer::copy_bucket_to_grad"
+)
+
+
+@dataclass(slots=True)
+class RecordedOp:
+    """An outermost operator with what ran below it.
+
+    Attributes
+    ----------
+    host_end_s
+        When the host was done with it, the accumulation of its gradients included.
+    device_s
+        Time on the device by stream.
+    communication_s
+        Time of collectives issued inside it, on the host's clock.
+    lasting_s
+        Time on the device, and of the device's waiting that only its host explains.
+    """
+
+    op: HostOp
+    host_end_s: float
+    device_s: dict[tuple[int | str, int | str], float] = field(default_factory=dict)
+    device_start_s: float = float("inf")
+    device_end_s: float = 0.0
+    communication_s: float = 0.0
+    lasting_s: float = 0.0
+    gradients: int = 0
+    forward: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The operator's name without its namespace."""
+        return self.op.name.removeprefix(BACKWARD).removeprefix("aten::")
+
+
+@dataclass(slots=True)
+class RecordedGradient:
+    """A gradient as it was accumulated; size and dtype are None without recorded shapes."""
+
+    producer: int
+    record: int | None
+    size_bytes: int | None
+    dtype: DType | None
+    undefined: bool = False
+
+
+@dataclass(slots=True)
+class KinetoStep:
+    """One step of one rank.
+
+    Attributes
+    ----------
+    reduced_after
+        How many gradients were ready when each all-reduce was issued.
+    undefined_gradients
+        Accumulated gradients that were no tensors, as of parameters that fused kernels update.
+    update_work_s
+        Device time of the update that no operator launched: kernels of fused optimizers.
+    copies, copies_s
+        Kernels that copy buckets and buffers, launched by DistributedDataParallel itself.
+    update_lasting_s, span_s, host_s, exposed_s, fixed_s
+        Of the device's own timeline (``pace.formats.kineto_clocks``): the update, from the last step's end
+        to this one's, waiting for the host, for all-reduces, and for other collectives.
+    """
+
+    start_s: float
+    end_s: float
+    forward: list[RecordedOp] = field(default_factory=list)
+    backward: list[RecordedOp] = field(default_factory=list)
+    update: list[RecordedOp] = field(default_factory=list)
+    gradients: list[RecordedGradient] = field(default_factory=list)
+    reduced_after: list[int] = field(default_factory=list)
+    communication_s: float = 0.0
+    undefined_gradients: int = 0
+    update_work_s: float = 0.0
+    copies: int = 0
+    copies_s: float = 0.0
+    update_lasting_s: float = 0.0
+    span_s: float = 0.0
+    span_is_whole: bool = True
+    host_s: float = 0.0
+    exposed_s: float = 0.0
+    fixed_s: float = 0.0
+
+    @property
+    def signature(self) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
+        """What steps must have in common to be compared op by op."""
+        return (
+            tuple(op.name for op in self.forward),
+            tuple((op.name, op.gradients) for op in self.backward),
+        )
+
+
+@dataclass(slots=True)
+class Outermost:
+    """The outermost operators of one thread, sorted, found by time."""
+
+    starts: list[float]
+    ops: list[HostOp]
+
+    slack_s: float = 0.0
+
+    def around(self, moment: float) -> HostOp | None:
+        """Return the operator that ran at a moment; one that ended within the clock's rounding counts."""
+        place = bisect.bisect_right(self.starts, moment) - 1
+        if place < 0 or self.ops[place].end_s + self.slack_s < moment:
+            return None
+        return self.ops[place]

@@ -1,0 +1,160 @@
+"""What a profile's metadata says about the Kineto trace that it came from, and how well it predicts it.
+
+The prediction replays what the trace ran: its own all-reduces, at the sizes that were recorded, each handed
+over once the gradients were ready that had been accumulated before, one after another, and an update behind
+the last of them.
+"""
+
+import statistics
+from itertools import pairwise
+from typing import Any
+
+from pace.documents.profile import Profile
+from pace.formats.kineto_rank import RankTrace
+from pace.formats.reading import warn
+from pace.formats.training_step import gradient_names
+
+
+def described(rank: RankTrace, num_ranks: int, *, joined: bool, measured: bool) -> dict[str, Any]:
+    """Return the metadata of a profile that `rank`'s trace makes, before it is replayed."""
+    steps = rank.steps
+    wall = statistics.median(rank.wall_s)
+    device = statistics.median(
+        sum(sum(op.device_s.values()) for op in (*step.forward, *step.backward, *step.update))
+        + step.update_work_s
+        for step in steps
+    )
+    busy = rank.compute_s + rank.step.update_s
+    busy = min(busy, device) if device else busy
+    groups, matches, why = _compared(rank)
+    if matches is False:
+        warn(rank.trace.path, why or "")
+    return {
+        "origin": "imported",
+        "tool": "Kineto" + (" with execution trace" if joined else ""),
+        "ranks": num_ranks,
+        "rank": rank.trace.rank,
+        "steps": len(steps),
+        "clock": rank.clock,
+        "step_wall_s": wall,
+        "compute_s": rank.compute_s + rank.step.update_s,
+        "update_s": rank.step.update_s,
+        "busy_share": busy / wall if wall else 0.0,
+        "host_wait_s": statistics.median(step.host_s for step in steps),
+        "exposed_communication_s": statistics.median(step.exposed_s for step in steps),
+        "fixed_communication_s": statistics.median(step.fixed_s for step in steps),
+        "bucket_copies": steps[-1].copies,
+        "bucket_copies_s": statistics.median(step.copies_s for step in steps),
+        "other_collectives": dict(sorted(rank.others.items())),
+        "dropped": {
+            "kernels_before_recording": rank.placed.early,
+            "kernels_before_recording_s": rank.placed.early_s,
+            "kernels_of_no_operator_s": rank.placed.lost_s,
+            "steps": rank.dropped_steps,
+            "undefined_gradients": steps[-1].undefined_gradients,
+        },
+        "allreduce_from_trace": measured,
+        "recorded_allreduces": groups,
+        "recorded_allreduces_match": matches,
+        "recorded_allreduces_why": why,
+    }
+
+
+def _compared(rank: RankTrace) -> tuple[list[dict[str, Any]], bool | None, str | None]:
+    """Return what each recorded all-reduce must have carried: the gradients ready since the one before.
+
+    True if their sizes are those that were recorded, None if no sizes were; and the reason where not True.
+    """
+    step = rank.steps[-1]
+    names = gradient_names(rank.step)
+    sizes = [call.size_bytes if call.size_is_recorded else None for call in rank.calls_of(step)]
+    edges = list(pairwise([0, *step.reduced_after]))
+    ready = [sum(tensor.size_bytes for tensor in rank.gradients[a:b]) for a, b in edges]
+    groups = [
+        {"gradients": names[a:b], "size_bytes": size} for (a, b), size in zip(edges, ready, strict=True)
+    ]
+    known = [size for size in sizes if size is not None]
+    if not sizes:
+        return groups, None, "no all-reduce was recorded"
+    if len(known) < len(sizes):
+        return groups, None, "the trace does not say what the all-reduces carried"
+    if sorted(known) == sorted(ready):
+        return groups, True, None
+    total = sum(tensor.size_bytes for tensor in rank.gradients)
+    if sum(known) == total:
+        return (
+            groups,
+            False,
+            (
+                f"the all-reduces carried the {total:,} bytes of the gradients, but not each what had become "
+                f"ready since the one before: {known} bytes against {ready} (several wrapped modules?)"
+            ),
+        )
+    return (
+        groups,
+        False,
+        (
+            f"the all-reduces carried {sum(known):,} bytes, and the {len(names)} gradients found "
+            f"have {total:,}: "
+            f"{known} bytes against {ready}; gradients are missing here, or something else was reduced"
+        ),
+    )
+
+
+def replayed(profile: Profile, rank: RankTrace) -> dict[str, Any]:
+    """Return the predicted step beside the recorded ones, and what the difference can be put down to."""
+    predicted = replay_s(profile, *_handed_over(rank))
+    errors = [predicted / wall - 1 if wall else 0.0 for wall in rank.wall_s]
+    recorded = statistics.median(rank.wall_s)
+    error = predicted / recorded - 1 if recorded else 0.0
+    return {
+        "predicted_s": predicted,
+        "recorded_s": list(rank.wall_s),
+        "errors": errors,
+        "error": error,
+        "not_explained": _unexplained(rank, recorded - predicted) if abs(error) > 0.1 else None,
+    }
+
+
+def _handed_over(rank: RankTrace) -> tuple[list[int], list[int]]:
+    step = rank.steps[-1]
+    counts = step.reduced_after
+    sizes = [call.size_bytes for call in rank.calls_of(step)]
+    if len(sizes) != len(counts) or None in sizes:
+        edges = pairwise([0, *counts])
+        return counts, [sum(tensor.size_bytes for tensor in rank.gradients[a:b]) for a, b in edges]
+    return counts, [size or 0 for size in sizes]
+
+
+def replay_s(profile: Profile, ready_counts: list[int], sizes_bytes: list[int]) -> float:
+    """Return the length of a window with these all-reduces in order and a barrier behind them, in seconds.
+
+    The profile lists its gradients in the order in which they became ready; an all-reduce with count c is
+    handed over once the first c of them are ready.
+    """
+    timing = profile.timing
+    now = 0.0
+    for count, size in zip(ready_counts, sizes_bytes, strict=True):
+        ready = float(timing.ready_s[:count].max(initial=0.0))
+        now = max(now, ready) + float(profile.cost(size))
+    return max(timing.compute_s, now + float(timing.tail_s.max(initial=0.0)))
+
+
+def _unexplained(rank: RankTrace, missing_s: float) -> str:
+    milliseconds = f"{abs(missing_s) * 1e3:.1f} ms of the recorded step"
+    if missing_s < 0:
+        return f"{milliseconds} too much: all-reduces were faster than the cost says, or steps differ"
+    if rank.clock == "device":
+        return (
+            f"{milliseconds} are no kernels: the device waited for its host or for other communication, "
+            "which the device's clock leaves out"
+        )
+    if rank.clock == "host":
+        return (
+            f"{milliseconds} passed outside the operators: loading data, waiting for the device or for peers"
+        )
+    exposed = statistics.median(step.exposed_s for step in rank.steps)
+    return (
+        f"{milliseconds} are missing, of which the device spent up to {exposed * 1e3:.1f} ms waiting for "
+        "all-reduces: with one rank's trace, waiting for late ranks cannot be told from sending"
+    )

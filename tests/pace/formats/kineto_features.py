@@ -1,0 +1,59 @@
+"""The events of ``tests.pace.formats.traces`` with what traces of real jobs have besides."""
+
+from typing import Any
+
+from tests.pace.formats.traces import AUTOGRAD, EVALUATE, MAIN, NCCL, STREAM, Event, kineto_events
+
+
+def make_event(category: str, name: str, tid: int, start: float, duration: float, **arguments: Any) -> Event:
+    """Return one complete event, on the device if it is a kernel."""
+    pid = 0 if category == "kernel" else 100
+    common = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid}
+    return common | {"ts": start, "dur": duration, "args": arguments}
+
+
+def launched_events(*, behind_us: float = 0.0) -> list[Event]:
+    """Return events whose all-reduces have launches; the device runs them so much later."""
+    events = kineto_events()
+    for number, event in enumerate(list(events)):
+        if event.get("cat") == "kernel" and event["tid"] == NCCL:
+            launched = {"correlation": 700_000 + number}
+            event["args"] |= launched
+            events.append(
+                make_event("cuda_runtime", "cudaLaunchKernel", AUTOGRAD, event["ts"], 3, **launched)
+            )
+            event["ts"] += behind_us
+    return events
+
+
+def rounded_events() -> list[Event]:
+    """Return events with a child of 1 us that starts when its parent's rounded time is over.
+
+    It does so in two of three steps. A kernel launched before recording began runs in the first step.
+    """
+    events = kineto_events()
+    for step in (0, 2):
+        at = 1_001_300 + 10_000 * step  # conv2d runs from 1,100 to 1,300
+        events.append(make_event("cpu_op", "aten::detach", MAIN, at, 1))
+    for event in events:
+        if "correlation" in event["args"]:
+            event["args"]["correlation"] += 500
+    events.append(make_event("kernel", "early", STREAM, 1_000_200, 90, correlation=7))
+    return events
+
+
+def reentrant_events() -> list[Event]:
+    """Return the model's events with its backward ops inside one op of a reentrant checkpoint."""
+    events = kineto_events()
+    for step in range(3):
+        origin = 1_000_000 + 10_000 * step
+        number = {"Sequence number": 100 * step + 10}
+        name = EVALUATE + "CheckpointFunctionBackward"
+        events.append(make_event("cpu_op", name, AUTOGRAD, origin + 3990, 1000, **number))
+        launch = {"correlation": 500_000 + step}
+        events.append(make_event("cuda_runtime", "cudaLaunchKernel", AUTOGRAD, origin + 3995, 2, **launch))
+        events.append(make_event("kernel", "recompute", STREAM, origin + 3998, 11, **launch))
+    for event in events:
+        if event["name"] == EVALUATE + "AddmmBackward0":
+            del event["args"]["Sequence number"]  # the forward op ran inside the checkpoint
+    return events
