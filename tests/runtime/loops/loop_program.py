@@ -86,9 +86,9 @@ class Program:
 def defined(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
     """Leave out what plain training itself cannot define, since ranks would do different things.
 
-    Left out are: a gradient that rank 0 alone reads before a further backward pass (what would it read?); an
-    assignment of a tensor that differs between ranks after gradients were read (they are the same on all
-    ranks then); looking at gradients in no_sync on top of others; a rank without a backward pass that
+    Left out are: a gradient that rank 0 alone reads before the others clear theirs or have a further backward
+    pass; an assignment of a tensor that differs between ranks after gradients were read (they are the same on
+    all ranks then); looking at gradients in no_sync on top of others; a rank without a backward pass that
     changes gradients reduced before, waits for other ranks in a collective before it steps, or decides about
     the step by gradients that it cannot see, as a loss scaler does. Where a rank had no backward pass in the
     end, a step is added: it would be gone when others look at gradients.
@@ -121,7 +121,7 @@ class _Filter:
                 self.read, self.clean = True, False
                 self._follow(("step",))
                 continue
-            if name == "log" and not _everybody_reduces_next(operations[at + 1 :]):
+            if name == "log" and not _everybody_reduces_next(operations[at + 1 :], idle=self.idle):
                 continue
             if name == "assign" and self.read:
                 continue
@@ -188,11 +188,11 @@ class _Filter:
             self.computed = self.computed and not operation[2]
 
 
-def _everybody_reduces_next(operations: tuple[Operation, ...]) -> bool:
-    """Whether all ranks read gradients or step before they compute any more."""
+def _everybody_reduces_next(operations: tuple[Operation, ...], *, idle: bool) -> bool:
+    """Whether all ranks read gradients, wait in a collective or step before they compute or clear any more."""
     for name, *_ in operations:
-        if name in READS or name == "step":
+        if name in READS or name == "step" or (name == "loss" and not idle):
             return True
-        if name in ("compute", "scaled", "no_sync", "assign", "closure"):
+        if name in ("compute", "scaled", "no_sync", "assign", "closure", "zero", "drop"):
             return False
     return False

@@ -31,7 +31,7 @@ def check(pool: RankPool, program: Program) -> None:
 
 @pytest.mark.timeout(0)
 @settings(
-    max_examples=num_loops(200),
+    max_examples=num_loops(120),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
