@@ -189,7 +189,7 @@ class _Filter:
 
 
 def _everybody_reduces_next(operations: tuple[Operation, ...], *, idle: bool) -> bool:
-    """Whether all ranks read gradients, wait in a collective or step before they compute or clear any more."""
+    """Whether all ranks read gradients, step or wait in a collective before they compute or clear more."""
     for name, *_ in operations:
         if name in READS or name == "step" or (name == "loss" and not idle):
             return True
