@@ -116,7 +116,7 @@ class _Filter:
                 self.read, self.computed = False, True
                 continue
             if name == "closure":
-                self.read, self.clean = False, True
+                self.read = False
                 kept.append(("closure", self.run(operation[1])))
                 self.read, self.clean = True, False
                 self._follow(("step",))
