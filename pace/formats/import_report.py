@@ -94,7 +94,7 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
     )
     if report["other_collectives"]:
         counted = ", ".join(f"{count} {name}" for name, count in report["other_collectives"].items())
-        yield f"collectives  {counted}: their waiting stays with the ops that waited"
+        yield f"collectives  {counted}: kept as communication that no schedule moves"
     if report["bucket_copies"]:
         yield (
             f"copies       {report['bucket_copies']} a step by the wrapper itself, "

@@ -9,9 +9,12 @@ from operator import attrgetter
 
 from pace.formats.kineto_trace import Collective, HostOp, KinetoTrace, Thread
 
-_GLOO = "gloo:all_reduce"
+_GLOO = "gloo:"
 _NCCL = "nccl:"
 ALL_REDUCE = "all_reduce"
+HOST_LANE = ("host", "gloo")
+_ISSUE = "c10d::"
+_SILENT = ("gloo:barrier", "gloo:monitored_barrier")  # they carry nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,8 @@ class RecordedCall:
     ----------
     issued_s
         When the host issued it: calls belong to the step that issued them.
+    lane
+        The device's stream, or one for all of Gloo's threads.
     """
 
     name: str = ALL_REDUCE
@@ -32,6 +37,12 @@ class RecordedCall:
     workers: int | None
     record: int | None = None
     size_is_recorded: bool = True
+    lane: tuple[int | str, int | str] = HOST_LANE
+
+    @property
+    def end_s(self) -> float:
+        """When it had ended."""
+        return self.start_s + self.duration_s
 
 
 def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
@@ -59,21 +70,45 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
                 duration_s=work.duration_s,
                 size_bytes=said.size_bytes or (host.size_bytes if host else None),
                 workers=said.workers or (host.workers if host else None),
+                lane=work.stream,
             )
         )
+    notes = [note for note in trace.annotations if note.name.startswith(_GLOO) and note.name not in _SILENT]
+    issued = _issues(trace, notes)
     annotations = [
         RecordedCall(
-            issued_s=note.start_s,
+            name=note.name.removeprefix(_GLOO),
+            issued_s=issued.get(id(note), note.start_s),
             start_s=note.start_s,
             duration_s=note.end_s - note.start_s,
             size_bytes=note.size_bytes,
             workers=trace.workers,
             record=note.record,
         )
-        for note in trace.annotations
-        if note.name == _GLOO
+        for note in notes
     ]
     return sorted(kernels or annotations, key=attrgetter("start_s"))
+
+
+def _issues(trace: KinetoTrace, notes: list[HostOp]) -> dict[int, float]:
+    """Return when the notes of Gloo's threads were issued, by their identity, as far as that is certain.
+
+    The threads take calls in the order of their issue.
+    """
+    by_name: defaultdict[str, list[HostOp]] = defaultdict(list)
+    for note in sorted(notes, key=attrgetter("start_s")):
+        by_name[_plain(note.name.removeprefix(_GLOO))].append(note)
+    issued: dict[int, float] = {}
+    for name, found in by_name.items():
+        ops = [op for op in trace.ops if op.name.startswith(_ISSUE) and _plain(op.name) == name]
+        starts = sorted(op.start_s for op in ops)
+        if len(starts) == len(found) and all(a <= b.start_s for a, b in zip(starts, found, strict=True)):
+            issued |= {id(note): start for note, start in zip(found, starts, strict=True)}
+    return issued
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix(_ISSUE).replace("_", "").removesuffix("base")
 
 
 class _HostCalls:
