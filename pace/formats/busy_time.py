@@ -17,6 +17,11 @@ class BusyTime:
                 self._starts.append(start)
                 self._ends.append(end)
 
+    @property
+    def intervals(self) -> list[tuple[float, float]]:
+        """The union as intervals in order."""
+        return list(zip(self._starts, self._ends, strict=True))
+
     def within(self, start_s: float, end_s: float) -> float:
         """Return how much of an interval was busy, in seconds."""
         busy = 0.0

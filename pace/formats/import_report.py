@@ -88,6 +88,14 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
             f"{report['exposed_communication_s'] * 1e3:.2f} ms, for other collectives "
             f"{report['fixed_communication_s'] * 1e3:.2f} ms"
         )
+    if report["late_ranks_s"] is not None:
+        rank = "unnumbered" if report["rank"] is None else report["rank"]
+        yield (
+            f"ranks        {report['ranks']} together; the slowest is {rank}; they wait "
+            f"{report['late_ranks_s'] * 1e3:.2f} ms a step for the last to come, on average"
+        )
+    elif report["ranks"] > 1:
+        yield f"ranks        {report['ranks']}, whose collectives differ: who waited for whom is not known"
     why = report["recorded_allreduces_why"]
     yield f"all-reduces  {report['recorded_allreduces']} a step; " + (
         why or "their sizes match the gradients"

@@ -9,6 +9,7 @@ from pace.documents.profile import Profile
 from pace.errors import FormatError, InvalidOptions
 from pace.formats.execution_trace import read_execution_trace
 from pace.formats.kineto_clocks import Clock
+from pace.formats.kineto_job import look_at_job
 from pace.formats.kineto_rank import RankTrace
 from pace.formats.kineto_report import described, replayed
 from pace.formats.kineto_trace import read_kineto_trace
@@ -32,8 +33,8 @@ def read_kineto(
     Parameters
     ----------
     paths
-        One trace for each rank, at least one. Op durations are those of the rank whose step is
-        longest; the all-reduce cost uses all of them.
+        One trace for each rank, at least one. Op durations are those of the slowest rank, for which the
+        others wait (``pace.formats.kineto_job``); the all-reduce cost uses all of them.
     execution_trace
         An execution trace of the same workload, for the sizes of gradients: needed unless the
         Kineto trace was recorded with `record_shapes=True`. Joined by `Record function id` if both
@@ -59,9 +60,9 @@ def read_kineto(
     shapes = None if execution_trace is None else read_execution_trace(execution_trace)
     listed = None if parameters is None else read_parameters(parameters)
     ranks = [RankTrace(read_kineto_trace(path), shapes, clock, listed) for path in paths]
-    slowest = max(ranks, key=lambda rank: rank.compute_s)
-    trace, step = slowest.trace, slowest.step
-    samples = cost_samples([rank.calls for rank in ranks])
+    job = look_at_job(ranks)
+    trace, step = job.slowest.trace, job.slowest.step
+    samples = cost_samples([rank.calls for rank in ranks], job.all_reduces)
     workers = workers or _workers(ranks)
     if workers is None:
         raise FormatError(trace.path, "the trace does not say how many workers took part: give their number")
@@ -76,9 +77,9 @@ def read_kineto(
         name=name,
         workers=workers,
         allreduce=allreduce,
-        metadata=described(slowest, len(ranks), joined=execution_trace is not None, measured=bool(samples)),
+        metadata=described(job, joined=execution_trace is not None, measured=bool(samples)),
     )
-    return profile.replace(metadata={**profile.metadata, "replay": replayed(profile, slowest)})
+    return profile.replace(metadata={**profile.metadata, "replay": replayed(profile, job)})
 
 
 def _workers(ranks: list[RankTrace]) -> int | None:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
 
 from pace.errors import FormatError
 from pace.formats.execution_trace import ExecutionTrace, TracedTensor
@@ -49,7 +50,8 @@ class RankTrace:
         self.dropped_steps = len(every) - len(self.steps)
         self.gradients = _with_shapes(trace, self.steps, shapes, parameters)
         reduces = [call for call in collectives if call.name == ALL_REDUCE]
-        self.others = Counter(call.name for call in collectives if call.name != ALL_REDUCE)
+        self._others = [call for call in collectives if call.name != ALL_REDUCE]
+        self.others = Counter(call.name for call in self._others)
         self.calls = _with_sizes(self.steps, reduces, self.gradients, shapes)
         self.step = _median_step(self)
         self.compute_s = sum(op.duration_s for op in (*self.step.forward, *self.step.backward))
@@ -58,6 +60,11 @@ class RankTrace:
     def calls_of(self, step: KinetoStep) -> list[RecordedCall]:
         """Return the all-reduces that a step issued."""
         return [call for call in self.calls if step.start_s <= call.issued_s < step.end_s]
+
+    def collectives_of(self, step: KinetoStep) -> list[RecordedCall]:
+        """Return all collectives that a step issued, in the order in which it did."""
+        others = [call for call in self._others if step.start_s <= call.issued_s < step.end_s]
+        return sorted((*self.calls_of(step), *others), key=attrgetter("issued_s"))
 
 
 def _with_shapes(

@@ -139,27 +139,29 @@ class _HostCalls:
         return found
 
 
-def cost_samples(ranks: Sequence[Sequence[RecordedCall]]) -> tuple[tuple[float, float], ...]:
+def cost_samples(
+    ranks: Sequence[Sequence[RecordedCall]], together: Sequence[Sequence[RecordedCall]] = ()
+) -> tuple[tuple[float, float], ...]:
     """Return one (bytes, seconds) sample for each size.
 
-    With several ranks, a call's duration is the shortest of any rank's: the last to come waits for
-    nobody. The sample is the median over a size's calls. With one rank, waiting cannot be told from
-    sending, and the sample is the shortest of a size's calls.
+    Parameters
+    ----------
+    ranks
+        Every rank's calls.
+    together
+        For calls that every rank recorded, how each of them saw it. Its duration is the shortest of any
+        rank's, because the last to come waits for nobody, and the sample is the median over a size's
+        calls. Without it waiting cannot be told from sending, and the sample is the shortest of a
+        size's calls.
     """
     by_size: defaultdict[int, list[float]] = defaultdict(list)
-    counts = {len(calls) for calls in ranks}
-    together = len(ranks) > 1 and len(counts) == 1
-    if together:
-        for parts in zip(*ranks, strict=True):
-            sizes = {part.size_bytes for part in parts}
-            size = sizes.pop()
-            if size and not sizes:
-                by_size[size].append(min(part.duration_s for part in parts))
+    for parts in together:
+        if parts[0].size_bytes:
+            by_size[parts[0].size_bytes].append(min(part.duration_s for part in parts))
+    middle = statistics.median if by_size else min
     if not by_size:
-        together = False
         for calls in ranks:
             for call in calls:
                 if call.size_bytes:
                     by_size[call.size_bytes].append(call.duration_s)
-    middle = statistics.median if together else min
     return tuple((float(size), float(middle(by_size[size]))) for size in sorted(by_size))
