@@ -261,6 +261,9 @@ class Profile(Document):
             # What every op of an older document is leaves its digest, and its schedules, as they are.
             if op["kind"] == "compute":
                 del op["kind"]
+        for name in ("counts", "deviations_s", "ranks"):
+            if not document["allreduce"].get(name, True):
+                del document["allreduce"][name]
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 

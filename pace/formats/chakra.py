@@ -52,7 +52,7 @@ def read_chakra(
     if allreduce is None:
         if not reader.samples:
             raise FormatError(path, "no all-reduce was recorded: give the cost of an all-reduce")
-        allreduce = SampledAllReduce(samples=tuple(sorted(reader.samples.items())))
+        allreduce = SampledAllReduce(samples=tuple(sorted(reader.samples.items())), ranks=1)
     return profile_of_step(
         path,
         step,

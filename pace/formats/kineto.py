@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pace.documents.collective_costs import AllReduce, SampledAllReduce
+from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import Profile
 from pace.errors import FormatError, InvalidOptions
 from pace.formats.execution_trace import read_execution_trace
@@ -14,7 +14,7 @@ from pace.formats.kineto_rank import RankTrace
 from pace.formats.kineto_report import described, replayed
 from pace.formats.kineto_trace import read_kineto_trace
 from pace.formats.parameters import read_parameters
-from pace.formats.recorded_collectives import cost_samples
+from pace.formats.recorded_collectives import recorded_cost
 from pace.formats.training_step import profile_of_step
 
 
@@ -62,22 +62,22 @@ def read_kineto(
     ranks = [RankTrace(read_kineto_trace(path), shapes, clock, listed) for path in paths]
     job = look_at_job(ranks)
     trace, step = job.slowest.trace, job.slowest.step
-    samples = cost_samples([rank.calls for rank in ranks], job.all_reduces)
+    recorded = recorded_cost([rank.calls for rank in ranks], job.all_reduces)
     workers = workers or _workers(ranks)
     if workers is None:
         raise FormatError(trace.path, "the trace does not say how many workers took part: give their number")
     if allreduce is None:
-        if not samples:
+        if recorded is None:
             reason = "no all-reduce of known size was recorded: give the cost of an all-reduce"
             raise FormatError(trace.path, reason)
-        allreduce = SampledAllReduce(samples=samples)
+        allreduce = recorded
     profile = profile_of_step(
         trace.path,
         step,
         name=name,
         workers=workers,
         allreduce=allreduce,
-        metadata=described(job, joined=execution_trace is not None, measured=bool(samples)),
+        metadata=described(job, joined=execution_trace is not None, measured=recorded is not None),
     )
     return profile.replace(metadata={**profile.metadata, "replay": replayed(profile, job)})
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from pace.documents.collective_costs import SampledAllReduce
 from pace.formats.kineto_trace import Collective, HostOp, KinetoTrace, Thread
 
 _GLOO = "gloo:"
@@ -139,10 +140,10 @@ class _HostCalls:
         return found
 
 
-def cost_samples(
+def recorded_cost(
     ranks: Sequence[Sequence[RecordedCall]], together: Sequence[Sequence[RecordedCall]] = ()
-) -> tuple[tuple[float, float], ...]:
-    """Return one (bytes, seconds) sample for each size.
+) -> SampledAllReduce | None:
+    """Return the cost with one sample for each size; None if no size is known.
 
     Parameters
     ----------
@@ -164,4 +165,12 @@ def cost_samples(
             for call in calls:
                 if call.size_bytes:
                     by_size[call.size_bytes].append(call.duration_s)
-    return tuple((float(size), float(middle(by_size[size]))) for size in sorted(by_size))
+    if not by_size:
+        return None
+    sizes = sorted(by_size)
+    return SampledAllReduce(
+        samples=tuple((float(size), float(middle(by_size[size]))) for size in sizes),
+        counts=tuple(len(by_size[size]) for size in sizes),
+        deviations_s=tuple(statistics.pstdev(by_size[size]) for size in sizes),
+        ranks=len(ranks) if together else 1,
+    )
