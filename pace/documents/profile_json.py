@@ -33,6 +33,7 @@ def _allreduce(profile: "Profile") -> str:
     samples = document.pop("samples", None)
     if samples is None:
         return json.dumps({name: value for name, value in document.items() if value is not None})
+    document = {name: value for name, value in document.items() if value}
     return json.dumps(document)[:-1] + f', "samples": {_rows(samples)}}}'
 
 
