@@ -89,9 +89,7 @@ def check_bound(profile: Profile, schedule: Schedule, times: DerivedTimes) -> It
     yield from check_line(profile, times, "bound", schedule.bound)
 
 
-def check_set(
-    profile: Profile, bound: FusionBound, times: DerivedTimes, field: str
-) -> Iterator[str]:
+def check_set(profile: Profile, bound: FusionBound, times: DerivedTimes, field: str) -> Iterator[str]:
     """Yield why a set of gradients does not prove its bound, its line aside."""
     slack = times.slack_s
     inside = [

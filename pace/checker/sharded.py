@@ -38,7 +38,7 @@ def check_sharded(profile: Profile, schedule: ShardedSchedule) -> list[str]:
         _check_order(schedule, times),
         _check_norm(profile, schedule, times),
         _check_predictions(profile, schedule, times),
-        _check_certificate(schedule, times),
+        _check_certificate(schedule, times, _floor(profile, times)),
         _check_bounds(profile, schedule, times),
     )
     return [violation for part in parts for violation in part]
@@ -167,9 +167,7 @@ def _check_predictions(profile: Profile, schedule: ShardedSchedule, times: Deriv
     predicted, floor = schedule.predicted, _floor(profile, times)
     ends = _ends(schedule)["all-gather"]
     realized = [end + call.time_s for end, call in zip(ends, schedule.all_gathers, strict=True)]
-    proofs = [
-        bound.bound_s for bound in (schedule.norm_bound, schedule.set_bound) if bound is not None
-    ]
+    proofs = [bound.bound_s for bound in (schedule.norm_bound, schedule.set_bound) if bound is not None]
     lower = max([floor, *proofs])
     expected = (
         ("compute_s", predicted.compute_s, times.compute_s),
@@ -189,14 +187,10 @@ def _jobs(schedule: ShardedSchedule) -> tuple[list[float], list[float], list[flo
     """Return ready time, duration and tail of every call, reduce-scatters first; without a norm."""
     first, second, needs = schedule.reduce_scatters, schedule.all_gathers, _needs(schedule)
     heads = [max(first[call].time_s + first[call].duration_s for call in of_gather) for of_gather in needs]
-    tails = [
-        max(
-            gather.duration_s + gather.time_s
-            for gather, of_gather in zip(second, needs, strict=True)
-            if number in of_gather
-        )
-        for number in range(len(first))
-    ]
+    tails = [0.0] * len(first)
+    for gather, of_gather in zip(second, needs, strict=True):
+        for call in of_gather:
+            tails[call] = max(tails[call], gather.duration_s + gather.time_s)
     return (
         [call.time_s for call in first] + heads,
         [call.duration_s for call in (*first, *second)],
@@ -217,19 +211,19 @@ def _optimum(schedule: ShardedSchedule) -> float:
             inside = ready >= rho
             strongest = max(strongest, float(np.max(rho + np.cumsum(duration[inside]) + tail[inside])))
         return strongest
-    first, second = schedule.reduce_scatters, schedule.all_gathers
-    summed = max(
-        call.time_s + sum(other.duration_s for other in first if other.time_s >= call.time_s)
-        for call in first
-    )
-    after = max(
-        call.time_s + sum(other.duration_s for other in second if other.time_s >= call.time_s)
-        for call in second
-    )
-    return summed + (schedule.norm.end_s - schedule.norm.start_s) + after
+    norm_s = schedule.norm.end_s - schedule.norm.start_s
+    return _longest(schedule.reduce_scatters) + norm_s + _longest(schedule.all_gathers)
 
 
-def _check_certificate(schedule: ShardedSchedule, times: DerivedTimes) -> Iterator[str]:
+def _longest(calls: tuple[HalfCall, ...]) -> float:
+    """Return the maximum over the calls of one's time and the durations of all whose time is no less."""
+    time = np.array([call.time_s for call in calls])
+    falling = np.argsort(-time, kind="stable")
+    behind = np.cumsum(np.array([call.duration_s for call in calls])[falling])
+    return float(np.max(time[falling] + behind))
+
+
+def _check_certificate(schedule: ShardedSchedule, times: DerivedTimes, floor_s: float) -> Iterator[str]:
     proof = schedule.certificate
     chosen: dict[HalfOfExchange, tuple[int, ...]] = {
         "reduce-scatter": proof.reduce_scatters,
@@ -267,6 +261,8 @@ def _check_certificate(schedule: ShardedSchedule, times: DerivedTimes) -> Iterat
     total = sum(stated for _, stated, _ in expected)
     if not same(proof.bound_s, total, times):
         yield f"certificate.bound_s is {proof.bound_s!r}, its parts add up to {total!r}"
+    if not same(max(floor_s, proof.bound_s), schedule.predicted.ideal_iteration_s, times):
+        yield f"certificate.bound_s {proof.bound_s!r} does not prove predicted.ideal_iteration_s"
 
 
 def _check_bounds(profile: Profile, schedule: ShardedSchedule, times: DerivedTimes) -> Iterator[str]:
@@ -291,7 +287,11 @@ def _check_bounds(profile: Profile, schedule: ShardedSchedule, times: DerivedTim
         ("norm_bound.all_gather", HALVES[1], norm.all_gather, after),
     ):
         yield from check_line(
-            profile, flat, field, chain, lambda size, half=half: half_s(profile, half, size)  # type: ignore[misc]
+            profile,
+            flat,
+            field,
+            chain,
+            lambda size, half=half: half_s(profile, half, size),  # type: ignore[misc]
         )
         yield from check_chain(profile, chain, flat, behind_s=0.0, field=field)
     sent = any(gradient.size_bytes for gradient in profile.gradients)

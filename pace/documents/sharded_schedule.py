@@ -204,7 +204,9 @@ class ShardedSchedule(Document):
                 )
         for number, group in enumerate(self.shards):
             if (number in placed) != (group.num_columns > 0):
-                raise ValueError(f"{half}: shard {number} of {group.num_columns} columns is in no call or one")
+                raise ValueError(
+                    f"{half}: shard {number} of {group.num_columns} columns is in no call or one"
+                )
 
     def _refuse_gaps(self, half: HalfName, calls: Sequence[HalfCall]) -> None:
         ranges: list[list[tuple[int, int]]] = [[] for _ in calls]

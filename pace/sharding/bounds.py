@@ -31,8 +31,10 @@ def _chained(problem: ShardingProblem, plan: ShardedPlan) -> HalvesCertificate:
     count = len(plan.scattered)
     first = tuple(job for job in proof.jobs if job < count)
     second = tuple(job - count for job in proof.jobs if job >= count)
-    sums = (float(np.sum(instance.processing[[job for job in proof.jobs if (job >= count) is late]]))
-            for late in (False, True))
+    sums = (
+        float(np.sum(instance.processing[[job for job in proof.jobs if (job >= count) is late]]))
+        for late in (False, True)
+    )
     total_first, total_second = sums
     return HalvesCertificate(
         reduce_scatters=first,
@@ -120,5 +122,3 @@ def set_bound(problem: ShardingProblem) -> FusionBound:
             if best is None or found.bound_s > best.bound_s:
                 best = found
     return fusion_bound(gradients) if best is None else best
-
-

@@ -141,9 +141,7 @@ def _chained(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, s
     plans = [plan for pair in pairs for plan in (_plan(problem, *pair, options, 0.0),) if plan is not None]
     chosen = min(plans, key=_rank) if plans else None
     pair = (
-        (scattered[0], gathered[0])
-        if chosen is None
-        else (chosen.scattered.members, chosen.gathered.members)
+        (scattered[0], gathered[0]) if chosen is None else (chosen.scattered.members, chosen.gathered.members)
     )
     plans += [
         plan for factor in factors for plan in (_plan(problem, *pair, options, factor),) if plan is not None

@@ -101,5 +101,3 @@ class ShardingProblem:
 def _from_zero(curve: CostCurve, sizes: FloatArray) -> FloatArray:
     """Return a curve's durations with its latency, and not 0, where a size is 0."""
     return np.where(sizes > 0, curve(sizes), curve.durations_s[0])
-
-

@@ -62,9 +62,7 @@ def send_chained(
     from pace.solver.kernels import two_halves as kernel
 
     n = len(scattered)
-    instance = chained_instance(
-        scattered, gathered, reduce_scatter=reduce_scatter, all_gather=all_gather
-    )
+    instance = chained_instance(scattered, gathered, reduce_scatter=reduce_scatter, all_gather=all_gather)
     pairs = dependencies(scattered, gathered)
     room = MAX_SEGMENTS_PER_CALL * len(instance) + necessary_segments(
         columns, column_bytes, max_segment_bytes
