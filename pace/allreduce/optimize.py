@@ -38,8 +38,8 @@ def optimize(profile: Profile, options: Options | None = None) -> Schedule:
 
     Same profile and options, same schedule to the byte. The schedule carries the proof that no preemptive
     schedule of its groups is faster, and a lower bound against every fusion (DESIGN 4.3). Its all-reduces are
-    whole: where updates wait for a global norm, the forward pass waits for the last of them, and a plan in two
-    halves (``pace.best_schedule``) is faster.
+    whole: where updates wait for a global norm, the forward pass waits for the last of them, and a plan in
+    two halves (``pace.best_schedule``) is faster.
 
     Raises
     ------

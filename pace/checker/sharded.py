@@ -95,7 +95,7 @@ def _check_segments(profile: Profile, schedule: ShardedSchedule, times: DerivedT
         if size > schedule.execution.max_segment_bytes:
             yield f"segment {number}: {size} bytes exceed execution.max_segment_bytes"
         if segment.half == "reduce-scatter" and segment.start_s < call.time_s - times.slack_s:
-            yield f"segment {number}: starts at {segment.start_s!r}, its gradients are ready at {call.time_s!r}"
+            yield f"segment {number}: starts at {segment.start_s!r}, before its call is ready"
     if schedule.segments and schedule.execution.credit_bytes == 0:
         yield "execution.credit_bytes is 0: no segment may be sent"
     by_time = sorted(

@@ -1,6 +1,5 @@
-"""From groups of both halves to a plan: shards, buffers with padding, segments, and the fastest of several."""
+"""From groups of both halves to a plan: shards, padded buffers, segments, and the fastest of several."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -28,7 +27,7 @@ from pace.solver.two_halves.sending import (
 PATIENCE_FACTORS = (np.inf, 0.0, 2.0, 8.0)
 MAX_SEGMENTS = 1_000_000
 # Of the groups that were found for one half, so many are tried with those of the other.
-MOST_PAIRED = 8
+MOST_PAIRED = 5
 # Beyond so many gradients fewer pairs are priced, so that the search stays within seconds.
 MANY_GRADIENTS = 2000
 
@@ -132,9 +131,9 @@ def _chained(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, s
             gradients.tail[by_tail], gradients.sizes[by_tail], problem.all_gather, max_group_bytes=cap
         )
         late.append(_cut(by_tail, cuts))
-    scattered = list(dict.fromkeys([*both, tuple(chain(*early))]))[:MOST_PAIRED]
-    gathered = list(dict.fromkeys([*both, tuple(chain(*late))]))[:MOST_PAIRED]
-    factors = PATIENCE_FACTORS
+    scattered = list(dict.fromkeys([tuple(chain(*early)), *both]))[:MOST_PAIRED]
+    gathered = list(dict.fromkeys([tuple(chain(*late)), *both]))[:MOST_PAIRED]
+    factors: tuple[float, ...] = PATIENCE_FACTORS
     if len(gradients.sizes) > MANY_GRADIENTS:
         scattered, gathered, factors = scattered[:2], gathered[:2], factors[:2]
     pairs = [(first, second) for first in scattered for second in gathered]
@@ -181,19 +180,10 @@ def _plan(
     heads = np.array([shard[0] for shard in shards], dtype=np.int64)
     column_bytes = problem.gradients.element_bytes[heads] * problem.workers
     padded = columns * column_bytes
-    halves: list[Half] = []
-    of_calls: list[tuple[tuple[int, ...], ...]] = []
-    for groups, times in ((first, problem.gradients.ready), (second, problem.gradients.tail)):
-        carried = tuple(_shards_of(groups, shards))
-        of_calls.append(carried)
-        halves.append(
-            Half(
-                members=groups,
-                times=np.array([times[list(group)].max() for group in groups], dtype=np.float64),
-                sizes=np.array([padded[list(call)].sum() for call in carried], dtype=np.int64),
-            )
-        )
-    every = [call for calls in of_calls for call in calls]
+    scattered_shards, gathered_shards = _shards_of(first, shards), _shards_of(second, shards)
+    half_first = _half(first, scattered_shards, problem.gradients.ready, padded)
+    half_second = _half(second, gathered_shards, problem.gradients.tail, padded)
+    every = (*scattered_shards, *gathered_shards)
     call_columns = np.array([columns[list(call)].sum() for call in every], dtype=np.int64)
     call_bytes = np.array([column_bytes[call[0]] for call in every], dtype=np.int64)
     limit = float(options.max_segment_bytes or np.inf)
@@ -206,7 +196,8 @@ def _plan(
     sending: HalvesSending | None
     if problem.norm_s is not None:
         sending = send_behind_norm(
-            *halves,
+            half_first,
+            half_second,
             call_columns,
             call_bytes,
             reduce_scatter=problem.reduce_scatter,
@@ -218,7 +209,8 @@ def _plan(
         latency = problem.reduce_scatter.durations_s[0]
         patience = patience_factor * latency if latency > 0 or patience_factor == 0 else np.inf
         sending = send_chained(
-            *halves,
+            half_first,
+            half_second,
             call_columns,
             call_bytes,
             reduce_scatter=problem.reduce_scatter,
@@ -232,10 +224,10 @@ def _plan(
         shards=shards,
         columns=columns,
         column_bytes=column_bytes,
-        scattered=halves[0],
-        gathered=halves[1],
-        scattered_shards=of_calls[0],
-        gathered_shards=of_calls[1],
+        scattered=half_first,
+        gathered=half_second,
+        scattered_shards=scattered_shards,
+        gathered_shards=gathered_shards,
         sending=sending,
     )
 
@@ -245,7 +237,16 @@ def _by_time(groups: Partition, times: FloatArray, sign: int) -> Partition:
     return tuple(sorted(groups, key=lambda group: (sign * float(times[list(group)].max()), group)))
 
 
-def _shards_of(groups: Partition, shards: tuple[tuple[int, ...], ...]) -> Iterator[tuple[int, ...]]:
+def _shards_of(groups: Partition, shards: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     shard_of = {gradient: number for number, shard in enumerate(shards) for gradient in shard}
-    for group in groups:
-        yield tuple(dict.fromkeys(shard_of[gradient] for gradient in group))
+    return tuple(tuple(dict.fromkeys(shard_of[gradient] for gradient in group)) for group in groups)
+
+
+def _half(
+    groups: Partition, carried: tuple[tuple[int, ...], ...], times: FloatArray, padded: IntArray
+) -> Half:
+    return Half(
+        members=groups,
+        times=np.array([times[list(group)].max() for group in groups], dtype=np.float64),
+        sizes=np.array([padded[list(call)].sum() for call in carried], dtype=np.int64),
+    )

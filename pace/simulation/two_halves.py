@@ -2,7 +2,8 @@
 
 Sources: Megatron-LM's distributed optimizer (NVIDIA/Megatron-LM, megatron/core/distributed:
 ``DistributedDataParallelConfig`` and ``_ParamAndGradBuffer``), PyTorch's ``ZeroRedundancyOptimizer``
-(torch/distributed/optim/zero_redundancy_optimizer.py), DeAR (Zhang et al., ICDCS 2023; lzhangbv/dear_pytorch).
+(torch/distributed/optim/zero_redundancy_optimizer.py), DeAR (Zhang et al., ICDCS 2023;
+lzhangbv/dear_pytorch).
 """
 
 from dataclasses import dataclass
@@ -180,9 +181,10 @@ def _halves(profile: Profile) -> tuple[CostCurve, CostCurve]:
 class ZeroRedundancy:
     """PyTorch's ZeroRedundancyOptimizer behind DDP: all-reduces, each rank's update, broadcasts, a barrier.
 
-    Whole parameters are dealt out, the largest first, each to the rank that has fewest (``_partition_parameters``);
-    behind the step every rank broadcasts what it has updated (``_sync_params``), and nothing overlaps with that.
-    A broadcast is priced as an all-gather of the same bytes, which is no more than it costs on a ring.
+    Whole parameters are dealt out, the largest first, each to the rank that has fewest
+    (``_partition_parameters``); behind the step every rank broadcasts what it has updated
+    (``_sync_params``), and nothing overlaps with that. A broadcast is priced as an all-gather of the same
+    bytes, which is no more than it costs on a ring.
 
     Attributes
     ----------

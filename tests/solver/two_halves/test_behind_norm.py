@@ -77,7 +77,7 @@ def _in_order(durations: list[float], ready: list[float], tails: list[float]) ->
 
 
 @given(gradients, affine_costs)
-@properties(60)
+@properties(30)
 def test_no_partition_and_no_order_of_reduce_scatters_ends_earlier(
     drawn: list[tuple[float, float, int]], cost: CostCurve
 ) -> None:
@@ -100,7 +100,7 @@ def test_no_partition_and_no_order_of_reduce_scatters_ends_earlier(
 
 
 @given(gradients, affine_costs)
-@properties(60)
+@properties(30)
 def test_no_partition_and_no_order_of_gathers_is_faster(
     drawn: list[tuple[float, float, int]], cost: CostCurve
 ) -> None:

@@ -1,6 +1,6 @@
 """Chains of a reduce-scatter and a gather: the oracle on independent jobs is the optimum of the chains."""
 
-from functools import lru_cache
+from functools import cache
 from random import Random
 
 import numpy as np
@@ -78,7 +78,7 @@ def shortest_by_search(first: Half, second: Half) -> float:
     needs = [[i for i, j in pairs if j == number] for number in range(len(second))]
     lasting = [*first.sizes.tolist(), *second.sizes.tolist()]
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(now: int, left: tuple[int, ...]) -> float:
         if not any(left):
             return 0.0
