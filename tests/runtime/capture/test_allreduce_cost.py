@@ -50,7 +50,7 @@ def _time_halves(rank: int, size: int) -> tuple[list[float], list[float]]:
 
 
 def test_halves_are_timed_as_all_reduces_are() -> None:
-    """Three ranks, whose number divides no size: all hold the same times, and a gather collects whole rows."""
+    """Three ranks, whose number divides no size: the same times on all, and a gather collects whole rows."""
     results = run_ranks(_time_halves, 3, backend="gloo")
     assert all(times == results[0][0] and min(times) > 0 for times, _ in results)
     assert [gathered[:6] for _, gathered in results] == [[0, 0, 1, 1, 2, 2]] * 3
