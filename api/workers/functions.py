@@ -17,7 +17,6 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from pace.allreduce.optimize import optimize, warm_up
 from pace.api.errors import ContentTooLarge, InvalidRequest, NotInstalled
 from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
 from pace.client.documents import (
@@ -27,11 +26,13 @@ from pace.client.documents import (
     SimulationResult,
 )
 from pace.client.what_if_documents import WhatIfQuestion, WhatIfRequest
+from pace.documents.any_schedule import parse_any_schedule
 from pace.documents.base import explain
 from pace.documents.options import Options
 from pace.documents.profile import Profile, parse_profile
-from pace.documents.schedule import parse_schedule
-from pace.errors import InvalidOptions
+from pace.documents.schedule import Schedule
+from pace.errors import InvalidOptions, InvalidSchedule
+from pace.schedule_choice import best_schedule, warm_up
 from pace.simulation import make_policy, simulate
 from pace.view.schedule_chart import plot
 from pace.view.timeline import chrome_trace
@@ -121,7 +122,7 @@ def load_solver() -> None:
 def solve(profile_document: bytes, options: str) -> bytes:
     """Return the schedule document for a stored profile."""
     profile = parse_profile(zlib.decompress(profile_document))
-    return optimize(profile, Options.model_validate_json(options)).to_json()
+    return best_schedule(profile, Options.model_validate_json(options)).to_json()
 
 
 def answer_what_if(profile_document: bytes, options: str, tell: Callable[[int], None]) -> bytes:
@@ -159,7 +160,8 @@ def what_if_csv(document: bytes) -> bytes:
 
 def timeline(profile_document: bytes, schedule_document: bytes) -> bytes:
     """Return the predicted window as a Chrome trace."""
-    trace = chrome_trace(parse_profile(zlib.decompress(profile_document)), parse_schedule(schedule_document))
+    profile = parse_profile(zlib.decompress(profile_document))
+    trace = chrome_trace(profile, _of_all_reduces(schedule_document))
     return json.dumps(trace, separators=(",", ":")).encode()
 
 
@@ -173,8 +175,17 @@ def chart(profile_document: bytes, schedule_document: bytes) -> bytes:
     profile = parse_profile(zlib.decompress(profile_document))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chart.svg"
-        plot(profile, parse_schedule(schedule_document), path)
+        plot(profile, _of_all_reduces(schedule_document), path)
         return path.read_bytes()
+
+
+def _of_all_reduces(document: bytes) -> Schedule:
+    schedule = parse_any_schedule(document)
+    if not isinstance(schedule, Schedule):
+        raise InvalidSchedule(
+            "timelines and charts are of schedules of all-reduces; this one is in two halves"
+        )
+    return schedule
 
 
 def simulation(profile_document: bytes, request: SimulationRequest) -> bytes:

@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from pace.cli.console import ApiKeyOption, JsonOption, ProfileArgument, make_console
-from pace.cli.optimize import describe
+from pace.cli.optimize import describe, describe_sharded
 from pace.cli.reporting import reported
 from pace.documents.profile import load_profile
+from pace.documents.sharded_schedule import ShardedSchedule
 
 
 def submit(
@@ -28,6 +29,8 @@ def submit(
             schedule = client.create_schedule(loaded, job=job or loaded.name)
         if as_json:
             sys.stdout.buffer.write(schedule.to_json())
+        elif isinstance(schedule, ShardedSchedule):
+            describe_sharded(loaded, schedule, make_console())
         else:
             describe(loaded, schedule, make_console())
 

@@ -9,6 +9,7 @@ from pace.documents.base import Document
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, Sha256
+from pace.documents.sharded_schedule import ShardedSchedule
 
 # No control characters: PostgreSQL cannot store NUL, and the rest are nobody's name.
 JobName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -147,7 +148,7 @@ class ScheduleResource(Document):
     fingerprint: Sha256
     profile_sha256: Sha256
     created_at: datetime
-    schedule: Schedule
+    schedule: Annotated[Schedule | ShardedSchedule, Field(discriminator="schema_version")]
 
 
 class Problem(BaseModel):

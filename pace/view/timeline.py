@@ -28,7 +28,7 @@ class OpTimes:
 def op_times(profile: Profile, schedule: Schedule) -> OpTimes:
     """Run the window: every op as early as its predecessors, its stream and its gradients allow.
 
-    For a target with a barrier, ops that wait for any gradient wait for all of them.
+    For a target with a barrier, and behind a norm, ops that wait for any gradient wait for all of them.
     """
     ends_of_groups = [group.ready_s for group in schedule.groups]
     for segment in schedule.segments:
@@ -38,7 +38,7 @@ def op_times(profile: Profile, schedule: Schedule) -> OpTimes:
         for end, group in zip(ends_of_groups, schedule.groups, strict=True)
         for name in group.gradients
     }
-    if schedule.target != "pace":
+    if schedule.target != "pace" or profile.update == "global-norm":
         arrival = dict.fromkeys(arrival, max(arrival.values(), default=0.0))
     starts, ends = np.zeros(len(profile.ops)), np.zeros(len(profile.ops))
     for number in profile.graph.order:

@@ -15,6 +15,7 @@ from pace.documents.collective_costs import (
     TwoLevelAllReduce,
 )
 from pace.documents.cost_document import NetworkChange
+from pace.documents.half_costs import HalfCost
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.documents.push_pull import PushPull
 from pace.errors import InvalidOptions
@@ -33,6 +34,8 @@ ASSUMPTIONS = (
     "More workers mean the same batch on each of them (weak scaling) and the same ops.",
     "Every op's duration is divided by the compute speed-up and multiplied by the batch over the profile's; "
     "that of other collectives only by the batch, and no bandwidth, latency or number of workers changes it.",
+    "The halves of an all-reduce scale as it does; where they were not measured, they are those of its "
+    "algorithm, or half of what was measured each.",
     "Compression divides every gradient's bytes, rounded up to whole elements; compressing takes no time.",
     "Scaling efficiency is throughput over that of so many single workers, which all-reduce nothing.",
     "One window at a time with the durations of the profile: no stragglers, no other traffic.",
@@ -136,7 +139,13 @@ def networked_at(profile: Profile, scenario: Scenario, two_level: TwoLevel | Non
     """
     workers = profile.workers if scenario.workers is None else scenario.workers
     try:
-        return profile.with_network(_allreduce_at(profile, scenario, workers, two_level), workers)
+        allreduce = _allreduce_at(profile, scenario, workers, two_level)
+        return profile.with_network(
+            allreduce,
+            workers,
+            reduce_scatter=_half_at(profile, profile.reduce_scatter, scenario, workers),
+            all_gather=_half_at(profile, profile.all_gather, scenario, workers),
+        )
     except ValueError as error:
         raise InvalidOptions(f'profile "{profile.name}": {error}') from None
 
@@ -169,6 +178,23 @@ def _allreduce_at(
     if scenario.algorithm == "halving-doubling":
         return HalvingDoublingAllReduce(**level.model_dump())
     return RingAllReduce(**level.model_dump())
+
+
+def _half_at(profile: Profile, half: HalfCost | None, scenario: Scenario, workers: int) -> HalfCost | None:
+    """Return a measured half on the scenario's network; None where an algorithm's formula takes its place."""
+    if half is None or scenario.algorithm is not None:
+        return None
+    bandwidth = None if scenario.bandwidth_gbps is None else scenario.bandwidth_gbps * GBPS
+    if bandwidth is None and scenario.latency_s is None and workers == profile.workers:
+        return half
+    return half.with_changes(
+        NetworkChange(
+            measured_workers=profile.workers,
+            workers=workers,
+            bandwidth_bytes_per_s=bandwidth,
+            latency_s=scenario.latency_s,
+        )
+    )
 
 
 def _level_of(

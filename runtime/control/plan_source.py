@@ -5,10 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pace.documents.any_schedule import load_any_schedule
 from pace.documents.fingerprint import fingerprint
+from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.documents.push_pull_schedule import PushPullSchedule, load_any_schedule
+from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule, parse_schedule
+from pace.documents.sharded_schedule import ShardedSchedule
 from pace.errors import InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
 from pace.runtime.control.options import check_source
 from pace.runtime.control.report_sender import ReportSender
@@ -179,7 +182,7 @@ class PlanSource:
             return b""
         return b"" if found.profile_sha256 in self._seen else self._fitting(found, gradients)
 
-    def _fitting(self, found: Schedule, gradients: list[GradientSize]) -> bytes:
+    def _fitting(self, found: Schedule | ShardedSchedule, gradients: list[GradientSize]) -> bytes:
         """Return a schedule's bytes; none when it does not fit, which is logged once for each schedule."""
         document = found.to_json()
         try:
@@ -203,9 +206,11 @@ class PlanSource:
 
         assert self._service is not None
         sent = {"service": self._service, "job": self.job, "profile_sha256": profile.sha256}
+        # Behind a norm the service's first choice is in two halves, which this runtime does not follow.
+        options = Options(target="allreduce") if profile.update == "global-norm" else None
         try:
             with Client(self._service, api_key=self._api_key, timeout_s=_SUBMIT_TIMEOUT_S) as client:
-                schedule = client.create_schedule(profile, job=self.job)
+                schedule = client.create_schedule(profile, options, job=self.job)
         except ServiceUnavailable as error:
             log.warning("pace.profile_not_submitted", reason=str(error), **sent)
             return b""

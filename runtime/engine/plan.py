@@ -11,10 +11,12 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
 
+from pace.documents.any_schedule import AnySchedule
 from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import ELEMENT_BYTES
 from pace.documents.push_pull_schedule import ExchangeGroup, ExchangeSegment, PushPullSchedule
 from pace.documents.schedule import Group, Schedule, Segment
+from pace.documents.sharded_schedule import ShardedSchedule
 from pace.errors import ScheduleMismatch
 
 MEBIBYTE = 1 << 20
@@ -87,7 +89,7 @@ class Plan:
 
 
 def plan_from_schedule(
-    schedule: Schedule | PushPullSchedule,
+    schedule: AnySchedule,
     gradients: Sequence[GradientSize],
     workers: int,
     *,
@@ -103,9 +105,14 @@ def plan_from_schedule(
     Raises
     ------
     ScheduleMismatch
-        When it was made for other gradients or another number of workers; the message says what
-        differs.
+        When it was made for other gradients or another number of workers, or is in two halves; the message
+        says what differs.
     """
+    if isinstance(schedule, ShardedSchedule):
+        raise ScheduleMismatch(
+            "the schedule is in two halves (reduce-scatter and all-gather), which the runtime does not"
+            ' follow: make one with target "allreduce"'
+        )
     mine = fingerprint(((g.name, g.size_bytes, g.dtype) for g in gradients), workers)
     differences = _differences(schedule, gradients)
     if schedule.fingerprint != mine and not differences:
