@@ -6,11 +6,11 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pace.errors import CommunicationFailed
 from pace.runtime.parameter_server.handshake import Greeting, call
-from pace.runtime.parameter_server.layout import Layout
+from pace.runtime.parameter_server.layout import Layout, bits_of
 from pace.runtime.parameter_server.outbox import Outbox, Parcel
 from pace.runtime.parameter_server.streams import NOTSENT_BYTES, Stream, stream_of
 from pace.runtime.parameter_server.wire import Frame, FrameKind, WireFault
@@ -41,6 +41,8 @@ class PushPullCall:
     ----------
     done
         Called once, from any thread: with None when all is back, or with what went wrong.
+    missing
+        A bit for every chunk that is not back.
     """
 
     segment: int
@@ -48,7 +50,7 @@ class PushPullCall:
     memory: memoryview
     done: Callable[[BaseException | None], None]
     kind: FrameKind = FrameKind.PUSH
-    missing: set[int] = field(default_factory=set)
+    missing: int = 0
 
 
 class ServerLink:
@@ -139,7 +141,7 @@ class ServerLink:
         self._layout = layout
         first = Frame(kind=FrameKind.LAYOUT, layout=self._number)
         document = memoryview(layout.document)
-        self._outbox.put((-1,), Parcel(first, document, len(document)))
+        self._outbox.put((-1,), Parcel(first, document))
 
     def start(self, exchange: PushPullCall) -> None:
         """Push a segment; returns at once."""
@@ -149,7 +151,7 @@ class ServerLink:
             over = self._over
             if not over:
                 assert exchange.segment not in self._pending, "the segment is under way"
-                exchange.missing.update(range(layout.num_chunks(exchange.segment)))
+                exchange.missing = (1 << layout.num_chunks(exchange.segment)) - 1
                 self._pending[exchange.segment] = exchange
         if over:
             exchange.done(CommunicationFailed(f"{self.address.name} has left the training"))
@@ -163,7 +165,8 @@ class ServerLink:
             turn=turn,
         )
         self._outbox.put(
-            (exchange.round, turn, exchange.segment), Parcel(first, exchange.memory, layout.chunk_bytes)
+            (exchange.round, turn, exchange.segment),
+            Parcel(first, exchange.memory, layout.chunk_bytes, layout.longest_run_bytes),
         )
 
     def _read(self) -> None:
@@ -197,13 +200,14 @@ class ServerLink:
         exchange = self._pending.get(frame.segment)
         if self._layout is None or frame.layout != self._number or exchange is None:
             raise WireFault(f"a chunk of segment {frame.segment}, which is not under way")
-        number = self._layout.check(frame)
-        if frame.round != exchange.round or number not in exchange.missing:
+        chunks = self._layout.check(frame)
+        bits = bits_of(chunks)
+        if frame.round != exchange.round or exchange.missing & bits != bits:
             raise WireFault(
-                f"chunk {number} of segment {frame.segment} for round {frame.round}: it is not due"
+                f"chunk {chunks.start} of segment {frame.segment} for round {frame.round}: it is not due"
             )
         self._stream.read_into(exchange.memory[frame.offset : frame.offset + frame.length])
-        exchange.missing.discard(number)
+        exchange.missing ^= bits
         if exchange.missing:
             return
         with self._lock:

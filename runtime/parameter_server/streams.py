@@ -86,16 +86,20 @@ class Stream:
 
     def read_into(self, view: memoryview) -> None:
         """Fill a view; see ``read``."""
-        position = 0
-        while position < len(view):
-            count = self._receive(view[position:])
+        left = len(view)
+        while left:
+            count = self._receive(view)
+            if count == left:
+                return
             if count == 0:
                 raise EOFError("the connection ended")
-            position += count
+            left -= count
+            view = view[count:]
 
     def _receive(self, view: memoryview) -> int:
         try:
-            return self._socket.recv_into(view)
+            # The kernel waits for all of it: packets that come one by one do not wake the interpreter.
+            return self._socket.recv_into(view, 0, socket.MSG_WAITALL)
         except BlockingIOError:
             raise TimeoutError(f"no sign of life for {self.silence_s:g} s") from None
 
@@ -106,19 +110,21 @@ class Stream:
 
     def write(self, frame: Frame, payload: memoryview | bytes | None = None) -> None:
         """Write a frame and its payload whole."""
-        parts = [memoryview(frame.pack())]
-        if payload is not None and len(payload):
-            parts.append(memoryview(payload))
-        while parts:
+        parts: list[bytes | memoryview] = [frame.pack()] if payload is None else [frame.pack(), payload]
+        left = sum(map(len, parts))
+        while True:
             sent = self._send(parts)
+            left -= sent
+            if not left:
+                return
             if sent == 0:
                 self.wait_writable()
             while parts and sent >= len(parts[0]):
                 sent -= len(parts.pop(0))
             if sent:
-                parts[0] = parts[0][sent:]
+                parts[0] = memoryview(parts[0])[sent:]
 
-    def _send(self, parts: Sequence[memoryview]) -> int:
+    def _send(self, parts: Sequence[bytes | memoryview]) -> int:
         try:
             return self._socket.sendmsg(parts, [], socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -164,7 +170,7 @@ class TlsStream(Stream):
             if not self._readable.poll(self.silence_s * 1e3):
                 raise TimeoutError(f"no sign of life for {self.silence_s:g} s")
 
-    def _send(self, parts: Sequence[memoryview]) -> int:
+    def _send(self, parts: Sequence[bytes | memoryview]) -> int:
         with self._lock:
             try:
                 return self._tls.send(parts[0])
