@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -44,12 +45,18 @@ class Layout:
         For weights: how many clocks a worker may be ahead of the slowest; None for any number.
     deterministic
         Whether sums are added in the order of ranks, whatever the order of arrival.
+    pace_bytes_per_s
+        How fast the server sends to each worker; None for what the worker said in its greeting.
+    seeder
+        The rank that sends the first weights.
     """
 
     segments: tuple[ServedSegment, ...]
     purpose: Literal["sum", "weights"] = "sum"
     staleness: int | None = None
     deterministic: bool = False
+    pace_bytes_per_s: float | None = None
+    seeder: int = 0
     chunk_bytes: int = CHUNK_BYTES
 
     @cached_property
@@ -141,8 +148,13 @@ def _faults(layout: Layout) -> Iterator[str]:
         yield f"{len(layout.segments)} segments"
     if layout.purpose not in ("sum", "weights") or type(layout.deterministic) is not bool:
         yield f"an unknown purpose, {layout.purpose!r}"
+    if not _is_count(layout.seeder, 0, 1 << 16):
+        yield f"a seeder {layout.seeder!r}"
     if layout.staleness is not None and not _is_count(layout.staleness, 0, 1 << 31):
         yield f"a staleness of {layout.staleness!r}"
+    pace = layout.pace_bytes_per_s
+    if pace is not None and not (type(pace) in (int, float) and 0 < pace < math.inf):
+        yield f"a pace of {pace!r}"
     if not _is_count(layout.chunk_bytes, 8, LARGEST_PAYLOAD_BYTES[FrameKind.PUSH]) or layout.chunk_bytes % 8:
         yield f"chunks of {layout.chunk_bytes!r} bytes"
     for segment in layout.segments:

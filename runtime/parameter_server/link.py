@@ -53,6 +53,39 @@ class PushPullCall:
     missing: int = 0
 
 
+class Countdown:
+    """Waits for a number of exchanges; the first thing that goes wrong with one ends the waiting."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+
+    def one(self, error: BaseException | None) -> None:
+        """Record the end of one."""
+        with self._lock:
+            self._count -= 1
+            self._error = self._error or error
+            if self._count <= 0 or self._error is not None:
+                self._over.set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until all have ended.
+
+        Raises
+        ------
+        CommunicationFailed
+            When they have not within the time-out, or one has failed.
+        """
+        if not self._over.wait(timeout_s):
+            raise CommunicationFailed(f"servers did not answer within {timeout_s:g} s")
+        if isinstance(self._error, CommunicationFailed):
+            raise self._error
+        if self._error is not None:
+            raise CommunicationFailed(str(self._error)) from self._error
+
+
 class ServerLink:
     """Connected, introduced and running once built.
 
@@ -64,6 +97,11 @@ class ServerLink:
         How long to try to connect: servers may start later than workers.
     notsent_bytes
         See ``Stream``.
+
+    Attributes
+    ----------
+    gone
+        Whether the connection broke, or the server fell silent.
 
     Raises
     ------
@@ -90,9 +128,10 @@ class ServerLink:
         self._layout: Layout | None = None
         self._number = -1
         self._over = False
+        self.gone = False
         self._stream = self._connect(greeting, token, ssl_context, within_s, notsent_bytes)
-        if pacing_bytes_per_s is not None:
-            self._stream.set_pacing(pacing_bytes_per_s)
+        self._pacing_bytes_per_s = pacing_bytes_per_s
+        self._stream.set_pacing(pacing_bytes_per_s)
         self._outbox = Outbox(self._stream, name="pace.link.out", on_loss=self._lost)
         self._thread = threading.Thread(target=self._read, name="pace.link.in", daemon=True)
         self._thread.start()
@@ -135,10 +174,17 @@ class ServerLink:
             raise CommunicationFailed(f"{self.address.name}: {error}") from error
         return stream
 
+    @property
+    def pacing_bytes_per_s(self) -> int | None:
+        """How fast this end sends at most, as the kernel says; None where there is no limit."""
+        return self._stream.pacing_bytes_per_s
+
     def announce(self, layout: Layout) -> None:
         """Follow another layout from now on; nothing of the one before is under way."""
         self._number = (self._number + 1) % (1 << 16)
         self._layout = layout
+        pace = layout.pace_bytes_per_s
+        self._stream.set_pacing(self._pacing_bytes_per_s if pace is None else pace)
         first = Frame(kind=FrameKind.LAYOUT, layout=self._number)
         document = memoryview(layout.document)
         self._outbox.put((-1,), Parcel(first, document))
@@ -220,6 +266,7 @@ class ServerLink:
             ended = self._over and not self._pending
             self._over = True
         if not ended:
+            self.gone = True
             self._fail(f"{self.address.name} is gone: {error}")
 
     def _fail(self, reason: str) -> None:

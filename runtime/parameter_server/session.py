@@ -17,8 +17,10 @@ from pace.runtime.parameter_server.wire import Frame, FrameKind, WireFault
 class Member:
     """A worker's connection, seen from the server."""
 
-    def __init__(self, rank: int, stream: Stream, session: "Session") -> None:
+    def __init__(self, greeting: Greeting, stream: Stream, session: "Session") -> None:
+        rank = greeting.rank
         self.rank = rank
+        self.pacing_bytes_per_s = greeting.pacing_bytes_per_s
         self.stream = stream
         self.layout = -1
         self.left = False
@@ -89,7 +91,7 @@ class Session:
             if greeting.rank in self._joined:
                 raise WireFault(f"rank {greeting.rank} is here already")
             self._joined.add(greeting.rank)
-            member = self.members[greeting.rank] = Member(greeting.rank, stream, self)
+            member = self.members[greeting.rank] = Member(greeting, stream, self)
             first = Frame(kind=FrameKind.WELCOME)
             member.outbox.put((-1,), Parcel(first, memoryview(welcome)))
             return member
@@ -145,6 +147,8 @@ class Session:
                 for old in [number for number in self.held if number != frame.layout]:
                     del self.held[old], self._layouts[old]
         member.make_room(layout.longest_run_bytes)
+        pace = layout.pace_bytes_per_s
+        member.stream.set_pacing(member.pacing_bytes_per_s if pace is None else pace)
 
     def _add(self, member: Member, frame: Frame) -> None:
         known = self._layouts.get(frame.layout)

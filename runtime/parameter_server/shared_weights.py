@@ -33,7 +33,10 @@ class SharedWeights:
         self._memories = [each.memory for each in self._weights]
         self._num_chunks = sum(layout.num_chunks(number) for number in range(len(layout.segments)))
         self._rounds = [
-            [[-1 if rank == 0 else 0] * layout.num_chunks(number) for number in range(len(layout.segments))]
+            [
+                [-1 if rank == layout.seeder else 0] * layout.num_chunks(number)
+                for number in range(len(layout.segments))
+            ]
             for rank in range(size)
         ]
         self._unseeded = self._num_chunks

@@ -16,6 +16,7 @@ from pace.runtime.parameter_server.wire import HEADER_BYTES, Frame, unpack
 
 # Linux's numbers; Python has no names for them before 3.12 or at all.
 _SO_MAX_PACING_RATE = 47
+_UNPACED = (1 << 32) - 1
 _TCP_USER_TIMEOUT = 18
 _TCP_NOTSENT_LOWAT = 25
 
@@ -60,10 +61,16 @@ class Stream:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, int(silence_s * 1e3))
 
-    def set_pacing(self, bytes_per_s: float) -> None:
+    def set_pacing(self, bytes_per_s: float | None) -> None:
         """Let the kernel send no faster than this, so that no queue forms where nobody can reorder it."""
-        rate = min(int(bytes_per_s), (1 << 32) - 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+        rate = _UNPACED if bytes_per_s is None else int(min(max(bytes_per_s, 1), _UNPACED))
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("@I", rate))
+
+    @property
+    def pacing_bytes_per_s(self) -> int | None:
+        """How fast the kernel says that it sends at most; None where there is no limit."""
+        (rate,) = struct.unpack("@I", self._socket.getsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 4))
+        return None if rate == _UNPACED else int(rate)
 
     def read(self) -> Frame:
         """Read the next frame's header.
