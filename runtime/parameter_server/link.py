@@ -41,6 +41,8 @@ class PushPullCall:
     ----------
     done
         Called once, from any thread: with None when all is back, or with what went wrong.
+    left
+        Called once the push has left; see ``Parcel``.
     """
 
     segment: int
@@ -48,6 +50,7 @@ class PushPullCall:
     memory: memoryview
     done: Callable[[BaseException | None], None]
     kind: FrameKind = FrameKind.PUSH
+    left: Callable[[], None] | None = None
     missing: set[int] = field(default_factory=set)
 
 
@@ -163,8 +166,12 @@ class ServerLink:
             turn=turn,
         )
         self._outbox.put(
-            (exchange.round, turn, exchange.segment), Parcel(first, exchange.memory, layout.chunk_bytes)
+            self._urgency(exchange, turn),
+            Parcel(first, exchange.memory, layout.chunk_bytes, exchange.left),
         )
+
+    def _urgency(self, exchange: PushPullCall, turn: int) -> tuple[int, ...]:
+        return exchange.round, turn, exchange.segment
 
     def _read(self) -> None:
         try:

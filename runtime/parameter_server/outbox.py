@@ -20,14 +20,27 @@ _LONGEST_REASON = 2000
 
 
 class Parcel:
-    """A stretch of memory on its way, chunk by chunk; its first frame says what it is."""
+    """A stretch of memory on its way, chunk by chunk; its first frame says what it is.
 
-    __slots__ = ("chunk_bytes", "first", "memory", "position")
+    Parameters
+    ----------
+    left
+        Called from the writing thread when all of it has left but what the kernel may hold unsent.
+    """
 
-    def __init__(self, first: Frame, memory: memoryview, chunk_bytes: int) -> None:
+    __slots__ = ("chunk_bytes", "first", "left", "memory", "position")
+
+    def __init__(
+        self,
+        first: Frame,
+        memory: memoryview,
+        chunk_bytes: int,
+        left: Callable[[], None] | None = None,
+    ) -> None:
         self.first = first
         self.memory = memory
         self.chunk_bytes = chunk_bytes
+        self.left = left
         self.position = 0
 
     def next(self) -> tuple[Frame, memoryview]:
@@ -121,15 +134,20 @@ class Outbox:
         with self._wake:
             ending = self._ending
             chosen: tuple[Frame, memoryview] | None = None
+            left: Callable[[], None] | None = None
             if ending in ("open", "finishing") and self._heap:
                 parcel = self._heap[0][-1]
                 chosen = parcel.next()
                 if parcel.position >= len(parcel.memory):
                     heapq.heappop(self._heap)
+                    left = parcel.left
             else:
                 self._heap.clear()
         if chosen is not None:
             self._stream.write(*chosen)
+            if left is not None:
+                self._stream.wait_writable()
+                left()
         elif ending == "open":
             if not something:
                 self._stream.write(Frame(kind=FrameKind.PING))
