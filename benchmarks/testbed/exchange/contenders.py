@@ -1,7 +1,7 @@
 """Who competes over parameter servers: the simulator's policies, and the ring all-reduce.
 
-ByteScheduler's sizes in bytes, chosen for models of hundreds of megabytes, are scaled like the gradients. P3's
-160 kB are not: scaled they would be some 3 kB, and what Python needs for each would be measured, not P3.
+ByteScheduler's sizes in bytes, chosen for models of hundreds of megabytes, are scaled like the gradients.
+P3's 160 kB are not: scaled they would be some 3 kB, and what Python needs for each would be measured, not P3.
 """
 
 from dataclasses import dataclass, replace

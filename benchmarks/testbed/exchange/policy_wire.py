@@ -2,9 +2,9 @@
 
 What is exchanged is what ``pace.simulation.parameter_server.traffic.ExchangeRules`` says: which partition a
 worker hands over next, how many bytes it may hand over, and when a server answers. A partition goes out whole
-and is answered when all of it is summed, unlike our own chunks. A server answers in the order of the plan. For
-rules that say "in the order of arrival" that is the same: their plans are in the order of readiness, and every
-connection keeps it.
+and is answered when all of it is summed, unlike our own chunks. A server answers in the order of the plan.
+For rules that say "in the order of arrival" that is the same: their plans are in the order of readiness, and
+every connection keeps it.
 """
 
 import heapq
