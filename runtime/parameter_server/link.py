@@ -41,7 +41,7 @@ class PushPullCall:
     ----------
     done
         Called once, from any thread: with None when all is back, or with what went wrong.
-    left
+    on_left
         Called once the push has left; see ``Parcel``.
     """
 
@@ -50,7 +50,7 @@ class PushPullCall:
     memory: memoryview
     done: Callable[[BaseException | None], None]
     kind: FrameKind = FrameKind.PUSH
-    left: Callable[[], None] | None = None
+    on_left: Callable[[], None] | None = None
     missing: set[int] = field(default_factory=set)
 
 
@@ -167,7 +167,7 @@ class ServerLink:
         )
         self._outbox.put(
             self._urgency(exchange, turn),
-            Parcel(first, exchange.memory, layout.chunk_bytes, exchange.left),
+            Parcel(first, exchange.memory, layout.chunk_bytes, exchange.on_left),
         )
 
     def _urgency(self, exchange: PushPullCall, turn: int) -> tuple[int, ...]:

@@ -24,23 +24,23 @@ class Parcel:
 
     Parameters
     ----------
-    left
+    on_left
         Called from the writing thread when all of it has left but what the kernel may hold unsent.
     """
 
-    __slots__ = ("chunk_bytes", "first", "left", "memory", "position")
+    __slots__ = ("chunk_bytes", "first", "memory", "on_left", "position")
 
     def __init__(
         self,
         first: Frame,
         memory: memoryview,
         chunk_bytes: int,
-        left: Callable[[], None] | None = None,
+        on_left: Callable[[], None] | None = None,
     ) -> None:
         self.first = first
         self.memory = memory
         self.chunk_bytes = chunk_bytes
-        self.left = left
+        self.on_left = on_left
         self.position = 0
 
     def next(self) -> tuple[Frame, memoryview]:
@@ -134,20 +134,20 @@ class Outbox:
         with self._wake:
             ending = self._ending
             chosen: tuple[Frame, memoryview] | None = None
-            left: Callable[[], None] | None = None
+            on_left: Callable[[], None] | None = None
             if ending in ("open", "finishing") and self._heap:
                 parcel = self._heap[0][-1]
                 chosen = parcel.next()
                 if parcel.position >= len(parcel.memory):
                     heapq.heappop(self._heap)
-                    left = parcel.left
+                    on_left = parcel.on_left
             else:
                 self._heap.clear()
         if chosen is not None:
             self._stream.write(*chosen)
-            if left is not None:
+            if on_left is not None:
                 self._stream.wait_writable()
-                left()
+                on_left()
         elif ending == "open":
             if not something:
                 self._stream.write(Frame(kind=FrameKind.PING))

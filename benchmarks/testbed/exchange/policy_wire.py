@@ -49,7 +49,7 @@ class WholeSession(Session):
         for reply in replies:
             parts = self._partial.setdefault((reply.worker, reply.segment), [])
             parts.append(reply)
-            if len(parts) == layout.num_chunks(reply.segment):
+            if sum(len(each.memory) for each in parts) == layout.segments[reply.segment].size_bytes:
                 complete += self._partial.pop((reply.worker, reply.segment))
         return complete
 
@@ -158,18 +158,14 @@ class PolicyTransport(PushPullTransport):
         self._barriers = 0
         super().__init__(prepare, timeout_s=timeout_s, notsent_bytes=UNSENT_BYTES)
 
-    def prepare(
-        self, calls: Sequence[SegmentCall], *, weights: bool = False, staleness: int | None = None
-    ) -> None:
+    def prepare(self, calls: Sequence[SegmentCall], **how: Any) -> None:
         """Place the segments of a plan on the servers; see ``PushPullTransport``."""
         self._turns = {call.name: call.turn for call in calls}
         self._announced_to = []
         self._waiting = [[] for _ in self._links]
         self._purses = [_Purse() for _ in self._links] if self._rules.per_connection else [_Purse()]
         # One number more, so that markers come first at the servers.
-        super().prepare(
-            [replace(call, turn=call.turn + 1) for call in calls], weights=weights, staleness=staleness
-        )
+        super().prepare([replace(call, turn=call.turn + 1) for call in calls], **how)
 
     def _announced(self, layout: Layout) -> Layout:
         largest = max((segment.size_bytes for segment in layout.segments), default=CHUNK_BYTES)
@@ -195,7 +191,7 @@ class PolicyTransport(PushPullTransport):
                 segment=place, round=self._rounds[name], memory=memory_of(segment), done=done, kind=kind
             ),
         )
-        part.call.left = lambda: self._left(part)
+        part.call.on_left = lambda: self._left(part)
         with self._gate:
             order = () if self._rules.arrival_pushes else (part.call.round, self._turns[name])
             heapq.heappush(self._waiting[part.link], (order, next(self._sequence), part))
