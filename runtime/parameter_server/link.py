@@ -41,6 +41,8 @@ class PushPullCall:
     ----------
     done
         Called once, from any thread: with None when all is back, or with what went wrong.
+    on_left
+        Called once the push has left; see ``Parcel``.
     missing
         A bit for every chunk that is not back.
     """
@@ -50,6 +52,7 @@ class PushPullCall:
     memory: memoryview
     done: Callable[[BaseException | None], None]
     kind: FrameKind = FrameKind.PUSH
+    on_left: Callable[[], None] | None = None
     missing: int = 0
 
 
@@ -211,9 +214,12 @@ class ServerLink:
             turn=turn,
         )
         self._outbox.put(
-            (exchange.round, turn, exchange.segment),
-            Parcel(first, exchange.memory, layout.chunk_bytes, layout.longest_run_bytes),
+            self._urgency(exchange, turn),
+            Parcel(first, exchange.memory, layout.chunk_bytes, layout.longest_run_bytes, exchange.on_left),
         )
+
+    def _urgency(self, exchange: PushPullCall, turn: int) -> tuple[int, ...]:
+        return exchange.round, turn, exchange.segment
 
     def _read(self) -> None:
         try:

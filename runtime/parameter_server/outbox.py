@@ -31,9 +31,11 @@ class Parcel:
     ----------
     chunk_bytes, longest_run_bytes
         What a frame carries at least and at most; without them, one frame carries all.
+    on_left
+        Called from the writing thread when all of it has left but what the kernel may hold unsent.
     """
 
-    __slots__ = ("_chunk_bytes", "_first", "_longest_run_bytes", "left", "memory", "position")
+    __slots__ = ("_chunk_bytes", "_first", "_longest_run_bytes", "left", "memory", "on_left", "position")
 
     def __init__(
         self,
@@ -41,11 +43,13 @@ class Parcel:
         memory: memoryview,
         chunk_bytes: int = LARGEST_LENGTH,
         longest_run_bytes: int = LARGEST_LENGTH,
+        on_left: Callable[[], None] | None = None,
     ) -> None:
         self._first = first
         self._chunk_bytes = chunk_bytes
         self._longest_run_bytes = longest_run_bytes
         self.memory = memory
+        self.on_left = on_left
         self.position = 0
         self.left = len(memory)
 
@@ -161,6 +165,7 @@ class Outbox:
         if self._ending in ("open", "finishing"):
             self._stream.wait_writable()
         chosen: tuple[Frame, memoryview] | None = None
+        on_left: Callable[[], None] | None = None
         with self._wake:
             idle = not self._heap and self._ending == "open"
             if idle:
@@ -173,11 +178,15 @@ class Outbox:
                 chosen = parcel.next(self._rate.bytes_per_s * _FRAME_S)
                 if not parcel.left:
                     heapq.heappop(self._heap)
+                    on_left = parcel.on_left
             else:
                 self._heap.clear()
         if chosen is not None:
             self._stream.write(*chosen)
             self._rate.wrote(chosen[0].length, time.monotonic())
+            if on_left is not None:
+                self._stream.wait_writable()
+                on_left()
         elif ending == "open":
             self._stream.write(Frame(FrameKind.PING))
         else:

@@ -49,6 +49,8 @@ class Server:
         When it may not, or cannot, listen there.
     """
 
+    session_type: type[Session] = Session
+
     def __init__(
         self,
         host: str = "127.0.0.1",
@@ -170,7 +172,9 @@ class Server:
             if job not in self.sessions:
                 if len(self.sessions) >= _MOST_SESSIONS:
                     raise WireFault(f"{_MOST_SESSIONS} jobs are here already")
-                self.sessions[job] = Session(job, size, most_bytes=self._most_bytes, on_end=self._end)
+                self.sessions[job] = self.session_type(
+                    job, size, most_bytes=self._most_bytes, on_end=self._end
+                )
             return self.sessions[job]
 
     def wait_for_ends(self, within_s: float) -> bool:

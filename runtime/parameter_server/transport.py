@@ -58,6 +58,9 @@ class PushPullTransport(GlooTransport):
     """
 
     sequencing: Sequencing = "keyed"
+    # What the testbed exchanges to run other systems' policies over the same wire.
+    link_type: type[ServerLink] = ServerLink
+    server_type: type[Server] = Server
 
     def __init__(
         self,
@@ -189,7 +192,7 @@ class PushPullTransport(GlooTransport):
         mine: dict[str, Any] = {}
         try:
             host = own_host(options.token)
-            self._server = Server(host, workers=self.size, token=token)
+            self._server = self.server_type(host, workers=self.size, token=token)
             mine = {"host": host, "port": self._server.port}
         except (PaceError, OSError) as error:
             mine = {"error": str(error)}
@@ -209,7 +212,7 @@ class PushPullTransport(GlooTransport):
             greeting = Greeting(
                 job=job, rank=self.rank, size=self.size, silence_s=silence_s, pacing_bytes_per_s=pacing
             )
-            link = ServerLink(
+            link = self.link_type(
                 address,
                 greeting,
                 token=token,
@@ -262,7 +265,7 @@ class PushPullTransport(GlooTransport):
                 seeder=seeder,
                 pace_bytes_per_s=None if self._paced_by_user else pace_bytes_per_s,
             )
-            link.announce(layout)
+            link.announce(self._announced(layout))
             for place, at in enumerate(held):
                 self._places[calls[at].name] = link, place
                 self._rounds[calls[at].name] = 0
@@ -308,6 +311,9 @@ class PushPullTransport(GlooTransport):
 
     def _meet(self) -> None:
         self.gather(b"")
+
+    def _announced(self, layout: Layout) -> Layout:
+        return layout
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """Start to push, sum and pull a segment; see ``Transport``."""
