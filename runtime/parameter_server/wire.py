@@ -1,4 +1,4 @@
-"""The wire between workers and servers: frames of 32 bytes, each with a payload of known length.
+"""The wire between workers and servers, and between hosts of a fabric: frames of 32 bytes, each with a payload of known length.
 
 Nothing here is pickled, and no length is believed before it is checked: every kind of frame has a largest
 payload, and tensors' chunks have exactly the length that the layout says.
@@ -21,7 +21,7 @@ CHUNK_BYTES = 64 << 10
 
 
 class FrameKind(IntEnum):
-    """What a frame says."""
+    """What a frame says; the last two are the fabric's: a JSON document, and a part of a tensor."""
 
     CHALLENGE = 1
     HELLO = 2
@@ -33,6 +33,8 @@ class FrameKind(IntEnum):
     PING = 8
     ABORT = 9
     BYE = 10
+    MESSAGE = 11
+    BLOCK = 12
 
 
 _TENSOR_KINDS = frozenset({FrameKind.PUSH, FrameKind.PULL, FrameKind.SEED})
@@ -48,6 +50,8 @@ LARGEST_PAYLOAD_BYTES = {
     FrameKind.PING: 0,
     FrameKind.ABORT: 4096,
     FrameKind.BYE: 0,
+    FrameKind.MESSAGE: 16 << 20,
+    FrameKind.BLOCK: 1 << 20,
 }
 
 
