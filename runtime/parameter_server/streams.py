@@ -62,7 +62,7 @@ class Stream:
 
     def set_pacing(self, bytes_per_s: float) -> None:
         """Let the kernel send no faster than this, so that no queue forms where nobody can reorder it."""
-        rate = min(int(bytes_per_s), (1 << 32) - 1)
+        rate = struct.pack("@I", min(int(bytes_per_s), (1 << 32) - 1))  # an int would be read as signed
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
 
     def read(self) -> Frame:

@@ -1,4 +1,4 @@
-"""The wire between workers and servers, and between hosts of a fabric: frames of 32 bytes, each with a payload of known length.
+"""The wire of parameter servers and of a fabric: frames of 32 bytes, each with a payload of known length.
 
 Nothing here is pickled, and no length is believed before it is checked: every kind of frame has a largest
 payload, and tensors' chunks have exactly the length that the layout says.
