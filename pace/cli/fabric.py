@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pace.cli.console import JsonOption, make_console, make_table
 from pace.cli.reporting import WRONG, reported
-from pace.cli.servers import fabric_processes
+from pace.cli.servers import fabric_processes, weight_sync
 from pace.documents.base import explain
 from pace.documents.fabric.reading import load_batch, load_document, load_network, load_transfer_plan
 from pace.documents.fabric.scenario import FabricScenario
@@ -24,6 +24,8 @@ app.command()(fabric_processes.scheduler)
 app.command()(fabric_processes.daemon)
 app.command()(fabric_processes.serve)
 app.command()(fabric_processes.status)
+app.command()(weight_sync.distribute)
+app.command()(weight_sync.receive)
 app.command("check-log")(fabric_processes.check_log)
 
 NetworkArgument = Annotated[

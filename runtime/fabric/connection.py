@@ -72,6 +72,7 @@ class FabricLink:
         self._over = threading.Event()
         self._on_message: Callable[[FabricLink, Message], None] = lambda _link, _message: None
         self._on_tensor: Callable[[FabricLink, Incoming], None] = lambda _link, _incoming: None
+        self._on_blocks: Callable[[FabricLink, Incoming], None] = lambda _link, _incoming: None
         self._on_end: Callable[[FabricLink, str], None] = lambda _link, _reason: None
         self._outbox = Outbox(stream, name=f"pace.fabric.out.{name}", on_loss=self._lost)
         if first is not None:
@@ -83,8 +84,11 @@ class FabricLink:
         on_message: Callable[["FabricLink", Message], None],
         on_end: Callable[["FabricLink", str], None],
         on_tensor: Callable[["FabricLink", Incoming], None] | None = None,
+        on_blocks: Callable[["FabricLink", Incoming], None] | None = None,
     ) -> None:
-        """Begin to read; `on_end` is called once, with the reason."""
+        """Begin to read; `on_end` is called once, with the reason, `on_blocks` for every part of a tensor."""
+        if on_blocks is not None:
+            self._on_blocks = on_blocks
         self._on_message, self._on_end = on_message, on_end
         if on_tensor is not None:
             self._on_tensor = on_tensor
@@ -109,6 +113,11 @@ class FabricLink:
         if len(data):
             block = Frame(kind=FrameKind.BLOCK, round=intro.transfer)
             self._outbox.put((*urgency, 1), Parcel(block, data, BLOCK_BYTES))
+
+    def send_part(self, transfer: int, data: memoryview, first: int, last: int) -> None:
+        """Write bytes `first` to `last` of a tensor whose intro was sent as a message."""
+        block = Frame(kind=FrameKind.BLOCK, round=transfer, offset=first)
+        self._outbox.put((0, transfer, 1), Parcel(block, data[first:last], BLOCK_BYTES))
 
     def set_rate(self, bytes_per_s: float | None) -> None:
         """Let the kernel send at most this fast; None for no limit."""
@@ -165,6 +174,7 @@ class FabricLink:
             raise WireFault(f"{frame.length} bytes from {frame.offset} on are not due in {frame.round}")
         self._stream.read_into(memoryview(incoming.data)[frame.offset : frame.offset + frame.length])
         incoming.missing -= frame.length
+        self._on_blocks(self, incoming)
         if not incoming.missing:
             self._arrived(incoming)
 

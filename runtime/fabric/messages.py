@@ -309,6 +309,38 @@ class StatusAnswer(Document):
     document: str
 
 
+class RelayOrder(Document):
+    """Receive weights, and hand every block on to the next host.
+
+    Attributes
+    ----------
+    key
+        What the weights' intro names.
+    host, address, port
+        Of the next host; None for the last one.
+    """
+
+    kind: Literal["relay"] = "relay"
+    key: Text
+    version: Count
+    size_bytes: Count
+    sha256: Text
+    host: Text | None = None
+    address: Text | None = None
+    port: Count = 0
+
+
+class RelayNotice(Document):
+    """How a host received weights: without a reason it has them."""
+
+    kind: Literal["relayed"] = "relayed"
+    key: Text
+    received_bytes: Count = 0
+    sent_bytes: Count = 0
+    seconds: Amount = 0.0
+    reason: str = ""
+
+
 Message = Annotated[
     HostRegistration
     | UpdateNotice
@@ -334,6 +366,8 @@ Message = Annotated[
     | TransferIntro
     | PushCall
     | ModelCall
+    | RelayOrder
+    | RelayNotice
     | StatusCall
     | StatusAnswer,
     Field(discriminator="kind"),

@@ -30,6 +30,8 @@ class Reductions:
         name = notice.round
         found = self._rounds.setdefault(name, _Round(notice.members))
         first = next(iter(found.updates.values()), None)
+        again = notice.update.id in found.updates
+        found.updates[notice.update.id] = FabricUpdate(notice.update, host, notice.update.weight)
         if notice.members != found.members:
             self._end(name, f"{notice.update.id} counts {notice.members} members, others {found.members}")
             return
@@ -38,10 +40,7 @@ class Reductions:
                 name, f"{notice.update.id} has {notice.update.size_bytes:,} bytes, others another number"
             )
             return
-        if notice.update.id in found.updates:
-            return
-        found.updates[notice.update.id] = FabricUpdate(notice.update, host, notice.update.weight)
-        if len(found.updates) == found.members:
+        if not again and len(found.updates) == found.members:
             self._start(name, found)
 
     def lose(self, host: str) -> None:

@@ -564,7 +564,6 @@ class FabricScheduler:
         lost = self._server_lost_s
         if lost is None or self.known.now() < lost + self.options.failover_s:
             return
-        self._server_lost_s = None
         replica = self.known.holder("replica")
         if replica is None or not self.replica.in_step:
             for update in [*self._pending.values()]:
@@ -572,6 +571,7 @@ class FabricScheduler:
                 ticket = TicketOrder(update=update.held.id, outcome="failed", reason="the server is gone")
                 self.known.tell(update.host, ticket)
             return
+        self._server_lost_s = None
         unanswered = [member for group in self._ordered.values() for member in group.members]
         self._ordered.clear()
         self._version, lacking = self.replica.take_over()

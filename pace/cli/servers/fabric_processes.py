@@ -1,4 +1,4 @@
-"""``pace fabric``'s processes: the scheduler, daemons on hosts, the server and its replica; and their status."""
+"""``pace fabric``'s processes: scheduler, daemons on hosts, server and replica; and what they say."""
 
 import json
 import signal

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from pace.runtime.addresses import ServerAddress
-from pace.runtime.fabric.client import FabricClient
-from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, Vector, read_log
+from pace.runtime.fabric.client import FabricClient, UpdateTicket
+from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, Vector, read_log, replay
 from pace.runtime.fabric.daemon import HostDaemon
 from pace.runtime.fabric.held_model import HeldModel
+from pace.runtime.fabric.link_rates import NetworkState
 from pace.runtime.fabric.scheduler import FabricScheduler, SchedulerOptions
 from pace.runtime.fabric.status import ask_status
 from pace.runtime.fabric.warm_up import warm_up
@@ -74,6 +75,8 @@ class Fabric:
         Of ``pace fabric scheduler``.
     killable
         Members that run in a process of their own.
+    without_server
+        Start no server yet: what is pushed meanwhile is planned in one batch.
     """
 
     def __init__(
@@ -85,17 +88,20 @@ class Fabric:
         killable: tuple[str, ...] = (),
         numbers: int = 1000,
         replica: bool = False,
+        without_server: bool = False,
+        state: NetworkState | None = None,
     ) -> None:
-        self.folder, self.options, self.killable = folder, options, killable
+        self.folder, self.options, self.killable, self.state = folder, options, killable, state
         self.first: Vector = np.random.default_rng(0).normal(size=numbers).astype(np.float32)
         np.save(folder / "model.npy", self.first)
+        self._random = np.random.default_rng(1)
         self.updates: dict[str, Vector] = {}
         self.members: dict[str, Member] = {}
         self.clients: list[FabricClient] = []
         warm_up()
         try:
             self.start_scheduler()
-            holders = ["server", "replica"] if replica else ["server"]
+            holders = ([] if without_server else ["server"]) + (["replica"] if replica else [])
             for name in [*holders, *(f"h{number}" for number in range(hosts))]:
                 self.start(name)
             self.wait(lambda status: len(status["hosts"]) == hosts + len(holders))
@@ -119,10 +125,13 @@ class Fabric:
     def start_scheduler(self, bind: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         """Start a scheduler; a second one takes the place of the first."""
         if "scheduler" not in self.killable:
-            self.members["scheduler"] = FabricScheduler(self.options, bind=bind, token=TOKEN)
+            self.members["scheduler"] = FabricScheduler(
+                self.options, bind=bind, state=self.state, token=TOKEN
+            )
             return
         options = self.options
         arguments = ["--tick-s", f"{options.tick_s}", "--momentum", f"{options.momentum}"]
+        assert options.divergence is None, "not for a scheduler that is killed"
         if options.delay_bound is not None:
             arguments += ["--delay-bound", f"{options.delay_bound}"]
         self.members["scheduler"] = Started("scheduler", "--bind", f"{bind[0]}:{bind[1]}", *arguments)
@@ -152,6 +161,18 @@ class Fabric:
         made = FabricClient(self.place(f"h{host}"), worker=name, token=TOKEN, timeout_s=WITHIN_S)
         self.clients.append(made)
         return made
+
+    def push(self, client: FabricClient, version: int = 0, *, weight: float = 1.0) -> UpdateTicket:
+        """Push a random update, which is kept for a replay."""
+        numbers = len(self.first)
+        update = self._random.normal(size=numbers).astype(np.float32)
+        ticket = client.push(update, version, weight=weight)
+        self.updates[ticket.update] = update
+        return ticket
+
+    def replayed(self, lines: Sequence[LogHead | LoggedCommit]) -> Vector:
+        """Return the model that a log gives."""
+        return replay(self.first, lines, self.updates.__getitem__)[0]
 
     def status(self) -> dict[str, Any]:
         """Return what the scheduler says."""
