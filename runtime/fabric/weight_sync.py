@@ -215,8 +215,9 @@ class WeightReceiver:
                 del self._relays[relay.key]  # the sender is gone
             for relay in [each for each in self._relays.values() if each.next is link]:
                 relay.next = None
-            for relay in [each for each in self._relays.values() if each.source is link and not each.order]:
-                del self._relays[relay.key]
+            for relay in [each for each in self._relays.values() if each.source is link]:
+                if relay.order is None and not relay.arrived:  # else the order may still come
+                    del self._relays[relay.key]
         log.debug("pace.weights_link_ended", reason=reason)
         threading.Thread(target=link.close, daemon=True).start()
 
