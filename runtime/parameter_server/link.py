@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pace.errors import CommunicationFailed
+from pace.runtime.addresses import ServerAddress as ServerAddress
 from pace.runtime.parameter_server.handshake import Greeting, call
 from pace.runtime.parameter_server.layout import Layout, bits_of
 from pace.runtime.parameter_server.outbox import Outbox, Parcel
@@ -16,21 +17,6 @@ from pace.runtime.parameter_server.streams import NOTSENT_BYTES, Stream, stream_
 from pace.runtime.parameter_server.wire import Frame, FrameKind, WireFault
 
 _RETRY_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerAddress:
-    """Where a server listens.
-
-    Attributes
-    ----------
-    name
-        What messages call it.
-    """
-
-    host: str
-    port: int
-    name: str
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,14 +6,14 @@ import socket
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
 from pace.errors import InvalidOptions
-from pace.runtime.parameter_server.link import ServerAddress
-from pace.runtime.parameter_server.server import is_loopback
+from pace.runtime.addresses import is_loopback
+from pace.runtime.addresses import parse_address as parse_address
+from pace.runtime.addresses import read_token as read_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,39 +169,6 @@ def pushed_gradients(model: nn.Module, patterns: Any) -> frozenset[str]:
             raise InvalidOptions(f"pushed has {pattern!r}: the model has no such gradient")
         matched.update(mine)
     return frozenset(matched)
-
-
-def read_token(file: Path | None) -> str | None:
-    """Return the token in a file, or the environment's PACE_PS_TOKEN; None where there is neither.
-
-    Raises
-    ------
-    InvalidOptions
-        When the file holds none.
-    """
-    if file is None:
-        return os.environ.get("PACE_PS_TOKEN") or None
-    try:
-        token = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidOptions(f"{file}: the token cannot be read: {error}") from error
-    if not token:
-        raise InvalidOptions(f"{file}: there is no token in it")
-    return token
-
-
-def parse_address(place: object, name: str) -> ServerAddress:
-    """Read HOST:PORT, or [HOST]:PORT for IPv6.
-
-    Raises
-    ------
-    InvalidOptions
-        When it is none.
-    """
-    host, colon, port = place.rpartition(":") if isinstance(place, str) else ("", "", "")
-    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise InvalidOptions(f"server {place!r}: HOST:PORT is needed, as in 10.0.0.5:7070")
-    return ServerAddress(host=host.strip("[]"), port=int(port), name=name)
 
 
 def own_host(token: str | None) -> str:

@@ -5,7 +5,6 @@ before it has proved that it knows the token.
 """
 
 import contextlib
-import ipaddress
 import socket
 import ssl
 import threading
@@ -15,6 +14,7 @@ from types import TracebackType
 import numpy as np
 
 from pace.errors import InvalidOptions
+from pace.runtime.addresses import is_loopback as is_loopback
 from pace.runtime.event_log import log
 from pace.runtime.parameter_server.handshake import answer
 from pace.runtime.parameter_server.session import Session
@@ -224,13 +224,3 @@ class Server:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(deadline - time.monotonic(), 0.0))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host can be reached from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

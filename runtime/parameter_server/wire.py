@@ -1,4 +1,4 @@
-"""The wire between workers and servers: frames of 32 bytes, each with a payload of known length.
+"""The wire of parameter servers and of a fabric: frames of 32 bytes, each with a payload of known length.
 
 Nothing here is pickled, and no length is believed before it is checked: every kind of frame has a largest
 payload, and tensors' chunks have exactly the length that the layout says.
@@ -28,7 +28,7 @@ LARGEST_LENGTH = (1 << 32) - 1
 
 
 class FrameKind(IntEnum):
-    """What a frame says."""
+    """What a frame says; the last two are the fabric's: a JSON document, and a part of a tensor."""
 
     CHALLENGE = 1
     HELLO = 2
@@ -40,6 +40,8 @@ class FrameKind(IntEnum):
     PING = 8
     ABORT = 9
     BYE = 10
+    MESSAGE = 11
+    BLOCK = 12
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
@@ -56,6 +58,8 @@ LARGEST_PAYLOAD_BYTES = {
     FrameKind.PING: 0,
     FrameKind.ABORT: 4096,
     FrameKind.BYE: 0,
+    FrameKind.MESSAGE: 16 << 20,
+    FrameKind.BLOCK: 1 << 20,
 }
 
 
