@@ -7,6 +7,7 @@
     ├── NotFound               no such resource, or none that this caller may know of
     ├── Unauthorized           no API key, or one that is not valid
     ├── Forbidden              the API key's scopes do not allow it
+    ├── QuotaExceeded          more than the tenant may have stored
     ├── ForeignHost            a request meant for another host, or sent by another host's page
     ├── UnsupportedMediaType   a body of another type or encoding
     ├── BodyTimeout            a body that does not arrive in time
@@ -52,6 +53,10 @@ class Unauthorized(Refused):
 
 class Forbidden(Refused):
     """The API key's scopes do not allow it."""
+
+
+class QuotaExceeded(Refused):
+    """More than the tenant may have stored."""
 
 
 class ForeignHost(Refused):

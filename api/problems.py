@@ -55,6 +55,7 @@ _KINDS: dict[type[Exception], _Kind] = {
     errors.NotFound: _Kind(name="not-found", status=404),
     errors.Unauthorized: _Kind(name="unauthorized", status=401),
     errors.Forbidden: _Kind(name="forbidden", status=403),
+    errors.QuotaExceeded: _Kind(name="quota-exceeded", status=403, title="Quota exceeded"),
     errors.ForeignHost: _Kind(name="foreign-host", status=421),
     errors.RateLimited: _Kind(name="rate-limited", status=429),
     errors.QueueFull: _Kind(name="queue-full", status=429),

@@ -20,6 +20,7 @@ from pace.api.storage.fabric_run_store import FabricRunStore
 from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.prediction_store import PredictionStore
+from pace.api.storage.quota import StorageQuota
 from pace.api.storage.retention import prune, vacuum
 from pace.api.storage.store import ResourceStore
 from pace.api.storage.threads import DatabaseThreads
@@ -56,7 +57,9 @@ class Service:
         self.spans = spans
         self.database = Database(settings.parsed_database_url)
         self.database_threads = DatabaseThreads(settings.database_timeout_s)
-        self.store = ResourceStore(self.database)
+        tenants = settings.tenants
+        quota = StorageQuota(tenants)
+        self.store = ResourceStore(self.database, quota)
         self.what_ifs = WhatIfStore(self.database)
         self.fabric_runs = FabricRunStore(self.database)
         self.predictions = PredictionStore(self.database)
@@ -68,28 +71,30 @@ class Service:
         self.tasks = TaskQueue(
             self.database,
             max_queued=settings.max_queued,
-            max_queued_per_tenant=settings.max_queued_per_tenant,
+            tenants=tenants,
             lease_s=settings.lease_s,
             max_attempts=settings.max_attempts,
+            quota=quota,
         )
         self.readers = WorkerPool("reading the body", settings.reader_processes, settings.read_memory_bytes)
         self.executors = make_executors(settings)
         # Started by its first request: many services never draw or simulate.
         self.computers = WorkerPool("the computation", _NUM_COMPUTERS, settings.solve_memory_bytes)
-        self._turns = FairTurns("computations", _NUM_COMPUTERS, settings.max_computing)
+        self._turns = FairTurns("computations", _NUM_COMPUTERS, settings.max_computing, tenants.weight)
         limits = ReadLimits(
             max_bytes=settings.max_decoded_bytes,
             max_ops=settings.max_ops,
             max_gradients=settings.max_gradients,
             max_cells=settings.max_cells,
         )
-        self.body_room = BodyRoom(settings.max_bodies_bytes)
+        self.body_room = BodyRoom(settings.max_bodies_bytes, tenants)
         self.body_reader = BodyReader(
             self.readers,
             limits,
             max_waiting=settings.max_reading,
             timeout_s=settings.read_timeout_s,
             memory_bytes=settings.answer_cache_bytes,
+            weight=tenants.weight,
         )
         self.dispatcher = Dispatcher(
             self.tasks,

@@ -2,8 +2,10 @@
 
 import difflib
 import os
+from dataclasses import replace
 from functools import cached_property
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from limits import parse
@@ -12,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from pace.api.tenants import TenantLimits, Tenants, read_entries
 from pace.errors import InvalidOptions
 
 Count = Annotated[int, Field(ge=1)]
@@ -88,6 +91,16 @@ class Settings(BaseSettings):
         Largest request body as sent, and after decompression; larger is answered 413.
     max_bodies_bytes
         Of bodies that are under way or wait to be parsed, half as many of one tenant; more are answered 429.
+    max_bodies_per_tenant
+        Bodies of one tenant that are under way or wait to be parsed; more are answered 429.
+    max_stored_per_tenant_bytes
+        What one tenant may have stored; 0 for no limit; more is answered 403.
+    max_running_per_tenant
+        Tasks of one tenant that run at once; the others wait.
+    max_cells_per_tenant
+        Simulations in what-ifs and predictions of one tenant that wait or run; more are answered 429.
+    tenants_file
+        JSON file with limits and weights of single tenants, see ``TenantEntry``; empty for none.
     header_timeout_s, body_timeout_s
         In which the head and the body of a request must arrive; one that takes longer is answered 408.
     max_ops, max_gradients
@@ -140,6 +153,11 @@ class Settings(BaseSettings):
     allowed_hosts: str = ""
     max_body_bytes: Bytes = 64 * MIB
     max_bodies_bytes: Bytes = 512 * MIB
+    max_bodies_per_tenant: Count = 2000
+    max_stored_per_tenant_bytes: Annotated[int, Field(ge=0)] = 10_240 * MIB
+    max_running_per_tenant: Count = 100
+    max_cells_per_tenant: Count = 200_000
+    tenants_file: str = ""
     max_decoded_bytes: Bytes = 256 * MIB
     header_timeout_s: Duration = 10.0
     body_timeout_s: Duration = 60.0
@@ -185,6 +203,30 @@ class Settings(BaseSettings):
             except ValueError:
                 raise ValueError('give a rate such as "6000/minute", or nothing') from None
         return value
+
+    @field_validator("tenants_file")
+    @classmethod
+    def _known_tenants(cls, value: str) -> str:
+        if value:
+            read_entries(Path(value))
+        return value
+
+    @cached_property
+    def tenants(self) -> Tenants:
+        """What each tenant may use; the file is read once."""
+        others = TenantLimits(
+            max_stored_bytes=self.max_stored_per_tenant_bytes,
+            max_bodies=self.max_bodies_per_tenant,
+            max_bodies_bytes=max(1, self.max_bodies_bytes // 2),
+            max_queued=self.max_queued_per_tenant,
+            max_running=self.max_running_per_tenant,
+            max_cells=self.max_cells_per_tenant,
+        )
+        entries = read_entries(Path(self.tenants_file)) if self.tenants_file else {}
+        named = {
+            name: replace(others, **entry.model_dump(exclude_none=True)) for name, entry in entries.items()
+        }
+        return Tenants(others, named)
 
     @property
     def needs_keys(self) -> bool:

@@ -207,6 +207,7 @@ class Dispatcher:
             log.warning("not-solved", task=task.id, tenant=task.tenant, problem=problem.model_dump())
             await _persist(self._tasks.fail, task, error)
         finally:
+            self._tasks.shares.charge(task.tenant, time.perf_counter() - started)
             self.watches.refresh(task.tenant, task.id)
 
     def _progress_of(self, task: ClaimedTask) -> Callable[[int], None]:

@@ -13,16 +13,22 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, select, update
 
-from pace.api.errors import QueueFull, ResultDeleted, TaskCancelled, WorkerDied
+from pace.api.errors import ContentTooLarge, QueueFull, ResultDeleted, TaskCancelled, WorkerDied
 from pace.api.problems import problem_of
-from pace.api.received import AnyReceivedTask
+from pace.api.received import AnyReceivedTask, document_bytes
 from pace.api.storage.database import Database
+from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import SolutionRecord, TaskRecord
 from pace.api.storage.store import insert
 from pace.api.tasks.kinds import KINDS
+from pace.api.tasks.shares import TaskShares
 from pace.api.tasks.state import LIVE, ClaimedTask, Submitted, TaskStatus
+from pace.api.tenants import Tenants
 from pace.client.documents import Problem
 from pace.errors import PaceError
+
+# Kinds whose steps are simulations.
+_OF_CELLS = ("what-if", "prediction")
 
 
 class TaskQueue:
@@ -30,10 +36,19 @@ class TaskQueue:
 
     Parameters
     ----------
+    tenants
+        How much each may have.
     lease_s
         How long a claimed task stays with a process that does not renew its lease.
     max_attempts
         After so many claims without an answer a task is failed.
+    quota
+        What is stored is counted there, too; by itself if it is not given.
+
+    Attributes
+    ----------
+    shares
+        To be charged with the time of what was claimed.
     """
 
     def __init__(
@@ -41,14 +56,17 @@ class TaskQueue:
         database: Database,
         *,
         max_queued: int,
-        max_queued_per_tenant: int,
+        tenants: Tenants,
         lease_s: float,
         max_attempts: int,
+        quota: StorageQuota | None = None,
     ) -> None:
         self.database = database
         self.owner = uuid.uuid4().hex
         self._max_queued = max_queued
-        self._max_queued_per_tenant = max_queued_per_tenant
+        self._tenants = tenants
+        self._quota = quota or StorageQuota(tenants)
+        self.shares = TaskShares(tenants)
         self._lease = timedelta(seconds=lease_s)
         self._max_attempts = max_attempts
 
@@ -62,8 +80,8 @@ class TaskQueue:
 
         Raises
         ------
-        QueueFull
-            If a new task is needed and too many wait.
+        QueueFull, QuotaExceeded, ContentTooLarge
+            If a new task is needed and too many wait, or it would be more than the tenant may have.
         InvalidRequest
             If the request names a profile that is not stored.
         """
@@ -81,7 +99,7 @@ class TaskQueue:
                 task_id = connection.scalar(live)
                 if task_id is not None:
                     return Submitted(result_id=new_id, result=None, task_id=task_id)
-                at_once = self._require_room(connection, tenant) == 0 and claim
+                at_once = self._require_room(connection, tenant, received) and claim
                 task_id = self._add(connection, tenant, received, new_id, at_once=at_once)
                 if task_id is None:
                     continue  # another service process was faster between our look and our insert
@@ -124,26 +142,43 @@ class TaskQueue:
         )
         return task_id if added.rowcount else None
 
-    def _require_room(self, connection: Connection, tenant: str) -> int:
-        """Refuse one more task where too many wait; return how many do, of all tenants."""
-        of_all, of_tenant = connection.execute(
-            select(func.count(), func.count().filter(TaskRecord.tenant == tenant))
+    def _require_room(self, connection: Connection, tenant: str, received: AnyReceivedTask) -> bool:
+        """Refuse one more task where there is no room; return whether it could run at once."""
+        mine, queued = TaskRecord.tenant == tenant, TaskRecord.state == "queued"
+        of_all, of_tenant, at_work, cells = connection.execute(
+            select(
+                func.count().filter(queued),
+                func.count().filter(queued, mine),
+                func.count().filter(~queued, mine),
+                func.coalesce(func.sum(TaskRecord.num_total).filter(mine, TaskRecord.kind.in_(_OF_CELLS)), 0),
+            )
             .select_from(TaskRecord)
-            .where(TaskRecord.state == "queued")
+            .where(TaskRecord.state.in_(LIVE))
         ).one()
-        if of_tenant >= self._max_queued_per_tenant:
+        limits = self._tenants.limits(tenant)
+        if of_tenant >= limits.max_queued:
             raise QueueFull(f"{of_tenant} tasks of yours wait already", retry_after_s=5)
         if of_all >= self._max_queued:
             raise QueueFull(f"{of_all} tasks wait already", retry_after_s=10)
-        return of_all
+        asked = (received.num_steps or 0) if received.kind in _OF_CELLS else 0
+        if asked > limits.max_cells:
+            raise ContentTooLarge(f"{asked} simulations; a tenant may have {limits.max_cells} under way")
+        if asked and (cells or 0) + asked > limits.max_cells:
+            detail = (
+                f"{cells} simulations of yours are under way; with {asked} more, more than {limits.max_cells}"
+            )
+            raise QueueFull(detail, retry_after_s=10)
+        self._quota.require(connection, tenant, document_bytes(received))
+        return bool(of_all == 0 and at_work < limits.max_running)
 
     def claim(self, kind: str, running: Collection[str] = ()) -> ClaimedTask | None:
         """Take the next task of a kind.
 
         Those `running` here stay so: if their leases ended, this process was starved for a moment.
 
-        Tenants take turns: first those with the fewest tasks running, among them the one whose last
-        start is longest ago, and of its tasks the oldest.
+        Tenants take turns: first those with the fewest tasks of this kind running, then the one that had the
+        least of the workers' time lately, both over their weights, then the one whose last start is longest
+        ago; of its tasks the oldest. Who has as many running as it may is passed over.
         """
         now = datetime.now(UTC)
         queued = (TaskRecord.state == "queued") & (TaskRecord.kind == kind)
@@ -154,8 +189,17 @@ class TaskQueue:
                 return None
         with self.database.write() as connection:
             self._take_back_expired(connection, now, running)
-            at_work = Counter(connection.scalars(select(TaskRecord.tenant).where(running_too)))
-            tenants = list(connection.scalars(select(TaskRecord.tenant).where(queued).distinct()))
+            at_work, in_all = Counter[str](), Counter[str]()
+            for tenant, its_kind in connection.execute(
+                select(TaskRecord.tenant, TaskRecord.kind).where(TaskRecord.state == "running")
+            ):
+                at_work[tenant] += its_kind == kind
+                in_all[tenant] += 1
+            tenants = [
+                tenant
+                for tenant in connection.scalars(select(TaskRecord.tenant).where(queued).distinct())
+                if in_all[tenant] < self._tenants.limits(tenant).max_running
+            ]
             turns = dict(
                 connection.execute(
                     select(TaskRecord.tenant, func.max(TaskRecord.started_at))
@@ -168,7 +212,14 @@ class TaskQueue:
                 ).all()
             )
             never = datetime.min.replace(tzinfo=UTC)
-            tenants.sort(key=lambda tenant: (at_work[tenant], turns.get(tenant, never), tenant))
+            tenants.sort(
+                key=lambda tenant: (
+                    at_work[tenant] / self._tenants.weight(tenant),
+                    self.shares.used(tenant),
+                    turns.get(tenant, never),
+                    tenant,
+                )
+            )
             for tenant in tenants:
                 task_id = connection.scalar(
                     select(TaskRecord.id)

@@ -36,6 +36,8 @@ class BodyReader:
         For one body.
     memory_bytes
         How much of what was read is remembered, so that a body that comes again is not read again.
+    weight
+        Of a tenant, where tenants take turns.
     """
 
     def __init__(
@@ -46,9 +48,10 @@ class BodyReader:
         max_waiting: int,
         timeout_s: float,
         memory_bytes: int,
+        weight: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
         self._readers = readers
-        self._turns = FairTurns("bodies", readers.size, max_waiting)
+        self._turns = FairTurns("bodies", readers.size, max_waiting, weight)
         self._limits = limits
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes

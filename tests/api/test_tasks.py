@@ -14,6 +14,7 @@ from pace.api.storage.migrations import upgrade
 from pace.api.storage.records import ProfileRecord, ScheduleRecord
 from pace.api.storage.store import ResourceStore
 from pace.api.tasks.queue import TaskQueue
+from pace.api.tenants import TenantLimits, Tenants
 from pace.api.workers.functions import ReadLimits, read_request, solve
 from tests.api.profiles import layered_profile
 
@@ -30,7 +31,9 @@ def queue(database_url: str) -> Iterator[TaskQueue]:
     """An empty queue that takes three tasks, two of a tenant."""
     database = Database(Settings(database_url=database_url).parsed_database_url)
     upgrade(database)
-    yield TaskQueue(database, max_queued=3, max_queued_per_tenant=2, lease_s=60, max_attempts=2)
+    yield TaskQueue(
+        database, max_queued=3, tenants=Tenants(TenantLimits(max_queued=2)), lease_s=60, max_attempts=2
+    )
     database.close()
 
 
