@@ -5,8 +5,8 @@
     Refused
     ├── InvalidRequest         a body or a parameter that is not what the interface asks for
     ├── NotFound               no such resource, or none that this caller may know of
-    ├── Unauthorized           no API key, or one that is not valid
-    ├── Forbidden              the API key's scopes do not allow it
+    ├── Unauthorized           no API key or token, or one that is not valid
+    ├── Forbidden              the scopes of the API key or token do not allow it
     ├── QuotaExceeded          more than the tenant may have stored
     ├── ForeignHost            a request meant for another host, or sent by another host's page
     ├── UnsupportedMediaType   a body of another type or encoding
@@ -23,6 +23,7 @@
     ├── WorkerDied             a worker process that ended before it answered
     ├── WorkerFailed           a worker's error that nobody foresaw
     ├── ExecutorMismatch       a cluster whose workers cannot do the service's tasks
+    ├── IssuerUnavailable      an issuer of tokens whose keys are not known and cannot be fetched
     ├── NotInstalled           something that is not installed with this service
     ├── StorageTimeout         a database that does not answer in time
     ├── ResultDeleted          a result that was deleted while its request was answered
@@ -135,6 +136,10 @@ class WorkerFailed(Refused):
 
 class ExecutorMismatch(Refused):
     """A cluster whose workers cannot do the service's tasks."""
+
+
+class IssuerUnavailable(Refused):
+    """An issuer of tokens whose keys are not known and cannot be fetched."""
 
 
 class NotInstalled(Refused):

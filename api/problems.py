@@ -68,6 +68,7 @@ _KINDS: dict[type[Exception], _Kind] = {
     errors.LimitExceeded: _LIMIT_EXCEEDED,
     errors.WorkerDied: _Kind(name="worker-died", status=500, title="Worker died"),
     errors.ExecutorMismatch: _Kind(name="executor-mismatch", status=503),
+    errors.IssuerUnavailable: _Kind(name="issuer-unavailable", status=503),
     errors.NotInstalled: _Kind(name="not-installed", status=501),
     errors.StorageTimeout: _STORAGE_UNAVAILABLE,
     errors.ResultDeleted: _Kind(name="gone", status=503),

@@ -1,15 +1,17 @@
 """The service's settings. The environment is read here and nowhere else in the service."""
 
 import difflib
+import importlib.util
 import os
 from dataclasses import replace
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from limits import parse
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -80,6 +82,14 @@ class Settings(BaseSettings):
     auth
         "required": every request needs an API key. "auto": not on loopback, where all requests are of
         the tenant "default".
+    login_failures
+        How often an address may send keys or tokens that are not valid; empty for no limit.
+    audit
+        "writes": the audit log has what was changed. "all": also what was read, and who was not let in.
+    oidc_issuer, oidc_audience
+        Tokens of this OpenID Connect issuer for this audience are valid besides API keys; empty for none.
+    oidc_tenant_claim, oidc_scopes_claim, oidc_scope_prefix
+        Which claims name a token's tenant and scopes, and what the service's scopes begin with there.
     rate_limit
         How often a tenant may ask, in this process; empty for no limit.
     trusted_proxies
@@ -136,6 +146,8 @@ class Settings(BaseSettings):
         A task whose processes died this often is given up.
     drain_s
         How long a stopping service lets running solves and open requests end.
+    metrics_tenants
+        How many tenants have metrics of their own, under their names; 0 for none, as /metrics needs no key.
     retention_days
         Schedules that no POST asked for in this time are deleted, and reports and tasks that old; 0
         keeps everything.
@@ -148,6 +160,13 @@ class Settings(BaseSettings):
     database_url: str = "sqlite:///pace.db"
     database_timeout_s: Duration = 10.0
     auth: Literal["auto", "required"] = "auto"
+    login_failures: str = "60/minute"
+    audit: Literal["writes", "all"] = "writes"
+    oidc_issuer: str = ""
+    oidc_audience: Annotated[str, Field(validate_default=True)] = ""
+    oidc_tenant_claim: Annotated[str, Field(min_length=1)] = "tenant"
+    oidc_scopes_claim: Annotated[str, Field(min_length=1)] = "scope"
+    oidc_scope_prefix: str = ""
     rate_limit: str = "60000/minute"
     trusted_proxies: str = ""
     allowed_hosts: str = ""
@@ -181,6 +200,7 @@ class Settings(BaseSettings):
     lease_s: Duration = 10.0
     max_attempts: Count = 3
     drain_s: Duration = 20.0
+    metrics_tenants: Annotated[int, Field(ge=0, le=10_000)] = 0
     retention_days: Annotated[float, Field(ge=0, le=100_000)] = 0.0
 
     @field_validator("database_url")
@@ -194,7 +214,7 @@ class Settings(BaseSettings):
             raise ValueError("give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
         return value
 
-    @field_validator("rate_limit")
+    @field_validator("rate_limit", "login_failures")
     @classmethod
     def _known_rate(cls, value: str) -> str:
         if value:
@@ -202,6 +222,25 @@ class Settings(BaseSettings):
                 parse(value)
             except ValueError:
                 raise ValueError('give a rate such as "6000/minute", or nothing') from None
+        return value
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _safe_issuer(cls, value: str) -> str:
+        if value:
+            url = urlsplit(value)
+            local = url.hostname in ("localhost", "127.0.0.1", "::1")
+            if not url.hostname or (url.scheme != "https" and not (url.scheme == "http" and local)):
+                raise ValueError("give an https URL")
+            if importlib.util.find_spec("jwt") is None:
+                raise ValueError("needs PyJWT: pip install 'pace[oidc]'")
+        return value
+
+    @field_validator("oidc_audience")
+    @classmethod
+    def _with_audience(cls, value: str, info: ValidationInfo) -> str:
+        if info.data.get("oidc_issuer") and not value:
+            raise ValueError("PACE_OIDC_ISSUER needs it: other services' tokens would be valid here")
         return value
 
     @field_validator("tenants_file")

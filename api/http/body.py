@@ -45,6 +45,7 @@ async def read_body(
     service: Service = request.app.state.service
     with service.body_room.body(tenant) as held:
         body, gzipped = await receive_body(request, service.settings.max_body_bytes, held)
+        service.metrics.tenants.count_body(tenant, len(body))
         return await service.body_reader.read(function, body, gzipped, tenant)
 
 

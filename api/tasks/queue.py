@@ -13,9 +13,9 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, select, update
 
-from pace.api.errors import ContentTooLarge, QueueFull, ResultDeleted, TaskCancelled, WorkerDied
+from pace.api.errors import ResultDeleted, TaskCancelled, WorkerDied
 from pace.api.problems import problem_of
-from pace.api.received import AnyReceivedTask, document_bytes
+from pace.api.received import AnyReceivedTask
 from pace.api.storage.database import Database
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import SolutionRecord, TaskRecord
@@ -23,12 +23,10 @@ from pace.api.storage.store import insert
 from pace.api.tasks.kinds import KINDS
 from pace.api.tasks.shares import TaskShares
 from pace.api.tasks.state import LIVE, ClaimedTask, Submitted, TaskStatus
+from pace.api.tasks.task_room import TaskRoom
+from pace.api.tasks.task_views import count_live, find_status, list_statuses
 from pace.api.tenants import Tenants
-from pace.client.documents import Problem
 from pace.errors import PaceError
-
-# Kinds whose steps are simulations.
-_OF_CELLS = ("what-if", "prediction")
 
 
 class TaskQueue:
@@ -63,20 +61,23 @@ class TaskQueue:
     ) -> None:
         self.database = database
         self.owner = uuid.uuid4().hex
-        self._max_queued = max_queued
+        self._room = TaskRoom(max_queued, tenants, quota or StorageQuota(tenants))
         self._tenants = tenants
-        self._quota = quota or StorageQuota(tenants)
         self.shares = TaskShares(tenants)
         self._lease = timedelta(seconds=lease_s)
         self._max_attempts = max_attempts
 
-    def submit(self, tenant: str, received: AnyReceivedTask, *, claim: bool = False) -> Submitted:
+    def submit(
+        self, tenant: str, received: AnyReceivedTask, *, claim: bool = False, request_id: str | None = None
+    ) -> Submitted:
         """Accept a request: find its result, join the task that makes it, or queue a new one.
 
         Parameters
         ----------
         claim
             Claim a new task at once where no other waits: this process has room for it.
+        request_id
+            Of the request, for the log of a new task.
 
         Raises
         ------
@@ -99,8 +100,8 @@ class TaskQueue:
                 task_id = connection.scalar(live)
                 if task_id is not None:
                     return Submitted(result_id=new_id, result=None, task_id=task_id)
-                at_once = self._require_room(connection, tenant, received) and claim
-                task_id = self._add(connection, tenant, received, new_id, at_once=at_once)
+                at_once = self._room.require(connection, tenant, received) and claim
+                task_id = self._add(connection, tenant, received, new_id, request_id, at_once=at_once)
                 if task_id is None:
                     continue  # another service process was faster between our look and our insert
                 # No other task for this key is live now, so whatever came of one before can be seen.
@@ -117,6 +118,7 @@ class TaskQueue:
         tenant: str,
         received: AnyReceivedTask,
         result_id: str,
+        request_id: str | None,
         *,
         at_once: bool,
     ) -> str | None:
@@ -136,40 +138,12 @@ class TaskQueue:
                 num_done=None if received.num_steps is None else 0,
                 num_total=received.num_steps,
                 created_at=now,
+                request_id=request_id,
                 **(self._started(now, 0) if at_once else {"state": "queued", "attempts": 0}),
             )
             .on_conflict_do_nothing()
         )
         return task_id if added.rowcount else None
-
-    def _require_room(self, connection: Connection, tenant: str, received: AnyReceivedTask) -> bool:
-        """Refuse one more task where there is no room; return whether it could run at once."""
-        mine, queued = TaskRecord.tenant == tenant, TaskRecord.state == "queued"
-        of_all, of_tenant, at_work, cells = connection.execute(
-            select(
-                func.count().filter(queued),
-                func.count().filter(queued, mine),
-                func.count().filter(~queued, mine),
-                func.coalesce(func.sum(TaskRecord.num_total).filter(mine, TaskRecord.kind.in_(_OF_CELLS)), 0),
-            )
-            .select_from(TaskRecord)
-            .where(TaskRecord.state.in_(LIVE))
-        ).one()
-        limits = self._tenants.limits(tenant)
-        if of_tenant >= limits.max_queued:
-            raise QueueFull(f"{of_tenant} tasks of yours wait already", retry_after_s=5)
-        if of_all >= self._max_queued:
-            raise QueueFull(f"{of_all} tasks wait already", retry_after_s=10)
-        asked = (received.num_steps or 0) if received.kind in _OF_CELLS else 0
-        if asked > limits.max_cells:
-            raise ContentTooLarge(f"{asked} simulations; a tenant may have {limits.max_cells} under way")
-        if asked and (cells or 0) + asked > limits.max_cells:
-            detail = (
-                f"{cells} simulations of yours are under way; with {asked} more, more than {limits.max_cells}"
-            )
-            raise QueueFull(detail, retry_after_s=10)
-        self._quota.require(connection, tenant, document_bytes(received))
-        return bool(of_all == 0 and at_work < limits.max_running)
 
     def claim(self, kind: str, running: Collection[str] = ()) -> ClaimedTask | None:
         """Take the next task of a kind.
@@ -277,6 +251,8 @@ class TaskQueue:
                 TaskRecord.key,
                 TaskRecord.options,
                 TaskRecord.attempts,
+                TaskRecord.created_at,
+                TaskRecord.request_id,
                 TaskRecord.profile_sha256,
                 TaskRecord.result_id,
             ).where(TaskRecord.id == task_id)
@@ -374,11 +350,10 @@ class TaskQueue:
                 )
             )
 
-    def num_queued(self) -> int:
-        """How many tasks wait, of all tenants."""
+    def count_live(self) -> Counter[tuple[str, str, str]]:
+        """How many tasks wait or run, by tenant, kind and state."""
         with self.database.read() as connection:
-            queued = select(func.count()).select_from(TaskRecord).where(TaskRecord.state == "queued")
-            return connection.scalar(queued) or 0
+            return count_live(connection)
 
     def retry_or_fail(self, task: ClaimedTask, error: WorkerDied) -> bool:
         """Queue a task again whose worker died, unless it was tried often enough; say whether."""
@@ -400,24 +375,14 @@ class TaskQueue:
     def status(self, tenant: str, task_id: str) -> TaskStatus | None:
         """Return how far a task is."""
         with self.database.read() as connection:
-            row = connection.execute(
-                select(
-                    TaskRecord.id,
-                    TaskRecord.kind,
-                    TaskRecord.result_id,
-                    TaskRecord.state,
-                    TaskRecord.problem,
-                    TaskRecord.num_done,
-                    TaskRecord.num_total,
-                    TaskRecord.created_at,
-                    TaskRecord.started_at,
-                    TaskRecord.finished_at,
-                ).where(TaskRecord.tenant == tenant, TaskRecord.id == task_id)
-            ).first()
-        if row is None:
-            return None
-        problem = None if row.problem is None else Problem.model_validate_json(row.problem)
-        return TaskStatus(**{**row._mapping, "problem": problem})
+            return find_status(connection, tenant, task_id)
+
+    def list(
+        self, tenant: str, state: str | None, kind: str | None, limit: int, cursor: str | None
+    ) -> tuple[list[TaskStatus], str | None]:
+        """Return a page of a tenant's tasks, newest first, and the cursor of the next."""
+        with self.database.read() as connection:
+            return list_statuses(connection, tenant, state, kind, limit, cursor)
 
 
 def _stored(error: PaceError) -> str:

@@ -36,8 +36,8 @@ class BodyReader:
         For one body.
     memory_bytes
         How much of what was read is remembered, so that a body that comes again is not read again.
-    weight
-        Of a tenant, where tenants take turns.
+    weight, observe
+        As for ``FairTurns``.
     """
 
     def __init__(
@@ -49,9 +49,10 @@ class BodyReader:
         timeout_s: float,
         memory_bytes: int,
         weight: Callable[[str], float] = lambda _: 1.0,
+        observe: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._readers = readers
-        self._turns = FairTurns("bodies", readers.size, max_waiting, weight)
+        self._turns = FairTurns("bodies", readers.size, max_waiting, weight, observe)
         self._limits = limits
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes

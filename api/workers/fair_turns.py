@@ -25,10 +25,17 @@ class FairTurns:
         More are refused; of one tenant, more than half of these.
     weight
         Of a tenant.
+    observe
+        Is told how many seconds each waited that got a place.
     """
 
     def __init__(
-        self, what: str, places: int, most_waiting: int, weight: Callable[[str], float] = lambda _: 1.0
+        self,
+        what: str,
+        places: int,
+        most_waiting: int,
+        weight: Callable[[str], float] = lambda _: 1.0,
+        observe: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._what = what
         self._free = places
@@ -36,6 +43,7 @@ class FairTurns:
         self._free_for_large = max(1, places - 1)
         self._most_waiting = most_waiting
         self._weight = weight
+        self._observe = observe
         self._most_of_tenant = max(1, most_waiting // 2)
         self._waiting: dict[str, tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]]] = {}
         self._running: Counter[str] = Counter()
@@ -61,6 +69,7 @@ class FairTurns:
             raise QueueFull(f"{mine} {self._what} of yours and {self.num_waiting} in all wait already")
         if tenant not in self._used_s:
             self._used_s[tenant] = min(self._used_s.values(), default=0.0)
+        asked_s = time.monotonic()
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, (deque(), deque()))[large].append(place)
         self._give()
@@ -74,6 +83,7 @@ class FairTurns:
                 self._forget(tenant)
             raise
         began_s = time.monotonic()
+        self._observe(began_s - asked_s)
         try:
             yield
         finally:
