@@ -25,6 +25,7 @@
     ├── ExecutorMismatch       a cluster whose workers cannot do the service's tasks
     ├── IssuerUnavailable      an issuer of tokens whose keys are not known and cannot be fetched
     ├── NotInstalled           something that is not installed with this service
+    ├── SpoolFull              no room on the disk for a large body
     ├── StorageTimeout         a database that does not answer in time
     ├── ResultDeleted          a result that was deleted while its request was answered
     └── ServiceStopping        the service is being stopped
@@ -144,6 +145,10 @@ class IssuerUnavailable(Refused):
 
 class NotInstalled(Refused):
     """Something that is not installed with this service."""
+
+
+class SpoolFull(Refused):
+    """No room on the disk for a large body."""
 
 
 class StorageTimeout(Refused):

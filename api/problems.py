@@ -70,6 +70,7 @@ _KINDS: dict[type[Exception], _Kind] = {
     errors.ExecutorMismatch: _Kind(name="executor-mismatch", status=503),
     errors.IssuerUnavailable: _Kind(name="issuer-unavailable", status=503),
     errors.NotInstalled: _Kind(name="not-installed", status=501),
+    errors.SpoolFull: _STORAGE_FULL,
     errors.StorageTimeout: _STORAGE_UNAVAILABLE,
     errors.ResultDeleted: _Kind(name="gone", status=503),
     errors.ServiceStopping: _Kind(name="stopping", status=503),

@@ -99,6 +99,8 @@ class Settings(BaseSettings):
         keys, those of loopback are always among them; with keys, empty allows all.
     max_body_bytes, max_decoded_bytes
         Largest request body as sent, and after decompression; larger is answered 413.
+    spool_folder
+        Where bodies of more than a mebibyte are kept while they arrive; empty for the system's place.
     max_bodies_bytes
         Of bodies that are under way or wait to be parsed, half as many of one tenant; more are answered 429.
     max_bodies_per_tenant
@@ -171,6 +173,7 @@ class Settings(BaseSettings):
     trusted_proxies: str = ""
     allowed_hosts: str = ""
     max_body_bytes: Bytes = 64 * MIB
+    spool_folder: str = ""
     max_bodies_bytes: Bytes = 512 * MIB
     max_bodies_per_tenant: Count = 2000
     max_stored_per_tenant_bytes: Annotated[int, Field(ge=0)] = 10_240 * MIB
@@ -222,6 +225,13 @@ class Settings(BaseSettings):
                 parse(value)
             except ValueError:
                 raise ValueError('give a rate such as "6000/minute", or nothing') from None
+        return value
+
+    @field_validator("spool_folder")
+    @classmethod
+    def _writable_folder(cls, value: str) -> str:
+        if value and not os.access(value, os.W_OK | os.X_OK):
+            raise ValueError("is no folder that can be written to")
         return value
 
     @field_validator("oidc_issuer")

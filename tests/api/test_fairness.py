@@ -15,6 +15,7 @@ import pytest
 
 from pace.api.body_room import BodyRoom
 from pace.api.errors import QueueFull
+from pace.api.spool import ArrivedBody
 from pace.api.tenants import TenantLimits, Tenants
 from pace.api.workers.body_reader import BodyReader
 from pace.api.workers.fair_turns import FairTurns
@@ -164,7 +165,7 @@ def test_nobody_profits_from_what_another_tenant_sent() -> None:
 
     async def run() -> None:
         for tenant, num_calls in (("one", 1), ("one", 1), ("other", 2), ("other", 2)):
-            assert (await reader.read(read_profile, body, False, tenant)).num_gradients == 4
+            assert (await reader.read(read_profile, ArrivedBody.of(body), False, tenant)).num_gradients == 4
             assert pool.num_calls == num_calls
 
     try:
