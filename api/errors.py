@@ -27,6 +27,7 @@
     ├── NotInstalled           something that is not installed with this service
     ├── SpoolFull              no room on the disk for a large body
     ├── StorageTimeout         a database that does not answer in time
+    ├── SchemaTooNew           a database of a newer version, on which this one does not work
     ├── ResultDeleted          a result that was deleted while its request was answered
     └── ServiceStopping        the service is being stopped
 
@@ -153,6 +154,10 @@ class SpoolFull(Refused):
 
 class StorageTimeout(Refused):
     """A database that does not answer in time."""
+
+
+class SchemaTooNew(Refused):
+    """A database of a newer version, on which this one does not work."""
 
 
 class ResultDeleted(Refused):

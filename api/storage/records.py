@@ -186,6 +186,14 @@ class ApiKeyRecord(Record):
     last_used_at: Mapped[datetime | None]
 
 
+class SchemaFloorRecord(Record):
+    """One row: the oldest revision of the schema whose code still works on this database."""
+
+    __tablename__ = "schema_floor"
+
+    revision: Mapped[str] = mapped_column(String(32), primary_key=True)
+
+
 class TaskRecord(Record):
     """Work to be done by one worker; the lease says which service process does it.
 

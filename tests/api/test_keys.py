@@ -213,7 +213,7 @@ def test_admins_make_and_revoke_keys_over_http(service: Caller) -> None:
     asked = {"name": "a robot", "scopes": ["read"], "expires_at": "2100-01-01T00:00:00Z"}
     created = service.http.post("/v1/keys", json=asked)
     assert created.status_code == 201
-    assert created.headers["cache-control"] == "no-store"
+    assert "no-store" in created.headers["cache-control"]
     key = created.json()
     assert (key["name"], key["scopes"], key["expires_at"]) == ("a robot", ["read"], asked["expires_at"])
     assert service.http.get("/v1/profiles", headers=_as(key["token"])).status_code == 200
