@@ -120,6 +120,13 @@ def read_profile(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedProf
     return _receive(parse_profile(decompressed(body, limits.max_bytes) if gzipped else body), limits)
 
 
+def read_file(
+    function: Callable[[bytes, bool, ReadLimits], Any], path: Path, gzipped: bool, limits: ReadLimits
+) -> Any:
+    """Do what a function here does with a body, with one that is in a file."""
+    return function(path.read_bytes(), gzipped, limits)
+
+
 def load_solver() -> None:
     """Compile and load everything that a solve needs."""
     warm_up()

@@ -200,6 +200,13 @@ class TaskResource(Document):
     num_total: int | None = None
 
 
+class TaskPage(Document):
+    """Tasks, newest first; `next` is the cursor of the next page, if there is one."""
+
+    items: tuple[TaskResource, ...]
+    next: str | None
+
+
 class SimulationRequest(Document):
     """Body of ``POST /v1/simulations``: policies to compare on a profile.
 

@@ -18,7 +18,7 @@ from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.keys import SCOPES, KeyRing, Scope
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 200.0
 
 
 class Caller:
