@@ -9,8 +9,6 @@ import contextlib
 import importlib.util
 import os
 import pickle
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+if __name__ == "__main__":
+    # The root of the repository, so that this file and workers may import from tests.
+    sys.path[0] = str(Path(__file__).parents[2])
+
+from tests.runtime.fork_server import ForkedProcess, fork, serve
 
 Backend = Literal["gloo", "horovod", "none"]
 
@@ -115,15 +119,13 @@ def try_ranks(
         finally:
             exits = [process.poll() for process in processes]
             for process in processes:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGKILL)
-                process.wait()
+                process.kill()
         return [_outcome(rank, folder, exits[rank]) for rank in range(size)]
 
 
 def _start(
     worker: Callable[..., Any], rank: int, size: int, backend: Backend, folder: str, extra: dict[str, str]
-) -> "subprocess.Popen[bytes]":
+) -> ForkedProcess:
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "PYTHONFAULTHANDLER": "1",
@@ -132,16 +134,8 @@ def _start(
         "HOROVOD_RANK": str(rank),
         "HOROVOD_LOCAL_RANK": str(rank),
     }
-    environment |= extra
-    command = [sys.executable, __file__, worker.__code__.co_filename, worker.__qualname__]
-    with Path(folder, f"output.{rank}").open("wb") as output:
-        return subprocess.Popen(
-            [*command, str(rank), str(size), backend, folder],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    arguments = [worker.__code__.co_filename, worker.__qualname__, str(rank), str(size), backend, folder]
+    return fork(rank, arguments, Path(folder, f"output.{rank}"), environment | extra)
 
 
 def _outcome(rank: int, folder: str, exit_code: int | None) -> Outcome:
@@ -248,9 +242,8 @@ def _main(path: str, name: str, rank: int, size: int, backend: str, folder: str)
 
 
 if __name__ == "__main__":
-    # The root of the repository, so that workers may import from tests.
-    sys.path[0] = str(Path(__file__).parents[2])
-    code = _main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5], sys.argv[6])
+    arguments = serve(int(sys.argv[1]))
+    code = _main(arguments[0], arguments[1], int(arguments[2]), int(arguments[3]), *arguments[4:])
     sys.stdout.flush()
     if os.environ.get("LEAVE_AT_ONCE"):  # for ranks whose own clean-up would wait for a stopped one
         os._exit(code)
