@@ -6,6 +6,7 @@ travel pickled. Ranks that outlive the time-out are killed, and so is everything
 """
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import pickle
@@ -18,13 +19,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-if __name__ == "__main__":
-    # The root of the repository, so that this file and workers may import from tests.
-    sys.path[0] = str(Path(__file__).parents[2])
-
-from tests.runtime.fork_server import ForkedProcess, fork, serve
+from tests.fork_server import ForkedProcess, ForkServer
 
 Backend = Literal["gloo", "horovod", "none"]
+
+# Neighboring ranks come from different servers and differ as the processes of a real job do: in the seed of
+# Python's hashes, and so in the order of sets, and in memory addresses.
+_SERVERS = (ForkServer(__name__, hash_seed=1), ForkServer(__name__, hash_seed=2))
+
+# What nearly all ranks load. Nothing of it starts a thread before it is used.
+_LOADED_ONCE = (
+    "torch",
+    "torch._dynamo",  # which torch's optimizers load when the first is built
+    "torch.distributed",
+    "numpy",
+    "hypothesis",
+    "pytest",
+    "pace.runtime.torch",
+    "tests.runtime.models",
+    "tests.runtime.schedules",
+    "tests.runtime.training",
+)
+_LOADED_WHERE_INSTALLED = {"horovod": ("horovod.torch", "pace.runtime.horovod")}
 
 
 class RanksFailed(AssertionError):
@@ -135,7 +151,8 @@ def _start(
         "HOROVOD_LOCAL_RANK": str(rank),
     }
     arguments = [worker.__code__.co_filename, worker.__qualname__, str(rank), str(size), backend, folder]
-    return fork(rank, arguments, Path(folder, f"output.{rank}"), environment | extra)
+    server = _SERVERS[rank % len(_SERVERS)]
+    return server.fork(arguments, output=Path(folder, f"output.{rank}"), environment=environment | extra)
 
 
 def _outcome(rank: int, folder: str, exit_code: int | None) -> Outcome:
@@ -241,10 +258,23 @@ def _main(path: str, name: str, rank: int, size: int, backend: str, folder: str)
     return 0 if error is None else 1
 
 
-if __name__ == "__main__":
-    arguments = serve(int(sys.argv[1]))
-    code = _main(arguments[0], arguments[1], int(arguments[2]), int(arguments[3]), *arguments[4:])
+def load() -> None:
+    """Load what ranks need, for the server that forks them."""
+    names = list(_LOADED_ONCE)
+    for package, modules in _LOADED_WHERE_INSTALLED.items():
+        if importlib.util.find_spec(package) is not None:
+            names += modules
+    for name in names:
+        # What cannot be loaded is an error of the rank that needs it.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def run(arguments: list[str]) -> int:
+    """Be a rank."""
+    path, name, rank, size, backend, folder = arguments
+    code = _main(path, name, int(rank), int(size), backend, folder)
     sys.stdout.flush()
     if os.environ.get("LEAVE_AT_ONCE"):  # for ranks whose own clean-up would wait for a stopped one
         os._exit(code)
-    sys.exit(code)
+    return code
