@@ -53,6 +53,7 @@ class ForkServer:
         environment
             The whole of its environment.
         """
+        output.touch()  # whoever reads it finds it
         pid = self.ask("fork", list(arguments), str(output), dict(environment))
         return ForkedProcess(self, pid)
 
