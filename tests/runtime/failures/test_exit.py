@@ -36,5 +36,5 @@ def test_a_script_that_does_not_close_its_wrapper_ends_with_its_own_status() -> 
         )
         for rank in range(2)
     ]
-    errors = [process.communicate(timeout=120)[1] for process in ranks]
+    errors = [process.communicate(timeout=280)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], errors

@@ -195,7 +195,7 @@ def test_an_uncaught_exception_is_told_to_the_others() -> None:
         )
         for rank in range(2)
     ]
-    errors = [process.communicate(timeout=120)[1] for process in ranks]
+    errors = [process.communicate(timeout=280)[1] for process in ranks]
     assert "ZeroDivisionError: this rank fails" in errors[1]
     assert "CommunicationFailed" in errors[0]
     assert "rank 1 has left the training (ZeroDivisionError)" in errors[0]
