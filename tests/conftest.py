@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pace")
 
-# Files that take more than about half a minute, the longest first. A process that gets one of these last works on
+# Files that take more than half a minute, the longest first. A process that gets one of these last works on
 # alone at the end, while the other has nothing left to do.
 _LONGEST = (
     "test_delays.py",

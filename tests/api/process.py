@@ -22,7 +22,7 @@ from tests.fork_server import ForkedProcess, ForkServer
 
 _SERVER = ForkServer(__name__)
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 200.0
 
 
 class Caller:
@@ -34,7 +34,7 @@ class Caller:
         self.token = token
         self.url = process.url
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=250, trust_env=False)
 
     def __enter__(self) -> Self:
         return self
@@ -83,7 +83,7 @@ class ServiceProcess:
         }
         self.log_path = folder / f"service-{time.monotonic_ns()}.log"
         self.url = ""
-        self.http = httpx.Client(timeout=60, trust_env=False)
+        self.http = httpx.Client(timeout=250, trust_env=False)
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def __enter__(self) -> Self:
@@ -180,7 +180,7 @@ class ServiceProcess:
         """Wait until the process has ended; return its exit status."""
         assert self._process is not None
         try:
-            return self._process.wait(60)
+            return self._process.wait(200)
         finally:
             self.kill()
 

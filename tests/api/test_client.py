@@ -25,7 +25,7 @@ PROFILE = parse_profile(json.dumps(layered_profile(6)))
 
 def test_the_client_speaks_with_the_service(service: Caller) -> None:
     """Created, then found by job and fingerprint, as the library itself would compute it."""
-    with Client(service.url, service.token, timeout_s=60) as client:
+    with Client(service.url, service.token, timeout_s=250) as client:
         assert client.healthy()
         assert client.newest_schedule("train", PROFILE.fingerprint) is None
         schedule = client.create_schedule(PROFILE, Options(fusion="none"), job="train")
@@ -323,7 +323,7 @@ def test_a_service_with_a_private_certificate(
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with (
         _server(lambda handler: _send(handler, 200, b"{}"), certificates) as url,
-        Client(url, timeout_s=60, ca_file=certificate if given == "argument" else None) as client,
+        Client(url, timeout_s=250, ca_file=certificate if given == "argument" else None) as client,
     ):
         assert client.healthy() == (given != "nothing")
 
