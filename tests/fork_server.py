@@ -24,7 +24,7 @@ from typing import Any
 
 
 class ForkServer:
-    """A process that forks others; it ends with the one that asks, however that ends.
+    """A process that forks others; all of them end with the one that asks, however that ends.
 
     Parameters
     ----------
@@ -130,17 +130,22 @@ def _serve(connection: Connection) -> list[str]:
     # Ctrl-C reaches the whole process group; the server ends when its caller does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
+    running = set()
     while True:
         try:
             number, kind, *arguments = connection.recv()
         except (EOFError, ConnectionResetError):
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
             sys.exit(0)
         if kind == "poll":
             found, status = os.waitpid(arguments[0], os.WNOHANG)
+            running.discard(found)
             connection.send((number, os.waitstatus_to_exitcode(status) if found else None))
             continue
         pid = os.fork()
         if pid:
+            running.add(pid)
             connection.send((number, pid))
             continue
         connection.close()

@@ -103,8 +103,9 @@ class ServiceProcess:
         """Start the process and wait until it listens."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PACE_")}
         environment |= {f"PACE_{name.upper()}": str(value) for name, value in self.settings.items()}
+        environment |= self.environment
         before = self.log_path.stat().st_size if self.log_path.exists() else 0
-        self._process = self._start_process(environment | self.environment)
+        self._process = self._start_process(environment)
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             listening = [line for line in self.log(before) if line.get("event") == "listening"]
