@@ -130,7 +130,7 @@ def _serve(connection: Connection) -> list[str]:
     # Ctrl-C reaches the whole process group; the server ends when its caller does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
-    running = set()
+    running: set[int] = set()
     while True:
         try:
             number, kind, *arguments = connection.recv()
