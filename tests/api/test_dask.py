@@ -103,9 +103,10 @@ def _busy_worker(cluster: Cluster) -> psutil.Process:
         for started in cluster.processes[1:]:
             family = [psutil.Process(started.pid), *psutil.Process(started.pid).children(recursive=True)]
             for process in family:
-                # A process for tasks is a child that has used as much time as one that is idle never has.
+                # A process for tasks is a child that uses time, which one that is idle never does; on a busy
+                # machine it gets little.
                 for child in process.children():
-                    if "spawn_main" in " ".join(child.cmdline()) and child.cpu_percent(0.1) > 30:
+                    if "spawn_main" in " ".join(child.cmdline()) and child.cpu_percent(0.3) > 3:
                         return process
         time.sleep(0.05)
 

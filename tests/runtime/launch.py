@@ -83,7 +83,7 @@ def run_ranks(
     size: int,
     *arguments: Any,
     backend: Backend = "gloo",
-    timeout_s: float = 120.0,
+    timeout_s: float = 250.0,
     environment: dict[str, str] | None = None,
 ) -> list[Any]:
     """Run `worker` on `size` ranks and return their results in rank order.
@@ -113,7 +113,7 @@ def try_ranks(
     size: int,
     *arguments: Any,
     backend: Backend = "gloo",
-    timeout_s: float = 120.0,
+    timeout_s: float = 250.0,
     environment: dict[str, str] | None = None,
     expect_lost: Sequence[int] = (),
 ) -> list[Outcome]:
@@ -201,14 +201,14 @@ def _join_gloo(rank: int, size: int, folder: str) -> None:
     from torch._C._distributed_c10d import TCPStore
 
     # Rank 0 binds whatever port is free and says which: no port is chosen before it is taken.
-    timeout = datetime.timedelta(seconds=60)
+    timeout = datetime.timedelta(seconds=200)
     address = Path(folder, "port")
     if rank == 0:
         store = TCPStore("127.0.0.1", 0, size, True, timeout, wait_for_workers=False)
         Path(folder, "port.new").write_text(str(store.port))
         Path(folder, "port.new").rename(address)
     else:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while not address.exists():
             if time.monotonic() > deadline:
                 raise TimeoutError("rank 0 opened no port")

@@ -56,7 +56,7 @@ def _fail_at_third_step(rank: int, _size: int, transport: str, how: str, victim:
         optimizer.synchronize()
     except Exception as error:
         optimizer.close()
-        deadline = time.monotonic() + (10 if _interruptible(transport, how, victim) else 0)
+        deadline = time.monotonic() + (60 if _interruptible(transport, how, victim) else 0)
         left = None
         while left is None or (left and time.monotonic() < deadline):
             left = [t.name for t in threading.enumerate() if t.ident not in threads]
@@ -116,7 +116,7 @@ def _wrap_different(rank: int, size: int, transport: str, what: str) -> Any:
 
 def _wrap_all_different(rank: int, size: int, transport: str) -> Any:
     said = {what: _wrap_different(rank, size, transport, what) for what in _DIFFERENCES}
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     left = None
     while left is None or (left and time.monotonic() < deadline):
         left = [t.name for t in threading.enumerate() if t.name.startswith("pace")]
