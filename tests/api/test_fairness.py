@@ -160,7 +160,7 @@ def test_nobody_profits_from_what_another_tenant_sent() -> None:
     """Equal bodies are read once for each tenant, so that no time tells of the other."""
     pool = CountingPool("the test", 1, 2**32)
     limits = ReadLimits(max_bytes=10**6, max_ops=100, max_gradients=100, max_cells=100)
-    reader = BodyReader(pool, limits, max_waiting=10, timeout_s=60, memory_bytes=10**6)
+    reader = BodyReader(pool, limits, max_waiting=10, timeout_s=250, memory_bytes=10**6)
     body = json.dumps(layered_profile(4)).encode()
 
     async def run() -> None:

@@ -113,7 +113,7 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
     profile = layered_profile(250)
     accepted = one.post("/v1/schedules", json={"profile": profile}, headers={"Prefer": "respond-async"})
     task = accepted.headers["location"]
-    mine = one.post("/v1/schedules", json={"profile": profile, "job": "train"}, timeout=60).raise_for_status()
+    mine = one.post("/v1/schedules", json={"profile": profile, "job": "train"}).raise_for_status()
     report = {
         "job": "train",
         "fingerprint": mine.json()["fingerprint"],
@@ -128,11 +128,11 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
     path = mine.headers["location"]
     question = {"profile_id": mine.json()["profile_sha256"], "grid": {"bandwidth_gbps": [1, 10]}}
     what_if_path = one.post("/v1/what-if", json=question).headers["location"]
-    prediction_path = one.post(
-        "/v1/predictions", json={"steps": STEPS, "options": OPTIONS}, timeout=60
-    ).headers["location"]
+    prediction_path = one.post("/v1/predictions", json={"steps": STEPS, "options": OPTIONS}).headers[
+        "location"
+    ]
     run = {"scenario": {"machines": 2, "duration_s": 2}, "policies": ["ring"]}
-    run_path = one.post("/v1/fabric-runs", json=run, timeout=60).headers["location"]
+    run_path = one.post("/v1/fabric-runs", json=run).headers["location"]
     walled = [
         *(path, f"{path}/timeline", f"{path}/chart", profile_path, newest),
         *(task, f"{task}/events", what_if_path, run_path, prediction_path),
@@ -179,10 +179,10 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
     assert other.post("/v1/schedules", json=by_id).status_code == 422
     assert other.post("/v1/what-if", json=question).status_code == 422
     simulated = by_id | {"policies": ["fifo"]}
-    assert one.post("/v1/simulations", json=simulated, timeout=60).status_code == 200
+    assert one.post("/v1/simulations", json=simulated).status_code == 200
     assert other.post("/v1/simulations", json=simulated).status_code == 422
     # Its own copy: solved for the other tenant as well, under another id.
-    theirs = other.post("/v1/schedules", json={"profile": profile, "job": "train"}, timeout=60)
+    theirs = other.post("/v1/schedules", json={"profile": profile, "job": "train"})
     assert theirs.status_code == 201
     assert theirs.json()["id"] != mine.json()["id"]
     assert theirs.json()["schedule"] == mine.json()["schedule"]

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -163,6 +164,7 @@ def test_an_answer_need_not_be_waited_for(service: Caller) -> None:
     path = answer.headers["location"]
     while (task := service.http.get(path).raise_for_status().json())["state"] in ("queued", "running"):
         assert task["location"] is None
+        time.sleep(0.02)
     assert task["state"] == "done"
     assert service.http.get(task["location"]).status_code == 200
     again = service.http.post("/v1/schedules", json=request, headers={"Prefer": "respond-async"})

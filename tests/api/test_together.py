@@ -99,7 +99,7 @@ def test_a_database_that_hangs(tmp_path: Path) -> None:
     with (
         PostgresqlServer(programs) as server,
         ServiceProcess(
-            tmp_path, server.create_database(uuid.uuid4().hex), database_timeout_s=0.5, lease_s=0.1
+            tmp_path, server.create_database(uuid.uuid4().hex), database_timeout_s=1, lease_s=0.1
         ) as service,
     ):
         assert service.http.get("/v1/profiles").status_code == 200
