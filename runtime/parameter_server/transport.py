@@ -17,10 +17,10 @@ import torch.distributed as dist
 from pace.documents.push_pull import PushPull
 from pace.errors import CommunicationFailed, InvalidOptions, PaceError
 from pace.runtime.event_log import log
-from pace.runtime.parameter_server.exchange_cost import ExchangeTimes, evaluate, time_exchanges
 from pace.runtime.parameter_server.handshake import Greeting
 from pace.runtime.parameter_server.layout import Layout, memory_of, segment_of
 from pace.runtime.parameter_server.link import PushPullCall, ServerAddress, ServerLink
+from pace.runtime.parameter_server.measure import TimedExchanges, evaluate, time_exchanges
 from pace.runtime.parameter_server.options import ServerOptions, own_host, parse_address
 from pace.runtime.parameter_server.server import Server
 from pace.runtime.parameter_server.streams import NOTSENT_BYTES
@@ -296,7 +296,7 @@ class PushPullTransport(GlooTransport):
         mine = [times.small_s, times.large_s, times.parts_s]
         all_ = [json.loads(each) for each in self.gather(json.dumps(mine).encode())]
         slowest = [[max(column) for column in zip(*rows, strict=True)] for rows in zip(*all_, strict=True)]
-        found = evaluate(ExchangeTimes(times.share_bytes, *slowest), self.num_servers)
+        found = evaluate(TimedExchanges(times.share_bytes, *slowest), self.num_servers)
         servers, colocated = self.num_servers, self._server is not None
         # The rate with which the cost document has this time for each byte.
         busy = (servers + self.size - 2) / servers if colocated else max(1.0, self.size / servers)
