@@ -28,11 +28,15 @@ from pace.client.documents import (
 )
 from pace.client.what_if_documents import WhatIfQuestion, WhatIfRequest
 from pace.documents.base import explain
+from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.profile import Profile, parse_profile
-from pace.documents.schedule import parse_schedule
+from pace.documents.push_pull import PushPull
+from pace.documents.push_pull_schedule import PushPullSchedule, parse_any_schedule
 from pace.errors import InvalidOptions
+from pace.parameter_server.optimize import ExchangeOptions, optimize_exchange
 from pace.simulation import make_policy, simulate
+from pace.view.exchange_timeline import exchange_trace
 from pace.view.schedule_chart import plot
 from pace.view.timeline import chrome_trace
 from pace.whatif import what_if
@@ -119,9 +123,14 @@ def load_solver() -> None:
 
 
 def solve(profile_document: bytes, options: str) -> bytes:
-    """Return the schedule document for a stored profile."""
+    """Return the schedule document for a stored profile: one of push and pull, if such links are its cost."""
     profile = parse_profile(zlib.decompress(profile_document))
-    return optimize(profile, Options.model_validate_json(options)).to_json()
+    wanted = Options.model_validate_json(options)
+    if not isinstance(profile.allreduce, PushPull) or wanted.target != "pace":
+        return optimize(profile, wanted).to_json()
+    cluster = Cluster(name=profile.name, exchange=profile.allreduce)
+    chosen = ExchangeOptions(fusion=wanted.fusion, max_group_bytes=wanted.max_group_bytes)
+    return optimize_exchange(profile, cluster, chosen).to_json()
 
 
 def answer_what_if(profile_document: bytes, options: str, tell: Callable[[int], None]) -> bytes:
@@ -159,7 +168,12 @@ def what_if_csv(document: bytes) -> bytes:
 
 def timeline(profile_document: bytes, schedule_document: bytes) -> bytes:
     """Return the predicted window as a Chrome trace."""
-    trace = chrome_trace(parse_profile(zlib.decompress(profile_document)), parse_schedule(schedule_document))
+    profile = parse_profile(zlib.decompress(profile_document))
+    schedule = parse_any_schedule(schedule_document)
+    if isinstance(schedule, PushPullSchedule):
+        trace = exchange_trace(profile, schedule)
+    else:
+        trace = chrome_trace(profile, schedule)
     return json.dumps(trace, separators=(",", ":")).encode()
 
 
@@ -171,9 +185,12 @@ def chart(profile_document: bytes, schedule_document: bytes) -> bytes:
         detail = "charts need matplotlib, which is not installed with this service (pace[plot])"
         raise NotInstalled(detail) from None
     profile = parse_profile(zlib.decompress(profile_document))
+    schedule = parse_any_schedule(schedule_document)
+    if isinstance(schedule, PushPullSchedule):
+        raise NotInstalled("there are no charts of schedules for parameter servers: ask for the timeline")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chart.svg"
-        plot(profile, parse_schedule(schedule_document), path)
+        plot(profile, schedule, path)
         return path.read_bytes()
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pace.documents.base import Document
 from pace.documents.options import Options
 from pace.documents.profile import Profile
+from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule, Sha256
 
 # No control characters: PostgreSQL cannot store NUL, and the rest are nobody's name.
@@ -140,6 +141,8 @@ class ScheduleResource(Document):
         always gives the same id.
     created_at
         When it was asked for first.
+    schedule
+        Of version 2 where the profile's links are those of parameter servers.
     """
 
     id: ResourceId
@@ -147,7 +150,7 @@ class ScheduleResource(Document):
     fingerprint: Sha256
     profile_sha256: Sha256
     created_at: datetime
-    schedule: Schedule
+    schedule: Annotated[Schedule | PushPullSchedule, Field(discriminator="schema_version")]
 
 
 class Problem(BaseModel):

@@ -22,6 +22,7 @@ from pace.documents.fabric.network import FabricNetwork
 from pace.documents.fabric.transfer_plan import TransferOptions, TransferPlan
 from pace.documents.options import Options
 from pace.documents.profile import Profile
+from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidFabric, InvalidOptions, InvalidProfile, InvalidSteps, ServiceUnavailable
 
@@ -115,7 +116,7 @@ class Client:
         except (httpx.HTTPError, ServiceUnavailable):
             return False
 
-    def newest_schedule(self, job: str, fingerprint: str) -> Schedule | None:
+    def newest_schedule(self, job: str, fingerprint: str) -> Schedule | PushPullSchedule | None:
         """Return a job's newest schedule for a model, or None when it has none."""
         asked = {"job": job, "fingerprint": fingerprint}
         answer = self._request(self._deadline(), "GET", "/v1/schedules", params=asked)
@@ -126,14 +127,14 @@ class Client:
             self._nonsense(f"a schedule with fingerprint {schedule.fingerprint} instead of {fingerprint}")
         return schedule
 
-    def get_schedule(self, schedule_id: str) -> Schedule:
+    def get_schedule(self, schedule_id: str) -> Schedule | PushPullSchedule:
         """Return a stored schedule by its id."""
         answer = self._request(self._deadline(), "GET", f"/v1/schedules/{schedule_id}")
         return self._parse(answer, ScheduleResource).schedule
 
     def create_schedule(
         self, profile: Profile, options: Options | None = None, job: str | None = None
-    ) -> Schedule:
+    ) -> Schedule | PushPullSchedule:
         """Have a profile scheduled and return the schedule.
 
         Raises
@@ -249,7 +250,7 @@ class Client:
 
     def send_report(
         self,
-        schedule: Schedule,
+        schedule: Schedule | PushPullSchedule,
         job: str,
         measured_iteration_s: float,
         num_iterations: int,

@@ -1,28 +1,138 @@
-"""What a worker's links to its servers can do, measured: rate, round trip, and what every part loses.
+"""What links to servers can do, measured: rate, round trip, and what every part loses.
 
-One worker alone measures, over a job of its own with every server. So rates are those of the links between
-this machine and the servers, not of servers that all workers use at once.
+``measure_links`` is for one worker alone, over a job of its own with every server; a job that trains measures
+its own links with ``time_exchanges``, all of its workers at once.
 """
 
 import secrets
 import statistics
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from pace.documents.push_pull import PushPull
-from pace.errors import CommunicationFailed
 from pace.runtime.parameter_server.handshake import Greeting
 from pace.runtime.parameter_server.layout import Layout, ServedSegment, memory_of
-from pace.runtime.parameter_server.link import PushPullCall, ServerLink
+from pace.runtime.parameter_server.link import Countdown, PushPullCall, ServerLink
 from pace.runtime.parameter_server.options import ServerOptions, parse_address
 
 _SILENCE_S = 10.0
 _SMALL_BYTES = 64
-_NUM_PARTS = 32
+NUM_PARTS = 32
+
+
+class TimedExchanges(NamedTuple):
+    """How long exchanges took, one number for each time that they were made.
+
+    Attributes
+    ----------
+    share_bytes
+        What went to each server in one piece, and again in ``NUM_PARTS`` parts.
+    small_s, large_s, parts_s
+        A few bytes to every server; the share in one piece; the share in parts.
+    """
+
+    share_bytes: int
+    small_s: list[float]
+    large_s: list[float]
+    parts_s: list[float]
+
+
+def time_exchanges(
+    links: Sequence[ServerLink],
+    *,
+    size_bytes: int,
+    repeats: int,
+    within_s: float,
+    meet: Callable[[], None] = lambda: None,
+) -> TimedExchanges:
+    """Push zeros to all servers and pull them back, with nothing else under way.
+
+    The links follow a layout of their own afterwards.
+
+    Parameters
+    ----------
+    size_bytes
+        Of the large tensor, over all servers.
+    within_s
+        How long one exchange may take.
+    meet
+        Called before each, where several workers measure together; they must make the same calls.
+
+    Raises
+    ------
+    CommunicationFailed
+        When a server or another worker is gone.
+    """
+    share = max(size_bytes // len(links) // NUM_PARTS // 8, 1) * 8 * NUM_PARTS
+    sizes = [_SMALL_BYTES, share, *([share // NUM_PARTS] * NUM_PARTS)]
+    layout = Layout(
+        segments=tuple(
+            ServedSegment(size_bytes=size, dtype="float32", turn=turn) for turn, size in enumerate(sizes)
+        )
+    )
+    for link in links:
+        link.announce(layout)
+    memories = [[memory_of(torch.zeros(size // 4)) for size in sizes] for _ in links]
+    rounds = [0] * len(sizes)
+
+    def timed(segments: Sequence[int]) -> float:
+        waiting = Countdown(len(segments) * len(links))
+        for segment in segments:
+            rounds[segment] += 1
+        meet()
+        start = time.perf_counter()
+        for segment in segments:
+            for link, memory in zip(links, memories, strict=True):
+                link.start(
+                    PushPullCall(
+                        segment=segment, round=rounds[segment], memory=memory[segment], done=waiting.one
+                    )
+                )
+        waiting.wait(within_s)
+        return time.perf_counter() - start
+
+    parts = list(range(2, len(sizes)))
+    timed([0, 1, *parts])  # memory is touched, connections have opened their windows
+    return TimedExchanges(
+        share_bytes=share,
+        small_s=[timed([0]) for _ in range(5 * repeats)],
+        large_s=[timed([1]) for _ in range(repeats)],
+        parts_s=[timed(parts) for _ in range(repeats)],
+    )
+
+
+class MeasuredExchange(NamedTuple):
+    """What follows from the times; medians.
+
+    Attributes
+    ----------
+    seconds_per_byte
+        Of a large tensor, pushed and pulled, both directions at once.
+    round_trip_s
+        From the push of a few bytes to their pull.
+    partition_s
+        What every part adds to the time of the same bytes in one part; never less than 0.
+    """
+
+    seconds_per_byte: float
+    round_trip_s: float
+    partition_s: float
+
+
+def evaluate(times: TimedExchanges, servers: int) -> MeasuredExchange:
+    """Return what exchanges cost."""
+    small_s = statistics.median(times.small_s)
+    large_s = statistics.median(times.large_s)
+    parts_s = statistics.median(times.parts_s)
+    return MeasuredExchange(
+        seconds_per_byte=max(large_s - small_s, 1e-9) / (times.share_bytes * servers),
+        round_trip_s=small_s,
+        partition_s=max(parts_s - large_s, 0.0) / (NUM_PARTS * servers),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +180,6 @@ def measure_links(
         When a server cannot be reached or refuses.
     """
     assert options.servers != "colocated"
-    share = max(size_bytes // len(options.servers) // _NUM_PARTS // 8, 1) * 8 * _NUM_PARTS
-    part = share // _NUM_PARTS
-    sizes = [_SMALL_BYTES, share, *([part] * _NUM_PARTS)]
-    layout = Layout(
-        segments=tuple(
-            ServedSegment(size_bytes=size, dtype="float32", turn=turn) for turn, size in enumerate(sizes)
-        )
-    )
     greeting = Greeting(job=f"measure-{secrets.token_hex(8)}", rank=0, size=1, silence_s=_SILENCE_S)
     links: list[ServerLink] = []
     try:
@@ -91,63 +193,18 @@ def measure_links(
                 ssl_context=options.ssl_context,
             )
             links.append(link)
-            link.announce(layout)
-        memories = [[memory_of(torch.zeros(size // 4)) for size in sizes] for _ in links]
-        rounds = [0] * len(sizes)
-
-        def timed(segments: Sequence[int], among: Sequence[int]) -> float:
-            waiting = _Countdown(len(segments) * len(among))
-            for segment in segments:
-                rounds[segment] += 1
-            start = time.perf_counter()
-            for segment in segments:
-                for at in among:
-                    links[at].start(
-                        PushPullCall(
-                            segment=segment,
-                            round=rounds[segment],
-                            memory=memories[at][segment],
-                            done=waiting.one,
-                        )
-                    )
-            waiting.wait(_SILENCE_S + size_bytes / 1e6)
-            return time.perf_counter() - start
-
-        everyone = range(len(links))
-        parts = list(range(2, len(sizes)))
-        timed([0, 1, *parts], everyone)  # memory is touched, connections have opened their windows
-        small_s = statistics.median(timed([0], everyone) for _ in range(5 * repeats))
-        large_s = statistics.median(timed([1], everyone) for _ in range(repeats))
-        parts_s = statistics.median(timed(parts, everyone) for _ in range(repeats))
+        times = time_exchanges(
+            links, size_bytes=size_bytes, repeats=repeats, within_s=_SILENCE_S + size_bytes / 1e6
+        )
     finally:
         for link in links:
             link.finish()
         for link in links:
             link.close()
+    found = evaluate(times, len(links))
     return MeasuredLinks(
         servers=len(links),
-        bytes_per_s=share * len(links) / max(large_s - small_s, 1e-9),
-        round_trip_s=small_s,
-        partition_s=max(parts_s - large_s, 0.0) / (_NUM_PARTS * len(links)),
+        bytes_per_s=1 / found.seconds_per_byte,
+        round_trip_s=found.round_trip_s,
+        partition_s=found.partition_s,
     )
-
-
-class _Countdown:
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._error: BaseException | None = None
-
-    def one(self, error: BaseException | None) -> None:
-        with self._lock:
-            self._count -= 1
-            self._error = self._error or error
-            if self._count <= 0 or self._error is not None:
-                self._over.set()
-
-    def wait(self, timeout_s: float) -> None:
-        if not self._over.wait(timeout_s):
-            raise CommunicationFailed(f"nothing came back within {timeout_s:g} s")
-        if self._error is not None:
-            raise self._error

@@ -12,6 +12,8 @@ import threading
 import time
 from types import TracebackType
 
+import numpy as np
+
 from pace.errors import InvalidOptions
 from pace.runtime.event_log import log
 from pace.runtime.parameter_server.handshake import answer
@@ -158,7 +160,8 @@ class Server:
         late.cancel()
         with self._lock:
             self._callers.discard(stream)
-        session.serve(member)
+        with np.errstate(all="ignore"):  # sums of scaled gradients overflow, which is the workers' business
+            session.serve(member)
 
     def _session(self, job: str, size: int) -> Session:
         if self._workers is not None and size != self._workers:

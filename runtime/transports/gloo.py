@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
+from pace.documents.push_pull import PushPull
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.transports.deadline import call_within
 from pace.runtime.transports.device import Device
@@ -61,6 +62,7 @@ class GlooTransport:
     device: Device | None = None
     peers: Peers | None = None
     num_servers: int = 0
+    pushed: frozenset[str] | None = None
 
     def __init__(self, *, timeout_s: float, process_group: dist.ProcessGroup | None = None) -> None:
         if not dist.is_initialized():
@@ -152,8 +154,12 @@ class GlooTransport:
 
         work.get_future().add_done_callback(complete)
 
-    def prepare(self, calls: Sequence[SegmentCall]) -> None:
+    def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
         """Nothing to prepare: calls are matched by position."""
+
+    def measure_exchange(self, size_bytes: int) -> PushPull | None:  # noqa: ARG002
+        """Nothing is pushed."""
+        return None
 
     def decide(self, segment: int | None) -> int:
         """Publish or learn rank 0's choice; see ``Transport``."""
