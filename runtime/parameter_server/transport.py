@@ -270,6 +270,9 @@ class PushPullTransport(GlooTransport):
                 self._places[calls[at].name] = link, place
                 self._rounds[calls[at].name] = 0
 
+    def _announced(self, layout: Layout) -> Layout:
+        return layout
+
     def server_of(self, name: str) -> int:
         """Return the number of the server that a prepared segment is on."""
         return self._links.index(self._places[name][0])
@@ -311,9 +314,6 @@ class PushPullTransport(GlooTransport):
 
     def _meet(self) -> None:
         self.gather(b"")
-
-    def _announced(self, layout: Layout) -> Layout:
-        return layout
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """Start to push, sum and pull a segment; see ``Transport``."""

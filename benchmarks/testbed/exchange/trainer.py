@@ -1,5 +1,6 @@
 """What runs on a worker's and on a server's host of a contender over parameter servers."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,7 +81,8 @@ class ExchangeTrainer(Trainer):
                 schedule=exchanging.schedule,
                 order=exchanging.contender.order,
                 mode="overlap",
-                pacing_bytes_per_s=exchanging.pacing_bytes_per_s,
+                # Without a limit, rather than that of the plan.
+                pacing_bytes_per_s=exchanging.pacing_bytes_per_s or math.inf,
                 timeout_s=PATIENCE_S,
             )
         else:
@@ -92,7 +94,7 @@ def _wrap(
 ) -> WrappedOptimizer:
     """Wrap as ``DistributedOptimizer`` does, with a transport that keeps to a policy's rules."""
     transport = PolicyTransport(
-        lambda: read_options(servers, TOKEN, pacing_bytes_per_s=exchanging.pacing_bytes_per_s),
+        lambda: read_options(servers, TOKEN, pacing_bytes_per_s=exchanging.pacing_bytes_per_s or math.inf),
         rules=exchanging.traffic.rules,
         timeout_s=PATIENCE_S,
     )

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.testbed.exchange.command import main
+from benchmarks.testbed.exchange.command import _arguments, _grid, main
+from benchmarks.testbed.exchange.layouts import Layout
 from benchmarks.testbed.exchange.results import (
     ExchangeSetting,
     UnmodifiedRun,
@@ -126,3 +127,13 @@ def test_the_command_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> N
     for wrong in (["--contenders", "nobody"], ["--layouts", "one"], ["--models", "alexnet"]):
         with pytest.raises(SystemExit):
             main(["--exchange", "ps", *wrong])
+
+
+def test_filters_make_the_grid() -> None:
+    """Layouts by name or by numbers; a quick run has the first of everything, with and without pacing."""
+    grid = _grid(_arguments(["--workers", "2,4", "--servers", "1", "--pacing", "on", "--models", "vgg16"]))
+    assert grid.layouts == (Layout(2, 1), Layout(4, 1))
+    assert grid.pacing == (True,)
+    quick = _grid(_arguments(["--quick", "--layouts", "4c,2+2", "--ratios", "2,1"]))
+    assert (quick.layouts, quick.ratios, quick.rounds) == ((Layout(4, 4, True),), (2.0,), 2)
+    assert quick.pacing == (True, False)
