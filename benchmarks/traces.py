@@ -4,8 +4,8 @@
 
 A folder's files that end in .json or .json.gz are traces of one rank each, but those of a folder named
 `*.job` are the ranks of one job, imported together. An execution trace beside a trace, named `X.et.json.gz`
-for `X.json.gz`, gives sizes. Where a trace names no workers, or no all-reduce of known size, two workers and
-a ring at 100 Gb/s stand in, and the line says so.
+for `X.json.gz`, gives sizes, and so does a list of parameters named `X.parameters.json`. Where a trace names
+no workers, or no all-reduce of known size, two workers and a ring at 100 Gb/s stand in, and the line says so.
 """
 
 import argparse
@@ -23,21 +23,32 @@ from pace.formats.kineto import read_kineto
 STAND_IN = RingAllReduce(bandwidth_bytes_per_s=12.5e9, latency_s=5e-6)
 
 
-def jobs(folder: Path) -> Iterator[tuple[str, list[Path], Path | None]]:
-    """Yield a name, the ranks' traces and the execution trace of every job under a folder."""
+Beside = dict[str, Any]
+
+
+def jobs(folder: Path) -> Iterator[tuple[str, list[Path], Beside]]:
+    """Yield a name, the ranks' traces and what gives sizes, as an option of the importer, of every job."""
     for path in sorted(folder.iterdir()):
         name = path.name.removesuffix(".gz").removesuffix(".json")
         if path.is_dir() and path.name.endswith(".job"):
             ranks = sorted(rank for rank in path.iterdir() if ".json" in rank.name)
-            yield path.name.removesuffix(".job"), ranks, None
+            yield path.name.removesuffix(".job"), ranks, {}
         elif path.is_dir():
             yield from jobs(path)
-        elif name != path.name.removesuffix(".gz") and not name.endswith(".et"):
-            beside = [path.with_name(f"{name}.et.json{end}") for end in ("", ".gz")]
-            yield name, [path], next((other for other in beside if other.is_file()), None)
+        elif name != path.name.removesuffix(".gz") and not name.endswith((".et", ".parameters")):
+            yield name, [path], _sizes_beside(path, name)
 
 
-def tried(name: str, ranks: list[Path], execution_trace: Path | None) -> dict[str, Any]:
+def _sizes_beside(path: Path, name: str) -> Beside:
+    for option, kind in (("execution_trace", "et"), ("parameters", "parameters")):
+        for end in ("", ".gz"):
+            beside = path.with_name(f"{name}.{kind}.json{end}")
+            if beside.is_file():
+                return {option: beside}
+    return {}
+
+
+def tried(name: str, ranks: list[Path], beside: Beside) -> dict[str, Any]:
     """Import one job; a refusal because something is not recorded is tried again with stand-ins."""
     began = time.perf_counter()
     given: dict[str, Any] = {}
@@ -46,7 +57,7 @@ def tried(name: str, ranks: list[Path], execution_trace: Path | None) -> dict[st
         warnings.simplefilter("always")
         while True:
             try:
-                profile = read_kineto(ranks, execution_trace=execution_trace, **given)
+                profile = read_kineto(ranks, **beside, **given)
             except FormatError as error:
                 if "how many workers" in str(error) and "workers" not in given:
                     given["workers"] = 2
@@ -98,8 +109,8 @@ def main() -> None:
     options = parser.parse_args()
     print("| trace | ranks | outcome | recorded ms | replayed ms | error |\n|---|---|---|---|---|---|")
     rows = []
-    for name, ranks, execution_trace in jobs(options.folder):
-        rows.append(tried(name, ranks, execution_trace))
+    for name, ranks, beside in jobs(options.folder):
+        rows.append(tried(name, ranks, beside))
         print(line(rows[-1]), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1))

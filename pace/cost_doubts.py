@@ -28,8 +28,8 @@ def cost_doubts(allreduce: AllReduce) -> Iterator[str]:
     ]
     if spread and max(spread) > MOST_SPREAD:
         yield (
-            f"all-reduces of one size differ: their standard deviation is up to {max(spread):.0%} of the"
-            " sample"
+            f"all-reduces of one size differ: their standard deviation is up to {max(spread):.0%} of the "
+            "sample"
         )
 
 

@@ -27,6 +27,7 @@ from pace.whatif.scenario import TwoLevel
 from pace.whatif.servers import ServerGrid
 
 LONG_S = 3600.0
+ANSWERS_WITHIN_S = 15.0
 MOST_VALUES = 100_000
 SHOWN_POINTS = 60
 
@@ -223,7 +224,12 @@ def _ask(
     timeout_s: float,
 ) -> WhatIf:
     from pace.client import Client
+    from pace.errors import ServiceUnavailable
 
+    # Waiting for a result takes as long as it takes; that nobody is there shows at once.
+    with Client(url, timeout_s=min(timeout_s, ANSWERS_WITHIN_S)) as client:
+        if not client.healthy():
+            raise ServiceUnavailable(f"{url} cannot be reached: no service answers there")
     with Client(url, api_key=api_key, timeout_s=timeout_s) as client, _bar() as bar:
         task = bar.add_task("cells", total=grid.num_cells)
         return client.what_if(profile, grid, target_efficiency, progress=lambda done: bar.advance(task, done))

@@ -68,6 +68,8 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
         f"gradients    {report['gradients']}, {report['gradient_bytes']:,} bytes, the largest "
         f"{report['largest_gradient_bytes']:,}; {report['workers']} workers"
     )
+    if report["tied_parameters"]:
+        yield f"tied         {report['tied_parameters']} of them of parameters that several layers share"
     wall = report["step_wall_s"]
     yield (
         f"step         {wall * 1e3:.2f} ms, the median of {report['steps']}; on the {report['clock']} clock "

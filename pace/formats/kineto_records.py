@@ -53,13 +53,20 @@ class RecordedOp:
 
 @dataclass(slots=True)
 class RecordedGradient:
-    """A gradient as it was accumulated; size and dtype are None without recorded shapes."""
+    """A gradient as it was accumulated; size and dtype are None without recorded shapes.
+
+    Attributes
+    ----------
+    tied
+        Whether several uses of the parameter contributed: the engine added up before it accumulated.
+    """
 
     producer: int
     record: int | None
     size_bytes: int | None
     dtype: DType | None
     undefined: bool = False
+    tied: bool = False
 
 
 Part = Literal["forward", "backward", "update"]

@@ -12,6 +12,7 @@ from typing import Any
 from pace.documents.profile import Profile
 from pace.formats.kineto_job import Job
 from pace.formats.kineto_rank import RankTrace
+from pace.formats.kineto_records import KinetoStep
 from pace.formats.reading import warn
 from pace.formats.training_step import gradient_names
 
@@ -47,6 +48,7 @@ def described(job: Job, *, joined: bool, measured: bool) -> dict[str, Any]:
         "host_wait_s": statistics.median(step.host_s for step in steps),
         "exposed_communication_s": statistics.median(step.exposed_s for step in steps),
         "fixed_communication_s": statistics.median(step.fixed_s for step in steps),
+        "tied_parameters": _tied(steps[-1]),
         "bucket_copies": steps[-1].copies,
         "bucket_copies_s": statistics.median(step.copies_s for step in steps),
         "other_collectives": dict(sorted(rank.others.items())),
@@ -62,6 +64,13 @@ def described(job: Job, *, joined: bool, measured: bool) -> dict[str, Any]:
         "recorded_allreduces_match": matches,
         "recorded_allreduces_why": why,
     }
+
+
+def _tied(step: KinetoStep) -> int | None:
+    """Return how many parameters several layers share; None if shapes were not recorded."""
+    if any(gradient.size_bytes is None for gradient in step.gradients):
+        return None
+    return sum(gradient.tied for gradient in step.gradients)
 
 
 def _compared(rank: RankTrace) -> tuple[list[dict[str, Any]], bool | None, str | None]:

@@ -30,6 +30,7 @@ from pace.formats.kineto_records import (
 from pace.formats.kineto_trace import HostOp, KinetoTrace, Thread
 
 _STEP = re.compile(r"ProfilerStep#?(\d+)")
+_ADD = ("aten::add", "aten::add_")
 _REDUCE, _REDUCE_NOTE = "c10d::allreduce_", "nccl:all_reduce"
 
 
@@ -192,6 +193,8 @@ def _add_shapes(trace: KinetoTrace, step: KinetoStep, backward: list[HostOp]) ->
             gradient.undefined = op.undefined
             if op.record is not None:
                 gradient.record = op.record
+    for gradient in step.gradients:
+        gradient.tied = _is_tied(during, step.backward[gradient.producer].op, gradient.size_bytes)
     issued = [op.start_s for op in during if op.name.startswith(_REDUCE)]
     if not issued:  # older traces have only the annotation inside
         notes = _between(trace.annotations, step.start_s, step.end_s)
@@ -203,6 +206,15 @@ def _add_shapes(trace: KinetoTrace, step: KinetoStep, backward: list[HostOp]) ->
     step.undefined_gradients = len(step.gradients) - len(defined)
     step.gradients = defined
     step.reduced_after = [bisect.bisect_right(starts, start) for start in issued]
+
+
+def _is_tied(during: list[HostOp], producer: HostOp, size_bytes: int | None) -> bool:
+    """Return whether the engine added to a gradient after the op that completed it: another use's part."""
+    inside = [op for op in _between(during, producer.start_s, producer.end_s) if op.thread == producer.thread]
+    node = producer.name.removeprefix(BACKWARD)
+    ended = max((op.end_s for op in inside if op.name == node), default=producer.end_s)
+    added = (op for op in inside if op.name in _ADD and op.start_s >= ended)
+    return size_bytes is not None and any(op.size_bytes == size_bytes for op in added)
 
 
 def _between(ops: list[HostOp], start: float, end: float) -> list[HostOp]:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import socket
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -141,3 +142,13 @@ def test_a_grid_of_hours_is_asked_about(
     assert result.exit_code == code
     assert ("Go on?" in result.stderr) is asked
     assert ("optimal" in result.stdout) is (code == 0)
+
+
+def test_a_service_that_is_not_there_is_given_up_at_once(profile: Path) -> None:
+    """The time-out is for a result; that the port is closed is no reason to wait for one."""
+    with socket.socket() as bound:  # bound and not listening: nobody else gets the port meanwhile
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        done = run(profile, "--bandwidth-gbps", "10", "--service", url, "--timeout-s", "1e6")
+    assert done.exit_code == 3
+    assert f"{url} cannot be reached" in " ".join(done.stderr.split())

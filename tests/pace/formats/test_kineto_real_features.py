@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pace.documents.profile import Profile
+from pace.formats.import_report import import_report, report_lines
 from pace.formats.kineto import read_kineto
 from tests.pace.formats.kineto_features import launched_events, make_event, reentrant_events, rounded_events
 from tests.pace.formats.traces import (
@@ -181,3 +182,22 @@ def test_on_the_hosts_clock_streams_do_not_overlap(tmp_path: Path) -> None:
     profile = _read(tmp_path, events, clock="host")
     assert {op.stream for op in profile.ops} == {"compute"}
     assert profile.timing.compute_s == pytest.approx(_busy_s(profile))
+
+
+def test_a_tied_parameter_is_told_by_what_the_engine_adds(tmp_path: Path) -> None:
+    """After the convolution's gradients, another use's part of 300 elements; an activation's 777 are none."""
+    events = kineto_events()
+    for step in range(3):
+        at = 1_004_490 + 10_000 * step
+        for place, elements in enumerate((777, 300)):
+            shape = {"Input Dims": [[elements], [elements]], "Input type": ["float", "float"]}
+            events.append(make_event("cpu_op", "aten::add", AUTOGRAD, at + 4 * place, 3, **shape))
+        node = {"Sequence number": 100 * step + 10}
+        events.append(make_event("cpu_op", "ConvolutionBackward0", AUTOGRAD, at - 88, 80, **node))
+    profile = _read(tmp_path, events)
+    assert profile.metadata["tied_parameters"] == 1
+    lines = "\n".join(report_lines(import_report(profile)))
+    assert "1 of them of parameters that several layers share" in lines
+    plain = _read(tmp_path, kineto_events())
+    assert plain.metadata["tied_parameters"] == 0
+    assert "tied" not in "\n".join(report_lines(import_report(plain)))

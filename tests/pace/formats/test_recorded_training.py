@@ -77,6 +77,7 @@ def test_a_shared_parameter_is_needed_by_its_first_use(recorded: Path, joined: b
     assert waits[shared.name] == "fwd/000.embedding"
     assert profile.timing.tail_s[-1] == max(profile.timing.tail_s)
     assert _groups(profile) == [(2, MIDDLE // 4), (1, WORDS // 4)]
+    assert profile.metadata["tied_parameters"] == 1
     assert profile.metadata["recorded_allreduces_match"] is True
 
 
