@@ -29,7 +29,7 @@ from pace.view.timeline import chrome_trace
 
 HERE = Path(__file__).parent
 JOB = "demo"
-STAGE_TIMEOUT_S = 150
+STAGE_TIMEOUT_S = 280
 
 
 def main() -> int:
@@ -127,7 +127,7 @@ def service(out: Path, place: Place) -> Iterator[str]:
 
 def address(log: Path, process: "subprocess.Popen[bytes]") -> str:
     """Wait until the service says where it listens."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + STAGE_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         for line in log.read_text().splitlines():
             with contextlib.suppress(ValueError):

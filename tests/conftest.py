@@ -1,10 +1,38 @@
 """What holds for all tests."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
+from hypothesis import HealthCheck, settings
 
-# A process that gets one of these last works on alone at the end, while the other has nothing left to do.
-_LONGEST = ("test_soak.py", "test_delays.py", "test_real.py", "test_demo.py", "test_matrix.py")
+# Examples are right or wrong, however long a busy machine takes over them.
+settings.register_profile("pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("pace")
 
+# Files that take more than half a minute, the longest first. A process that gets one of these last works on
+# alone at the end, while the other has nothing left to do.
+_LONGEST = (
+    "test_delays.py",
+    "test_soak.py",
+    "test_demo.py",
+    "test_failures.py",
+    "test_limits.py",
+    "test_replanning.py",
+    "test_random_loops.py",
+    "test_matrix.py",
+    "test_absent_ranks.py",
+    "test_together.py",
+    "test_real.py",
+    "test_gpu_check.py",
+    "test_retention.py",
+    "test_dask.py",
+    "test_weights.py",
+    "test_interface.py",
+    "test_keys.py",
+    "test_distribution.py",
+)
+_LONGEST_FIRST = {name: place for place, name in enumerate(_LONGEST)}
 
 # How often a test that races with the machine is tried again.
 _RERUNS = 2
@@ -16,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     ``--reruns N`` decides for all tests instead.
     """
-    items.sort(key=lambda item: item.path.name not in _LONGEST)
+    items.sort(key=lambda item: _LONGEST_FIRST.get(item.path.name, len(_LONGEST)))
     for item in items:
         race = item.get_closest_marker("races_with_machine")
         if race is None:
@@ -25,3 +53,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid}: races_with_machine needs reason=")
         if config.getoption("reruns") is None:
             item.add_marker(pytest.mark.flaky(reruns=_RERUNS))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before another try, end the fixtures in which the race took place: they are set up anew."""
+    race = item.get_closest_marker("races_with_machine")
+    if race is None or getattr(item, "execution_count", 1) == 1:
+        return
+    shared: Iterable[str] = race.kwargs.get("fixtures", ())
+    function: Any = item
+    for name in shared:
+        for fixture in function._fixtureinfo.name2fixturedefs.get(name, ()):
+            fixture.finish(function._request)

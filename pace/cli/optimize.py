@@ -81,10 +81,10 @@ def optimize(
         warn_if_misleading(loaded)
         if exchange == "ps":
             allreduce_only = (oracle != "jackson", target != "pace", slot_s, max_segment_bytes, scenarios)
-            if any(allreduce_only) or timeline or plot or write_lp:
+            if any(allreduce_only) or plot or write_lp:
                 raise InvalidOptions(
                     "--exchange ps takes --fusion, --max-group-bytes, --servers, --colocated, --cluster, "
-                    "--partition-bytes, --output and --json"
+                    "--partition-bytes, --output, --timeline and --json"
                 )
             made = _exchange(
                 loaded,
@@ -95,6 +95,10 @@ def optimize(
             )
             if output is not None:
                 output.write_bytes(made.to_json())
+            if timeline is not None:
+                from pace.view.exchange_timeline import exchange_trace
+
+                timeline.write_text(json.dumps(exchange_trace(loaded, made)))
             if as_json:
                 sys.stdout.buffer.write(made.to_json())
             else:

@@ -53,10 +53,13 @@ ELEMENT_BYTES: dict[DType, int] = {
 
 
 class Op(Document):
-    """A unit of compute.
+    """A unit of compute, or of communication that no schedule moves.
 
     Attributes
     ----------
+    kind
+        "communication" is an all-to-all, an all-gather, a reduce-scatter: it takes its time on a stream of
+        its own, beside the network of the all-reduces, and no faster device shortens it.
     duration_s
         Its duration in seconds; `duration_std_s` the standard deviation over measured iterations.
     deps
@@ -68,6 +71,7 @@ class Op(Document):
     """
 
     name: Name
+    kind: Literal["compute", "communication"] = "compute"
     duration_s: Seconds
     duration_std_s: Seconds = 0.0
     deps: tuple[Name, ...] = ()
@@ -303,6 +307,13 @@ class Profile(Document):
     def sha256(self) -> str:
         """SHA-256 of the profile's canonical JSON; 64 hexadecimal digits."""
         document = self.model_dump(mode="json")
+        for op in document["ops"]:
+            # What every op of an older document is leaves its digest, and its schedules, as they are.
+            if op["kind"] == "compute":
+                del op["kind"]
+        for name in ("counts", "deviations_s", "ranks"):
+            if not document["allreduce"].get(name, True):
+                del document["allreduce"][name]
         # A profile that says nothing new has the hash that it always had.
         for name in ("reduce_scatter", "all_gather", "update"):
             if document[name] == type(self).model_fields[name].default:

@@ -40,6 +40,7 @@ def _cost(cost: BaseModel) -> str:
     samples = document.pop("samples", None)
     if samples is None:
         return json.dumps({name: value for name, value in document.items() if value is not None})
+    document = {name: value for name, value in document.items() if value}
     return json.dumps(document)[:-1] + f', "samples": {_rows(samples)}}}'
 
 

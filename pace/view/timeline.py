@@ -6,6 +6,7 @@ bytes that are ready and not yet reduced.
 """
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,11 @@ def op_times(profile: Profile, schedule: Schedule) -> OpTimes:
     }
     if schedule.target != "pace" or profile.update == "global-norm":
         arrival = dict.fromkeys(arrival, max(arrival.values(), default=0.0))
+    return op_times_after(profile, arrival)
+
+
+def op_times_after(profile: Profile, arrival: Mapping[str, float]) -> OpTimes:
+    """Run the window with every gradient back at a given time."""
     starts, ends = np.zeros(len(profile.ops)), np.zeros(len(profile.ops))
     for number in profile.graph.order:
         op = profile.ops[number]

@@ -126,7 +126,7 @@ def _where_time_goes(profile: Profile, plain: Reachable) -> WhereTimeGoes:
     said = profile.metadata
     compute = profile.timing.compute_s
     host = said.get("host_wait_s") if said.get("clock") == "hybrid" else None
-    other = said.get("fixed_communication_s") if said.get("clock") == "hybrid" else None
+    other = said.get("fixed_communication_s") if said.get("clock") in ("hybrid", "host") else None
     return WhereTimeGoes(
         compute_s=max(compute - (host or 0.0) - (other or 0.0), 0.0),
         host_wait_s=host,

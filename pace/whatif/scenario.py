@@ -32,7 +32,8 @@ ASSUMPTIONS = (
     "that small), the rest as volume, against the bandwidth that the largest reached. Name an algorithm to "
     "price its formula instead.",
     "More workers mean the same batch on each of them (weak scaling) and the same ops.",
-    "Every op's duration is divided by the compute speed-up and multiplied by the batch over the profile's.",
+    "Every op's duration is divided by the compute speed-up and multiplied by the batch over the profile's; "
+    "that of other collectives only by the batch, and no bandwidth, latency or number of workers changes it.",
     "The halves of an all-reduce scale as it does; where they were not measured, they are those of its "
     "algorithm, or half of what was measured each.",
     "Compression divides every gradient's bytes, rounded up to whole elements; compressing takes no time.",
@@ -89,21 +90,23 @@ def measured_batch(profile: Profile) -> float | None:
 
 def computed_at(profile: Profile, scenario: Scenario) -> Profile:
     """Return the profile with the scenario's compute and gradients; its network stays."""
-    factor = 1.0 / scenario.compute_speedup
+    factor = 1.0
     if scenario.batch is not None:
         measured = measured_batch(profile)
         if measured is None:
             raise InvalidOptions(
                 f'profile "{profile.name}" does not say in its metadata with which batch it was measured'
             )
-        factor *= scenario.batch / measured
+        factor = scenario.batch / measured
+    # A faster device sends no sooner; more samples are more to send.
+    factors = {"compute": factor / scenario.compute_speedup, "communication": factor}
     changes: dict[str, object] = {}
-    if factor != 1.0:
+    if any(each != 1.0 for each in factors.values()):
         changes["ops"] = tuple(
             op.model_copy(
                 update={
-                    "duration_s": op.duration_s * factor,
-                    "duration_std_s": op.duration_std_s * factor,
+                    "duration_s": op.duration_s * factors[op.kind],
+                    "duration_std_s": op.duration_std_s * factors[op.kind],
                 }
             )
             for op in profile.ops

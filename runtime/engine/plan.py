@@ -21,6 +21,8 @@ from pace.errors import ScheduleMismatch
 
 MEBIBYTE = 1 << 20
 
+Exchange = Literal["allreduce", "push-pull"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSize:
@@ -33,13 +35,20 @@ class GradientSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedGroup:
-    """Gradients that share a buffer, in buffer order, with the times that decide their turn."""
+    """Gradients that share a buffer, in buffer order, with the times that decide their turn.
+
+    Attributes
+    ----------
+    exchange
+        How it is summed in a job that has both ways; None where the transport has only one.
+    """
 
     gradients: tuple[str, ...]
     size_bytes: int
     dtype: str
     ready_s: float
     tail_s: float
+    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +78,8 @@ class Plan:
         buckets in the order in which gradients become ready).
     predicted_iteration_s
         What the schedule promised; None for plans computed here.
+    pace_bytes_per_s
+        How fast either end of a connection to a server sends; None for no limit.
     """
 
     source: Literal["schedule", "local", "plain"]
@@ -76,6 +87,7 @@ class Plan:
     segments: tuple[PlannedSegment, ...]
     credit_bytes: int
     predicted_iteration_s: float | None = None
+    pace_bytes_per_s: float | None = None
 
     @cached_property
     def sha256(self) -> str:
@@ -84,6 +96,7 @@ class Plan:
             "groups": [asdict(group) for group in self.groups],
             "segments": [asdict(segment) for segment in self.segments],
             "credit_bytes": self.credit_bytes,
+            "pace_bytes_per_s": self.pace_bytes_per_s,
         }
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
@@ -158,6 +171,9 @@ def plan_from_schedule(
             else schedule.execution.credit_bytes
         ),
         predicted_iteration_s=schedule.predicted.iteration_s,
+        pace_bytes_per_s=(
+            schedule.execution.pace_bytes_per_s if isinstance(schedule, PushPullSchedule) else None
+        ),
     )
 
 

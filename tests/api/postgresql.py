@@ -77,7 +77,7 @@ class PostgresqlServer:
                 cwd=self.folder,
                 **self._owner,
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while True:
             try:
                 psycopg.connect(self.url("postgres")).close()
@@ -91,7 +91,7 @@ class PostgresqlServer:
         """Stop the server at once, without a word to its clients."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
-            self._process.wait(60)
+            self._process.wait(200)
             self._process = None
 
     @contextmanager

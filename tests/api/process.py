@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -17,8 +18,11 @@ import httpx
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.keys import SCOPES, KeyRing, Scope
+from tests.fork_server import ForkedProcess, ForkServer
 
-START_TIMEOUT_S = 60.0
+_SERVER = ForkServer(__name__)
+
+START_TIMEOUT_S = 200.0
 
 
 class Caller:
@@ -30,7 +34,7 @@ class Caller:
         self.token = token
         self.url = process.url
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=250, trust_env=False)
 
     def __enter__(self) -> Self:
         return self
@@ -53,14 +57,18 @@ class Caller:
 
 
 class ServiceProcess:
-    """One service process; settings are given as they are in the environment, without ``PACE_``."""
+    """One service process; settings are given as they are in the environment, without ``PACE_``.
+
+    With a `command` or an `environment` it is a program started anew, else a fork of one that has loaded the
+    service's modules.
+    """
 
     def __init__(
         self,
         folder: Path,
         database_url: str | None = None,
         *,
-        command: Sequence[str] = (sys.executable,),
+        command: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         **settings: object,
     ) -> None:
@@ -75,8 +83,8 @@ class ServiceProcess:
         }
         self.log_path = folder / f"service-{time.monotonic_ns()}.log"
         self.url = ""
-        self.http = httpx.Client(timeout=60, trust_env=False)
-        self._process: subprocess.Popen[bytes] | None = None
+        self.http = httpx.Client(timeout=250, trust_env=False)
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -96,14 +104,8 @@ class ServiceProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PACE_")}
         environment |= {f"PACE_{name.upper()}": str(value) for name, value in self.settings.items()}
         environment |= self.environment
-        with self.log_path.open("ab") as log:
-            before = log.tell()
-            self._process = subprocess.Popen(
-                [*self.command, "-m", "pace.api.serve", "--port", "0"],
-                env=environment,
-                stdout=log,
-                stderr=log,
-            )
+        before = self.log_path.stat().st_size if self.log_path.exists() else 0
+        self._process = self._start_process(environment)
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             listening = [line for line in self.log(before) if line.get("event") == "listening"]
@@ -118,6 +120,13 @@ class ServiceProcess:
             time.sleep(0.02)
         self.kill()
         raise AssertionError(f"the service did not start:\n{self.log_path.read_text()}")
+
+    def _start_process(self, environment: Mapping[str, str]) -> "subprocess.Popen[bytes] | ForkedProcess":
+        if not self.command and not self.environment:
+            return _SERVER.fork(["--port", "0"], output=self.log_path, environment=environment)
+        command = [*(self.command or [sys.executable]), "-m", "pace.api.serve", "--port", "0"]
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def caller(self) -> Caller:
         """Return a client of the tenant that all are without keys."""
@@ -172,7 +181,7 @@ class ServiceProcess:
         """Wait until the process has ended; return its exit status."""
         assert self._process is not None
         try:
-            return self._process.wait(60)
+            return self._process.wait(200)
         finally:
             self.kill()
 
@@ -198,3 +207,21 @@ class ServiceProcess:
     def post_schedule(self, profile: dict[str, Any], **more: Any) -> httpx.Response:
         """POST a profile, with options and job if given."""
         return self.http.post("/v1/schedules", json={"profile": profile, **more})
+
+
+def load() -> None:
+    """Load what the service needs, for the server that forks it."""
+    import pace.api.http.app
+    import pace.api.http.server
+    import pace.api.logs
+    import pace.api.storage.migrations  # noqa: F401 - loaded, not used
+
+
+def run(arguments: list[str]) -> int:
+    """Be the service, as ``python -m pace.api.serve`` is."""
+    sys.argv = ["pace.api.serve", *arguments]
+    try:
+        runpy.run_module("pace.api.serve", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    return 0

@@ -25,7 +25,7 @@ PROFILE = parse_profile(json.dumps(layered_profile(6)))
 
 def test_the_client_speaks_with_the_service(service: Caller) -> None:
     """Created, then found by job and fingerprint, as the library itself would compute it."""
-    with Client(service.url, service.token, timeout_s=60) as client:
+    with Client(service.url, service.token, timeout_s=250) as client:
         assert client.healthy()
         assert client.newest_schedule("train", PROFILE.fingerprint) is None
         schedule = client.create_schedule(PROFILE, Options(fusion="none"), job="train")
@@ -199,6 +199,7 @@ def test_a_service_that_drips_does_not_hold_the_client() -> None:
             ended.set()
 
 
+@pytest.mark.races_with_machine(reason="requests must reach the server within 0.5 s")
 def test_headers_that_drip_do_not_hold_the_client() -> None:
     """Neither do headers that never end, for any question; the connection is cut, not left behind."""
     ended = threading.Event()
@@ -253,6 +254,7 @@ def _task(state: str) -> bytes:
     return json.dumps(task | ({"location": "/v1/schedules/1"} if state == "done" else {})).encode()
 
 
+@pytest.mark.races_with_machine(reason="all but the wait that was asked for must take less than a second")
 def test_a_slow_solve_is_followed() -> None:
     """The service is asked to wait less long than the client does, so that its task arrives in time."""
     states = ["running", "done"]
@@ -271,6 +273,7 @@ def test_a_slow_solve_is_followed() -> None:
     assert states == []
 
 
+@pytest.mark.races_with_machine(reason="a first poll must be sent within a second")
 def test_polling_a_task_does_not_extend_the_time_out() -> None:
     """Every poll is answered quickly enough; all of them together take longer than the call may."""
     polls = 0
@@ -320,7 +323,7 @@ def test_a_service_with_a_private_certificate(
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with (
         _server(lambda handler: _send(handler, 200, b"{}"), certificates) as url,
-        Client(url, timeout_s=5, ca_file=certificate if given == "argument" else None) as client,
+        Client(url, timeout_s=250, ca_file=certificate if given == "argument" else None) as client,
     ):
         assert client.healthy() == (given != "nothing")
 

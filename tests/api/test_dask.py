@@ -83,7 +83,7 @@ class Cluster:
         for process in reversed(self.processes):
             family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             process.terminate()
-            process.wait(60)
+            process.wait(200)
             for child in family:
                 if child.is_running():
                     child.kill()
@@ -103,9 +103,10 @@ def _busy_worker(cluster: Cluster) -> psutil.Process:
         for started in cluster.processes[1:]:
             family = [psutil.Process(started.pid), *psutil.Process(started.pid).children(recursive=True)]
             for process in family:
-                # A process for tasks is a child that has used as much time as one that is idle never has.
+                # A process for tasks is a child that uses time, which one that is idle never does; on a busy
+                # machine it gets little.
                 for child in process.children():
-                    if "spawn_main" in " ".join(child.cmdline()) and child.cpu_percent(0.1) > 30:
+                    if "spawn_main" in " ".join(child.cmdline()) and child.cpu_percent(0.3) > 3:
                         return process
         time.sleep(0.05)
 
@@ -120,7 +121,7 @@ def test_a_cluster_does_what_worker_processes_do(cluster: Cluster, tmp_path: Pat
     """Waits for workers; same answers; a killed worker's solve is done; limits, progress, cancellation."""
     executor = f"dask+{cluster.address}"
     with (
-        ServiceProcess(tmp_path, executor=executor, solve_timeout_s=60) as service,
+        ServiceProcess(tmp_path, executor=executor, solve_timeout_s=250) as service,
         service.caller() as caller,
     ):
         early = caller.http.post("/v1/schedules", json={"profile": layered_profile(9)}, headers=ASYNC)

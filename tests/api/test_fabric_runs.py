@@ -15,7 +15,7 @@ SCENARIO: dict[str, Any] = {"name": "small", "machines": 3, "duration_s": 3, "de
 def test_the_runs_are_the_librarys(service: Caller) -> None:
     """All numbers; the same question again is answered from storage; deleted, it is gone."""
     question = {"scenario": SCENARIO, "policies": ["mlfabric-a", "async", "ring"]}
-    answer = service.http.post("/v1/fabric-runs", json=question, timeout=60)
+    answer = service.http.post("/v1/fabric-runs", json=question)
     assert answer.status_code == 201, answer.text
     expected = [
         simulate_fabric(FabricScenario.model_validate(SCENARIO), policy).to_document()
@@ -40,7 +40,7 @@ def test_a_run_is_a_task_that_can_be_followed(service: Caller) -> None:
     assert answer.status_code in (201, 202)
     if answer.status_code == 202:
         assert (answer.json()["kind"], answer.json()["num_total"]) == ("fabric-run", 2)
-    done = service.http.post("/v1/fabric-runs", json=question, timeout=60)
+    done = service.http.post("/v1/fabric-runs", json=question)
     assert [row["policy"] for row in done.json()["run"]["policies"]] == ["mlfabric-s", "tree"]
 
 

@@ -47,7 +47,7 @@ def test_answers_are_those_of_the_document(tmp_path: Path) -> None:
                 )
                 @given(case=operation.as_strategy(generation_mode=mode))
                 def answer_is_described(case: "schemathesis.Case[Any]") -> None:
-                    case.call_and_validate(base_url=service.url, checks=CHECKS, timeout=60)
+                    case.call_and_validate(base_url=service.url, checks=CHECKS, timeout=250)
 
                 answer_is_described()
 

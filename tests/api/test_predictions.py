@@ -55,7 +55,7 @@ def test_the_client_follows_the_task(service: Caller) -> None:
     counted: list[int] = []
     steps = StepsDocument.model_validate(STEPS)
     options = PredictionOptions(workers=(1, 2), steps=60, skip=5, seeds=1)
-    with Client(service.url, service.token, timeout_s=60) as client:
+    with Client(service.url, service.token, timeout_s=250) as client:
         assert client.predict(steps, options, progress=counted.append) == predict(steps, options)
         assert sum(counted) in (0, 2)  # nothing is counted where the answer came at once
         with pytest.raises(InvalidSteps, match="cycle"):

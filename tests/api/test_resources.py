@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -36,6 +37,26 @@ def test_a_stored_profile_can_be_scheduled_by_its_id(service: Caller) -> None:
     assert by_id.content == service.post_schedule(document).content
     unknown = service.http.post("/v1/schedules", json={"profile_id": "0" * 64})
     assert (unknown.status_code, unknown.json()["type"]) == (422, "urn:pace:problem:invalid-request")
+
+
+def test_tasks_are_listed_over_http(service: Caller) -> None:
+    """By state and kind, in pages; what is no state is refused."""
+    for number in (3, 4, 5):
+        service.post_schedule(layered_profile(number)).raise_for_status()
+    page = service.http.get("/v1/tasks", params={"limit": 2, "state": "done"}).raise_for_status().json()
+    rest = service.http.get("/v1/tasks", params={"limit": 2, "cursor": page["next"]}).json()
+    tasks = [*page["items"], *rest["items"]]
+    assert len({task["id"] for task in tasks}) == 3
+    assert rest["next"] is None
+    assert [task["created_at"] for task in tasks] == sorted(
+        (task["created_at"] for task in tasks), reverse=True
+    )
+    for task in tasks:
+        assert task == service.http.get(f"/v1/tasks/{task['id']}").json()
+        assert service.http.get(task["location"]).status_code == 200
+    assert service.http.get("/v1/tasks", params={"kind": "what-if"}).json()["items"] == []
+    assert service.http.get("/v1/tasks", params={"state": "lost"}).status_code == 422
+    assert service.http.get("/v1/tasks", params={"cursor": "x"}).status_code == 422
 
 
 def test_compressed_bodies_are_read(service: Caller) -> None:
@@ -143,6 +164,7 @@ def test_an_answer_need_not_be_waited_for(service: Caller) -> None:
     path = answer.headers["location"]
     while (task := service.http.get(path).raise_for_status().json())["state"] in ("queued", "running"):
         assert task["location"] is None
+        time.sleep(0.02)
     assert task["state"] == "done"
     assert service.http.get(task["location"]).status_code == 200
     again = service.http.post("/v1/schedules", json=request, headers={"Prefer": "respond-async"})

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -89,6 +90,7 @@ def test_a_restart_loses_nothing(tmp_path: Path, database_url: str) -> None:
         assert len(service.events("solved", 1)) == 1
 
 
+@pytest.mark.races_with_machine(reason="a service must renew its hold on a task within half a second")
 def test_an_accepted_task_outlives_a_crash(tmp_path: Path, database_url: str) -> None:
     """A service killed with work in its queue does that work after its restart."""
     with ServiceProcess(tmp_path, database_url, lease_s=0.5) as service:
@@ -110,9 +112,11 @@ def test_an_accepted_task_outlives_a_crash(tmp_path: Path, database_url: str) ->
                 task = service.http.get(path).json()
                 assert task["state"] != "failed", task
                 path = task.get("location") or path
+                time.sleep(0.02)
             assert service.http.get(path).status_code == 200
 
 
+@pytest.mark.races_with_machine(reason="twenty answers must arrive while one solve is under way")
 def test_the_service_answers_others_while_it_solves(service: Caller) -> None:
     """Health answers arrive between a large profile's request and its answer."""
     solved = threading.Event()

@@ -18,7 +18,7 @@ _KEYS = [sys.executable, "-c", "from pace.cli.keys import app; app()"]
 def _run(command: list[str], **settings: str) -> "subprocess.CompletedProcess[str]":
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PACE_")}
     environment |= {f"PACE_{name.upper()}": value for name, value in settings.items()}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=250)
 
 
 def test_bad_settings_are_named_in_a_line_each() -> None:

@@ -9,8 +9,8 @@ from tests.api.postgresql import find_postgresql
 
 pytestmark = pytest.mark.races_with_machine(reason="faults are injected on a clock while the service works")
 
-# Three minutes for both databases together.
-SECONDS = 90.0
+# Two minutes for both databases together.
+SECONDS = 60.0
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_requests_and_solves_are_traced(receiver: Receiver, tmp_path: Path) -> N
         created = service.http.post("/v1/schedules", json=request, headers=headers).raise_for_status()
         service.http.get(created.headers["location"]).raise_for_status()
         service.http.get("/healthz").raise_for_status()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while len(receiver.spans()) < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
     spans = receiver.spans()

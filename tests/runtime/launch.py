@@ -6,11 +6,10 @@ travel pickled. Ranks that outlive the time-out are killed, and so is everything
 """
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import pickle
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +19,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.fork_server import ForkedProcess, ForkServer
+
 Backend = Literal["gloo", "horovod", "none"]
+
+# Neighboring ranks come from different servers and differ as the processes of a real job do: in the seed of
+# Python's hashes, and so in the order of sets, and in memory addresses.
+_SERVERS = (ForkServer(__name__, hash_seed=1), ForkServer(__name__, hash_seed=2))
+
+# What nearly all ranks load. Nothing of it starts a thread before it is used.
+_LOADED_ONCE = (
+    "torch",
+    "torch._dynamo",  # which torch's optimizers load when the first is built
+    "torch.distributed",
+    "numpy",
+    "hypothesis",
+    "pytest",
+    "pace.runtime.torch",
+    "tests.runtime.models",
+    "tests.runtime.schedules",
+    "tests.runtime.training",
+)
+_LOADED_WHERE_INSTALLED = {"horovod": ("horovod.torch", "pace.runtime.horovod")}
 
 
 class RanksFailed(AssertionError):
@@ -63,7 +83,7 @@ def run_ranks(
     size: int,
     *arguments: Any,
     backend: Backend = "gloo",
-    timeout_s: float = 120.0,
+    timeout_s: float = 250.0,
     environment: dict[str, str] | None = None,
 ) -> list[Any]:
     """Run `worker` on `size` ranks and return their results in rank order.
@@ -93,7 +113,7 @@ def try_ranks(
     size: int,
     *arguments: Any,
     backend: Backend = "gloo",
-    timeout_s: float = 120.0,
+    timeout_s: float = 250.0,
     environment: dict[str, str] | None = None,
     expect_lost: Sequence[int] = (),
 ) -> list[Outcome]:
@@ -115,15 +135,13 @@ def try_ranks(
         finally:
             exits = [process.poll() for process in processes]
             for process in processes:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGKILL)
-                process.wait()
+                process.kill()
         return [_outcome(rank, folder, exits[rank]) for rank in range(size)]
 
 
 def _start(
     worker: Callable[..., Any], rank: int, size: int, backend: Backend, folder: str, extra: dict[str, str]
-) -> "subprocess.Popen[bytes]":
+) -> ForkedProcess:
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "PYTHONFAULTHANDLER": "1",
@@ -132,16 +150,9 @@ def _start(
         "HOROVOD_RANK": str(rank),
         "HOROVOD_LOCAL_RANK": str(rank),
     }
-    environment |= extra
-    command = [sys.executable, __file__, worker.__code__.co_filename, worker.__qualname__]
-    with Path(folder, f"output.{rank}").open("wb") as output:
-        return subprocess.Popen(
-            [*command, str(rank), str(size), backend, folder],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    arguments = [worker.__code__.co_filename, worker.__qualname__, str(rank), str(size), backend, folder]
+    server = _SERVERS[rank % len(_SERVERS)]
+    return server.fork(arguments, output=Path(folder, f"output.{rank}"), environment=environment | extra)
 
 
 def _outcome(rank: int, folder: str, exit_code: int | None) -> Outcome:
@@ -190,14 +201,14 @@ def _join_gloo(rank: int, size: int, folder: str) -> None:
     from torch._C._distributed_c10d import TCPStore
 
     # Rank 0 binds whatever port is free and says which: no port is chosen before it is taken.
-    timeout = datetime.timedelta(seconds=60)
+    timeout = datetime.timedelta(seconds=200)
     address = Path(folder, "port")
     if rank == 0:
         store = TCPStore("127.0.0.1", 0, size, True, timeout, wait_for_workers=False)
         Path(folder, "port.new").write_text(str(store.port))
         Path(folder, "port.new").rename(address)
     else:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while not address.exists():
             if time.monotonic() > deadline:
                 raise TimeoutError("rank 0 opened no port")
@@ -247,11 +258,23 @@ def _main(path: str, name: str, rank: int, size: int, backend: str, folder: str)
     return 0 if error is None else 1
 
 
-if __name__ == "__main__":
-    # The root of the repository, so that workers may import from tests.
-    sys.path[0] = str(Path(__file__).parents[2])
-    code = _main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5], sys.argv[6])
+def load() -> None:
+    """Load what ranks need, for the server that forks them."""
+    names = list(_LOADED_ONCE)
+    for package, modules in _LOADED_WHERE_INSTALLED.items():
+        if importlib.util.find_spec(package) is not None:
+            names += modules
+    for name in names:
+        # What cannot be loaded is an error of the rank that needs it.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def run(arguments: list[str]) -> int:
+    """Be a rank."""
+    path, name, rank, size, backend, folder = arguments
+    code = _main(path, name, int(rank), int(size), backend, folder)
     sys.stdout.flush()
     if os.environ.get("LEAVE_AT_ONCE"):  # for ranks whose own clean-up would wait for a stopped one
         os._exit(code)
-    sys.exit(code)
+    return code

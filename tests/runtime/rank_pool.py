@@ -40,7 +40,7 @@ class RankPool:
         How long a task may take.
     """
 
-    def __init__(self, size: int, *, backend: Backend = "gloo", timeout_s: float = 60.0) -> None:
+    def __init__(self, size: int, *, backend: Backend = "gloo", timeout_s: float = 200.0) -> None:
         self.size = size
         self.backend = backend
         self._timeout_s = timeout_s

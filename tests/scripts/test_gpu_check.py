@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
+@pytest.mark.races_with_machine(reason="every part must end within its own limit")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_dry_run_passes_every_part(tmp_path: Path) -> None:

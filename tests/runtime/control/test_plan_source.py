@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import pace.runtime.control.plan_source
 import pace.runtime.control.schedule_polling
 from pace.documents.schedule import Schedule
 from pace.errors import ScheduleMismatch
@@ -160,6 +161,7 @@ def _resource(schedule: Schedule, **changes: Any) -> bytes:
 def _halves_of_an_address(
     rank: int, _size: int, url: str, cases: dict[str, tuple[dict[str, str], dict[str, str]]]
 ) -> Any:
+    pace.runtime.control.plan_source._START_TIMEOUT_S = 60.0
     found = {}
     for name, (environment, given) in cases.items():
         model = build("conv")
@@ -205,6 +207,7 @@ def _train_until_it_fits(rank: int, _size: int, url: str) -> Any:
     pace.runtime.control.schedule_polling.FIRST_DELAY_S = (
         pace.runtime.control.schedule_polling.LONGEST_DELAY_S
     ) = 0.05
+    pace.runtime.control.plan_source._START_TIMEOUT_S = 60.0
     never = Replanning(profile_iterations=0)
     model = build("conv")
     (batch,) = batches("conv", 1, rank)

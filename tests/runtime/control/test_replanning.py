@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import pace.runtime.control.plan_source
 import pace.runtime.control.schedule_polling
 from pace.documents.profile import Profile, parse_profile
 from pace.documents.schedule import Schedule
@@ -24,6 +25,7 @@ from tests.api.process import ServiceProcess
 from tests.runtime.control.replanning_jobs import (
     MOST_STEPS,
     NEVER_AGAIN,
+    PATIENCE_S,
     SETTINGS,
     Diary,
     Job,
@@ -51,12 +53,13 @@ from tests.runtime.training import (
 )
 
 pytestmark = pytest.mark.races_with_machine(
-    reason="drift is measured on real iterations, which a busy machine slows down"
+    reason="drift is measured on real iterations, which a busy machine slows down", fixtures=["lives"]
 )
 
 
 def _live(rank: int, _size: int, url: str, pid: int, schedule: Schedule) -> dict[str, Diary]:
     pace.runtime.control.schedule_polling.STEPS_BETWEEN = 4
+    pace.runtime.control.plan_source._START_TIMEOUT_S = PATIENCE_S
     lives: dict[str, Any] = {
         "first": lambda logs: first_start(rank, url, logs),
         "plain": lambda logs: that_keeps_plain(rank, url, logs),
@@ -222,6 +225,7 @@ def test_a_service_that_dies_meanwhile_stops_nobody(lives: Lives) -> None:
 
 
 def _left_alone(rank: int, _size: int, url: str) -> tuple[str, int, bool]:
+    pace.runtime.control.plan_source._START_TIMEOUT_S = PATIENCE_S
     before = torch.autograd.backward
     job = Job(rank, [], service=url, job="left alone", replanning=NEVER_AGAIN)
     if rank == 1:
@@ -249,6 +253,7 @@ def test_a_peer_lost_while_profiling_is_an_error_that_names_it(tmp_path: Path) -
 
 def _over_horovod(rank: int, _size: int, url: str) -> Diary:
     pace.runtime.control.schedule_polling.STEPS_BETWEEN = 4
+    pace.runtime.control.plan_source._START_TIMEOUT_S = PATIENCE_S
     with captured_events() as logs:
         job = Job(rank, logs, "horovod", service=url, job="horovod", replanning=NEVER_AGAIN)
         job.train(MOST_STEPS, until=job.adopted)

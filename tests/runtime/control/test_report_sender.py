@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pace.client import Client
-from pace.runtime.control import report_sender, schedule_polling
+from pace.runtime.control import plan_source, report_sender, schedule_polling
 from pace.runtime.control.report_sender import ReportSender
 from pace.runtime.replanning import Replanning
 from tests.api.process import ServiceProcess
@@ -24,6 +24,7 @@ WINDOW = 5
 
 def _train(rank: int, _size: int, url: str) -> Any:
     schedule_polling.STEPS_BETWEEN = 8
+    plan_source._START_TIMEOUT_S = 60.0
     model = build("conv")
     settings = Replanning(profile_iterations=0, drift_iterations=WINDOW)
     optimizer = wrap(

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pace.client import Client
+from pace.runtime.control import plan_source
 from tests.api.process import ServiceProcess
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import batches, build, weights
@@ -26,6 +27,7 @@ MOST_STEPS = 20_000
 
 
 def _train_until_adopted(rank: int, size: int, url: str) -> Any:
+    plan_source._START_TIMEOUT_S = 60.0
     model = build("conv")
     optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, service=url, job=JOB)
     steps = 0

@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -23,6 +24,7 @@ from tests.runtime.training import (
 
 SIZE = 3
 RUNS = 200
+PARTS = 4
 MODEL_NAMES = ("conv", "transformer", "branches", "functional", "mixed")
 STEPS = 3
 
@@ -70,23 +72,24 @@ def _run(rank: int, size: int, transport: str, seed: int) -> Any:
     return trained
 
 
-def _run_all(rank: int, size: int, transport: str, runs: int) -> Any:
+def _run_all(rank: int, size: int, transport: str, seeds: Sequence[int]) -> Any:
     _run(rank, size, transport, 0)
     before = threading.active_count()
-    trained = [_run(rank, size, transport, seed) for seed in range(runs)]
+    trained = {seed: _run(rank, size, transport, seed) for seed in seeds}
     return trained, threading.active_count() - before
 
 
 @pytest.mark.slow
-def test_delays_neither_deadlock_nor_change_weights(transport: str) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_delays_neither_deadlock_nor_change_weights(transport: str, part: int) -> None:
     """Two hundred runs, each with its own schedule, order, credit and delays; no thread is left over.
 
     Over Horovod an eighth of them: runs share the engine, and Horovod is slower to start and to sum.
     """
-    runs = RUNS if transport == "gloo" else RUNS // 8
-    ranks = run_ranks(_run_all, SIZE, transport, runs, backend=cast("Backend", transport), timeout_s=280)
+    seeds = range(part, RUNS if transport == "gloo" else RUNS // 8, PARTS)
+    ranks = run_ranks(_run_all, SIZE, transport, seeds, backend=cast("Backend", transport), timeout_s=280)
     plain = {name: train_plainly(Case(model=name, steps=STEPS), SIZE) for name in MODEL_NAMES}
-    for seed in range(runs):
+    for seed in seeds:
         first, *others = (trained[seed] for trained, _ in ranks)
         assert difference(first, plain[MODEL_NAMES[seed % len(MODEL_NAMES)]]) <= 1e-5, seed
         assert all(equal_bits(first, other) for other in others), seed

@@ -48,6 +48,9 @@ READS = frozenset(
     ("read", "norm", "value", "scale", "noise", "decay", "data", "replace", "unscale", "scaler_step", "keep")
 ) | {"compare", "synchronize", "report"}
 
+# Operations that add to gradients.
+_ADDS = frozenset(("compute", "scaled", "assign", "no_sync", "closure"))
+
 # Operations that drop all gradients, or make zeros of them, without looking at them.
 _FULL_CLEARS = frozenset(
     ("zero", who, set_to_none) for who in ("optimizer", "model") for set_to_none in (True, False)
@@ -90,8 +93,9 @@ def defined(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
     pass; an assignment of a tensor that differs between ranks after gradients were read (they are the same on
     all ranks then); looking at gradients in no_sync on top of others; a rank without a backward pass that
     changes gradients reduced before, waits for other ranks in a collective before it steps, or decides about
-    the step by gradients that it cannot see, as a loss scaler does. Where a rank had no backward pass in the
-    end, a step is added: it would be gone when others look at gradients.
+    the step by gradients that it cannot see, as a loss scaler does. Where a rank had no backward pass, others
+    have looked at gradients and all go on, a step is added: that rank cannot know whether it is among those
+    that others have seen what it computes next. So it is in the end: it would be gone when others look.
     """
     whole = _Filter()
     kept = whole.run(operations)
@@ -111,6 +115,9 @@ class _Filter:
         kept: list[Operation] = []
         for at, operation in enumerate(operations):
             name = operation[0]
+            if name in _ADDS and self.idle and self.read:
+                kept.append(("step",))
+                self._follow(("step",))
             if name == "no_sync":
                 kept.append(("no_sync", self._inside(operation[1])))
                 self.read, self.computed = False, True
@@ -193,6 +200,6 @@ def _everybody_reduces_next(operations: tuple[Operation, ...], *, idle: bool) ->
     for name, *_ in operations:
         if name in READS or name == "step" or (name == "loss" and not idle):
             return True
-        if name in ("compute", "scaled", "no_sync", "assign", "closure", "zero", "drop"):
+        if name in _ADDS or name in ("zero", "drop"):
             return False
     return False

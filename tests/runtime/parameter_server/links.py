@@ -28,7 +28,7 @@ class Worker:
             Greeting(job="job", rank=rank, size=size, silence_s=silence_s),
             token=token,
             on_failure=self._fail,
-            within_s=5.0,
+            within_s=WITHIN_S,
         )
 
     def _fail(self, reason: str) -> None:

@@ -19,7 +19,7 @@ from pace.runtime.parameter_server.handshake import Greeting
 from pace.runtime.parameter_server.layout import memory_of
 from pace.runtime.parameter_server.link import PushPullCall, ServerAddress, ServerLink
 from pace.runtime.parameter_server.server import Server
-from tests.runtime.parameter_server.links import Arrival, Worker, layout_of
+from tests.runtime.parameter_server.links import WITHIN_S, Arrival, Worker, layout_of
 
 PACE = [sys.executable, "-c", "from pace.cli.main import app; app()"]
 
@@ -54,14 +54,14 @@ def test_a_server_process_is_measured_used_and_lost(served: tuple[Any, Any], tok
     process, address = served
     measure = [*PACE, "ps", "measure", "--servers", f"{address.host}:{address.port}", "--mebibytes", "2"]
     found = subprocess.run(
-        [*measure, "--token-file", str(token_file), "--json"], capture_output=True, check=True, timeout=120
+        [*measure, "--token-file", str(token_file), "--json"], capture_output=True, check=True, timeout=250
     )
     exchange = json.loads(found.stdout)["exchange"]
     assert exchange["servers"] == 1
     assert exchange["worker_bytes_per_s"] > 0
     assert exchange["round_trip_s"] > 0
     refused = subprocess.run(
-        measure, capture_output=True, text=True, timeout=120, env=os.environ | {"PACE_PS_TOKEN": "other"}
+        measure, capture_output=True, text=True, timeout=250, env=os.environ | {"PACE_PS_TOKEN": "other"}
     )
     assert refused.returncode == 3
     assert "does not know the token" in refused.stderr
@@ -105,7 +105,7 @@ def test_sums_through_tls(tmp_path: Path) -> None:
             Greeting(job="job", rank=rank, size=2, silence_s=20.0),
             token="secret",
             on_failure=lambda _reason: None,
-            within_s=5.0,
+            within_s=WITHIN_S,
             ssl_context=context,
         )
 

@@ -12,8 +12,8 @@ from tests.runtime.parameter_server.links import WITHIN_S, Arrival, Worker, layo
 CHUNKS = 50_000  # elements: several chunks, the last one short
 
 
-def _threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("pace")]
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("pace")}
 
 
 def test_sums_are_exact_round_after_round() -> None:
@@ -38,7 +38,9 @@ def test_sums_are_exact_round_after_round() -> None:
                     assert torch.equal(tensor, torch.arange(len(tensor)) * 6.0 + 3 * round_)
         for worker in workers:
             worker.finish()
-    assert _threads() == before
+    for thread in _threads() - before:
+        thread.join(WITHIN_S)
+    assert _threads() <= before
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -96,16 +98,17 @@ def test_layouts_follow_one_another() -> None:
 
 
 def test_an_urgent_segment_overtakes_bulk() -> None:
-    """What is put in last and needed first is back first; pacing keeps the bulk under way for a while."""
+    """What is put in last and needed first is back first; pacing keeps the bulk under way until then."""
     done: list[str] = []
 
     def watch(arrival: Arrival, name: str) -> None:
         arrival.wait()
         done.append(name)
+        worker.link._stream.set_pacing(1e9)
 
     with Server() as server:
         worker = Worker(server, 0, 1)
-        worker.link._stream.set_pacing(20e6)
+        worker.link._stream.set_pacing(1e6)
         urgent, bulk = torch.ones(1000), torch.ones(2_500_000)
         worker.link.announce(layout_of([urgent, bulk]))
         watches = []
@@ -164,6 +167,7 @@ def test_a_server_that_goes_is_named_and_nobody_hangs() -> None:
     worker.link.close()
 
 
+@pytest.mark.races_with_machine(reason="the other worker must give a sign of life every second")
 def test_a_silent_worker_is_named() -> None:
     """No data, no signs of life: after the time that was agreed on, the others learn who is silent."""
     with Server() as server:

@@ -1,0 +1,181 @@
+"""Starts processes as forks of one that has loaded what they need, which takes seconds of CPU each time.
+
+What a server forks is a module with two functions: ``load()``, which imports and starts no thread, and
+``run(arguments)``, which does the work and returns the process's exit code. Everything that a process of its
+own has is the fork's own: its id, environment, output, random numbers, and an end by the interpreter's exit.
+"""
+
+import atexit
+import faulthandler
+import gc
+import importlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+
+class ForkServer:
+    """A process that forks others; all of them end with the one that asks, however that ends.
+
+    Parameters
+    ----------
+    module
+        The name of the module whose processes it starts.
+    hash_seed
+        The seed of Python's hashes, and so of the order of sets, in all of them.
+    """
+
+    def __init__(self, module: str, *, hash_seed: int = 1) -> None:
+        self.module = module
+        self.hash_seed = hash_seed
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+        self._asked = 0
+
+    def fork(
+        self, arguments: Sequence[str], *, output: Path, environment: Mapping[str, str]
+    ) -> "ForkedProcess":
+        """Start a process.
+
+        Parameters
+        ----------
+        output
+            The file to which the process appends all that it writes.
+        environment
+            The whole of its environment.
+        """
+        output.touch()  # whoever reads it finds it
+        pid = self.ask("fork", list(arguments), str(output), dict(environment))
+        return ForkedProcess(self, pid)
+
+    def ask(self, kind: str, *arguments: Any) -> Any:
+        """Send the server a request and return its answer."""
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._start()
+            self._asked += 1
+            self._connection.send((self._asked, kind, *arguments))
+            while True:
+                number, answer = self._connection.recv()
+                # An earlier one is that of a request that a test's time-out interrupted.
+                if number == self._asked:
+                    return answer
+
+    def _start(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, __file__, self.module, str(theirs.fileno())],
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(self.hash_seed)},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        connection = Connection(ours.detach())
+        atexit.register(_end, process, connection)
+        return connection
+
+
+def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
+    connection.close()
+    process.wait()
+
+
+class ForkedProcess:
+    """A process that a fork server started."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.pid = pid
+        self._server = server
+        self._exit_code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return its exit code, negative for a signal; None while it runs."""
+        if self._exit_code is None:
+            self._exit_code = self._server.ask("poll", self.pid)
+        return self._exit_code
+
+    def wait(self, timeout_s: float = math.inf) -> int:
+        """Wait until it has ended and return its exit code."""
+        deadline = time.monotonic() + timeout_s
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {self.pid} did not end within {timeout_s:g} s")
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it runs."""
+        # Its id is given to no other process before it is polled.
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it if it runs, as a crash would (kill -9), and wait until it has ended."""
+        while self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.001)
+
+
+def _serve(connection: Connection) -> list[str]:
+    """Fork whenever asked to; returns only in forked processes, their arguments."""
+    # Ctrl-C reaches the whole process group; the server ends when its caller does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    running: set[int] = set()
+    while True:
+        try:
+            number, kind, *arguments = connection.recv()
+        except (EOFError, ConnectionResetError):
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+            sys.exit(0)
+        if kind == "poll":
+            found, status = os.waitpid(arguments[0], os.WNOHANG)
+            running.discard(found)
+            connection.send((number, os.waitstatus_to_exitcode(status) if found else None))
+            continue
+        pid = os.fork()
+        if pid:
+            running.add(pid)
+            connection.send((number, pid))
+            continue
+        connection.close()
+        return _become(*arguments)
+
+
+def _become(arguments: list[str], output: str, environment: dict[str, str]) -> list[str]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()  # Python's own generator is seeded anew by a fork
+    return arguments
+
+
+def _main(module: str, descriptor: int) -> int:
+    # Modules are loaded from the root of the repository, as tests are.
+    sys.path[0] = str(Path(__file__).parents[1])
+    program = importlib.import_module(module)
+    program.load()
+    arguments = _serve(Connection(descriptor))
+    code: int = program.run(arguments)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1], int(sys.argv[2])))
