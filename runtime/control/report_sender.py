@@ -2,8 +2,7 @@
 
 import threading
 
-from pace.documents.push_pull_schedule import PushPullSchedule
-from pace.documents.schedule import Schedule
+from pace.documents.any_schedule import AnySchedule
 from pace.runtime.event_log import log
 
 _TIMEOUT_S = 10.0
@@ -33,7 +32,7 @@ class ReportSender:
 
     def send(
         self,
-        schedule: Schedule | PushPullSchedule,
+        schedule: AnySchedule,
         *,
         measured_s: float,
         num_iterations: int,
@@ -58,7 +57,7 @@ class ReportSender:
 
     def _send(
         self,
-        schedule: Schedule | PushPullSchedule,
+        schedule: AnySchedule,
         measured_s: float,
         num_iterations: int,
         plain_s: float | None,
