@@ -16,7 +16,7 @@ COPY api/ api/
 COPY runtime/ runtime/
 # pip works from outside the environment, so that the image's second stage goes without it.
 RUN python -m venv --without-pip /opt/pace \
-    && pip --python /opt/pace install --constraint constraints.txt '.[api,dask,otel,plot]'
+    && pip --python /opt/pace install --constraint constraints.txt '.[api,dask,oidc,otel,plot]'
 
 FROM python:3.13-slim
 # Numbers and not names in USER, so that an orchestrator can verify that it is not root.

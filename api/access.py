@@ -1,13 +1,19 @@
-"""Who asks, and what they may: API keys, their scopes, and limits on how often they ask."""
+"""Who asks, and what they may: API keys, an issuer's tokens, scopes, and limits on how often they ask."""
 
+import asyncio
 import hmac
 import re
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING
 
-from limits import parse
+import structlog
+from limits import RateLimitItem, parse
 from limits.storage import MemoryStorage
 from limits.strategies import FixedWindowRateLimiter
 
@@ -15,7 +21,14 @@ from pace.api.errors import Forbidden, RateLimited, Unauthorized
 from pace.api.storage.keys import SCOPES, ApiKey, KeyRing, Scope
 from pace.api.storage.threads import DatabaseThreads
 
+if TYPE_CHECKING:
+    from pace.api.oidc import OidcIssuer
+
+log = structlog.get_logger(__name__)
+
 _TOKEN = re.compile(r"pace_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_USE_NOTED_S = 60.0
+_MOST_KNOWN = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +40,15 @@ class Principal:
     tenant
         Whose data it may see: no other.
     key_id
-        The API key's id; None when keys are off.
+        The API key's id; None when keys are off, and for tokens of an issuer.
+    subject
+        Whom the issuer names; None for API keys.
     """
 
     tenant: str
     scopes: frozenset[Scope]
     key_id: str | None
+    subject: str | None = None
 
 
 class AccessControl:
@@ -46,47 +62,94 @@ class AccessControl:
         How often a tenant may ask, such as "6000/minute"; empty for no limit.
     threads
         In which keys are looked up.
+    issuer
+        Whose tokens are valid besides keys.
+    failure_limit
+        How often an address may send keys or tokens that are not valid; beyond it, only those are let in that
+        were found valid before. Empty for no limit.
     trust_s
         How long a key that was found valid is not looked up again: a revoked key works so long.
+    observe
+        Is told the tenant of every request that is let in.
     """
 
     def __init__(
-        self, keys: KeyRing | None, rate_limit: str, threads: DatabaseThreads, trust_s: float = 5.0
+        self,
+        keys: KeyRing | None,
+        rate_limit: str,
+        threads: DatabaseThreads,
+        *,
+        issuer: "OidcIssuer | None" = None,
+        failure_limit: str = "",
+        trust_s: float = 5.0,
+        observe: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._keys = keys
+        self._issuer = issuer
         self._threads = threads
         self._rate_limit = parse(rate_limit) if rate_limit else None
+        self._failure_limit = parse(failure_limit) if failure_limit else None
         self._limiter = FixedWindowRateLimiter(MemoryStorage())
         self._trust_s = trust_s
+        self._observe = observe
         self._known: OrderedDict[str, tuple[float, ApiKey | None]] = OrderedDict()
+        self._noted: dict[str, float] = {}
+        self._noting: set[asyncio.Task[None]] = set()
         self._everyone = Principal(tenant="default", scopes=frozenset(SCOPES), key_id=None)
 
-    async def admit(self, token: str | None, scope: Scope) -> Principal:
+    async def admit(self, token: str | None, scope: Scope, address: str = "") -> Principal:
         """Return who holds a token.
+
+        Parameters
+        ----------
+        address
+            Where the request comes from.
 
         Raises
         ------
         Unauthorized, Forbidden, RateLimited
             Without a valid key, without the scope, or if they ask too often.
         """
-        principal = self._everyone if self._keys is None else await self._identify(self._keys, token)
+        principal = self._everyone if self._keys is None else await self._let_in(self._keys, token, address)
         if scope not in principal.scopes:
-            detail = f'this API key lacks the scope "{scope}"; it has: {", ".join(sorted(principal.scopes))}'
-            raise Forbidden(detail)
+            held = ", ".join(sorted(principal.scopes)) or "none"
+            raise Forbidden(f'this API key or token lacks the scope "{scope}"; it has: {held}')
         if self._rate_limit is not None and not self._limiter.hit(self._rate_limit, principal.tenant):
-            reset_at = self._limiter.get_window_stats(self._rate_limit, principal.tenant).reset_time
-            retry_after_s = max(1, round(reset_at - time.time()))
-            raise RateLimited(f"more requests than {self._rate_limit}", retry_after_s)
+            raise RateLimited(
+                f"more requests than {self._rate_limit}", self._reset_s(self._rate_limit, principal.tenant)
+            )
+        self._observe(principal.tenant)
         return principal
 
-    async def _identify(self, keys: KeyRing, token: str | None) -> Principal:
-        parts = None if token is None else _TOKEN.fullmatch(token)
+    async def _let_in(self, keys: KeyRing, token: str | None, address: str) -> Principal:
+        if token is None:
+            raise Unauthorized("no API key was sent")
+        limit, origin = self._failure_limit, ("failed login", _origin(address))
+        if limit is not None and not self._limiter.test(limit, *origin) and not self._was_valid(token):
+            raise RateLimited(
+                "too many keys that are not valid, from your address", self._reset_s(limit, *origin)
+            )
+        try:
+            return await self._identify(keys, token)
+        except Unauthorized:
+            if limit is not None:
+                self._limiter.hit(limit, *origin)
+            raise
+
+    async def _identify(self, keys: KeyRing, token: str) -> Principal:
+        if self._issuer is not None and not token.startswith("pace_"):
+            claims = await self._issuer.verify(token)
+            scopes = frozenset(scope for scope in claims.scopes if scope in SCOPES)
+            return Principal(tenant=claims.tenant, scopes=scopes, key_id=None, subject=claims.subject)
+        parts = _TOKEN.fullmatch(token)
         key = None if parts is None else await self._find(keys, parts[1])
         # The hash of a random 256-bit secret needs no salt and no slow hash function.
         given = sha256((parts[2] if parts else "").encode()).hexdigest()
         if key is None or not hmac.compare_digest(given, key.secret_sha256):
-            what = "no API key was sent" if token is None else "the API key is not valid"
-            raise Unauthorized(what)
+            raise Unauthorized("the API key is not valid")
+        if key.expires_at is not None and key.expires_at <= datetime.now(UTC):
+            raise Unauthorized(f"the API key has expired at {key.expires_at.isoformat(timespec='seconds')}")
+        self._note_use(keys, key.id)
         return Principal(tenant=key.tenant, scopes=key.scopes, key_id=key.id)
 
     async def _find(self, keys: KeyRing, key_id: str) -> ApiKey | None:
@@ -96,6 +159,53 @@ class AccessControl:
             key = await self._threads.run(keys.find, key_id)
             self._known[key_id] = (now + self._trust_s, key)
             self._known.move_to_end(key_id)
-            if len(self._known) > 10_000:
+            if len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
         return key
+
+    def forget(self, key_id: str) -> None:
+        """Look a key up again when it is used next: it was revoked."""
+        self._known.pop(key_id, None)
+
+    def _was_valid(self, token: str) -> bool:
+        if self._issuer is not None and self._issuer.knows(token):
+            return True
+        parts = _TOKEN.fullmatch(token)
+        if parts is None:
+            return False
+        _, key = self._known.get(parts[1], (0.0, None))
+        return key is not None and hmac.compare_digest(
+            sha256(parts[2].encode()).hexdigest(), key.secret_sha256
+        )
+
+    def _note_use(self, keys: KeyRing, key_id: str) -> None:
+        now = time.monotonic()
+        if now < self._noted.get(key_id, 0.0):
+            return
+        if len(self._noted) > _MOST_KNOWN:
+            self._noted.clear()
+        self._noted[key_id] = now + _USE_NOTED_S
+        # Nobody waits for it.
+        noting = asyncio.create_task(self._store_use(keys, key_id))
+        self._noting.add(noting)
+        noting.add_done_callback(self._noting.discard)
+
+    async def _store_use(self, keys: KeyRing, key_id: str) -> None:
+        try:
+            await self._threads.run(keys.note_use, key_id)
+        except Exception as error:
+            log.warning("use-not-noted", key=key_id, error=str(error))
+
+    def _reset_s(self, limit: RateLimitItem, *identifiers: str) -> int:
+        reset_at = self._limiter.get_window_stats(limit, *identifiers).reset_time
+        return max(1, round(reset_at - time.time()))
+
+
+def _origin(address: str) -> str:
+    # Whoever has an IPv6 address has at least a /64 of them.
+    try:
+        if ip_address(address).version == 6:
+            return str(ip_network(f"{address}/64", strict=False))
+    except ValueError:
+        pass
+    return address

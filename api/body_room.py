@@ -1,35 +1,50 @@
-"""Room in memory for bodies that are under way: bounded in total, and for each tenant."""
+"""Room for bodies that are under way: bounded in total, and for each tenant."""
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pace.api.errors import QueueFull
+from pace.api.tenants import Tenants
 
 
 class BodyRoom:
-    """Counts the bytes of bodies from their first to when they have been read.
+    """Counts bodies, and their bytes, from their first to when they have been read.
 
     Parameters
     ----------
     most_bytes
-        In total; a tenant alone may have half of it, and one body in any case.
+        In total; one body goes in any case.
+    tenants
+        How many bodies and bytes each tenant may have.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, tenants: Tenants) -> None:
         self._most_bytes = most_bytes
+        self._tenants = tenants
         self._held: Counter[str] = Counter()
+        self._bodies: Counter[str] = Counter()
 
     @contextmanager
     def body(self, tenant: str) -> "Iterator[HeldBody]":
-        """Count a body of a tenant, until the end."""
+        """Count a body of a tenant, until the end.
+
+        Raises
+        ------
+        QueueFull
+            If it has as many under way as it may.
+        """
+        if self._bodies[tenant] >= self._tenants.limits(tenant).max_bodies:
+            raise QueueFull(f"{self._bodies[tenant]} bodies of yours are under way already")
         held = HeldBody(self, tenant)
+        self._bodies[tenant] += 1
         try:
             yield held
         finally:
-            self._held[tenant] -= held.size_bytes
-            if not self._held[tenant]:
-                del self._held[tenant]
+            for counter, count in ((self._held, held.size_bytes), (self._bodies, 1)):
+                counter[tenant] -= count
+                if not counter[tenant]:
+                    del counter[tenant]
 
     def take(self, tenant: str, size_bytes: int, *, already: int) -> None:
         """Count more bytes of a body that has some `already`.
@@ -40,7 +55,7 @@ class BodyRoom:
             If there is no room for them beside the tenant's other bodies, or everyone's.
         """
         others = self._held[tenant] - already
-        if others and self._held[tenant] + size_bytes > self._most_bytes // 2:
+        if others and self._held[tenant] + size_bytes > self._tenants.limits(tenant).max_bodies_bytes:
             raise QueueFull(f"bodies of yours that are under way hold {self._held[tenant]} bytes already")
         if self._held.total() > already and self._held.total() + size_bytes > self._most_bytes:
             raise QueueFull(f"bodies that are under way hold {self._held.total()} bytes already")

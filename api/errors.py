@@ -5,8 +5,9 @@
     Refused
     ├── InvalidRequest         a body or a parameter that is not what the interface asks for
     ├── NotFound               no such resource, or none that this caller may know of
-    ├── Unauthorized           no API key, or one that is not valid
-    ├── Forbidden              the API key's scopes do not allow it
+    ├── Unauthorized           no API key or token, or one that is not valid
+    ├── Forbidden              the scopes of the API key or token do not allow it
+    ├── QuotaExceeded          more than the tenant may have stored
     ├── ForeignHost            a request meant for another host, or sent by another host's page
     ├── UnsupportedMediaType   a body of another type or encoding
     ├── BodyTimeout            a body that does not arrive in time
@@ -22,8 +23,11 @@
     ├── WorkerDied             a worker process that ended before it answered
     ├── WorkerFailed           a worker's error that nobody foresaw
     ├── ExecutorMismatch       a cluster whose workers cannot do the service's tasks
+    ├── IssuerUnavailable      an issuer of tokens whose keys are not known and cannot be fetched
     ├── NotInstalled           something that is not installed with this service
+    ├── SpoolFull              no room on the disk for a large body
     ├── StorageTimeout         a database that does not answer in time
+    ├── SchemaTooNew           a database of a newer version, on which this one does not work
     ├── ResultDeleted          a result that was deleted while its request was answered
     └── ServiceStopping        the service is being stopped
 
@@ -52,6 +56,10 @@ class Unauthorized(Refused):
 
 class Forbidden(Refused):
     """The API key's scopes do not allow it."""
+
+
+class QuotaExceeded(Refused):
+    """More than the tenant may have stored."""
 
 
 class ForeignHost(Refused):
@@ -132,12 +140,24 @@ class ExecutorMismatch(Refused):
     """A cluster whose workers cannot do the service's tasks."""
 
 
+class IssuerUnavailable(Refused):
+    """An issuer of tokens whose keys are not known and cannot be fetched."""
+
+
 class NotInstalled(Refused):
     """Something that is not installed with this service."""
 
 
+class SpoolFull(Refused):
+    """No room on the disk for a large body."""
+
+
 class StorageTimeout(Refused):
     """A database that does not answer in time."""
+
+
+class SchemaTooNew(Refused):
+    """A database of a newer version, on which this one does not work."""
 
 
 class ResultDeleted(Refused):

@@ -2,20 +2,65 @@
 
 import asyncio
 import math
+import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pace.version import __version__
 
 _LATENCIES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _SIZES = (10, 100, 1_000, 10_000, 100_000)
 
 
 class Metrics:
-    """The service's metrics, in a registry of their own."""
+    """The service's metrics, in a registry of their own.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    num_tenants
+        How many tenants have metrics of their own; what the others do is counted together.
+    """
+
+    def __init__(self, num_tenants: int = 0) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.tenants = TenantMetrics(self.registry, num_tenants)
+        build = Gauge(
+            "pace_build_info", "Which build this is; always 1", ["version", "python"], registry=self.registry
+        )
+        build.labels(__version__, platform.python_version()).set(1)
+        self._waits = Histogram(
+            "pace_queue_wait_seconds",
+            "Time from when a task was accepted to when it was begun",
+            ["kind"],
+            buckets=_LATENCIES_S,
+            registry=self.registry,
+        )
+        self._turns = Histogram(
+            "pace_turn_wait_seconds",
+            "Time that a body or a computation waited for a process",
+            ["work"],
+            buckets=_LATENCIES_S,
+            registry=self.registry,
+        )
+        database = Histogram(
+            "pace_database_seconds",
+            "Time of one call of the database, from its first statement to its commit",
+            buckets=_LATENCIES_S,
+            registry=self.registry,
+        )
+        self.observe_database = database.observe
         self._requests = Histogram(
             "pace_request_seconds",
             "Time to answer",
@@ -78,6 +123,15 @@ class Metrics:
             child = self._children[labels] = self._requests.labels(method, route, str(status))
         child.observe(seconds)
 
+    def observe_wait(self, kind: str, seconds: float) -> None:
+        """Count a task that was begun after so long."""
+        self._waits.labels(kind).observe(seconds)
+
+    def turn_observer(self, work: str) -> Callable[[float], None]:
+        """Return what is to be told how long work of a name waited for a process."""
+        observe: Callable[[float], None] = self._turns.labels(work).observe
+        return observe
+
     def observe_what_if(self, num_gradients: int, seconds: float) -> None:  # noqa: ARG002  # as for a solve
         """Count a what-if; its time follows from its grid, not from the profile's size."""
         self._what_ifs.observe(seconds)
@@ -111,6 +165,18 @@ class Metrics:
 
         Gauge(name, description, registry=self.registry).set_function(read_safely)
 
+    def family(
+        self,
+        name: str,
+        description: str,
+        label: str,
+        read: Callable[[], Mapping[str, float]],
+        *,
+        counts: bool = False,
+    ) -> None:
+        """Add values that are read at every scrape, by a label; `counts` if none ever falls."""
+        self.registry.register(_Family(name, description, label, read, counts))
+
     async def watch_event_loop(self, every_s: float = 0.02) -> None:
         """Measure, for ever, how late the event loop gets to what is due."""
         while True:
@@ -123,3 +189,89 @@ class Metrics:
         self._lag.set(self._longest_lag_s)
         self._longest_lag_s = 0.0
         return generate_latest(self.registry)
+
+
+class TenantMetrics:
+    """What single tenants use. Their names are for who may read the metrics, so it is off by default.
+
+    Parameters
+    ----------
+    num_tenants
+        The first so many that are seen have a label of their own, the rest are "other"; 0 for no metrics.
+    """
+
+    def __init__(self, registry: CollectorRegistry, num_tenants: int) -> None:
+        self._num_tenants = num_tenants
+        self._named: set[str] = set()
+        if not num_tenants:
+            return
+        self._requests = Counter("pace_tenant_requests", "Requests let in", ["tenant"], registry=registry)
+        self._work = Counter(
+            "pace_tenant_work_seconds", "Time of workers", ["tenant", "kind"], registry=registry
+        )
+        self._bodies = Counter("pace_tenant_body_bytes", "Bytes of bodies", ["tenant"], registry=registry)
+        self._tasks = Gauge(
+            "pace_tenant_tasks",
+            "Tasks that wait or run, in the database",
+            ["tenant", "state"],
+            registry=registry,
+        )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there are any."""
+        return self._num_tenants > 0
+
+    def count_request(self, tenant: str) -> None:
+        """Count a request that was let in."""
+        if self.wanted:
+            self._requests.labels(self._label(tenant)).inc()
+
+    def count_work(self, tenant: str, kind: str, seconds: float) -> None:
+        """Count the time that a worker was busy for a tenant."""
+        if self.wanted:
+            self._work.labels(self._label(tenant), kind).inc(seconds)
+
+    def count_body(self, tenant: str, size_bytes: int) -> None:
+        """Count a body that arrived."""
+        if self.wanted:
+            self._bodies.labels(self._label(tenant)).inc(size_bytes)
+
+    def set_tasks(self, live: Mapping[tuple[str, str], int]) -> None:
+        """Note how many tasks there are now, by tenant and state."""
+        if self.wanted:
+            self._tasks.clear()
+            for (tenant, state), count in live.items():
+                self._tasks.labels(self._label(tenant), state).inc(count)
+
+    def _label(self, tenant: str) -> str:
+        if tenant not in self._named:
+            if len(self._named) >= self._num_tenants:
+                return "other"
+            self._named.add(tenant)
+        return tenant
+
+
+class _Family(Collector):
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        label: str,
+        read: Callable[[], Mapping[str, float]],
+        counts: bool,
+    ) -> None:
+        self._name = name
+        self._description = description
+        self._label = label
+        self._read = read
+        self._kind = CounterMetricFamily if counts else GaugeMetricFamily
+
+    def describe(self) -> Iterator[Metric]:
+        yield self._kind(self._name, self._description, labels=[self._label])
+
+    def collect(self) -> Iterator[Metric]:
+        family = self._kind(self._name, self._description, labels=[self._label])
+        for value, number in self._read().items():
+            family.add_metric([value], number)
+        yield family

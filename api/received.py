@@ -182,5 +182,13 @@ class ReceivedFabricRun:
 AnyReceivedTask = ReceivedRequest | ReceivedWhatIf | ReceivedPrediction | ReceivedFabricRun
 
 
+def document_bytes(received: AnyReceivedTask) -> int:
+    """Return how long the document is that a request brings along, as it is stored."""
+    match received:
+        case ReceivedRequest() | ReceivedWhatIf():
+            return 0 if received.profile is None else len(received.profile.document)
+    return len(received.document)
+
+
 def _hash(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

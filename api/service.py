@@ -2,10 +2,11 @@
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import structlog
 
@@ -20,6 +21,7 @@ from pace.api.storage.fabric_run_store import FabricRunStore
 from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.prediction_store import PredictionStore
+from pace.api.storage.quota import StorageQuota
 from pace.api.storage.retention import prune, vacuum
 from pace.api.storage.store import ResourceStore
 from pace.api.storage.threads import DatabaseThreads
@@ -35,6 +37,9 @@ from pace.api.workers.body_reader import BodyReader
 from pace.api.workers.fair_turns import FairTurns
 from pace.api.workers.functions import ReadLimits
 from pace.api.workers.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from pace.api.oidc import OidcIssuer
 
 log = structlog.get_logger(__name__)
 
@@ -55,41 +60,56 @@ class Service:
         self.metrics = metrics
         self.spans = spans
         self.database = Database(settings.parsed_database_url)
-        self.database_threads = DatabaseThreads(settings.database_timeout_s)
-        self.store = ResourceStore(self.database)
+        self.database_threads = DatabaseThreads(settings.database_timeout_s, metrics.observe_database)
+        tenants = settings.tenants
+        quota = StorageQuota(tenants)
+        self.store = ResourceStore(self.database, quota)
         self.what_ifs = WhatIfStore(self.database)
         self.fabric_runs = FabricRunStore(self.database)
         self.predictions = PredictionStore(self.database)
+        self.keys = KeyRing(self.database)
         self.access = AccessControl(
-            KeyRing(self.database) if settings.needs_keys else None,
+            self.keys if settings.needs_keys else None,
             settings.rate_limit,
             self.database_threads,
+            issuer=_issuer(settings),
+            failure_limit=settings.login_failures,
+            observe=metrics.tenants.count_request,
         )
         self.tasks = TaskQueue(
             self.database,
             max_queued=settings.max_queued,
-            max_queued_per_tenant=settings.max_queued_per_tenant,
+            tenants=tenants,
             lease_s=settings.lease_s,
             max_attempts=settings.max_attempts,
+            quota=quota,
         )
         self.readers = WorkerPool("reading the body", settings.reader_processes, settings.read_memory_bytes)
         self.executors = make_executors(settings)
         # Started by its first request: many services never draw or simulate.
         self.computers = WorkerPool("the computation", _NUM_COMPUTERS, settings.solve_memory_bytes)
-        self._turns = FairTurns("computations", _NUM_COMPUTERS, settings.max_computing)
+        self._turns = FairTurns(
+            "computations",
+            _NUM_COMPUTERS,
+            settings.max_computing,
+            tenants.weight,
+            metrics.turn_observer("computation"),
+        )
         limits = ReadLimits(
             max_bytes=settings.max_decoded_bytes,
             max_ops=settings.max_ops,
             max_gradients=settings.max_gradients,
             max_cells=settings.max_cells,
         )
-        self.body_room = BodyRoom(settings.max_bodies_bytes)
+        self.body_room = BodyRoom(settings.max_bodies_bytes, tenants)
         self.body_reader = BodyReader(
             self.readers,
             limits,
             max_waiting=settings.max_reading,
             timeout_s=settings.read_timeout_s,
             memory_bytes=settings.answer_cache_bytes,
+            weight=tenants.weight,
+            observe=metrics.turn_observer("body"),
         )
         self.dispatcher = Dispatcher(
             self.tasks,
@@ -101,11 +121,35 @@ class Service:
             watches=Watches(self.tasks, self.database_threads),
         )
         self._num_queued = math.nan
+        self._queued_by_kind: dict[str, float] = {}
         self._drained_at: float | None = None
         self._accepting: dict[tuple[str | None, ...], asyncio.Task[Submitted]] = {}
         metrics.gauge("pace_tasks_queued", "Tasks that wait, of all tenants", lambda: self._num_queued)
         metrics.gauge("pace_tasks_running", "Tasks in this process", lambda: self.dispatcher.num_running)
         metrics.gauge("pace_solvers_alive", "Solver processes", lambda: self.executors["schedule"].num_alive)
+        metrics.gauge("pace_database_waiting", "Calls under way", lambda: self.database_threads.num_waiting)
+        pools: list[tuple[str, object]] = [("reader", self.readers), ("computer", self.computers)]
+        pools += self.executors.items()
+        local = {name: pool for name, pool in pools if isinstance(pool, WorkerPool)}
+        metrics.family(
+            "pace_worker_restarts",
+            "Worker processes that had to be replaced",
+            "pool",
+            lambda: {name: pool.num_restarts for name, pool in local.items()},
+            counts=True,
+        )
+        metrics.family(
+            "pace_workers_memory_bytes",
+            "Resident memory of the worker processes",
+            "pool",
+            lambda: {name: pool.memory_bytes for name, pool in local.items()},
+        )
+        metrics.family(
+            "pace_kind_queued",
+            "Tasks that wait, of all tenants, by kind",
+            "kind",
+            lambda: self._queued_by_kind,
+        )
         metrics.gauge("pace_readers_alive", "Reader processes", lambda: self.readers.num_alive)
 
     async def start(self) -> None:
@@ -152,10 +196,18 @@ class Service:
         """Count the tasks that wait, for the metrics; they can be read also if that takes too long."""
         try:
             async with asyncio.timeout(_COUNT_TIMEOUT_S):
-                self._num_queued = await self.in_database(self.tasks.num_queued)
+                live = await self.in_database(self.tasks.count_live)
+            by_kind: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+            by_tenant = Counter[tuple[str, str]]()
+            for (tenant, kind, state), count in live.items():
+                by_tenant[tenant, state] += count
+                if state == "queued":
+                    by_kind[kind] = by_kind.get(kind, 0.0) + count
+            self._num_queued, self._queued_by_kind = sum(by_kind.values()), by_kind
+            self.metrics.tenants.set_tasks(by_tenant)
         except Exception:
             # A scrape must work above all when something else does not.
-            self._num_queued = math.nan
+            self._num_queued, self._queued_by_kind = math.nan, dict.fromkeys(KINDS, math.nan)
 
     async def _prune_hourly(self) -> None:
         while True:
@@ -191,11 +243,14 @@ class Service:
     async def _accept(self, tenant: str, received: AnyReceivedTask) -> Submitted:
         with self.dispatcher.place(received.kind) as free:
             submitted = await self.database_threads.run_to_the_end(
-                self.tasks.submit, tenant, received, claim=free
+                self.tasks.submit,
+                tenant,
+                received,
+                claim=free,
+                request_id=structlog.contextvars.get_contextvars().get("request_id"),
             )
             if submitted.task_id is not None:
                 self.spans.remember(submitted.task_id)
-                self.dispatcher.remember_request(submitted.task_id)
             if submitted.claimed is not None:
                 self.dispatcher.begin(submitted.claimed)
             else:
@@ -218,3 +273,17 @@ class Service:
                 function, *arguments, timeout_s=self.settings.solve_timeout_s, attempts=3
             )
         return result
+
+
+def _issuer(settings: Settings) -> "OidcIssuer | None":
+    if not settings.oidc_issuer:
+        return None
+    from pace.api.oidc import OidcIssuer
+
+    return OidcIssuer(
+        settings.oidc_issuer,
+        settings.oidc_audience,
+        tenant_claim=settings.oidc_tenant_claim,
+        scopes_claim=settings.oidc_scopes_claim,
+        scope_prefix=settings.oidc_scope_prefix,
+    )

@@ -1,17 +1,22 @@
 """The service's settings. The environment is read here and nowhere else in the service."""
 
 import difflib
+import importlib.util
 import os
+from dataclasses import replace
 from functools import cached_property
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from limits import parse
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from pace.api.tenants import TenantLimits, Tenants, read_entries
 from pace.errors import InvalidOptions
 
 Count = Annotated[int, Field(ge=1)]
@@ -77,6 +82,14 @@ class Settings(BaseSettings):
     auth
         "required": every request needs an API key. "auto": not on loopback, where all requests are of
         the tenant "default".
+    login_failures
+        How often an address may send keys or tokens that are not valid; empty for no limit.
+    audit
+        "writes": the audit log has what was changed. "all": also what was read, and who was not let in.
+    oidc_issuer, oidc_audience
+        Tokens of this OpenID Connect issuer for this audience are valid besides API keys; empty for none.
+    oidc_tenant_claim, oidc_scopes_claim, oidc_scope_prefix
+        Which claims name a token's tenant and scopes, and what the service's scopes begin with there.
     rate_limit
         How often a tenant may ask, in this process; empty for no limit.
     trusted_proxies
@@ -86,8 +99,20 @@ class Settings(BaseSettings):
         keys, those of loopback are always among them; with keys, empty allows all.
     max_body_bytes, max_decoded_bytes
         Largest request body as sent, and after decompression; larger is answered 413.
+    spool_folder
+        Where bodies of more than a mebibyte are kept while they arrive; empty for the system's place.
     max_bodies_bytes
         Of bodies that are under way or wait to be parsed, half as many of one tenant; more are answered 429.
+    max_bodies_per_tenant
+        Bodies of one tenant that are under way or wait to be parsed; more are answered 429.
+    max_stored_per_tenant_bytes
+        What one tenant may have stored; 0 for no limit; more is answered 403.
+    max_running_per_tenant
+        Tasks of one tenant that run at once; the others wait.
+    max_cells_per_tenant
+        Simulations in what-ifs and predictions of one tenant that wait or run; more are answered 429.
+    tenants_file
+        JSON file with limits and weights of single tenants, see ``TenantEntry``; empty for none.
     header_timeout_s, body_timeout_s
         In which the head and the body of a request must arrive; one that takes longer is answered 408.
     max_ops, max_gradients
@@ -123,6 +148,8 @@ class Settings(BaseSettings):
         A task whose processes died this often is given up.
     drain_s
         How long a stopping service lets running solves and open requests end.
+    metrics_tenants
+        How many tenants have metrics of their own, under their names; 0 for none, as /metrics needs no key.
     retention_days
         Schedules that no POST asked for in this time are deleted, and reports and tasks that old; 0
         keeps everything.
@@ -135,11 +162,24 @@ class Settings(BaseSettings):
     database_url: str = "sqlite:///pace.db"
     database_timeout_s: Duration = 10.0
     auth: Literal["auto", "required"] = "auto"
+    login_failures: str = "60/minute"
+    audit: Literal["writes", "all"] = "writes"
+    oidc_issuer: str = ""
+    oidc_audience: Annotated[str, Field(validate_default=True)] = ""
+    oidc_tenant_claim: Annotated[str, Field(min_length=1)] = "tenant"
+    oidc_scopes_claim: Annotated[str, Field(min_length=1)] = "scope"
+    oidc_scope_prefix: str = ""
     rate_limit: str = "60000/minute"
     trusted_proxies: str = ""
     allowed_hosts: str = ""
     max_body_bytes: Bytes = 64 * MIB
+    spool_folder: str = ""
     max_bodies_bytes: Bytes = 512 * MIB
+    max_bodies_per_tenant: Count = 2000
+    max_stored_per_tenant_bytes: Annotated[int, Field(ge=0)] = 10_240 * MIB
+    max_running_per_tenant: Count = 100
+    max_cells_per_tenant: Count = 200_000
+    tenants_file: str = ""
     max_decoded_bytes: Bytes = 256 * MIB
     header_timeout_s: Duration = 10.0
     body_timeout_s: Duration = 60.0
@@ -163,6 +203,7 @@ class Settings(BaseSettings):
     lease_s: Duration = 10.0
     max_attempts: Count = 3
     drain_s: Duration = 20.0
+    metrics_tenants: Annotated[int, Field(ge=0, le=10_000)] = 0
     retention_days: Annotated[float, Field(ge=0, le=100_000)] = 0.0
 
     @field_validator("database_url")
@@ -176,7 +217,7 @@ class Settings(BaseSettings):
             raise ValueError("give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
         return value
 
-    @field_validator("rate_limit")
+    @field_validator("rate_limit", "login_failures")
     @classmethod
     def _known_rate(cls, value: str) -> str:
         if value:
@@ -185,6 +226,56 @@ class Settings(BaseSettings):
             except ValueError:
                 raise ValueError('give a rate such as "6000/minute", or nothing') from None
         return value
+
+    @field_validator("spool_folder")
+    @classmethod
+    def _writable_folder(cls, value: str) -> str:
+        if value and not os.access(value, os.W_OK | os.X_OK):
+            raise ValueError("is no folder that can be written to")
+        return value
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _safe_issuer(cls, value: str) -> str:
+        if value:
+            url = urlsplit(value)
+            local = url.hostname in ("localhost", "127.0.0.1", "::1")
+            if not url.hostname or (url.scheme != "https" and not (url.scheme == "http" and local)):
+                raise ValueError("give an https URL")
+            if importlib.util.find_spec("jwt") is None:
+                raise ValueError("needs PyJWT: pip install 'pace[oidc]'")
+        return value
+
+    @field_validator("oidc_audience")
+    @classmethod
+    def _with_audience(cls, value: str, info: ValidationInfo) -> str:
+        if info.data.get("oidc_issuer") and not value:
+            raise ValueError("PACE_OIDC_ISSUER needs it: other services' tokens would be valid here")
+        return value
+
+    @field_validator("tenants_file")
+    @classmethod
+    def _known_tenants(cls, value: str) -> str:
+        if value:
+            read_entries(Path(value))
+        return value
+
+    @cached_property
+    def tenants(self) -> Tenants:
+        """What each tenant may use; the file is read once."""
+        others = TenantLimits(
+            max_stored_bytes=self.max_stored_per_tenant_bytes,
+            max_bodies=self.max_bodies_per_tenant,
+            max_bodies_bytes=max(1, self.max_bodies_bytes // 2),
+            max_queued=self.max_queued_per_tenant,
+            max_running=self.max_running_per_tenant,
+            max_cells=self.max_cells_per_tenant,
+        )
+        entries = read_entries(Path(self.tenants_file)) if self.tenants_file else {}
+        named = {
+            name: replace(others, **entry.model_dump(exclude_none=True)) for name, entry in entries.items()
+        }
+        return Tenants(others, named)
 
     @property
     def needs_keys(self) -> bool:

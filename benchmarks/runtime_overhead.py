@@ -42,6 +42,7 @@ class NoTransport:
     sequencing: Sequencing = "decision"
     hand_over_s = 0.0
     num_servers = 0
+    pushed: frozenset[str] | None = None
     peers: Peers | None = None
     device: Device | None = None
 
@@ -55,8 +56,11 @@ class NoTransport:
         """Do nothing."""
         done(None)
 
-    def prepare(self, calls: Sequence[SegmentCall]) -> None:
+    def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
         """Nothing to prepare."""
+
+    def measure_exchange(self, size_bytes: int) -> None:
+        """Nothing is pushed."""
 
     def decide(self, segment: int | None) -> int:
         """Choose what rank 0 chose."""

@@ -12,6 +12,8 @@ What is exported here is loaded when it is first used. Where the rest is:
 
 - ``pace.runtime.torch``, ``pace.runtime.horovod``: optimizers that train by a schedule.
 - ``pace.documents``: profiles, schedules, options, costs of all-reduces.
+- ``pace.sharding``: schedules in two halves, for clipping by the global norm and for sharded optimizer state;
+  ``best_schedule`` chooses between these and all-reduces.
 - ``pace.allreduce``: fusion, bounds, segments; what to pass to DDP and to Horovod (``frameworks``).
 - ``pace.simulation``, ``pace.whatif``: policies of the field; other networks and scales.
 - ``pace.throughput``: how many workers are worth having, for training with parameter servers.
@@ -57,12 +59,14 @@ if TYPE_CHECKING:
     from pace.formats.pipedream import read_pipedream
     from pace.formats.shaped_steps import read_execution_trace_profile
     from pace.formats.tf_run_metadata import read_tf_run_metadata
+    from pace.schedule_choice import best_schedule
     from pace.simulation import POLICIES, make_policy, simulate
     from pace.throughput import predict, steps_from_profile
     from pace.whatif import Grid, what_if
 
 _HOMES = {
     "pace.allreduce.optimize": ("optimize",),
+    "pace.schedule_choice": ("best_schedule",),
     "pace.checker": ("check",),
     "pace.documents.throughput.fleet": ("Fleet",),
     "pace.documents.options": ("Options",),
@@ -108,6 +112,7 @@ __all__ = [
     "StepsDocument",
     "ThroughputPrediction",
     "__version__",
+    "best_schedule",
     "check",
     "fit_cost",
     "load_profile",

@@ -63,10 +63,65 @@ def two_level(workers: int, workers_per_node: int, intra: Link, inter: Link) -> 
     local = min(workers_per_node, workers)
     if workers % local:
         raise ValueError(f"{workers} workers do not fill nodes of {local}")
-    lines = [curve.line for curve in (ring(local, intra), ring(workers // local, inter))]
+    return _sum(ring(local, intra), ring(workers // local, inter))
+
+
+def halved(curve: CostCurve) -> CostCurve:
+    """Return half of a curve: what each half of an all-reduce costs where nothing tells them apart."""
+    return CostCurve(
+        sizes_bytes=curve.sizes_bytes,
+        durations_s=tuple(seconds / 2 for seconds in curve.durations_s),
+        slope_beyond=curve.slope_beyond / 2,
+    )
+
+
+def ring_halves(workers: int, link: Link) -> tuple[CostCurve, CostCurve]:
+    """Ring reduce-scatter and all-gather: n - 1 messages and (n-1)/n of the buffer each; the first adds."""
+    messages, sent = ring_factors(workers)
+    return (
+        _curve(workers, link, messages / 2, sent / 2, sent / 2),
+        _curve(workers, link, messages / 2, sent / 2, 0),
+    )
+
+
+def halving_doubling_halves(workers: int, link: Link) -> tuple[CostCurve, CostCurve]:
+    """Recursive halving, and recursive doubling; workers beyond a power of two are folded in, and out."""
+    rounds = workers.bit_length() - 1
+    power = 1 << rounds
+    folded = 0 if power == workers else 1
+    sent = (power - 1) / power + folded
+    return (
+        _curve(workers, link, rounds + folded, sent, sent),
+        _curve(workers, link, rounds + folded, sent, 0),
+    )
+
+
+def tree_halves(workers: int, link: Link) -> tuple[CostCurve, CostCurve]:
+    """Binary tree: reduce to the root, then scatter; gather at the root, then broadcast.
+
+    A scatter or gather over a binomial tree takes ceil(lg n) messages and (n-1)/n of the buffer (Thakur,
+    Rabenseifner, Gropp 2005, section 3), so the halves cost more together than the tree's all-reduce.
+    """
+    depth = math.ceil(math.log2(workers))
+    sent = depth + (workers - 1) / workers
+    return _curve(workers, link, 2 * depth, sent, depth), _curve(workers, link, 2 * depth, sent, 0)
+
+
+def two_level_halves(
+    workers: int, workers_per_node: int, intra: Link, inter: Link
+) -> tuple[CostCurve, CostCurve]:
+    """Halves of a ring inside each node and of one between nodes; ValueError as ``two_level`` raises it."""
+    local = min(workers_per_node, workers)
+    if workers % local:
+        raise ValueError(f"{workers} workers do not fill nodes of {local}")
+    inside, between = ring_halves(local, intra), ring_halves(workers // local, inter)
+    return _sum(inside[0], between[0]), _sum(inside[1], between[1])
+
+
+def _sum(first: CostCurve, second: CostCurve) -> CostCurve:
+    lines = [curve.line for curve in (first, second)]
     return CostCurve.affine(
-        sum(line.latency_s for line in lines if line),
-        sum(line.seconds_per_byte for line in lines if line),
+        sum(line.latency_s for line in lines if line), sum(line.seconds_per_byte for line in lines if line)
     )
 
 

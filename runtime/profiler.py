@@ -27,6 +27,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from pace.documents.collective_costs import AllReduce
+from pace.documents.half_costs import HalfCost
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.runtime.capture.allreduce_cost import (
@@ -131,7 +132,14 @@ class Capture:
         return self._recorder.report
 
     def profile(
-        self, name: str, *, workers: int, allreduce: AllReduce, metadata: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        *,
+        workers: int,
+        allreduce: AllReduce,
+        reduce_scatter: HalfCost | None = None,
+        all_gather: HalfCost | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Profile:
         """Build the profile.
 
@@ -143,6 +151,8 @@ class Capture:
             How many workers will train.
         allreduce
             What an all-reduce between them costs; see ``measure_allreduce``.
+        reduce_scatter, all_gather
+            What its halves cost, where they were measured; see ``torch_network``.
         metadata
             Added to what is recorded about the capture itself.
 
@@ -153,9 +163,19 @@ class Capture:
 
         Notes
         -----
+        The profile's `update` says whether the loop looked at all gradients before the optimizer's step in
+        the last iteration of the warm-up, as clipping by the global norm and a GradScaler do.
+
         Logs a warning when the profile's compute time is more than 10 % off the plain iterations.
         """
-        profile = self._recorder.profile(name, workers=workers, allreduce=allreduce, metadata=metadata)
+        profile = self._recorder.profile(
+            name,
+            workers=workers,
+            allreduce=allreduce,
+            reduce_scatter=reduce_scatter,
+            all_gather=all_gather,
+            metadata=metadata,
+        )
         warn_if_inexact(profile)
         return profile
 

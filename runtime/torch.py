@@ -1,6 +1,7 @@
 """DistributedOptimizer for jobs that use torch.distributed."""
 
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,10 +30,11 @@ from pace.runtime.parameter_server.options import (
     ServerOptions,
     Servers,
     Stale,
+    pushed_gradients,
     read_options,
 )
 from pace.runtime.parameter_server.streams import NOTSENT_BYTES
-from pace.runtime.parameter_server.transport import PushPullTransport
+from pace.runtime.parameter_server.transport import MixedTransport, PushPullTransport
 from pace.runtime.replanning import Replanning
 from pace.runtime.transports.compression import Compression
 from pace.runtime.transports.cuda import CudaTransport
@@ -42,7 +44,7 @@ from pace.runtime.transports.transport import Order
 
 __all__ = ["AsynchronousOptimizer", "DistributedOptimizer", "Stale"]
 
-Backend = Literal["allreduce", "ps"]
+Backend = Literal["allreduce", "ps", "mixed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +72,13 @@ class _Arguments:
     deterministic: bool = False
     pacing_bytes_per_s: float | None = None
     ssl_context: ssl.SSLContext | None = None
+    pushed: Sequence[str] | None = None
 
     def connect(self, model: nn.Module) -> GlooTransport:
         """Open the transport; every rank alike."""
         device = device_of(model)
         waiting_s = connecting_timeout_s(self.timeout_s)
-        if self.backend == "ps":
+        if self.backend in ("ps", "mixed"):
             return self.connect_to_servers(model)
         if device is None:
             return GlooTransport(timeout_s=waiting_s, process_group=self.process_group)
@@ -84,7 +87,8 @@ class _Arguments:
     def connect_to_servers(self, model: nn.Module) -> PushPullTransport:
         """Open a transport to parameter servers; every rank alike."""
         credit = self.credit_bytes
-        return PushPullTransport(
+        kind = MixedTransport if self.backend == "mixed" else PushPullTransport
+        return kind(
             lambda: self._exchange_options(model),
             timeout_s=connecting_timeout_s(self.timeout_s),
             process_group=self.process_group,
@@ -92,16 +96,19 @@ class _Arguments:
         )
 
     def _exchange_options(self, model: nn.Module) -> ServerOptions:
-        require_one_of("backend", self.backend, ("allreduce", "ps"))
-        if self.backend != "ps":
-            self._refuse_for_allreduce()
+        self._check_backend()
         if self.consistency not in ("sync", "async") and not isinstance(self.consistency, Stale):
             raise InvalidOptions(
                 f"consistency is {self.consistency!r}; 'sync', 'async' or Stale(k) is needed"
             )
+        if self.backend == "mixed" and self.consistency != "sync":
+            raise InvalidOptions(
+                "backend is 'mixed', where all-reduces wait for all: consistency must be 'sync'"
+            )
         if device_of(model) is not None:
             raise InvalidOptions(
-                "backend is 'ps' and the model is on a GPU: parameter servers sum in the host's memory"
+                f"backend is {self.backend!r} and the model is on a GPU: parameter servers sum in the host's"
+                " memory"
             )
         if self.credit_bytes is not None:
             require_whole("credit_bytes", self.credit_bytes, least=1)
@@ -111,7 +118,15 @@ class _Arguments:
             deterministic=self.deterministic,
             pacing_bytes_per_s=self.pacing_bytes_per_s,
             ssl_context=self.ssl_context,
+            pushed=pushed_gradients(model, self.pushed) if self.backend == "mixed" else None,
         )
+
+    def _check_backend(self) -> None:
+        require_one_of("backend", self.backend, ("allreduce", "ps", "mixed"))
+        if self.backend == "allreduce":
+            self._refuse_for_allreduce()
+        if self.backend != "mixed" and self.pushed is not None:
+            raise InvalidOptions("pushed: give backend='mixed' as well")
 
     def _refuse_for_allreduce(self) -> None:
         given = {
@@ -130,9 +145,7 @@ class _Arguments:
         """Return what checks the arguments that all transports have."""
 
         def prepare() -> tuple[WrapperOptions, PlanSource]:
-            require_one_of("backend", self.backend, ("allreduce", "ps"))
-            if self.backend != "ps":
-                self._refuse_for_allreduce()
+            self._check_backend()
             options = WrapperOptions(
                 mode=self.mode,
                 order=self.order,
@@ -201,7 +214,8 @@ class DistributedOptimizer(WrappedOptimizer):
         Whether rank 0's parameters and buffers replace those of other ranks where they differ, once, as in
         DistributedDataParallel; otherwise a difference is an error.
     backend
-        "allreduce": ranks sum gradients among themselves. "ps": parameter servers do.
+        "allreduce": ranks sum gradients among themselves. "ps": parameter servers do. "mixed": parameter
+        servers sum those that `pushed` names, and the others are all-reduced.
     servers
         "colocated" runs a parameter server in every rank; else HOST:PORT of each, where ``pace ps serve``
         listens. PACE_PS_SERVERS by default, and "colocated" without it.
@@ -215,9 +229,13 @@ class DistributedOptimizer(WrappedOptimizer):
         Servers add in the order of ranks, so that repeated runs have equal bits. Costs memory on servers.
     pacing_bytes_per_s
         How fast either end of a connection to a server sends; best the smaller one of a worker's rate
-        divided by the number of servers and a server's divided by the number of workers.
+        divided by the number of servers and a server's divided by the number of workers. By default what a
+        schedule of push and pull says; ``math.inf`` for no limit.
     ssl_context
         TLS for connections to servers that are not colocated.
+    pushed
+        With "mixed": names of gradients, or patterns as in "embedding.*"; the weights of all ``nn.Embedding``
+        by default.
 
     Raises
     ------
@@ -269,6 +287,7 @@ class DistributedOptimizer(WrappedOptimizer):
         deterministic: bool = False,
         pacing_bytes_per_s: float | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        pushed: Sequence[str] | None = None,
     ) -> None:
         arguments = _Arguments(
             schedule=schedule,
@@ -292,6 +311,7 @@ class DistributedOptimizer(WrappedOptimizer):
             deterministic=deterministic,
             pacing_bytes_per_s=pacing_bytes_per_s,
             ssl_context=ssl_context,
+            pushed=pushed,
         )
         transport = arguments.connect(model)
         with released_on_failure(transport):

@@ -18,6 +18,7 @@ from pace.api.http.openapi import describe
 from pace.api.http.routes import (
     fabric_runs,
     health,
+    keys,
     predictions,
     profiles,
     reports,
@@ -41,7 +42,7 @@ log = structlog.get_logger(__name__)
 
 def create_app(settings: Settings) -> FastAPI:
     """Build the application; it starts its parts with the server and stops them with it."""
-    metrics = Metrics()
+    metrics = Metrics(settings.metrics_tenants)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -76,6 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
         transfer_plans,
         fabric_runs,
         reports,
+        keys,
     ):
         app.include_router(routes.router)
     for kind in (PaceError, HTTPException, RequestValidationError):

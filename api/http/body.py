@@ -10,6 +10,7 @@ from starlette.requests import Request
 from pace.api.body_room import HeldBody
 from pace.api.errors import BodyTimeout, ContentTooLarge, InvalidRequest, UnsupportedMediaType
 from pace.api.service import Service
+from pace.api.spool import BodySpool
 from pace.api.workers.body_reader import Received
 from pace.api.workers.functions import ReadLimits
 from pace.documents.base import explain
@@ -21,11 +22,14 @@ D = TypeVar("D", bound=BaseModel)
 
 async def receive_small(request: Request, document: type[D]) -> D:
     """Return a document that is never large enough to need a reader process."""
-    body, gzipped = await receive_body(request, MAX_SMALL_BYTES)
+    with BodySpool() as spool:
+        gzipped = await receive_body(request, MAX_SMALL_BYTES, spool)
+        body = spool.take()
     if gzipped:
         raise UnsupportedMediaType("too small a body to be compressed")
+    assert isinstance(body.content, bytes)
     try:
-        return document.model_validate_json(body, strict=True)
+        return document.model_validate_json(body.content, strict=True)
     except ValidationError as error:
         raise InvalidRequest(explain(error)) from None
 
@@ -43,13 +47,17 @@ async def read_body(
         As ``receive_body``, and what the function raises.
     """
     service: Service = request.app.state.service
-    with service.body_room.body(tenant) as held:
-        body, gzipped = await receive_body(request, service.settings.max_body_bytes, held)
+    with service.body_room.body(tenant) as held, BodySpool(service.settings.spool_folder) as spool:
+        gzipped = await receive_body(request, service.settings.max_body_bytes, spool, held)
+        body = spool.take()
+        service.metrics.tenants.count_body(tenant, body.size_bytes)
         return await service.body_reader.read(function, body, gzipped, tenant)
 
 
-async def receive_body(request: Request, max_bytes: int, held: HeldBody | None = None) -> tuple[bytes, bool]:
-    """Return the body as sent, and whether it is compressed by gzip; `held` counts its bytes.
+async def receive_body(
+    request: Request, max_bytes: int, spool: BodySpool, held: HeldBody | None = None
+) -> bool:
+    """Put the body as sent into a spool; return whether it is compressed by gzip. `held` counts its bytes.
 
     Raises
     ------
@@ -59,6 +67,8 @@ async def receive_body(request: Request, max_bytes: int, held: HeldBody | None =
         As soon as more than `max_bytes` are announced or arrive.
     UnsupportedMediaType
         If it is not JSON, or encoded in another way.
+    SpoolFull
+        If the disk has no room for it.
     """
     # Never assumed: a page of another site may send a body without a type, but no JSON unless it is let.
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -72,7 +82,6 @@ async def receive_body(request: Request, max_bytes: int, held: HeldBody | None =
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise too_large
-    chunks = []
     received = 0
     timeout_s: float = request.app.state.service.settings.body_timeout_s
     try:
@@ -83,7 +92,7 @@ async def receive_body(request: Request, max_bytes: int, held: HeldBody | None =
                     raise too_large
                 if held is not None:
                     held.grow(len(chunk))
-                chunks.append(chunk)
+                spool.write(chunk)
     except TimeoutError:
         raise BodyTimeout(f"the body did not arrive in {timeout_s:g} s") from None
-    return b"".join(chunks), encoding == "gzip"
+    return encoding == "gzip"

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pace.api.http.routes.schedules import answer_schedule
+from pace.api.http.security import admit_request
 from pace.api.service import Service
 
 _PATH = re.compile("/v1/schedules/([0-9a-f]{32})")
@@ -35,6 +36,7 @@ class FastPath:
         state = scope["app"].state
         service = cast("Service", state.service)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        principal = await service.access.admit(token.strip() if scheme.lower() == "bearer" else None, "read")
+        given = token.strip() if scheme.lower() == "bearer" else None
+        principal = await admit_request(request, service, given, "read")
         response = await answer_schedule(request, state.schedule_answers, principal, match[1])
         await response(scope, receive, send)

@@ -8,13 +8,14 @@ from pydantic import BaseModel
 from pace.api.http.answers import JSON, PROBLEM_JSON
 from pace.client.documents import Problem, ReportRequest, ScheduleRequest, SimulationRequest
 from pace.client.fabric_documents import FabricRunRequest, FabricRunResource, TransferPlanRequest
+from pace.client.key_documents import KeyRequest
 from pace.client.prediction_documents import PredictionRequest, PredictionResource
 from pace.client.what_if_documents import WhatIfRequest, WhatIfResource
 from pace.documents.profile import Profile
 
 _REFERENCE = "#/components/schemas/{model}"
 _DESCRIPTIONS = {
-    401: "No API key, or one that is not valid",
+    401: "No API key or token, or one that is not valid",
     403: "The API key's scopes do not allow it",
     404: "No such resource",
     408: "The body did not arrive in time",
@@ -51,6 +52,7 @@ def describe(app: FastAPI) -> None:
             schemas = generate().setdefault("components", {}).setdefault("schemas", {})
             models: tuple[type[BaseModel], ...] = (
                 ScheduleRequest,
+                KeyRequest,
                 ReportRequest,
                 SimulationRequest,
                 TransferPlanRequest,

@@ -1,4 +1,4 @@
-"""How routes find out who asks: the API key in the Authorization header."""
+"""How routes find out who asks: the API key or the issuer's token in the Authorization header."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated
@@ -6,18 +6,39 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from pace.api.access import AccessControl, Principal
+from pace.api.access import Principal
+from pace.api.errors import Forbidden, RateLimited, Unauthorized
+from pace.api.http.audit import audit, audit_denial
+from pace.api.service import Service
 from pace.api.storage.keys import Scope
 
-_bearer = HTTPBearer(auto_error=False, description="An API key, made by `pace keys create`")
+_bearer = HTTPBearer(
+    auto_error=False,
+    description="An API key, made by `pace keys create` or an admin, or a token of the issuer",
+)
+
+
+async def admit_request(request: Request, service: Service, token: str | None, scope: Scope) -> Principal:
+    """Return who sent a request; raises what ``AccessControl.admit`` does, and audits if that is wanted."""
+    audits = service.settings.audit == "all"
+    client = "" if request.client is None else request.client.host
+    try:
+        principal = await service.access.admit(token, scope, client)
+    except (Unauthorized, Forbidden, RateLimited) as error:
+        if audits:
+            audit_denial(request.method, request.url.path, client, str(error))
+        raise
+    if audits and request.method in ("GET", "HEAD"):
+        audit("read", principal, path=request.url.path)
+    return principal
 
 
 def _admit(scope: Scope) -> Callable[..., Awaitable[Principal]]:
     async def admit(
         request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
     ) -> Principal:
-        access: AccessControl = request.app.state.service.access
-        return await access.admit(None if credentials is None else credentials.credentials, scope)
+        token = None if credentials is None else credentials.credentials
+        return await admit_request(request, request.app.state.service, token, scope)
 
     return admit
 

@@ -1,16 +1,23 @@
 """The HTTP server: uvicorn, which bears with slow clients only so long and stops with the service."""
 
 import asyncio
+import os
 import resource
 import socket
+import threading
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import structlog
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 if TYPE_CHECKING:
     from pace.api.service import Service
 
+log = structlog.get_logger(__name__)
+
+# Beyond the drain, for what comes after it.
+_GRACE_S = 7.0
 _LOOK_EVERY_S = 10.0
 _LEAST_BYTES = 10_000
 _MOST_DESCRIPTORS = 65_536
@@ -25,7 +32,23 @@ class StoppingServer(uvicorn.Server):
         service = cast("Service | None", getattr(app.state, "service", None))
         if service is not None:
             service.begin_stopping()
+            end_by_force(service.settings.drain_s + _GRACE_S)
         await super().shutdown(sockets)
+
+
+def end_by_force(after_s: float) -> None:
+    """End this process after so long if it is there still: a thread may wait for a hung database for ever.
+
+    Nothing is lost: tasks are taken over as after kill -9, and worker processes end with this one.
+    """
+
+    def end() -> None:
+        log.error("ended-by-force", reason="a thread did not end; the database may hang")
+        os._exit(0)
+
+    timer = threading.Timer(after_s, end)
+    timer.daemon = True
+    timer.start()
 
 
 class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a class, chosen at run time

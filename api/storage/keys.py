@@ -2,14 +2,15 @@
 
 import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, get_args
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Row, insert, inspect, select, update
 
 from pace.api.storage.database import Database
+from pace.api.storage.pages import read_page
 from pace.api.storage.records import ApiKeyRecord
 
 Scope = Literal["read", "submit", "admin"]
@@ -23,7 +24,11 @@ class ApiKey:
     Attributes
     ----------
     scopes
-        "read" what is stored, "submit" profiles and reports, "admin" to delete.
+        "read" what is stored, "submit" profiles and reports, "admin" to delete, and to make and revoke keys.
+    expires_at
+        From when on it is not valid; None for never.
+    last_used_at
+        Within about a minute.
     """
 
     id: str
@@ -33,6 +38,8 @@ class ApiKey:
     secret_sha256: str
     created_at: datetime
     revoked_at: datetime | None
+    expires_at: datetime | None = None
+    last_used_at: datetime | None = None
 
 
 class KeyRing:
@@ -41,10 +48,14 @@ class KeyRing:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(self, tenant: str, name: str, scopes: Iterable[Scope]) -> str:
+    def create(
+        self, tenant: str, name: str, scopes: Iterable[Scope], expires_at: datetime | None = None
+    ) -> str:
         """Make a key and return its token, which nothing can show again."""
         key_id = secrets.token_hex(8)
         secret = secrets.token_urlsafe(32)
+        # Not named unless given: the command line makes keys in databases of older versions, too.
+        ends = {} if expires_at is None else {"expires_at": expires_at}
         with self._database.write() as connection:
             connection.execute(
                 insert(ApiKeyRecord).values(
@@ -54,6 +65,7 @@ class KeyRing:
                     scopes=" ".join(sorted(scopes)),
                     secret_sha256=hashlib.sha256(secret.encode()).hexdigest(),
                     created_at=datetime.now(UTC),
+                    **ends,
                 )
             )
         return f"pace_{key_id}_{secret}"
@@ -69,18 +81,37 @@ class KeyRing:
         return None if row is None else _api_key(row)
 
     def list(self) -> list[ApiKey]:
-        """Return all keys, revoked ones included, oldest first."""
+        """Return all keys, revoked ones included, oldest first; also from a database of an older version."""
         with self._database.read() as connection:
-            rows = connection.execute(select(*ApiKeyRecord.__table__.c).order_by(ApiKeyRecord.created_at))
+            there = {column["name"] for column in inspect(connection).get_columns("api_keys")}
+            columns = [column for column in ApiKeyRecord.__table__.c if column.name in there]
+            rows = connection.execute(select(*columns).order_by(ApiKeyRecord.created_at))
             return [_api_key(row) for row in rows]
 
-    def revoke(self, key_id: str) -> bool:
-        """Make a key invalid; return whether there was one."""
+    def page(self, tenant: str, limit: int, cursor: str | None) -> tuple[Sequence[ApiKey], str | None]:
+        """Return a page of a tenant's keys, newest first, and the cursor of the next."""
+        question = select(*ApiKeyRecord.__table__.c).where(ApiKeyRecord.tenant == tenant)
+        with self._database.read() as connection:
+            rows, following = read_page(
+                connection, question, ApiKeyRecord.created_at, ApiKeyRecord.id, limit, cursor
+            )
+        return [_api_key(row) for row in rows], following
+
+    def note_use(self, key_id: str) -> None:
+        """Record that a key is used now."""
+        with self._database.write() as connection:
+            connection.execute(
+                update(ApiKeyRecord).where(ApiKeyRecord.id == key_id).values(last_used_at=datetime.now(UTC))
+            )
+
+    def revoke(self, key_id: str, tenant: str | None = None) -> bool:
+        """Make a key invalid, if given only one of a tenant; return whether there was one."""
+        mine = (ApiKeyRecord.id == key_id) & ApiKeyRecord.revoked_at.is_(None)
+        if tenant is not None:
+            mine &= ApiKeyRecord.tenant == tenant
         with self._database.write() as connection:
             revoked = connection.execute(
-                update(ApiKeyRecord)
-                .where(ApiKeyRecord.id == key_id, ApiKeyRecord.revoked_at.is_(None))
-                .values(revoked_at=datetime.now(UTC))
+                update(ApiKeyRecord).where(mine).values(revoked_at=datetime.now(UTC))
             )
             return bool(revoked.rowcount)
 

@@ -182,13 +182,24 @@ class ApiKeyRecord(Record):
     secret_sha256: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime]
     revoked_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+
+
+class SchemaFloorRecord(Record):
+    """One row: the oldest revision of the schema whose code still works on this database."""
+
+    __tablename__ = "schema_floor"
+
+    revision: Mapped[str] = mapped_column(String(32), primary_key=True)
 
 
 class TaskRecord(Record):
     """Work to be done by one worker; the lease says which service process does it.
 
     `kind` is a name in the table of kinds, `result_id` the id of what comes of it, `profile_sha256`
-    what it is made from (a prediction's steps), `options` what was asked for besides.
+    what it is made from (a prediction's steps), `options` what was asked for besides, `request_id` which
+    request did so first.
     """
 
     __tablename__ = "tasks"
@@ -210,6 +221,7 @@ class TaskRecord(Record):
     finished_at: Mapped[datetime | None]
     lease_owner: Mapped[str | None] = mapped_column(String(64))
     lease_until: Mapped[datetime | None]
+    request_id: Mapped[str | None] = mapped_column(String(100))
 
     __table_args__ = (
         # Two tasks for one key at the same time cannot exist: this is what "solved once" rests on.
@@ -223,4 +235,5 @@ class TaskRecord(Record):
         ),
         Index("ix_tasks_state", "state", "created_at"),
         Index("ix_tasks_turns", "tenant", "started_at"),
+        Index("ix_tasks_page", "tenant", "created_at", "id"),
     )

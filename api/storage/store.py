@@ -18,6 +18,7 @@ from pace.api.errors import InUse, InvalidRequest
 from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
 from pace.api.storage.database import Database
 from pace.api.storage.pages import read_page
+from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import (
     ProfileRecord,
     Record,
@@ -27,6 +28,7 @@ from pace.api.storage.records import (
     TaskRecord,
     WhatIfRecord,
 )
+from pace.api.tenants import Tenants
 from pace.client.documents import (
     ProfilePage,
     ProfileSummary,
@@ -77,10 +79,17 @@ class StoredProfile:
 
 
 class ResourceStore:
-    """Profiles, schedules and reports in the database."""
+    """Profiles, schedules and reports in the database.
 
-    def __init__(self, database: Database) -> None:
+    Parameters
+    ----------
+    quota
+        What tenants may store; without it, what they like.
+    """
+
+    def __init__(self, database: Database, quota: StorageQuota | None = None) -> None:
         self.database = database
+        self._quota = quota or StorageQuota(Tenants())
 
     def get_schedule(self, tenant: str, schedule_id: str) -> StoredSchedule | None:
         """Return a schedule, or None when there is none or it is not solved yet."""
@@ -162,8 +171,10 @@ class ResourceStore:
             return True
 
     def put_profile(self, tenant: str, received: ReceivedProfile) -> ProfileSummary:
-        """Keep a profile; return it as it is stored."""
+        """Keep a profile; return it as it is stored. Raises QuotaExceeded if there is no room for it."""
         with self.database.write() as connection:
+            if hold_profile(connection, tenant, received.sha256) is None:
+                self._quota.require(connection, tenant, len(received.document))
             save_profile(connection, tenant, received)
             row = connection.execute(
                 select(*_PROFILE_SUMMARY).where(
@@ -233,9 +244,10 @@ class ResourceStore:
             return True
 
     def add_report(self, tenant: str, report: ReportRequest) -> ReportResource:
-        """Keep what a job measured."""
+        """Keep what a job measured; raises QuotaExceeded if there is no room for it."""
         stored = ReportResource(id=uuid.uuid4().hex, created_at=datetime.now(UTC), **report.model_dump())
         with self.database.write() as connection:
+            self._quota.require(connection, tenant, 0)
             connection.execute(plain_insert(ReportRecord).values(tenant=tenant, **stored.model_dump()))
         return stored
 

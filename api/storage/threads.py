@@ -1,6 +1,7 @@
 """Threads that wait for the database, apart from all others: a database that hangs holds up nothing else."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,12 +23,15 @@ class DatabaseThreads:
     ----------
     timeout_s
         Callers wait no longer; what hangs goes on hanging in its thread.
+    observe
+        Is told, in any thread, how many seconds each call took once it had a thread.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, observe: Callable[[float], None] = lambda _: None) -> None:
         self.timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="pace-database")
         self._num_waiting = 0
+        self._observe = observe
 
     async def run(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Return what a function returns, if it does so in time.
@@ -49,10 +53,22 @@ class DatabaseThreads:
             raise StorageTimeout(f"{self._num_waiting} requests wait for the database already")
         self._num_waiting += 1
         try:
-            call = partial(function, *arguments, **named)
+            call = partial(self._timed, partial(function, *arguments, **named))
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         finally:
             self._num_waiting -= 1
+
+    @property
+    def num_waiting(self) -> int:
+        """How many calls wait for a thread or for the database."""
+        return self._num_waiting
+
+    def _timed(self, call: Callable[[], T]) -> T:
+        started_s = time.perf_counter()
+        try:
+            return call()
+        finally:
+            self._observe(time.perf_counter() - started_s)
 
     def close(self) -> None:
         """Start nothing more; what hangs is left behind."""

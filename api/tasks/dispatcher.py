@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any, ParamSpec
 
 import structlog
@@ -27,7 +27,6 @@ log = structlog.get_logger(__name__)
 P = ParamSpec("P")
 
 _LONGEST_PAUSE_S = 5.0
-_MOST_REMEMBERED = 10_000
 _RELEASE_TIMEOUT_S = 5.0
 
 
@@ -69,7 +68,6 @@ class Dispatcher:
         # Places that may be taken by a task that is just being accepted.
         self._kept = dict.fromkeys(executors, 0)
         self._stopping = False
-        self._asked_by: OrderedDict[str, str] = OrderedDict()
         self._loops: list[asyncio.Task[None]] = []
         self.watches = watches
 
@@ -169,19 +167,14 @@ class Dispatcher:
             # The lease ends and the task is claimed again.
             log.error("task-failed", task=done.get_name(), exc_info=error)
 
-    def remember_request(self, task_id: str) -> None:
-        """Remember the current request's id for the log lines of a task that it asked for."""
-        request_id = structlog.contextvars.get_contextvars().get("request_id")
-        if request_id is not None:
-            self._asked_by.setdefault(task_id, request_id)
-            if len(self._asked_by) > _MOST_REMEMBERED:
-                self._asked_by.popitem(last=False)
-
     async def _run(self, task: ClaimedTask) -> None:
-        request_id = self._asked_by.pop(task.id, None)
-        if request_id is not None:
-            structlog.contextvars.bind_contextvars(request_id=request_id)
+        structlog.contextvars.clear_contextvars()
+        if task.request_id is not None:
+            structlog.contextvars.bind_contextvars(request_id=task.request_id)
         kind = KINDS[task.kind]
+        if task.attempts == 1:
+            waited_s = (datetime.now(UTC) - task.created_at).total_seconds()
+            self._metrics.observe_wait(task.kind, max(0.0, waited_s))
         started = time.perf_counter()
         try:
             about = {"pace.task.attempt": task.attempts, "pace.profile.gradients": task.num_gradients}
@@ -207,6 +200,9 @@ class Dispatcher:
             log.warning("not-solved", task=task.id, tenant=task.tenant, problem=problem.model_dump())
             await _persist(self._tasks.fail, task, error)
         finally:
+            worked_s = time.perf_counter() - started
+            self._tasks.shares.charge(task.tenant, worked_s)
+            self._metrics.tenants.count_work(task.tenant, task.kind, worked_s)
             self.watches.refresh(task.tenant, task.id)
 
     def _progress_of(self, task: ClaimedTask) -> Callable[[int], None]:

@@ -13,15 +13,19 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, select, update
 
-from pace.api.errors import QueueFull, ResultDeleted, TaskCancelled, WorkerDied
+from pace.api.errors import ResultDeleted, TaskCancelled, WorkerDied
 from pace.api.problems import problem_of
 from pace.api.received import AnyReceivedTask
 from pace.api.storage.database import Database
+from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import SolutionRecord, TaskRecord
 from pace.api.storage.store import insert
 from pace.api.tasks.kinds import KINDS
+from pace.api.tasks.shares import TaskShares
 from pace.api.tasks.state import LIVE, ClaimedTask, Submitted, TaskStatus
-from pace.client.documents import Problem
+from pace.api.tasks.task_room import TaskRoom
+from pace.api.tasks.task_views import count_live, find_status, list_statuses
+from pace.api.tenants import Tenants
 from pace.errors import PaceError
 
 
@@ -30,10 +34,19 @@ class TaskQueue:
 
     Parameters
     ----------
+    tenants
+        How much each may have.
     lease_s
         How long a claimed task stays with a process that does not renew its lease.
     max_attempts
         After so many claims without an answer a task is failed.
+    quota
+        What is stored is counted there, too; by itself if it is not given.
+
+    Attributes
+    ----------
+    shares
+        To be charged with the time of what was claimed.
     """
 
     def __init__(
@@ -41,29 +54,35 @@ class TaskQueue:
         database: Database,
         *,
         max_queued: int,
-        max_queued_per_tenant: int,
+        tenants: Tenants,
         lease_s: float,
         max_attempts: int,
+        quota: StorageQuota | None = None,
     ) -> None:
         self.database = database
         self.owner = uuid.uuid4().hex
-        self._max_queued = max_queued
-        self._max_queued_per_tenant = max_queued_per_tenant
+        self._room = TaskRoom(max_queued, tenants, quota or StorageQuota(tenants))
+        self._tenants = tenants
+        self.shares = TaskShares(tenants)
         self._lease = timedelta(seconds=lease_s)
         self._max_attempts = max_attempts
 
-    def submit(self, tenant: str, received: AnyReceivedTask, *, claim: bool = False) -> Submitted:
+    def submit(
+        self, tenant: str, received: AnyReceivedTask, *, claim: bool = False, request_id: str | None = None
+    ) -> Submitted:
         """Accept a request: find its result, join the task that makes it, or queue a new one.
 
         Parameters
         ----------
         claim
             Claim a new task at once where no other waits: this process has room for it.
+        request_id
+            Of the request, for the log of a new task.
 
         Raises
         ------
-        QueueFull
-            If a new task is needed and too many wait.
+        QueueFull, QuotaExceeded, ContentTooLarge
+            If a new task is needed and too many wait, or it would be more than the tenant may have.
         InvalidRequest
             If the request names a profile that is not stored.
         """
@@ -81,8 +100,8 @@ class TaskQueue:
                 task_id = connection.scalar(live)
                 if task_id is not None:
                     return Submitted(result_id=new_id, result=None, task_id=task_id)
-                at_once = self._require_room(connection, tenant) == 0 and claim
-                task_id = self._add(connection, tenant, received, new_id, at_once=at_once)
+                at_once = self._room.require(connection, tenant, received) and claim
+                task_id = self._add(connection, tenant, received, new_id, request_id, at_once=at_once)
                 if task_id is None:
                     continue  # another service process was faster between our look and our insert
                 # No other task for this key is live now, so whatever came of one before can be seen.
@@ -99,6 +118,7 @@ class TaskQueue:
         tenant: str,
         received: AnyReceivedTask,
         result_id: str,
+        request_id: str | None,
         *,
         at_once: bool,
     ) -> str | None:
@@ -118,32 +138,21 @@ class TaskQueue:
                 num_done=None if received.num_steps is None else 0,
                 num_total=received.num_steps,
                 created_at=now,
+                request_id=request_id,
                 **(self._started(now, 0) if at_once else {"state": "queued", "attempts": 0}),
             )
             .on_conflict_do_nothing()
         )
         return task_id if added.rowcount else None
 
-    def _require_room(self, connection: Connection, tenant: str) -> int:
-        """Refuse one more task where too many wait; return how many do, of all tenants."""
-        of_all, of_tenant = connection.execute(
-            select(func.count(), func.count().filter(TaskRecord.tenant == tenant))
-            .select_from(TaskRecord)
-            .where(TaskRecord.state == "queued")
-        ).one()
-        if of_tenant >= self._max_queued_per_tenant:
-            raise QueueFull(f"{of_tenant} tasks of yours wait already", retry_after_s=5)
-        if of_all >= self._max_queued:
-            raise QueueFull(f"{of_all} tasks wait already", retry_after_s=10)
-        return of_all
-
     def claim(self, kind: str, running: Collection[str] = ()) -> ClaimedTask | None:
         """Take the next task of a kind.
 
         Those `running` here stay so: if their leases ended, this process was starved for a moment.
 
-        Tenants take turns: first those with the fewest tasks running, among them the one whose last
-        start is longest ago, and of its tasks the oldest.
+        Tenants take turns: first those with the fewest tasks of this kind running, then the one that had the
+        least of the workers' time lately, both over their weights, then the one whose last start is longest
+        ago; of its tasks the oldest. Who has as many running as it may is passed over.
         """
         now = datetime.now(UTC)
         queued = (TaskRecord.state == "queued") & (TaskRecord.kind == kind)
@@ -154,8 +163,17 @@ class TaskQueue:
                 return None
         with self.database.write() as connection:
             self._take_back_expired(connection, now, running)
-            at_work = Counter(connection.scalars(select(TaskRecord.tenant).where(running_too)))
-            tenants = list(connection.scalars(select(TaskRecord.tenant).where(queued).distinct()))
+            at_work, in_all = Counter[str](), Counter[str]()
+            for tenant, its_kind in connection.execute(
+                select(TaskRecord.tenant, TaskRecord.kind).where(TaskRecord.state == "running")
+            ):
+                at_work[tenant] += its_kind == kind
+                in_all[tenant] += 1
+            tenants = [
+                tenant
+                for tenant in connection.scalars(select(TaskRecord.tenant).where(queued).distinct())
+                if in_all[tenant] < self._tenants.limits(tenant).max_running
+            ]
             turns = dict(
                 connection.execute(
                     select(TaskRecord.tenant, func.max(TaskRecord.started_at))
@@ -168,7 +186,14 @@ class TaskQueue:
                 ).all()
             )
             never = datetime.min.replace(tzinfo=UTC)
-            tenants.sort(key=lambda tenant: (at_work[tenant], turns.get(tenant, never), tenant))
+            tenants.sort(
+                key=lambda tenant: (
+                    at_work[tenant] / self._tenants.weight(tenant),
+                    self.shares.used(tenant),
+                    turns.get(tenant, never),
+                    tenant,
+                )
+            )
             for tenant in tenants:
                 task_id = connection.scalar(
                     select(TaskRecord.id)
@@ -226,6 +251,8 @@ class TaskQueue:
                 TaskRecord.key,
                 TaskRecord.options,
                 TaskRecord.attempts,
+                TaskRecord.created_at,
+                TaskRecord.request_id,
                 TaskRecord.profile_sha256,
                 TaskRecord.result_id,
             ).where(TaskRecord.id == task_id)
@@ -323,11 +350,10 @@ class TaskQueue:
                 )
             )
 
-    def num_queued(self) -> int:
-        """How many tasks wait, of all tenants."""
+    def count_live(self) -> Counter[tuple[str, str, str]]:
+        """How many tasks wait or run, by tenant, kind and state."""
         with self.database.read() as connection:
-            queued = select(func.count()).select_from(TaskRecord).where(TaskRecord.state == "queued")
-            return connection.scalar(queued) or 0
+            return count_live(connection)
 
     def retry_or_fail(self, task: ClaimedTask, error: WorkerDied) -> bool:
         """Queue a task again whose worker died, unless it was tried often enough; say whether."""
@@ -349,24 +375,14 @@ class TaskQueue:
     def status(self, tenant: str, task_id: str) -> TaskStatus | None:
         """Return how far a task is."""
         with self.database.read() as connection:
-            row = connection.execute(
-                select(
-                    TaskRecord.id,
-                    TaskRecord.kind,
-                    TaskRecord.result_id,
-                    TaskRecord.state,
-                    TaskRecord.problem,
-                    TaskRecord.num_done,
-                    TaskRecord.num_total,
-                    TaskRecord.created_at,
-                    TaskRecord.started_at,
-                    TaskRecord.finished_at,
-                ).where(TaskRecord.tenant == tenant, TaskRecord.id == task_id)
-            ).first()
-        if row is None:
-            return None
-        problem = None if row.problem is None else Problem.model_validate_json(row.problem)
-        return TaskStatus(**{**row._mapping, "problem": problem})
+            return find_status(connection, tenant, task_id)
+
+    def list(
+        self, tenant: str, state: str | None, kind: str | None, limit: int, cursor: str | None
+    ) -> tuple[list[TaskStatus], str | None]:
+        """Return a page of a tenant's tasks, newest first, and the cursor of the next."""
+        with self.database.read() as connection:
+            return list_statuses(connection, tenant, state, kind, limit, cursor)
 
 
 def _stored(error: PaceError) -> str:

@@ -31,7 +31,13 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedTask:
-    """A task that this process now has to do, on a document that is compressed by zlib."""
+    """A task that this process now has to do, on a document that is compressed by zlib.
+
+    Attributes
+    ----------
+    request_id
+        Of the request that asked for it first.
+    """
 
     id: str
     kind: TaskKindName
@@ -41,6 +47,8 @@ class ClaimedTask:
     num_gradients: int
     document: bytes
     options: str
+    created_at: datetime
+    request_id: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

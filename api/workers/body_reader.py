@@ -14,8 +14,9 @@ from pace.api.received import (
     ReceivedRequest,
     ReceivedWhatIf,
 )
+from pace.api.spool import ArrivedBody
 from pace.api.workers.fair_turns import FairTurns
-from pace.api.workers.functions import ReadLimits
+from pace.api.workers.functions import ReadLimits, read_file
 from pace.api.workers.pool import WorkerPool
 
 AnyReceived = ReceivedProfile | AnyReceivedTask
@@ -36,6 +37,8 @@ class BodyReader:
         For one body.
     memory_bytes
         How much of what was read is remembered, so that a body that comes again is not read again.
+    weight, observe
+        As for ``FairTurns``.
     """
 
     def __init__(
@@ -46,9 +49,11 @@ class BodyReader:
         max_waiting: int,
         timeout_s: float,
         memory_bytes: int,
+        weight: Callable[[str], float] = lambda _: 1.0,
+        observe: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._readers = readers
-        self._turns = FairTurns("bodies", readers.size, max_waiting)
+        self._turns = FairTurns("bodies", readers.size, max_waiting, weight, observe)
         self._limits = limits
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
@@ -57,41 +62,49 @@ class BodyReader:
         self._held_bytes = 0
 
     async def read(
-        self, function: Callable[[bytes, bool, ReadLimits], Received], body: bytes, gzipped: bool, tenant: str
+        self,
+        function: Callable[[bytes, bool, ReadLimits], Received],
+        body: ArrivedBody,
+        gzipped: bool,
+        tenant: str,
     ) -> Received:
         """Return what a function of ``pace.api.workers.functions`` makes of a body; raises what it raises.
+
+        The body's file is deleted as soon as it is not needed.
 
         Nothing is shared between tenants: not even the time of an answer tells one what another sent.
         """
         # The digest holds the function's name, hence the casts.
-        named = f"{function.__name__} {gzipped} {tenant}"
-        if len(body) > _LARGE_BYTES:
-            digest = await asyncio.to_thread(_digest, named, body)
-        else:
-            digest = _digest(named, body)
+        named = f"{function.__name__} {gzipped} {tenant}\n".encode()
+        digest = hashlib.sha256(named + body.sha256).digest()
         if digest in self._read:
+            body.delete()
             self._read.move_to_end(digest)
             return cast("Received", self._read[digest][1])
         reading = self._reading.get(digest)
         if reading is None:
             reading = asyncio.create_task(self._read_in_turn(function, body, gzipped, tenant))
             self._reading[digest] = reading
-            reading.add_done_callback(lambda done: self._finish(digest, done))
+            reading.add_done_callback(lambda done: self._finish(digest, body, done))
+        else:
+            body.delete()
         # Shielded: a client that goes away must not take the answer from the others.
         return cast("Received", await asyncio.shield(reading))
 
     async def _read_in_turn(
-        self, function: Callable[..., AnyReceived], body: bytes, gzipped: bool, tenant: str
+        self, function: Callable[..., AnyReceived], body: ArrivedBody, gzipped: bool, tenant: str
     ) -> AnyReceived:
+        call = (function,) if isinstance(body.content, bytes) else (read_file, function)
         # Compressed ones may be large inside.
-        async with self._turns.turn(tenant, large=gzipped or len(body) > _LARGE_BYTES):
+        async with self._turns.turn(tenant, large=gzipped or body.size_bytes > _LARGE_BYTES):
             received: AnyReceived = await self._readers.run(
-                function, body, gzipped, self._limits, timeout_s=self._timeout_s, attempts=3
+                *call, body.content, gzipped, self._limits, timeout_s=self._timeout_s, attempts=3
             )
             return received
 
-    def _finish(self, digest: bytes, done: asyncio.Task[AnyReceived]) -> None:
+    def _finish(self, digest: bytes, body: ArrivedBody, done: asyncio.Task[AnyReceived]) -> None:
         del self._reading[digest]
+        body.delete()
         if done.cancelled() or done.exception() is not None:
             return
         received = done.result()
@@ -105,9 +118,3 @@ class BodyReader:
         while self._held_bytes > self._memory_bytes:
             _, (dropped, _) = self._read.popitem(last=False)
             self._held_bytes -= dropped
-
-
-def _digest(named: str, body: bytes) -> bytes:
-    digest = hashlib.sha256(f"{named}\n".encode())
-    digest.update(body)
-    return digest.digest()

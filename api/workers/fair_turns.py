@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from pace.api.errors import QueueFull
@@ -11,6 +11,9 @@ from pace.api.errors import QueueFull
 
 class FairTurns:
     """Gives out places: to the tenant that has the fewest now, then to the one that used them least.
+
+    Both are over the tenant's weight: of two who want all they can get, one of weight 3 has three times the
+    time of one of weight 1.
 
     Parameters
     ----------
@@ -20,18 +23,31 @@ class FairTurns:
         How many may have one at once.
     most_waiting
         More are refused; of one tenant, more than half of these.
+    weight
+        Of a tenant.
+    observe
+        Is told how many seconds each waited that got a place.
     """
 
-    def __init__(self, what: str, places: int, most_waiting: int) -> None:
+    def __init__(
+        self,
+        what: str,
+        places: int,
+        most_waiting: int,
+        weight: Callable[[str], float] = lambda _: 1.0,
+        observe: Callable[[float], None] = lambda _: None,
+    ) -> None:
         self._what = what
         self._free = places
         # Where there is more than one place, one is for small work.
         self._free_for_large = max(1, places - 1)
         self._most_waiting = most_waiting
+        self._weight = weight
+        self._observe = observe
         self._most_of_tenant = max(1, most_waiting // 2)
         self._waiting: dict[str, tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]]] = {}
         self._running: Counter[str] = Counter()
-        # Seconds that each tenant of now has used; who is new begins with as many as the least of the others.
+        # Seconds, over its weight, that each tenant of now has used; the new begin with the least of them.
         self._used_s: dict[str, float] = {}
 
     @property
@@ -53,6 +69,7 @@ class FairTurns:
             raise QueueFull(f"{mine} {self._what} of yours and {self.num_waiting} in all wait already")
         if tenant not in self._used_s:
             self._used_s[tenant] = min(self._used_s.values(), default=0.0)
+        asked_s = time.monotonic()
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, (deque(), deque()))[large].append(place)
         self._give()
@@ -66,6 +83,7 @@ class FairTurns:
                 self._forget(tenant)
             raise
         began_s = time.monotonic()
+        self._observe(began_s - asked_s)
         try:
             yield
         finally:
@@ -76,13 +94,16 @@ class FairTurns:
             able = [tenant for tenant in self._waiting if self._next_of(tenant) is not None]
             if not able:
                 return
-            tenant = min(able, key=lambda name: (self._running[name], self._used_s[name]))
+            tenant = min(able, key=self._rank)
             large = self._next_of(tenant)
             place = self._waiting[tenant][bool(large)].popleft()
             self._free -= 1
             self._free_for_large -= bool(large)
             self._running[tenant] += 1
             place.set_result(None)
+
+    def _rank(self, tenant: str) -> tuple[float, float]:
+        return self._running[tenant] / self._weight(tenant), self._used_s[tenant]
 
     def _next_of(self, tenant: str) -> bool | None:
         """Whether a tenant's next is large; None if it has none that may go now."""
@@ -95,7 +116,7 @@ class FairTurns:
         self._free += 1
         self._free_for_large += large
         self._running[tenant] -= 1
-        self._used_s[tenant] += used_s
+        self._used_s[tenant] += used_s / self._weight(tenant)
         self._forget(tenant)
         self._give()
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from pace.allreduce.optimize import optimize, warm_up
 from pace.api.errors import ContentTooLarge, InvalidRequest, NotInstalled
 from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
 from pace.client.documents import (
@@ -27,12 +26,20 @@ from pace.client.documents import (
     SimulationResult,
 )
 from pace.client.what_if_documents import WhatIfQuestion, WhatIfRequest
+from pace.documents.any_schedule import parse_any_schedule
 from pace.documents.base import explain
+from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.profile import Profile, parse_profile
-from pace.documents.schedule import parse_schedule
-from pace.errors import InvalidOptions
+from pace.documents.push_pull import PushPull
+from pace.documents.push_pull_schedule import PushPullSchedule
+from pace.documents.schedule import Schedule
+from pace.documents.sharded_schedule import ShardedSchedule
+from pace.errors import InvalidOptions, InvalidSchedule
+from pace.parameter_server.optimize import ExchangeOptions, optimize_exchange
+from pace.schedule_choice import best_schedule, warm_up
 from pace.simulation import make_policy, simulate
+from pace.view.exchange_timeline import exchange_trace
 from pace.view.schedule_chart import plot
 from pace.view.timeline import chrome_trace
 from pace.whatif import what_if
@@ -113,15 +120,27 @@ def read_profile(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedProf
     return _receive(parse_profile(decompressed(body, limits.max_bytes) if gzipped else body), limits)
 
 
+def read_file(
+    function: Callable[[bytes, bool, ReadLimits], Any], path: Path, gzipped: bool, limits: ReadLimits
+) -> Any:
+    """Do what a function here does with a body, with one that is in a file."""
+    return function(path.read_bytes(), gzipped, limits)
+
+
 def load_solver() -> None:
     """Compile and load everything that a solve needs."""
     warm_up()
 
 
 def solve(profile_document: bytes, options: str) -> bytes:
-    """Return the schedule document for a stored profile."""
+    """Return the schedule document for a stored profile: one of push and pull, if such links are its cost."""
     profile = parse_profile(zlib.decompress(profile_document))
-    return optimize(profile, Options.model_validate_json(options)).to_json()
+    wanted = Options.model_validate_json(options)
+    if not isinstance(profile.allreduce, PushPull) or wanted.target != "pace":
+        return best_schedule(profile, wanted).to_json()
+    cluster = Cluster(name=profile.name, exchange=profile.allreduce)
+    chosen = ExchangeOptions(fusion=wanted.fusion, max_group_bytes=wanted.max_group_bytes)
+    return optimize_exchange(profile, cluster, chosen).to_json()
 
 
 def answer_what_if(profile_document: bytes, options: str, tell: Callable[[int], None]) -> bytes:
@@ -159,7 +178,12 @@ def what_if_csv(document: bytes) -> bytes:
 
 def timeline(profile_document: bytes, schedule_document: bytes) -> bytes:
     """Return the predicted window as a Chrome trace."""
-    trace = chrome_trace(parse_profile(zlib.decompress(profile_document)), parse_schedule(schedule_document))
+    profile = parse_profile(zlib.decompress(profile_document))
+    schedule = _drawn(schedule_document)
+    if isinstance(schedule, PushPullSchedule):
+        trace = exchange_trace(profile, schedule)
+    else:
+        trace = chrome_trace(profile, schedule)
     return json.dumps(trace, separators=(",", ":")).encode()
 
 
@@ -171,10 +195,20 @@ def chart(profile_document: bytes, schedule_document: bytes) -> bytes:
         detail = "charts need matplotlib, which is not installed with this service (pace[plot])"
         raise NotInstalled(detail) from None
     profile = parse_profile(zlib.decompress(profile_document))
+    schedule = _drawn(schedule_document)
+    if isinstance(schedule, PushPullSchedule):
+        raise NotInstalled("there are no charts of schedules for parameter servers: ask for the timeline")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chart.svg"
-        plot(profile, parse_schedule(schedule_document), path)
+        plot(profile, schedule, path)
         return path.read_bytes()
+
+
+def _drawn(document: bytes) -> Schedule | PushPullSchedule:
+    schedule = parse_any_schedule(document)
+    if isinstance(schedule, ShardedSchedule):
+        raise InvalidSchedule("there are no timelines and charts of schedules in two halves yet")
+    return schedule
 
 
 def simulation(profile_document: bytes, request: SimulationRequest) -> bytes:

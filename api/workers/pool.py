@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -53,7 +54,6 @@ class WorkerPool:
         self.purpose = purpose
         self.size = size
         self.waiting = 0
-        self.num_restarts = 0
         self._workers = [_Worker(purpose, memory_bytes, prepare) for _ in range(size)]
         self._idle = list(self._workers)
         self._threads = ThreadPoolExecutor(size, thread_name_prefix=f"pace-{purpose}")
@@ -74,12 +74,21 @@ class WorkerPool:
             return 0
         return sum(worker.alive for worker in self._workers)
 
+    @property
+    def num_restarts(self) -> int:
+        """How many processes had to be replaced, whatever ended them."""
+        return sum(worker.num_restarts for worker in self._workers)
+
+    @property
+    def memory_bytes(self) -> int:
+        """How much memory the processes have, shared pages counted for each."""
+        return sum(worker.memory_bytes for worker in self._workers)
+
     def _supervise(self) -> None:
         pause_s = _LOOK_EVERY_S
         while not self._closed.wait(pause_s):
             deaths = [death for worker in self._workers if (death := worker.revive()) is not None]
             for death in deaths:
-                self.num_restarts += 1
                 log.error("worker-restarted", reason=death)
             # Processes that die as soon as they start would otherwise keep a core busy.
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if deaths else _LOOK_EVERY_S
@@ -176,6 +185,7 @@ class _Worker:
         self._memory_bytes = memory_bytes
         self._prepare = prepare
         self.was_ready = False
+        self.num_restarts = 0
         self._ready = False
         self._process: SpawnProcess | None = None
         self._connection: Connection[Any, Any] | None = None
@@ -187,6 +197,15 @@ class _Worker:
     def alive(self) -> bool:
         process = self._process
         return process is not None and process.is_alive()
+
+    @property
+    def memory_bytes(self) -> int:
+        process = self._process
+        try:
+            pages = Path(f"/proc/{process.pid}/statm").read_text().split()[1] if process is not None else "0"
+        except (OSError, IndexError):
+            return 0  # it has just ended
+        return int(pages) * resource.getpagesize()
 
     def start(self) -> None:
         with self._starting:
@@ -279,6 +298,7 @@ class _Worker:
                 call.progress(value)
 
     def _replace(self) -> None:
+        self.num_restarts += not self._stopped
         self.discard()
         self.start()
 

@@ -1,6 +1,7 @@
 """What worker processes do for transfer plans: from the bytes of a request to those of a plan."""
 
 import zlib
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -14,7 +15,7 @@ MOST_UPDATES = 2000
 MOST_HOSTS = 2000
 
 
-def plan_of(body: bytes, gzipped: bool, max_bytes: int) -> bytes:
+def plan_of(body: bytes | Path, gzipped: bool, max_bytes: int) -> bytes:
     """Return the transfer plan that a request asks for.
 
     Raises
@@ -22,6 +23,7 @@ def plan_of(body: bytes, gzipped: bool, max_bytes: int) -> bytes:
     InvalidRequest, InvalidFabric, InvalidOptions, ContentTooLarge
         With the validator's message.
     """
+    body = body if isinstance(body, bytes) else body.read_bytes()
     if gzipped:
         decompressor = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
         try:

@@ -21,6 +21,12 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 def main() -> int:
     """Run the command line."""
+    first = argparse.ArgumentParser(add_help=False)
+    first.add_argument("--exchange", choices=("allreduce", "ps"), default="allreduce")
+    if first.parse_known_args()[0].exchange == "ps":
+        from benchmarks.testbed.exchange.command import main as exchange
+
+        return exchange(sys.argv[1:])
     arguments = _arguments()
     if arguments.read:
         record = json.loads(arguments.read.read_text())
@@ -111,6 +117,12 @@ def _arguments() -> argparse.Namespace:
         prog="python -m benchmarks.testbed",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--exchange",
+        choices=("allreduce", "ps"),
+        default="allreduce",
+        help="ps: policies of parameter servers instead, with options of their own (--exchange ps --help)",
     )
     parser.add_argument("--models", type=_names(MODELS), default=defaults.models, metavar="A,B")
     parser.add_argument(

@@ -23,7 +23,7 @@ from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 
 _FIRST_PORT = 20000
-_ROUND_TIMEOUT_S = 300.0
+ROUND_TIMEOUT_S = 300.0
 
 # Of every bucket size that is tried, and of training without communication.
 _SWEEP_WINDOWS = 2
@@ -103,7 +103,7 @@ def measure(
         schedule = schedule_for(contender, profile, fitted.size_factor)
         entries.append(_Entry(contender=contender, profile=profile, schedule=schedule))
     load = os.getloadavg()[0]
-    plain_s = _plain(on, workload)
+    plain_s = plain_window_s(on, workload)
     iterations = effort.rounds * (effort.windows + 1)
     expected = _expected(fitted, len(on), iterations)
     with ExitStack() as stack:
@@ -156,7 +156,7 @@ def _attempt(entry: _Entry, act: Callable[[], None]) -> None:
             entry.running.kill()
 
 
-def _plain(on: Sequence[Host], workload: trainer.Workload) -> float:
+def plain_window_s(on: Sequence[Host], workload: trainer.Workload) -> float:
     """Time all ranks side by side without communication: what emulated compute takes on this machine."""
     plain = Contender(name="plain", label="no communication", backend="torch", kind="ddp")
     with ranks(
@@ -191,8 +191,8 @@ def _start(
     if contender.kind == "ddp-sweep":
         _sweep(entry, entry.running, effort)
     if contender.tuning_iterations:
-        entry.running.ask("train", contender.tuning_iterations, timeout_s=_ROUND_TIMEOUT_S)
-    entry.running.ask("train", effort.warmup, timeout_s=_ROUND_TIMEOUT_S)
+        entry.running.ask("train", contender.tuning_iterations, timeout_s=ROUND_TIMEOUT_S)
+    entry.running.ask("train", effort.warmup, timeout_s=ROUND_TIMEOUT_S)
     entry.running.ask("restart")
 
 
@@ -210,18 +210,29 @@ def _sweep(entry: _Entry, running: Ranks, effort: Effort) -> None:
 
 def _take_turn(entry: _Entry, effort: Effort) -> None:
     assert entry.running is not None
-    starts = entry.running.ask("train", effort.windows + 1, timeout_s=_ROUND_TIMEOUT_S)
+    starts = entry.running.ask("train", effort.windows + 1, timeout_s=ROUND_TIMEOUT_S)
     entry.rounds_s.append(windows_of(starts))
 
 
 def _check(entry: _Entry, expected: FloatArray) -> None:
     assert entry.running is not None
-    checks = entry.running.ask("check_weights", expected)
-    entry.largest_error = max(check.largest_error for check in checks)
+    entry.largest_error = check_weights(entry.running.ask("check_weights", expected))
+
+
+def check_weights(checks: Sequence[trainer.WeightCheck]) -> float:
+    """Return how far the farthest weight of any rank is off.
+
+    Raises
+    ------
+    RankFailed
+        When it is too far, or weights differ between ranks.
+    """
+    largest = max(check.largest_error for check in checks)
     if len({check.sha256 for check in checks}) > 1:
         raise RankFailed("weights differ between ranks")
-    if not entry.largest_error <= TOLERANCE:
-        raise RankFailed(f"weights are off by {entry.largest_error:.2g}")
+    if not largest <= TOLERANCE:
+        raise RankFailed(f"weights are off by {largest:.2g}")
+    return largest
 
 
 def _trace(entry: _Entry) -> None:

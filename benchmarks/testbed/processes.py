@@ -53,7 +53,7 @@ class Ranks:
         self, request: str, arguments: Sequence[tuple[Any, ...]], *, timeout_s: float = 120.0
     ) -> list[Any]:
         """Send a request with arguments of its own to every rank; see ``ask``."""
-        with self._awake():
+        with self.awake():
             for rank, (pipe, own) in enumerate(zip(self._pipes, arguments, strict=True)):
                 try:
                     pipe.send((request, own))
@@ -85,7 +85,8 @@ class Ranks:
         return [replies[rank] for rank in range(len(self._pipes))]
 
     @contextlib.contextmanager
-    def _awake(self) -> Iterator[None]:
+    def awake(self) -> Iterator[None]:
+        """Let the ranks run while the block does; they are stopped otherwise."""
         self._signal(signal.SIGCONT)
         try:
             yield

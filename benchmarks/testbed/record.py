@@ -181,8 +181,8 @@ def _line(result: SettingResult) -> str:
     )
 
 
-def _conditions(grid: Grid) -> dict[str, Any]:
-    import horovod
+def machine() -> dict[str, Any]:
+    """Say when, where and with what a record is made."""
     import torch
 
     return {
@@ -190,12 +190,19 @@ def _conditions(grid: Grid) -> dict[str, Any]:
         "pace": __version__,
         "commit": _commit(),
         "torch": torch.__version__,
-        "horovod": horovod.__version__,
         "python": platform.python_version(),
         "kernel": platform.release().split("-")[0],
         "cores": _cores(),
-        "rate_mbit_s": grid.rate_mbit_s,
         "burst_ms": BURST_MS,
+    }
+
+
+def _conditions(grid: Grid) -> dict[str, Any]:
+    import horovod
+
+    return machine() | {
+        "horovod": horovod.__version__,
+        "rate_mbit_s": grid.rate_mbit_s,
         "compute_s": grid.compute_s,
         "rounds": grid.rounds,
         "rounds_elsewhere": grid.rounds_elsewhere,

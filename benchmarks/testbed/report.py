@@ -56,7 +56,8 @@ def _conditions(record: dict[str, Any]) -> str:
     )
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -77,8 +78,8 @@ def _summary(settings: Sequence[SettingResult]) -> str:
         close = sum(contender.gap <= 0.05 for _, contender in found)
         farthest = max(found, key=lambda pair: pair[1].gap)
         lines.append(
-            f"- **{BY_NAME[name].label}**: {_times(statistics.median(r for r, _ in ratios))} the best peer's"
-            f" speed in the median of {len(ratios)} settings, {_times(least)} at the least ({_place(where)});"
+            f"- **{BY_NAME[name].label}**: {times(statistics.median(r for r, _ in ratios))} the best peer's"
+            f" speed in the median of {len(ratios)} settings, {times(least)} at the least ({_place(where)});"
             f" within 5 % of the bound in {close} of {len(found)}, farthest from it {farthest[1].gap:.1%}"
             f" ({_place(farthest[0])})."
         )
@@ -108,9 +109,9 @@ def _targets(settings: Sequence[SettingResult]) -> str:
                 *(setting.model, str(setting.workers), f"{setting.ratio:g}"),
                 contender.label + (" (fastest)" if contender is best else ""),
                 f"{contender.iteration_s * 1e3:.0f}",
-                _times(setting.speedup(contender, UNTUNED)),
-                _times(setting.speedup(contender, DDP)),
-                _times(setting.speedup(contender)),
+                times(setting.speedup(contender, UNTUNED)),
+                times(setting.speedup(contender, DDP)),
+                times(setting.speedup(contender)),
                 peer.label if peer else "-",
                 f"{contender.gap * 100:+.1f} %",
             ]
@@ -120,12 +121,13 @@ def _targets(settings: Sequence[SettingResult]) -> str:
         *("model", "W", "ratio", "PACE", "ms", "over untuned peers", "over DDP's best size"),
         *("over the best peer", "which is", "above the bound"),
     )
-    return "PACE as it is by default over each backend, and whichever of its ways was fastest.\n\n" + _table(
+    return "PACE as it is by default over each backend, and whichever of its ways was fastest.\n\n" + table(
         header, rows
     )
 
 
-def _times(value: float | None) -> str:
+def times(value: float | None) -> str:
+    """Write how many times faster something is."""
     return "-" if value is None else f"x {value:.2f}"
 
 
@@ -152,7 +154,7 @@ def _setting(setting: SettingResult) -> str:
                 label,
                 f"{contender.iteration_s * 1e3:.1f}",
                 f"{contender.spread:.1%}",
-                _times(setting.speedup(contender)),
+                times(setting.speedup(contender)),
                 f"{contender.gap * 100:+.1f} %",
                 f"{contender.predicted_s * 1e3:.1f} ({contender.error * 100:+.1f} %)",
                 f"{contender.largest_weight_error:.1e}",
@@ -167,7 +169,7 @@ def _setting(setting: SettingResult) -> str:
         f" {setting.compute_s * 1e3:.1f} ({setting.plain_error * 100:+.1f} %)."
         f" Machine's load before: {setting.load:.1f}."
     )
-    return f"{title}\n\n{_table(header, rows)}"
+    return f"{title}\n\n{table(header, rows)}"
 
 
 def _fidelity(settings: Sequence[SettingResult]) -> str:
@@ -182,14 +184,15 @@ def _fidelity(settings: Sequence[SettingResult]) -> str:
         ]
         if errors:
             everything += errors
-            rows.append([contender.label, *_error_cells(errors)])
+            rows.append([contender.label, *error_cells(errors)])
     if everything:
-        rows.append(["all", *_error_cells(everything)])
+        rows.append(["all", *error_cells(everything)])
     header = ("contender", "settings", "median error", "median of absolute errors", "worst")
-    return _table(header, rows)
+    return table(header, rows)
 
 
-def _error_cells(errors: Sequence[float]) -> list[str]:
+def error_cells(errors: Sequence[float]) -> list[str]:
+    """Return how many predictions there are and how far they are off."""
     return [
         str(len(errors)),
         f"{statistics.median(errors) * 100:+.1f} %",

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from pace.allreduce.realize import RealizedPlan, explained, fastest_plan
+from pace.allreduce.scenarios import stops_at_barrier
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.documents.options import Options
 from pace.documents.profile import Gradient, Op, Profile
@@ -36,7 +37,9 @@ def optimize(profile: Profile, options: Options | None = None) -> Schedule:
     """Return the schedule that minimizes the predicted iteration time of a profile.
 
     Same profile and options, same schedule to the byte. The schedule carries the proof that no preemptive
-    schedule of its groups is faster, and a lower bound against every fusion (DESIGN 4.3).
+    schedule of its groups is faster, and a lower bound against every fusion (DESIGN 4.3). Its all-reduces are
+    whole: where updates wait for a global norm, the forward pass waits for the last of them, and a plan in
+    two halves (``pace.best_schedule``) is faster.
 
     Raises
     ------
@@ -45,7 +48,7 @@ def optimize(profile: Profile, options: Options | None = None) -> Schedule:
     SolverFailed
         If the oracle gives no answer.
     """
-    options = options or Options()
+    options = with_all_reduces(options or Options())
     return _document(profile, options, _search(profile, options))
 
 
@@ -57,7 +60,23 @@ def plan_for(profile: Profile, options: Options | None = None) -> RealizedPlan:
     InvalidOptions, SolverFailed
         As ``optimize`` does.
     """
-    return _search(profile, options or Options()).plan
+    return _search(profile, with_all_reduces(options or Options())).plan
+
+
+def with_all_reduces(options: Options) -> Options:
+    """Return the options with target "pace" for "allreduce": in this room they are the same.
+
+    Raises
+    ------
+    InvalidOptions
+        For target "sharded", which ``pace.sharding.optimize`` answers.
+    """
+    if options.target == "sharded":
+        raise InvalidOptions(
+            'target "sharded" is no schedule of all-reduces: use pace.best_schedule, '
+            "or pace.sharding.optimize.optimize_sharded"
+        )
+    return options.model_copy(update={"target": "pace"}) if options.target == "allreduce" else options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +89,7 @@ class _Found:
 
 def _search(profile: Profile, options: Options) -> _Found:
     _refuse_misfits(options)
-    problem = FusionProblem.of(profile, barrier=options.target != "pace")
+    problem = FusionProblem.of(profile, barrier=stops_at_barrier(profile, options))
     bounds = Bounds(problem)
     fusion = fuse(problem, options, bounds)
     plan = fastest_plan(profile, problem, fusion, options)

@@ -31,12 +31,17 @@ class SampledWindows:
     compute_s: FloatArray
 
 
+def stops_at_barrier(profile: Profile, options: Options) -> bool:
+    """Whether the forward pass waits for every all-reduce: the framework's doing, or the update rule's."""
+    return options.target != "pace" or profile.update == "global-norm"
+
+
 def sample(profile: Profile, options: Options) -> SampledWindows:
     """Sample windows with jittered op durations; always the same ones."""
     durations = jittered_durations(profile, jitter=options.jitter, count=options.scenarios, seed=SEED)
     timings = [profile.timing_of(replace(profile.graph, durations_s=row)) for row in durations]
     tail = np.array([timing.tail_s for timing in timings])
-    if options.target != "pace":
+    if stops_at_barrier(profile, options):
         tail = np.broadcast_to(tail.max(axis=1, initial=0.0, keepdims=True), tail.shape)
     return SampledWindows(
         ready=np.array([timing.ready_s for timing in timings]),

@@ -23,16 +23,18 @@ from pace.checker.push_pull import (
     rates_of,
     wire_bytes,
 )
+from pace.checker.sharded import check_sharded
 from pace.checker.slots import check_slots
 from pace.checker.transfers import check_transfers
+from pace.documents.any_schedule import AnySchedule
 from pace.documents.profile import Profile
 from pace.documents.push_pull_schedule import PushPullSchedule
-from pace.documents.schedule import Schedule
+from pace.documents.sharded_schedule import ShardedSchedule
 
 __all__ = ["allreduce_s", "check", "check_transfers"]
 
 
-def check(profile: Profile, schedule: Schedule | PushPullSchedule) -> list[str]:
+def check(profile: Profile, schedule: AnySchedule) -> list[str]:
     """Return every way in which `schedule` is not a right answer for `profile`; empty if it is one.
 
     A schedule may be slower than the best: optimality is claimed by its certificate and bounds, and those
@@ -40,6 +42,8 @@ def check(profile: Profile, schedule: Schedule | PushPullSchedule) -> list[str]:
     """
     if isinstance(schedule, PushPullSchedule):
         return _check_push_pull(profile, schedule)
+    if isinstance(schedule, ShardedSchedule):
+        return check_sharded(profile, schedule)
     times = derive(profile, schedule)
     parts = (
         check_identity(profile, schedule),

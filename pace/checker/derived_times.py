@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import networkx
 
+from pace.documents.any_schedule import AnySchedule
 from pace.documents.profile import Profile
-from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
+from pace.documents.sharded_schedule import ShardedSchedule
 
 TOLERANCE = 1e-9
 
@@ -21,7 +22,7 @@ class DerivedTimes:
     slack_s: float
 
 
-def derive(profile: Profile, schedule: Schedule | PushPullSchedule) -> DerivedTimes:
+def derive(profile: Profile, schedule: AnySchedule) -> DerivedTimes:
     """Return the times that a schedule for its target is judged by."""
     graph: networkx.DiGraph[str] = networkx.DiGraph()
     last: dict[str, str] = {}
@@ -44,8 +45,10 @@ def derive(profile: Profile, schedule: Schedule | PushPullSchedule) -> DerivedTi
     for op in profile.ops:
         for name in op.waits_for:
             tail[name] = max(tail[name], after[op.name])
-    if isinstance(schedule, Schedule) and schedule.target != "pace":
-        # DDP and Horovod end an iteration at a barrier: the whole forward pass waits for every gradient.
+    behind_all = isinstance(schedule, Schedule) and schedule.target != "pace"
+    if behind_all or (profile.update == "global-norm" and not isinstance(schedule, ShardedSchedule)):
+        # DDP and Horovod end an iteration at a barrier, and a norm needs every gradient: the whole forward
+        # pass waits for all of them. Between two halves the norm is an event of its own.
         tail = dict.fromkeys(tail, max(tail.values(), default=0.0))
     compute = max(end.values(), default=0.0)
     window = max(compute, schedule.predicted.iteration_s, schedule.predicted.ideal_iteration_s)

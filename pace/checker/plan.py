@@ -5,12 +5,13 @@ from itertools import pairwise
 
 from pace.checker.allreduce import allreduce_s
 from pace.checker.derived_times import DerivedTimes, same
+from pace.documents.any_schedule import AnySchedule
 from pace.documents.profile import Profile
 from pace.documents.push_pull_schedule import ExchangeGroup, PushPullSchedule
 from pace.documents.schedule import Group, Schedule
 
 
-def check_identity(profile: Profile, schedule: Schedule | PushPullSchedule) -> Iterator[str]:
+def check_identity(profile: Profile, schedule: AnySchedule) -> Iterator[str]:
     """Yield what shows that the schedule was made for another profile."""
     if schedule.profile_sha256 != profile.sha256:
         yield f"profile_sha256 is {schedule.profile_sha256}, the profile's is {profile.sha256}"

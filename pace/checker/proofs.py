@@ -1,6 +1,6 @@
 """What is claimed: predictions, the certificate, and the bounds against every other fusion."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -8,6 +8,7 @@ from pace.checker.allreduce import allreduce_s
 from pace.checker.derived_times import TOLERANCE, DerivedTimes, same
 from pace.checker.slots import slots, slots_served
 from pace.documents.collective_costs import SampledAllReduce
+from pace.documents.half_costs import SampledHalf
 from pace.documents.profile import Profile
 from pace.documents.schedule import ChainBound, FusionBound, Schedule
 
@@ -84,7 +85,12 @@ def _strongest_set(schedule: Schedule) -> float:
 
 def check_bound(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     """Yield why the bound against every fusion does not hold."""
-    bound = schedule.bound
+    yield from check_set(profile, schedule.bound, times, "bound")
+    yield from check_line(profile, times, "bound", schedule.bound)
+
+
+def check_set(profile: Profile, bound: FusionBound, times: DerivedTimes, field: str) -> Iterator[str]:
+    """Yield why a set of gradients does not prove its bound, its line aside."""
     slack = times.slack_s
     inside = [
         gradient.size_bytes
@@ -95,24 +101,28 @@ def check_bound(profile: Profile, schedule: Schedule, times: DerivedTimes) -> It
     ]
     if bound.total_bytes > sum(inside) or bound.num_gradients > len(inside):
         stated = f"{bound.num_gradients} gradients of {bound.total_bytes} bytes"
-        yield f"bound: {stated}, at most {len(inside)} of {sum(inside)} qualify"
+        yield f"{field}: {stated}, at most {len(inside)} of {sum(inside)} qualify"
     per_byte = bound.total_bytes * bound.seconds_per_byte
     # Without a byte there is no call that starts after min_ready_s, and nothing is proved.
     total = bound.min_ready_s + bound.latency_s + per_byte + bound.min_tail_s if bound.total_bytes else 0.0
     if not same(bound.bound_s, total, times):
-        yield f"bound.bound_s is {bound.bound_s!r}, its parts add up to {total!r}"
-    yield from _check_line(profile, times, "bound", bound)
+        yield f"{field}.bound_s is {bound.bound_s!r}, its parts add up to {total!r}"
 
 
 def check_chain_bound(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     """Show that no contiguous partition of the relaxed chain is faster than chain_bound says."""
     bound = schedule.chain_bound
-    yield from _check_line(profile, times, "chain_bound", bound)
+    yield from check_line(profile, times, "chain_bound", bound)
     yield from check_chain(profile, bound, times, behind_s=0.0)
 
 
 def check_chain(
-    profile: Profile, bound: ChainBound, times: DerivedTimes, *, behind_s: float
+    profile: Profile,
+    bound: ChainBound,
+    times: DerivedTimes,
+    *,
+    behind_s: float,
+    field: str = "chain_bound",
 ) -> Iterator[str]:
     """Show that no contiguous partition is faster than a chain bound; every tail is `behind_s` longer."""
     chain = [
@@ -122,7 +132,7 @@ def check_chain(
     ]
     if not chain:
         if bound.bound_s:
-            yield f"chain_bound.bound_s is {bound.bound_s!r}, there is nothing to send"
+            yield f"{field}.bound_s is {bound.bound_s!r}, there is nothing to send"
         return
     # Of gradients ready together the one needed last comes first: that relaxes the chain least.
     chain.sort(
@@ -143,22 +153,32 @@ def check_chain(
         # Strictly: a window of 0 s, in which no two times may differ, is no faster than 0 s.
         fewest[first] = np.min(groups[windows < limit], initial=np.inf)
     if np.isfinite(fewest[0]):
-        yield f"chain_bound.bound_s is {bound.bound_s!r}, {int(fewest[0])} contiguous groups are faster"
+        yield f"{field}.bound_s is {bound.bound_s!r}, {int(fewest[0])} contiguous groups are faster"
 
 
-def _check_line(
-    profile: Profile, times: DerivedTimes, field: str, bound: FusionBound | ChainBound
+def check_line(
+    profile: Profile,
+    times: DerivedTimes,
+    field: str,
+    bound: FusionBound | ChainBound,
+    duration_s: Callable[[int], float] | None = None,
 ) -> Iterator[str]:
+    """Show that no call costs less than a bound's line says; by default, no all-reduce."""
     slack = times.slack_s
     everything = sum(gradient.size_bytes for gradient in profile.gradients)
     if not everything:
         return
     sizes = {int(size) for size in np.geomspace(1, everything, 200)}
-    if isinstance(profile.allreduce, SampledAllReduce):
-        sizes |= {int(size) for size, _ in profile.allreduce.samples if 1 <= size <= everything}
+    for document in (profile.allreduce, profile.reduce_scatter, profile.all_gather):
+        if isinstance(document, SampledAllReduce | SampledHalf):
+            sizes |= {int(size) for size, _ in document.samples if 1 <= size <= everything}
     for size in sorted(sizes):
         least = bound.latency_s + size * bound.seconds_per_byte
-        real = allreduce_s(profile.allreduce, profile.workers, size)
+        if duration_s is None:
+            real = allreduce_s(profile.allreduce, profile.workers, size)
+        else:
+            real = duration_s(size)
         if least > real * (1 + TOLERANCE) + slack:
-            yield f"{field}: its line says {least!r} s for {size} bytes, an all-reduce takes {real!r}"
+            what = "an all-reduce" if duration_s is None else "a call"
+            yield f"{field}: its line says {least!r} s for {size} bytes, {what} takes {real!r}"
             return

@@ -8,8 +8,8 @@ import typer
 
 from pace.cli.console import JsonOption, ProfileArgument
 from pace.cli.reporting import WRONG, reported
+from pace.documents.any_schedule import load_any_schedule
 from pace.documents.profile import load_profile
-from pace.documents.push_pull_schedule import load_any_schedule
 from pace.errors import InvalidSchedule
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from pace.cli.console import JsonOption, make_console, make_table
 from pace.cli.reporting import WRONG, reported
+from pace.cli.servers import fabric_processes, weight_sync
 from pace.documents.base import explain
 from pace.documents.fabric.reading import load_batch, load_document, load_network, load_transfer_plan
 from pace.documents.fabric.scenario import FabricScenario
@@ -19,6 +20,13 @@ from pace.documents.fabric.transfer_plan import TransferOptions, TransferPlan
 from pace.errors import InvalidFabric, InvalidOptions
 
 app = typer.Typer(help="Transfers of many workers' updates over unequal and changing links.")
+app.command()(fabric_processes.scheduler)
+app.command()(fabric_processes.daemon)
+app.command()(fabric_processes.serve)
+app.command()(fabric_processes.status)
+app.command()(weight_sync.distribute)
+app.command()(weight_sync.receive)
+app.command("check-log")(fabric_processes.check_log)
 
 NetworkArgument = Annotated[
     Path, typer.Argument(help="A network document.", exists=True, dir_okay=False, readable=True)

@@ -207,15 +207,18 @@ def fit(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")] = False,
 ) -> None:
     """Fit an all-reduce cost to logs of nccl-tests, OSU, Horovod's timeline or CSV."""
+    from pace.cost_doubts import cost_doubts
     from pace.formats.fit import fit_cost
 
     with reported():
         fitted = fit_cost(logs, workers=workers, format=log_format)
-        document = fitted.allreduce.model_dump_json(indent=2)
+        document = fitted.allreduce.model_dump_json(indent=2, exclude={"counts", "deviations_s"})
         if output is not None:
             output.write_text(document + "\n")
     if as_json:
         typer.echo(document)
+    for doubt in cost_doubts(fitted.allreduce):
+        typer.echo(f"pace: warning: {doubt}", err=True)
     line = fitted.affine
     typer.echo(
         f"{len(fitted.allreduce.samples)} samples at {fitted.workers} workers; one line "

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from pace.cli.reporting import reported
 
 if TYPE_CHECKING:
-    from pace.api.storage.keys import KeyRing
+    from pace.api.storage.keys import ApiKey, KeyRing
 
 app = typer.Typer(help="Create, list and revoke API keys of the service.", no_args_is_help=True)
 
@@ -25,6 +26,9 @@ def create(
     name: Annotated[str, typer.Argument(help="Whose key it is, for people.")],
     tenant: Annotated[str, typer.Option(help="Keys of one tenant see the same data.")] = "default",
     scope: Annotated[list[str] | None, typer.Option(help="read, submit, admin; may be repeated.")] = None,
+    expires_in_days: Annotated[
+        float | None, typer.Option(min=0, help="How long it is valid; for ever unless given.")
+    ] = None,
     database_url: DatabaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -39,7 +43,8 @@ def create(
         typer.echo(f"pace keys: {what}", err=True)
         raise typer.Exit(2)
     with _key_ring(database_url, new=True) as keys:
-        token = keys.create(tenant, name, scopes)
+        ends = None if expires_in_days is None else datetime.now(UTC) + timedelta(days=expires_in_days)
+        token = keys.create(tenant, name, scopes, ends)
     if as_json:
         typer.echo(
             json.dumps({"id": token.split("_")[1], "tenant": tenant, "scopes": scopes, "token": token})
@@ -62,14 +67,26 @@ def list_keys(database_url: DatabaseUrl = None, as_json: AsJson = False) -> None
                 "scopes": sorted(key.scopes),
                 "created_at": key.created_at.isoformat(),
                 "revoked_at": None if key.revoked_at is None else key.revoked_at.isoformat(),
+                "expires_at": None if key.expires_at is None else key.expires_at.isoformat(),
+                "last_used_at": None if key.last_used_at is None else key.last_used_at.isoformat(),
             }
             for key in found
         ]
         typer.echo(json.dumps(shown))
         return
     for key in found:
-        state = "valid" if key.revoked_at is None else f"revoked {key.revoked_at:%Y-%m-%d}"
-        typer.echo(f"{key.id}  {key.tenant}  {key.name}  {' '.join(sorted(key.scopes))}  {state}")
+        scopes = " ".join(sorted(key.scopes))
+        typer.echo(f"{key.id}  {key.tenant}  {key.name}  {scopes}  {_state(key)}")
+
+
+def _state(key: "ApiKey") -> str:
+    if key.revoked_at is not None:
+        return f"revoked {key.revoked_at:%Y-%m-%d}"
+    state = "valid"
+    if key.expires_at is not None:
+        passed = key.expires_at <= datetime.now(UTC)
+        state = f"{'expired' if passed else 'valid until'} {key.expires_at:%Y-%m-%d}"
+    return state if key.last_used_at is None else f"{state}, last used {key.last_used_at:%Y-%m-%d}"
 
 
 @app.command()

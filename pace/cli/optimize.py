@@ -28,7 +28,8 @@ from pace.documents.cluster import Cluster
 from pace.documents.options import Options, Risk
 from pace.documents.profile import Profile, load_profile
 from pace.documents.push_pull_schedule import PushPullSchedule
-from pace.documents.schedule import Fusion, Oracle, Schedule, Target
+from pace.documents.schedule import AskedTarget, Fusion, Oracle, Schedule
+from pace.documents.sharded_schedule import ShardedSchedule
 from pace.errors import InvalidOptions
 
 
@@ -38,7 +39,13 @@ def optimize(
         Oracle, typer.Option(help="Longest tail first, or the LP (needs --slot-s).")
     ] = "jackson",
     fusion: Annotated[Fusion, typer.Option(help="How gradients are fused.")] = "optimal",
-    target: Annotated[Target, typer.Option(help="Whose semantics to optimize for.")] = "pace",
+    target: Annotated[
+        AskedTarget,
+        typer.Option(
+            help="Whose semantics: our runtime's (pace: sharded behind a global norm, else allreduce), "
+            "DDP's or Horovod's."
+        ),
+    ] = "pace",
     slot_s: Annotated[
         float | None, typer.Option(help="Slot length in seconds; else continuous time.")
     ] = None,
@@ -66,6 +73,7 @@ def optimize(
 ) -> None:
     """Compute the schedule of a profile."""
     from pace.allreduce.optimize import optimize as solve
+    from pace.schedule_choice import best_schedule
 
     with reported():
         refuse_unknown_ending(plot)
@@ -73,10 +81,10 @@ def optimize(
         warn_if_misleading(loaded)
         if exchange == "ps":
             allreduce_only = (oracle != "jackson", target != "pace", slot_s, max_segment_bytes, scenarios)
-            if any(allreduce_only) or timeline or plot or write_lp:
+            if any(allreduce_only) or plot or write_lp:
                 raise InvalidOptions(
                     "--exchange ps takes --fusion, --max-group-bytes, --servers, --colocated, --cluster, "
-                    "--partition-bytes, --output and --json"
+                    "--partition-bytes, --output, --timeline and --json"
                 )
             made = _exchange(
                 loaded,
@@ -87,6 +95,10 @@ def optimize(
             )
             if output is not None:
                 output.write_bytes(made.to_json())
+            if timeline is not None:
+                from pace.view.exchange_timeline import exchange_trace
+
+                timeline.write_text(json.dumps(exchange_trace(loaded, made)))
             if as_json:
                 sys.stdout.buffer.write(made.to_json())
             else:
@@ -107,9 +119,20 @@ def optimize(
             jitter=jitter,
             risk=risk,
         )
-        schedule = solve(loaded, options)
+        schedule = best_schedule(loaded, options)
         if output is not None:
             output.write_bytes(schedule.to_json())
+        if isinstance(schedule, ShardedSchedule):
+            if timeline or plot or write_lp:
+                raise InvalidOptions(
+                    "a schedule in two halves has no --timeline, --plot or --write-lp: "
+                    "--target allreduce has them"
+                )
+            if as_json:
+                sys.stdout.buffer.write(schedule.to_json())
+            else:
+                describe_sharded(loaded, schedule, make_console())
+            return
         if timeline is not None:
             from pace.view.timeline import chrome_trace
 
@@ -126,7 +149,7 @@ def optimize(
             sys.stdout.buffer.write(schedule.to_json())
         else:
             describe(loaded, schedule, make_console())
-            if target != "pace":
+            if target in ("ddp", "horovod"):
                 _describe_framework(schedule, solve(loaded), make_console())
 
 
@@ -192,6 +215,43 @@ def describe(profile: Profile, schedule: Schedule, console: Console) -> None:
             str(segment.group),
             f"{segment.size_bytes:,}",
             *(f"{seconds * 1e3:.3f}" for seconds in times),
+            first + (f" +{len(rest)}" if rest else ""),
+        )
+    console.print(table)
+
+
+def describe_sharded(profile: Profile, schedule: ShardedSchedule, console: Console) -> None:
+    """Print a schedule in two halves for people."""
+    predicted = schedule.predicted
+    print_line = partial(console.print, highlight=False, soft_wrap=True)
+    print_line(f"[bold]{profile.name}[/bold]: {len(profile.gradients)} gradients, {profile.workers} workers")
+    print_line(
+        f"iteration   {predicted.iteration_s * 1e3:.3f} ms predicted; "
+        f"compute alone {predicted.compute_s * 1e3:.3f} ms; updates {schedule.update}"
+    )
+    print_line(
+        f"optimality  within {_percent(predicted.gap)} of what any schedule in two halves can do "
+        f"({predicted.lower_bound_s * 1e3:.3f} ms)"
+    )
+    print_line(
+        f"plan        {len(schedule.reduce_scatters)} reduce-scatters, "
+        f"{len(schedule.all_gathers)} all-gathers, {len(schedule.shards)} shards, "
+        f"{len(schedule.segments)} segments"
+    )
+    if schedule.norm is not None:
+        print_line(f"norm        exchanged at {schedule.norm.start_s * 1e3:.3f} ms")
+    print_line(f"fusion      {schedule.solver.fusion}: {schedule.solver.method}")
+    print_line("")
+    columns = ("priority", "call", "bytes", "start ms", "end ms", "gradients")
+    table = make_table(*columns, left=("gradients",))
+    for segment in schedule.segments:
+        call = schedule.calls[segment.half][segment.call]
+        first, *rest = [name for shard in call.shards for name in schedule.shards[shard].gradients]
+        table.add_row(
+            str(segment.priority),
+            f"{segment.half} {segment.call}",
+            f"{segment.num_columns * schedule.column_bytes_of(call):,}",
+            *(f"{seconds * 1e3:.3f}" for seconds in (segment.start_s, segment.end_s)),
             first + (f" +{len(rest)}" if rest else ""),
         )
     console.print(table)

@@ -79,6 +79,14 @@ def warn_if_misleading(profile: Profile) -> None:
         _show_warning(warning)
 
 
+def warn_of_the_cost(profile: Profile) -> None:
+    """Say what the profile's measured all-reduces do not tell."""
+    from pace.cost_doubts import question_doubts
+
+    for doubt in question_doubts(profile):
+        _show_warning(doubt)
+
+
 def _show_warning(message: Warning | str, *_place: Any) -> None:
     typer.echo(f"pace: warning: {message}", err=True)
 

@@ -49,7 +49,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a profile under the policies of the field."""
-    from pace.allreduce.optimize import optimize as solve
+    from pace.schedule_choice import lower_bound_s
     from pace.simulation import POLICIES, knobs_of, make_policy
     from pace.simulation import simulate as run
 
@@ -83,7 +83,7 @@ def simulate(
 
             report(loaded, policy, knobs, search=tune, num_trials=trials, seed=seed, as_json=as_json)
             return
-        bound = solve(loaded).predicted.lower_bound_s
+        bound = lower_bound_s(loaded)
         results: list[dict[str, Any]] = []
         for name in policy or POLICIES:
             mine = {key: value for key, value in knobs.items() if key in knobs_of(name)}

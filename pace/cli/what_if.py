@@ -18,7 +18,7 @@ from pace.cli.console import (
     make_table,
     refuse_unknown_ending,
 )
-from pace.cli.reporting import reported, warn_if_misleading
+from pace.cli.reporting import reported, warn_if_misleading, warn_of_the_cost
 from pace.cli.servers.what_if import report_servers
 from pace.documents.profile import Profile, load_profile
 from pace.errors import InvalidOptions
@@ -124,6 +124,7 @@ def what_if(
         )
         loaded = load_profile(profile)
         warn_if_misleading(loaded)
+        warn_of_the_cost(loaded)
         _say_what_is_assumed(loaded, grid)
         if processes is not None and processes < 1:
             raise InvalidOptions(f"{processes} processes: expected at least 1")

@@ -5,10 +5,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pace.documents.any_schedule import AnySchedule
 from pace.documents.base import Document
 from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.documents.schedule import Schedule, Sha256
+from pace.documents.schedule import Sha256
 
 # No control characters: PostgreSQL cannot store NUL, and the rest are nobody's name.
 JobName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -140,6 +141,8 @@ class ScheduleResource(Document):
         always gives the same id.
     created_at
         When it was asked for first.
+    schedule
+        Of version 2 where the profile's links are those of parameter servers.
     """
 
     id: ResourceId
@@ -147,7 +150,7 @@ class ScheduleResource(Document):
     fingerprint: Sha256
     profile_sha256: Sha256
     created_at: datetime
-    schedule: Schedule
+    schedule: Annotated[AnySchedule, Field(discriminator="schema_version")]
 
 
 class Problem(BaseModel):
@@ -195,6 +198,13 @@ class TaskResource(Document):
     problem: Problem | None = None
     num_done: int | None = None
     num_total: int | None = None
+
+
+class TaskPage(Document):
+    """Tasks, newest first; `next` is the cursor of the next page, if there is one."""
+
+    items: tuple[TaskResource, ...]
+    next: str | None
 
 
 class SimulationRequest(Document):

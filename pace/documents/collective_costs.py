@@ -6,7 +6,7 @@ Each document gives the curve g (``pace.solver.cost``) for a number of workers; 
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pace import collectives
 from pace.collectives import ring_factors
@@ -49,10 +49,28 @@ class SampledAllReduce(CostDocument):
     Repeats are averaged and decreases smoothed by isotonic regression (weighted by repeats), so
     that g never falls. Below the smallest sample and beyond the largest, g is an assumption
     (``pace.collectives.through_samples``).
+
+    Attributes
+    ----------
+    counts, deviations_s
+        For each sample, of how many calls it is, and their standard deviation in seconds; empty where
+        this is not known.
+    ranks
+        How many ranks' records the samples are from. With one, waiting for late ranks is part of them.
     """
 
     kind: Literal["samples"] = "samples"
     samples: Annotated[tuple[tuple[AtLeastOne, NonNegative], ...], Field(min_length=1)]
+    counts: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    deviations_s: tuple[NonNegative, ...] = ()
+    ranks: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_for_each_sample(self) -> Self:
+        for name, values in (("counts", self.counts), ("deviations_s", self.deviations_s)):
+            if values and len(values) != len(self.samples):
+                raise ValueError(f"{len(values)} {name} for {len(self.samples)} samples")
+        return self
 
     def cost(self, workers: int) -> CostCurve:
         """Return g for `workers` workers."""
@@ -88,7 +106,7 @@ class SampledAllReduce(CostDocument):
         changed = [(size, new_floor + (seconds - floor) * scale) for size, seconds in ordered]
         if ordered[0][0] > collectives.LATENCY_MEASURED_BYTES:
             changed.insert(0, (1.0, new_floor))  # what was assumed at the old latency must not come back
-        return self.model_copy(update={"samples": tuple(changed)})
+        return self.model_copy(update={"samples": tuple(changed), "counts": (), "deviations_s": ()})
 
 
 class _Network(CostDocument):

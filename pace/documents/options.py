@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pace.documents.base import Document
-from pace.documents.schedule import Fusion, Oracle, Target
+from pace.documents.schedule import AskedTarget, Fusion, Oracle
 
 Risk = Literal["mean", "p95"]
 
@@ -21,7 +21,9 @@ class Options(Document):
     fusion
         "optimal", "pace" (the paper's Algorithm 1) or "none".
     target
-        Whose semantics to optimize for.
+        Whose semantics to optimize for. "allreduce": our runtime with whole all-reduces; "sharded": with
+        reduce-scatters, updates of shards and all-gathers; "pace": "sharded" where the profile's updates wait
+        for a global norm, else "allreduce". "ddp" and "horovod": buckets and groups behind a barrier.
     slot_s
         Length of a slot in seconds; None for continuous time.
     max_group_bytes
@@ -39,7 +41,7 @@ class Options(Document):
 
     oracle: Oracle = "jackson"
     fusion: Fusion = "optimal"
-    target: Target = "pace"
+    target: AskedTarget = "pace"
     slot_s: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
     max_group_bytes: Annotated[int, Field(gt=0)] | None = None
     max_segment_bytes: Annotated[int, Field(gt=0)] | None = None

@@ -18,6 +18,7 @@ from pace.documents.base import Document, explain
 from pace.documents.collective_costs import AllReduce
 from pace.documents.fingerprint import fingerprint
 from pace.documents.frozen import FrozenDict, frozen
+from pace.documents.half_costs import HalfCost, halves_of
 from pace.documents.profile_json import dump_profile
 from pace.errors import InvalidProfile
 from pace.graph import CyclicGraph, Graph, build_graph, path_from_marked
@@ -26,6 +27,8 @@ from pace.solver.cost import CostCurve
 
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+UpdateRule = Literal["per-gradient", "global-norm"]
 
 # Beyond these a double no longer counts every byte, and sums of times leave its range.
 MAX_TOTAL_BYTES = 2**53
@@ -50,10 +53,13 @@ ELEMENT_BYTES: dict[DType, int] = {
 
 
 class Op(Document):
-    """A unit of compute.
+    """A unit of compute, or of communication that no schedule moves.
 
     Attributes
     ----------
+    kind
+        "communication" is an all-to-all, an all-gather, a reduce-scatter: it takes its time on a stream of
+        its own, beside the network of the all-reduces, and no faster device shortens it.
     duration_s
         Its duration in seconds; `duration_std_s` the standard deviation over measured iterations.
     deps
@@ -65,6 +71,7 @@ class Op(Document):
     """
 
     name: Name
+    kind: Literal["compute", "communication"] = "compute"
     duration_s: Seconds
     duration_std_s: Seconds = 0.0
     deps: tuple[Name, ...] = ()
@@ -108,6 +115,14 @@ class Timing:
 class Profile(Document):
     """One training iteration: compute ops, gradients, and what an all-reduce costs.
 
+    Attributes
+    ----------
+    update
+        What an update waits for: "per-gradient", the sum of its own gradient; "global-norm", the sums of all
+        of them, as with clipping by the global norm or a loss scale that looks at every gradient.
+    reduce_scatter, all_gather
+        What the halves of an all-reduce cost, where they were measured; see ``pace.documents.half_costs``.
+
     Raises
     ------
     pydantic.ValidationError
@@ -121,6 +136,9 @@ class Profile(Document):
     ops: tuple[Op, ...]
     gradients: tuple[Gradient, ...]
     allreduce: AllReduce
+    reduce_scatter: HalfCost | None = None
+    all_gather: HalfCost | None = None
+    update: UpdateRule = "per-gradient"
     metadata: Annotated[dict[str, Any], AfterValidator(frozen)] = Field(default_factory=FrozenDict)
 
     @model_validator(mode="after")
@@ -159,12 +177,16 @@ class Profile(Document):
         if total_s > MAX_TOTAL_S:
             raise ValueError(f"ops last {total_s} s together, at most {MAX_TOTAL_S:g} s are allowed")
         with np.errstate(all="ignore"):
-            allreduce_s = float(self.cost(total_bytes))
-        if not allreduce_s <= MAX_TOTAL_S:
-            raise ValueError(
-                f"an all-reduce of all {total_bytes} bytes takes {allreduce_s} s, "
-                f"at most {MAX_TOTAL_S:g} s are allowed"
-            )
+            durations = {"an all-reduce": float(self.cost(total_bytes))}
+            for what, half in (("a reduce-scatter", self.reduce_scatter), ("an all-gather", self.all_gather)):
+                if half is not None:
+                    durations[what] = float(half.cost(self.workers)(total_bytes))
+        for what, seconds in durations.items():
+            if not seconds <= MAX_TOTAL_S:
+                raise ValueError(
+                    f"{what} of all {total_bytes} bytes takes {seconds} s, "
+                    f"at most {MAX_TOTAL_S:g} s are allowed"
+                )
 
     def _refuse_early_waits(self, graph: Graph) -> None:
         # Assumption A (the PACE paper's Lemma 1): ready times must not depend on any all-reduce.
@@ -186,7 +208,14 @@ class Profile(Document):
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return Profile(**(fields | changes))
 
-    def with_network(self, allreduce: AllReduce, workers: int) -> "Profile":
+    def with_network(
+        self,
+        allreduce: AllReduce,
+        workers: int,
+        *,
+        reduce_scatter: HalfCost | None = None,
+        all_gather: HalfCost | None = None,
+    ) -> "Profile":
         """Return a copy on another network; what follows from ops and gradients is not derived anew.
 
         For callers that price thousands of networks: validating the ops again, and walking their graph, would
@@ -198,8 +227,15 @@ class Profile(Document):
             If the cost is not defined for so many workers.
         """
         cost = allreduce.cost(workers)
-        changed = self.model_copy(update={"allreduce": allreduce, "workers": workers})
-        for stale in ("sha256", "fingerprint"):
+        changed = self.model_copy(
+            update={
+                "allreduce": allreduce,
+                "workers": workers,
+                "reduce_scatter": reduce_scatter,
+                "all_gather": all_gather,
+            }
+        )
+        for stale in ("sha256", "fingerprint", "half_costs"):
             changed.__dict__.pop(stale, None)
         changed.__dict__["cost"] = cost
         return changed
@@ -250,9 +286,38 @@ class Profile(Document):
         return self.allreduce.cost(self.workers)
 
     @cached_property
+    def half_costs(self) -> tuple[CostCurve, CostCurve]:
+        """The durations of a reduce-scatter and of an all-gather as functions of the whole buffer's bytes.
+
+        Raises
+        ------
+        ValueError
+            Where gradients are exchanged over parameter servers.
+        """
+        first, second = self.reduce_scatter, self.all_gather
+        if first is not None and second is not None:
+            return first.cost(self.workers), second.cost(self.workers)
+        halves = halves_of(self.allreduce, self.workers)
+        return (
+            halves[0] if first is None else first.cost(self.workers),
+            halves[1] if second is None else second.cost(self.workers),
+        )
+
+    @cached_property
     def sha256(self) -> str:
         """SHA-256 of the profile's canonical JSON; 64 hexadecimal digits."""
         document = self.model_dump(mode="json")
+        for op in document["ops"]:
+            # What every op of an older document is leaves its digest, and its schedules, as they are.
+            if op["kind"] == "compute":
+                del op["kind"]
+        for name in ("counts", "deviations_s", "ranks"):
+            if not document["allreduce"].get(name, True):
+                del document["allreduce"][name]
+        # A profile that says nothing new has the hash that it always had.
+        for name in ("reduce_scatter", "all_gather", "update"):
+            if document[name] == type(self).model_fields[name].default:
+                del document[name]
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -18,9 +18,16 @@ def dump_profile(profile: "Profile") -> str:
         f'"workers": {profile.workers}',
         f'"ops": {_rows(_without_defaults(op) for op in profile.ops)}',
         f'"gradients": {_rows(gradient.model_dump(mode="json") for gradient in profile.gradients)}',
-        f'"allreduce": {_allreduce(profile)}',
+        f'"allreduce": {_cost(profile.allreduce)}',
         f'"metadata": {json.dumps(profile.metadata, indent=1, allow_nan=False)}',
     ]
+    lines[-1:-1] = [
+        f'"{name}": {_cost(half)}'
+        for name, half in (("reduce_scatter", profile.reduce_scatter), ("all_gather", profile.all_gather))
+        if half is not None
+    ]
+    if profile.update != "per-gradient":
+        lines.insert(-1, f'"update": {json.dumps(profile.update)}')
     return "{" + ",\n ".join(lines) + "}\n"
 
 
@@ -28,11 +35,12 @@ def _without_defaults(op: BaseModel) -> dict[str, Any]:
     return op.model_dump(mode="json", exclude_defaults=True)
 
 
-def _allreduce(profile: "Profile") -> str:
-    document = profile.allreduce.model_dump(mode="json")
+def _cost(cost: BaseModel) -> str:
+    document = cost.model_dump(mode="json")
     samples = document.pop("samples", None)
     if samples is None:
         return json.dumps({name: value for name, value in document.items() if value is not None})
+    document = {name: value for name, value in document.items() if value}
     return json.dumps(document)[:-1] + f', "samples": {_rows(samples)}}}'
 
 

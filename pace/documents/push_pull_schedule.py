@@ -1,7 +1,5 @@
 """The schedule document of push and pull: version 2, for plans that name a server for every segment."""
 
-import json
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -15,9 +13,7 @@ from pace.documents.schedule import (
     Fusion,
     Index,
     Prediction,
-    Schedule,
     Sha256,
-    parse_schedule,
     refuse_gaps,
 )
 from pace.errors import InvalidSchedule
@@ -182,20 +178,3 @@ def parse_push_pull_schedule(document: bytes | str) -> PushPullSchedule:
         return PushPullSchedule.model_validate_json(document, strict=True)
     except ValidationError as error:
         raise InvalidSchedule(explain(error)) from None
-
-
-def parse_any_schedule(document: bytes | str) -> Schedule | PushPullSchedule:
-    """Read a schedule of any version; raises InvalidSchedule with one line per fault."""
-    try:
-        version = json.loads(document).get("schema_version")
-    except (ValueError, AttributeError, RecursionError):
-        version = None
-    return parse_push_pull_schedule(document) if version == 2 else parse_schedule(document)
-
-
-def load_any_schedule(path: str | Path) -> Schedule | PushPullSchedule:
-    """Read a schedule of any version from a JSON file; raises InvalidSchedule and OSError."""
-    try:
-        return parse_any_schedule(Path(path).read_bytes())
-    except InvalidSchedule as error:
-        raise InvalidSchedule(f"{path}: {error}") from None

@@ -14,6 +14,7 @@ Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 Index = Annotated[int, Field(ge=0)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Target = Literal["pace", "ddp", "horovod"]
+AskedTarget = Literal["pace", "allreduce", "sharded", "ddp", "horovod"]
 Oracle = Literal["jackson", "lp"]
 Fusion = Literal["optimal", "pace", "none"]
 

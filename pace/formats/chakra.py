@@ -19,7 +19,8 @@ from pace.formats.chakra_messages import stream_nodes
 from pace.formats.execution_trace import TracedTensor, tensors_of
 from pace.formats.kineto_records import ACCUMULATE, BACKWARD, COMMUNICATION
 from pace.formats.reading import warn
-from pace.formats.training_step import StepGradient, StepOp, TrainingStep, profile_of_step
+from pace.formats.step_records import StepGradient, StepOp, TrainingStep
+from pace.formats.training_step import profile_of_step
 
 _COLLECTIVE, _SEND, _RECEIVE = 7, 5, 6
 _ALL_REDUCE = 0
@@ -51,7 +52,7 @@ def read_chakra(
     if allreduce is None:
         if not reader.samples:
             raise FormatError(path, "no all-reduce was recorded: give the cost of an all-reduce")
-        allreduce = SampledAllReduce(samples=tuple(sorted(reader.samples.items())))
+        allreduce = SampledAllReduce(samples=tuple(sorted(reader.samples.items())), ranks=1)
     return profile_of_step(
         path,
         step,

@@ -10,6 +10,7 @@ from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.errors import FormatError, InvalidOptions
 from pace.formats.cost_csv import read_cost_csv
 from pace.formats.cost_log import CostLog
+from pace.formats.horovod_timeline import TOOL as HOROVOD_TIMELINE
 from pace.formats.horovod_timeline import read_horovod_cost
 from pace.formats.nccl_tests import read_nccl_tests
 from pace.formats.osu import read_osu
@@ -96,12 +97,17 @@ def fit_cost(
     samples = sorted(sample for log in logs for sample in log.samples)
     affine, error = _affine(np.array(samples))
     return FittedCost(
-        allreduce=SampledAllReduce(samples=tuple(samples)),
+        allreduce=SampledAllReduce(samples=tuple(samples), ranks=_ranks(logs, workers or max(said))),
         workers=said.pop(),
         logs=logs,
         affine=affine,
         affine_error=error,
     )
+
+
+def _ranks(logs: Sequence[CostLog], workers: int) -> int:
+    """Return how many ranks the logs are of: benchmarks wait for all of them, a timeline is one rank's."""
+    return 1 if any(log.tool == HOROVOD_TIMELINE for log in logs) else workers
 
 
 def _affine(samples: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> tuple[AffineAllReduce, float]:

@@ -20,7 +20,7 @@ from pace.errors import FormatError
 from pace.formats.cost_log import CostLog, cost_log
 from pace.formats.reading import number, stream_json, validated, warn
 
-_TOOL = "Horovod timeline"
+TOOL = "Horovod timeline"
 _NEGOTIATE = "NEGOTIATE_ALLREDUCE"
 _ALLREDUCE = "ALLREDUCE"
 _SHAPE = re.compile(r"^\[\s*(\d+(?:\s*,\s*\d+)*)?\s*\]$")
@@ -60,7 +60,7 @@ def read_horovod_cost(path: str | Path) -> CostLog:
     for fused in _fused(calls):
         duration = max(call.wire_end_s for call in fused) - min(call.wire_start_s for call in fused)
         samples.append((float(sum(call.size_bytes for call in fused)), duration))
-    return cost_log(path, _TOOL, samples, workers)
+    return cost_log(path, TOOL, samples, workers)
 
 
 def read_horovod_profile(path: str | Path, *, workers: int | None = None, name: str | None = None) -> Profile:
@@ -118,10 +118,10 @@ def read_horovod_profile(path: str | Path, *, workers: int | None = None, name: 
                 )
                 for tensor in order
             ),
-            allreduce=SampledAllReduce(samples=samples),
+            allreduce=SampledAllReduce(samples=samples, ranks=1),
             metadata={
                 "origin": "imported",
-                "tool": _TOOL,
+                "tool": TOOL,
                 "iterations": len(iterations),
                 "inferred": (
                     "Backward ops are the times between gradients; the forward pass is what no gradient or "

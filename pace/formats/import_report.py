@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from pace.cost_doubts import question_doubts
 from pace.documents.profile import Profile
 
 DOUBTFUL, MISLEADING = 0.1, 0.3
@@ -36,6 +37,8 @@ def _cost(profile: Profile) -> dict[str, Any]:
         "samples": len(samples),
         "smallest_bytes": min(sizes),
         "largest_bytes": max(sizes),
+        "calls": sum(document["counts"]),
+        "ranks": document["ranks"],
     }
 
 
@@ -44,19 +47,8 @@ def import_warnings(profile: Profile) -> Iterator[str]:
     replay = profile.metadata.get("replay")
     if replay is not None and abs(replay["error"]) > DOUBTFUL:
         yield (f"the replayed step is {replay['error']:+.0%} off the recorded one: {replay['not_explained']}")
-    cost = _cost(profile)
-    if cost["kind"] != "samples" or "replay" not in profile.metadata:
-        return
-    if profile.metadata.get("allreduce_from_trace") and cost["samples"] < 3:
-        yield f"the cost has {cost['samples']} samples: other sizes are an assumption"
-    if profile.metadata.get("allreduce_from_trace") and profile.metadata.get("ranks") == 1:
-        yield "the cost is of one rank's calls, and waiting for late ranks is part of it: import every rank"
-    total = sum(gradient.size_bytes for gradient in profile.gradients)
-    if total > cost["largest_bytes"]:
-        yield (
-            f"the largest sample is of {cost['largest_bytes']:,.0f} bytes: larger all-reduces, up to the "
-            f"{total:,} of all gradients, are extrapolated"
-        )
+    if replay is not None and profile.metadata.get("allreduce_from_trace"):
+        yield from question_doubts(profile)
 
 
 def misleading(profile: Profile) -> str | None:
@@ -88,13 +80,27 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
             f"{report['exposed_communication_s'] * 1e3:.2f} ms, for other collectives "
             f"{report['fixed_communication_s'] * 1e3:.2f} ms"
         )
+    if report["late_ranks_s"] is not None:
+        rank = "unnumbered" if report["rank"] is None else report["rank"]
+        yield (
+            f"ranks        {report['ranks']} together; the slowest is {rank}; they wait "
+            f"{report['late_ranks_s'] * 1e3:.2f} ms a step for the last to come, on average"
+        )
+    elif report["ranks"] > 1:
+        yield f"ranks        {report['ranks']}, whose collectives differ: who waited for whom is not known"
+    cost = report["cost"]
+    if cost["kind"] == "samples" and cost["calls"]:
+        yield (
+            f"cost         {cost['samples']} sizes from {cost['smallest_bytes']:,.0f} to "
+            f"{cost['largest_bytes']:,.0f} bytes, {cost['calls']} calls"
+        )
     why = report["recorded_allreduces_why"]
     yield f"all-reduces  {report['recorded_allreduces']} a step; " + (
         why or "their sizes match the gradients"
     )
     if report["other_collectives"]:
         counted = ", ".join(f"{count} {name}" for name, count in report["other_collectives"].items())
-        yield f"collectives  {counted}: their waiting stays with the ops that waited"
+        yield f"collectives  {counted}: kept as communication that no schedule moves"
     if report["bucket_copies"]:
         yield (
             f"copies       {report['bucket_copies']} a step by the wrapper itself, "

@@ -4,16 +4,17 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pace.documents.collective_costs import AllReduce, SampledAllReduce
+from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import Profile
 from pace.errors import FormatError, InvalidOptions
 from pace.formats.execution_trace import read_execution_trace
 from pace.formats.kineto_clocks import Clock
+from pace.formats.kineto_job import look_at_job
 from pace.formats.kineto_rank import RankTrace
 from pace.formats.kineto_report import described, replayed
 from pace.formats.kineto_trace import read_kineto_trace
 from pace.formats.parameters import read_parameters
-from pace.formats.recorded_collectives import cost_samples
+from pace.formats.recorded_collectives import recorded_cost
 from pace.formats.training_step import profile_of_step
 
 
@@ -32,8 +33,8 @@ def read_kineto(
     Parameters
     ----------
     paths
-        One trace for each rank, at least one. Op durations are those of the rank whose step is
-        longest; the all-reduce cost uses all of them.
+        One trace for each rank, at least one. Op durations are those of the slowest rank, for which the
+        others wait (``pace.formats.kineto_job``); the all-reduce cost uses all of them.
     execution_trace
         An execution trace of the same workload, for the sizes of gradients: needed unless the
         Kineto trace was recorded with `record_shapes=True`. Joined by `Record function id` if both
@@ -59,26 +60,26 @@ def read_kineto(
     shapes = None if execution_trace is None else read_execution_trace(execution_trace)
     listed = None if parameters is None else read_parameters(parameters)
     ranks = [RankTrace(read_kineto_trace(path), shapes, clock, listed) for path in paths]
-    slowest = max(ranks, key=lambda rank: rank.compute_s)
-    trace, step = slowest.trace, slowest.step
-    samples = cost_samples([rank.calls for rank in ranks])
+    job = look_at_job(ranks)
+    trace, step = job.slowest.trace, job.slowest.step
+    recorded = recorded_cost([rank.calls for rank in ranks], job.all_reduces)
     workers = workers or _workers(ranks)
     if workers is None:
         raise FormatError(trace.path, "the trace does not say how many workers took part: give their number")
     if allreduce is None:
-        if not samples:
+        if recorded is None:
             reason = "no all-reduce of known size was recorded: give the cost of an all-reduce"
             raise FormatError(trace.path, reason)
-        allreduce = SampledAllReduce(samples=samples)
+        allreduce = recorded
     profile = profile_of_step(
         trace.path,
         step,
         name=name,
         workers=workers,
         allreduce=allreduce,
-        metadata=described(slowest, len(ranks), joined=execution_trace is not None, measured=bool(samples)),
+        metadata=described(job, joined=execution_trace is not None, measured=recorded is not None),
     )
-    return profile.replace(metadata={**profile.metadata, "replay": replayed(profile, slowest)})
+    return profile.replace(metadata={**profile.metadata, "replay": replayed(profile, job)})
 
 
 def _workers(ranks: list[RankTrace]) -> int | None:

@@ -2,16 +2,18 @@
 
 A job that is bound by its host leaves the device idle between kernels. The hybrid clock charges an op with
 its kernels and with the idle time before them, except where all-reduces ran meanwhile although the kernel
-had been launched: that is waiting for the network, which a prediction adds anew.
+had been launched: that is waiting for the network, which a prediction adds anew. Waiting for other
+collectives counts for them (``pace.formats.fixed_collectives``).
 """
 
-import bisect
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
+from pace.formats.busy_time import BusyTime
+from pace.formats.fixed_collectives import FollowedCalls, find_what_calls_followed
 from pace.formats.kineto_device import PlacedWork
 from pace.formats.kineto_records import KinetoStep, RecordedOp
 from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall
@@ -34,8 +36,9 @@ def measure_device(steps: Sequence[KinetoStep], placed: PlacedWork, calls: Seque
 
     Streams are taken together: time when any computes is busy, and counts for the kernel that began it.
     """
-    reduces = _Busy([call for call in calls if call.name == ALL_REDUCE])
-    others = _Busy([call for call in calls if call.name != ALL_REDUCE])
+    reduces = BusyTime((call.start_s, call.end_s) for call in calls if call.name == ALL_REDUCE)
+    others = BusyTime((call.start_s, call.end_s) for call in calls if call.name != ALL_REDUCE)
+    fixed = FollowedCalls(steps, reduces)
     launched = [k.start_s - k.launch_s for k in placed.kernels if k.launch_s is not None]
     latency = max(float(np.percentile(launched, 5)), 0.0) if launched else 0.0
     busy_until: float | None = None
@@ -53,9 +56,16 @@ def measure_device(steps: Sequence[KinetoStep], placed: PlacedWork, calls: Seque
                 began = busy_until
                 # A device behind its host is still busy with earlier steps when the first one begins.
                 step.span_is_whole = not placed.early
-            lasting = max(kernel.end_s - max(busy_until, kernel.start_s), 0.0)
-            if kernel.start_s > busy_until:
-                lasting += _idle(step, busy_until, launch, kernel.start_s, reduces, others)
+            since = fixed.end_s(kernel, busy_until)
+            if since > busy_until:
+                waited = others.within(busy_until, since)
+                step.fixed_s += waited
+                exposed = min(reduces.within(busy_until, since), since - busy_until - waited)
+                step.exposed_s += exposed
+                step.host_s += since - busy_until - waited - exposed
+            lasting = max(kernel.end_s - max(since, kernel.start_s), 0.0)
+            if kernel.start_s > since:
+                lasting += _idle(step, since, launch, kernel.start_s, reduces, others)
             if kernel.op is not None:
                 kernel.op.lasting_s += lasting
             else:
@@ -69,10 +79,14 @@ def measure_device(steps: Sequence[KinetoStep], placed: PlacedWork, calls: Seque
     for step in steps:
         own = {id(op) for op in (*step.forward, *step.backward)}
         step.update_lasting_s += sum(op.lasting_s for op in step.update if id(op) not in own)
+        ended_s = [op.device_end_s if op.device_s else None for op in step.forward]
+        find_what_calls_followed(step, ended_s, "forward")
+        ended_s = [op.device_end_s if op.device_s else None for op in step.backward]
+        find_what_calls_followed(step, ended_s, "backward")
 
 
 def _idle(
-    step: KinetoStep, idle_s: float, launched_s: float, start_s: float, reduces: "_Busy", others: "_Busy"
+    step: KinetoStep, idle_s: float, launched_s: float, start_s: float, reduces: BusyTime, others: BusyTime
 ) -> float:
     """Note why the device was idle before a kernel; return what is no waiting for all-reduces."""
     launched_s = max(launched_s, idle_s)
@@ -81,30 +95,6 @@ def _idle(
     step.exposed_s += exposed
     step.fixed_s += min(others.within(launched_s, start_s), start_s - launched_s - exposed)
     return start_s - idle_s - exposed
-
-
-class _Busy:
-    """When any of some calls ran: intervals that do not overlap, in order."""
-
-    def __init__(self, calls: Sequence[RecordedCall]) -> None:
-        self._starts: list[float] = []
-        self._ends: list[float] = []
-        for call in sorted(calls, key=lambda call: call.start_s):
-            end = call.start_s + call.duration_s
-            if self._ends and call.start_s <= self._ends[-1]:
-                self._ends[-1] = max(self._ends[-1], end)
-            else:
-                self._starts.append(call.start_s)
-                self._ends.append(end)
-
-    def within(self, start_s: float, end_s: float) -> float:
-        """Return how much of an interval was busy."""
-        busy = 0.0
-        for place in range(bisect.bisect_right(self._ends, start_s), len(self._starts)):
-            if self._starts[place] >= end_s:
-                break
-            busy += min(self._ends[place], end_s) - max(self._starts[place], start_s)
-        return max(busy, 0.0)
 
 
 def durations(clock: Clock, ops: Sequence[RecordedOp]) -> list[float]:

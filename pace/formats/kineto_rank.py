@@ -5,9 +5,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
 
 from pace.errors import FormatError
 from pace.formats.execution_trace import ExecutionTrace, TracedTensor
+from pace.formats.fixed_collectives import measure_on_host, note_fixed_calls
 from pace.formats.kineto_alike import alike
 from pace.formats.kineto_clocks import (
     Clock,
@@ -23,7 +25,7 @@ from pace.formats.kineto_trace import KinetoTrace
 from pace.formats.parameters import in_ready_order
 from pace.formats.reading import warn
 from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall, recorded_calls
-from pace.formats.training_step import StepGradient, StepOp, TrainingStep
+from pace.formats.step_records import StepCollective, StepGradient, StepOp, TrainingStep
 
 
 class RankTrace:
@@ -39,13 +41,17 @@ class RankTrace:
         self.trace = trace
         every, self.placed = recorded_steps(trace)
         collectives = recorded_calls(trace)
+        note_fixed_calls(every, collectives)
         measure_device(every, self.placed, collectives)
         self.clock = choose_clock(clock, every, self.placed)
+        if self.clock == "host":
+            measure_on_host(trace, every, collectives)
         self.steps = alike(trace, every)
         self.dropped_steps = len(every) - len(self.steps)
         self.gradients = _with_shapes(trace, self.steps, shapes, parameters)
         reduces = [call for call in collectives if call.name == ALL_REDUCE]
-        self.others = Counter(call.name for call in collectives if call.name != ALL_REDUCE)
+        self._others = [call for call in collectives if call.name != ALL_REDUCE]
+        self.others = Counter(call.name for call in self._others)
         self.calls = _with_sizes(self.steps, reduces, self.gradients, shapes)
         self.step = _median_step(self)
         self.compute_s = sum(op.duration_s for op in (*self.step.forward, *self.step.backward))
@@ -54,6 +60,11 @@ class RankTrace:
     def calls_of(self, step: KinetoStep) -> list[RecordedCall]:
         """Return the all-reduces that a step issued."""
         return [call for call in self.calls if step.start_s <= call.issued_s < step.end_s]
+
+    def collectives_of(self, step: KinetoStep) -> list[RecordedCall]:
+        """Return all collectives that a step issued, in the order in which it did."""
+        others = [call for call in self._others if step.start_s <= call.issued_s < step.end_s]
+        return sorted((*self.calls_of(step), *others), key=attrgetter("issued_s"))
 
 
 def _with_shapes(
@@ -137,7 +148,43 @@ def _median_step(rank: RankTrace) -> TrainingStep:
             f"{unjoined} gradients have no forward op: they are taken to be needed by the first one",
         )
     update = statistics.median(update_duration(rank.clock, step) for step in rank.steps)
-    return TrainingStep(forward=forward, backward=backward, gradients=tuple(gradients), update_s=update)
+    return TrainingStep(
+        forward=forward,
+        backward=backward,
+        gradients=tuple(gradients),
+        update_s=update,
+        collectives=_collectives(rank),
+    )
+
+
+def _collectives(rank: RankTrace) -> tuple[StepCollective, ...]:
+    """Return the last step's fixed collectives; durations are medians over the steps that issued the same."""
+    reference = rank.steps[-1].fixed
+    form = [(call.name, call.part, call.lane) for call in reference]
+    same = [
+        step.fixed
+        for step in rank.steps
+        if [(call.name, call.part, call.lane) for call in step.fixed] == form
+    ]
+    lanes = {lane: number for number, lane in enumerate(dict.fromkeys(call.lane for call in reference))}
+    result = []
+    for place, call in enumerate(reference):
+        lasting = [each[place].end_s - each[place].start_s for each in same]
+        waited = [each[place].waited_s for each in same]
+        number = lanes[call.lane]
+        result.append(
+            StepCollective(
+                name=call.name,
+                of_forward=call.part == "forward",
+                lane=f"collectives {number + 1}" if number else "collectives",
+                duration_s=statistics.median(lasting),
+                duration_std_s=statistics.pstdev(lasting),
+                after=call.after,
+                before=None if call.before is None else (call.before[0] == "forward", call.before[1]),
+                waited_s=None if rank.clock == "device" else statistics.median(waited),
+            )
+        )
+    return tuple(result)
 
 
 def _step_ops(rank: RankTrace, passes: list[list[RecordedOp]]) -> tuple[StepOp, ...]:

@@ -3,6 +3,7 @@
 import bisect
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pace.documents.profile import DType
 from pace.formats.kineto_trace import HostOp
@@ -61,12 +62,50 @@ class RecordedGradient:
     undefined: bool = False
 
 
+Part = Literal["forward", "backward", "update"]
+Place = tuple[Part, int]
+
+
+@dataclass(slots=True, kw_only=True)
+class FixedCall:
+    """A collective that no schedule moves: an all-to-all, an all-gather, a reduce-scatter, a broadcast.
+
+    Attributes
+    ----------
+    issued_s, start_s, end_s
+        When the host issued it, and when it ran.
+    lane
+        What it ran on: calls on one lane run one after another.
+    part
+        The part of the step that issued it.
+    after, before
+        Places of the last op that it was seen to wait for, in its own part, and of the first that waited for
+        it, in any part; None if there is none.
+    waited_s
+        How long the device or the host waited for it and had nothing else to do.
+    """
+
+    name: str
+    issued_s: float
+    start_s: float
+    end_s: float
+    lane: tuple[int | str, int | str]
+    part: Part
+    after: int | None = None
+    before: Place | None = None
+    waited_s: float = 0.0
+
+
 @dataclass(slots=True)
 class KinetoStep:
     """One step of one rank.
 
     Attributes
     ----------
+    number
+        That of its `ProfilerStep#N`.
+    fixed
+        Collectives that it issued, all-reduces left out, in the order in which they started.
     reduced_after
         How many gradients were ready when each all-reduce was issued.
     undefined_gradients
@@ -82,11 +121,13 @@ class KinetoStep:
 
     start_s: float
     end_s: float
+    number: int | None = None
     forward: list[RecordedOp] = field(default_factory=list)
     backward: list[RecordedOp] = field(default_factory=list)
     update: list[RecordedOp] = field(default_factory=list)
     gradients: list[RecordedGradient] = field(default_factory=list)
     reduced_after: list[int] = field(default_factory=list)
+    fixed: list[FixedCall] = field(default_factory=list)
     communication_s: float = 0.0
     undefined_gradients: int = 0
     update_work_s: float = 0.0
@@ -98,6 +139,16 @@ class KinetoStep:
     host_s: float = 0.0
     exposed_s: float = 0.0
     fixed_s: float = 0.0
+
+    def ops_of(self, part: Part) -> list[RecordedOp]:
+        """Return the ops of one part."""
+        return self.forward if part == "forward" else self.backward if part == "backward" else self.update
+
+    def part_at(self, moment_s: float) -> Part:
+        """Return the part of the step that the host was in."""
+        if moment_s < self.backward[0].op.start_s:
+            return "forward"
+        return "backward" if moment_s <= self.backward[-1].host_end_s else "update"
 
     @property
     def signature(self) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:

@@ -10,13 +10,15 @@ from itertools import pairwise
 from typing import Any
 
 from pace.documents.profile import Profile
+from pace.formats.kineto_job import Job
 from pace.formats.kineto_rank import RankTrace
 from pace.formats.reading import warn
 from pace.formats.training_step import gradient_names
 
 
-def described(rank: RankTrace, num_ranks: int, *, joined: bool, measured: bool) -> dict[str, Any]:
-    """Return the metadata of a profile that `rank`'s trace makes, before it is replayed."""
+def described(job: Job, *, joined: bool, measured: bool) -> dict[str, Any]:
+    """Return the metadata of a profile that the slowest rank's trace makes, before it is replayed."""
+    rank = job.slowest
     steps = rank.steps
     wall = statistics.median(rank.wall_s)
     device = statistics.median(
@@ -32,8 +34,10 @@ def described(rank: RankTrace, num_ranks: int, *, joined: bool, measured: bool) 
     return {
         "origin": "imported",
         "tool": "Kineto" + (" with execution trace" if joined else ""),
-        "ranks": num_ranks,
+        "ranks": len(job.ranks),
         "rank": rank.trace.rank,
+        "late_ranks_s": job.late_ranks_s,
+        "ranks_waited_s": job.waited_s,
         "steps": len(steps),
         "clock": rank.clock,
         "step_wall_s": wall,
@@ -101,8 +105,9 @@ def _compared(rank: RankTrace) -> tuple[list[dict[str, Any]], bool | None, str |
     )
 
 
-def replayed(profile: Profile, rank: RankTrace) -> dict[str, Any]:
+def replayed(profile: Profile, job: Job) -> dict[str, Any]:
     """Return the predicted step beside the recorded ones, and what the difference can be put down to."""
+    rank = job.slowest
     predicted = replay_s(profile, *_handed_over(rank))
     errors = [predicted / wall - 1 if wall else 0.0 for wall in rank.wall_s]
     recorded = statistics.median(rank.wall_s)
@@ -112,7 +117,7 @@ def replayed(profile: Profile, rank: RankTrace) -> dict[str, Any]:
         "recorded_s": list(rank.wall_s),
         "errors": errors,
         "error": error,
-        "not_explained": _unexplained(rank, recorded - predicted) if abs(error) > 0.1 else None,
+        "not_explained": _unexplained(job, recorded - predicted) if abs(error) > 0.1 else None,
     }
 
 
@@ -140,7 +145,8 @@ def replay_s(profile: Profile, ready_counts: list[int], sizes_bytes: list[int]) 
     return max(timing.compute_s, now + float(timing.tail_s.max(initial=0.0)))
 
 
-def _unexplained(rank: RankTrace, missing_s: float) -> str:
+def _unexplained(job: Job, missing_s: float) -> str:
+    rank = job.slowest
     milliseconds = f"{abs(missing_s) * 1e3:.1f} ms of the recorded step"
     if missing_s < 0:
         return f"{milliseconds} too much: all-reduces were faster than the cost says, or steps differ"
@@ -150,10 +156,18 @@ def _unexplained(rank: RankTrace, missing_s: float) -> str:
             "which the device's clock leaves out"
         )
     if rank.clock == "host":
+        held_up = statistics.median(step.exposed_s for step in rank.steps)
         return (
             f"{milliseconds} passed outside the operators: loading data, waiting for the device or for peers"
+            + (f"; {held_up * 1e3:.1f} ms in other collectives behind all-reduces" if held_up else "")
         )
     exposed = statistics.median(step.exposed_s for step in rank.steps)
+    late = job.slowest_waited_s
+    if late is not None:
+        return (
+            f"{milliseconds} are missing: the device waited {exposed * 1e3:.1f} ms for all-reduces, and "
+            f"{late * 1e3:.1f} ms for ranks that came later to any collective"
+        )
     return (
         f"{milliseconds} are missing, of which the device spent up to {exposed * 1e3:.1f} ms waiting for "
         "all-reduces: with one rank's trace, waiting for late ranks cannot be told from sending"

@@ -29,7 +29,7 @@ from pace.formats.kineto_records import (
 )
 from pace.formats.kineto_trace import HostOp, KinetoTrace, Thread
 
-_STEP = re.compile(r"ProfilerStep#?\d+")
+_STEP = re.compile(r"ProfilerStep#?(\d+)")
 _REDUCE, _REDUCE_NOTE = "c10d::allreduce_", "nccl:all_reduce"
 
 
@@ -45,7 +45,7 @@ def recorded_steps(trace: KinetoTrace) -> tuple[list[KinetoStep], PlacedWork]:
         ops.sort(key=lambda op: (op.start_s, -op.end_s, op.external or 0))
     outermost = _outermost(trace.ops, rounded=trace.rounded)
     taken: dict[int, RecordedOp] = {}
-    steps = [_step(trace, start, end, outermost, taken) for start, end in _boundaries(trace)]
+    steps = [_step(trace, *edges, outermost, taken) for edges in _boundaries(trace)]
     steps = [step for step in steps if step.backward and step.forward]
     if not steps:
         raise FormatError(trace.path, "no step with a forward and a backward pass was found")
@@ -97,25 +97,27 @@ def _opened(op: HostOp, nested: list[HostOp]) -> list[HostOp]:
     ]
 
 
-def _boundaries(trace: KinetoTrace) -> list[tuple[float, float]]:
-    steps = sorted((note.start_s, note.end_s) for note in trace.annotations if _STEP.fullmatch(note.name))
+def _boundaries(trace: KinetoTrace) -> list[tuple[float, float, int | None]]:
+    found = ((_STEP.fullmatch(note.name), note) for note in trace.annotations)
+    steps = sorted((note.start_s, note.end_s, int(match[1])) for match, note in found if match)
     if steps:
-        return steps
+        return list(steps)
     first = min(op.start_s for op in trace.ops)
     last = max(op.end_s for op in trace.ops)
     updates = sorted(note.end_s for note in trace.annotations if note.name.startswith(UPDATE))
     edges = [first, *updates] if updates else [first, last]
-    return list(pairwise(edges))
+    return [(start, end, None) for start, end in pairwise(edges)]
 
 
 def _step(
     trace: KinetoTrace,
     start: float,
     end: float,
+    number: int | None,
     outermost: dict[Thread, Outermost],
     taken: dict[int, RecordedOp],
 ) -> KinetoStep:
-    step = KinetoStep(start_s=start, end_s=end)
+    step = KinetoStep(start_s=start, end_s=end, number=number)
     inside = {
         thread: lane.ops[bisect.bisect_left(lane.starts, start) : bisect.bisect_left(lane.starts, end)]
         for thread, lane in outermost.items()

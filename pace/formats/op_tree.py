@@ -14,7 +14,7 @@ from pace.errors import FormatError
 from pace.formats.execution_trace import TracedOp
 from pace.formats.kineto_records import ACCUMULATE, BACKWARD, COMMUNICATION
 from pace.formats.reading import warn
-from pace.formats.training_step import StepGradient, StepOp, TrainingStep
+from pace.formats.step_records import StepGradient, StepOp, TrainingStep
 
 MAX_DEPTH = 500
 _ANNOTATION_SCOPE = 7

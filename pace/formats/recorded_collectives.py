@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from pace.documents.collective_costs import SampledAllReduce
 from pace.formats.kineto_trace import Collective, HostOp, KinetoTrace, Thread
 
-_GLOO = "gloo:all_reduce"
+_GLOO = "gloo:"
 _NCCL = "nccl:"
 ALL_REDUCE = "all_reduce"
+HOST_LANE = ("host", "gloo")
+_ISSUE = "c10d::"
+_SILENT = ("gloo:barrier", "gloo:monitored_barrier")  # they carry nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,8 @@ class RecordedCall:
     ----------
     issued_s
         When the host issued it: calls belong to the step that issued them.
+    lane
+        The device's stream, or one for all of Gloo's threads.
     """
 
     name: str = ALL_REDUCE
@@ -32,6 +38,12 @@ class RecordedCall:
     workers: int | None
     record: int | None = None
     size_is_recorded: bool = True
+    lane: tuple[int | str, int | str] = HOST_LANE
+
+    @property
+    def end_s(self) -> float:
+        """When it had ended."""
+        return self.start_s + self.duration_s
 
 
 def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
@@ -59,21 +71,45 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
                 duration_s=work.duration_s,
                 size_bytes=said.size_bytes or (host.size_bytes if host else None),
                 workers=said.workers or (host.workers if host else None),
+                lane=work.stream,
             )
         )
+    notes = [note for note in trace.annotations if note.name.startswith(_GLOO) and note.name not in _SILENT]
+    issued = _issues(trace, notes)
     annotations = [
         RecordedCall(
-            issued_s=note.start_s,
+            name=note.name.removeprefix(_GLOO),
+            issued_s=issued.get(id(note), note.start_s),
             start_s=note.start_s,
             duration_s=note.end_s - note.start_s,
             size_bytes=note.size_bytes,
             workers=trace.workers,
             record=note.record,
         )
-        for note in trace.annotations
-        if note.name == _GLOO
+        for note in notes
     ]
     return sorted(kernels or annotations, key=attrgetter("start_s"))
+
+
+def _issues(trace: KinetoTrace, notes: list[HostOp]) -> dict[int, float]:
+    """Return when the notes of Gloo's threads were issued, by their identity, as far as that is certain.
+
+    The threads take calls in the order of their issue.
+    """
+    by_name: defaultdict[str, list[HostOp]] = defaultdict(list)
+    for note in sorted(notes, key=attrgetter("start_s")):
+        by_name[_plain(note.name.removeprefix(_GLOO))].append(note)
+    issued: dict[int, float] = {}
+    for name, found in by_name.items():
+        ops = [op for op in trace.ops if op.name.startswith(_ISSUE) and _plain(op.name) == name]
+        starts = sorted(op.start_s for op in ops)
+        if len(starts) == len(found) and all(a <= b.start_s for a, b in zip(starts, found, strict=True)):
+            issued |= {id(note): start for note, start in zip(found, starts, strict=True)}
+    return issued
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix(_ISSUE).replace("_", "").removesuffix("base")
 
 
 class _HostCalls:
@@ -104,27 +140,37 @@ class _HostCalls:
         return found
 
 
-def cost_samples(ranks: Sequence[Sequence[RecordedCall]]) -> tuple[tuple[float, float], ...]:
-    """Return one (bytes, seconds) sample for each size.
+def recorded_cost(
+    ranks: Sequence[Sequence[RecordedCall]], together: Sequence[Sequence[RecordedCall]] = ()
+) -> SampledAllReduce | None:
+    """Return the cost with one sample for each size; None if no size is known.
 
-    With several ranks, a call's duration is the shortest of any rank's: the last to come waits for
-    nobody. The sample is the median over a size's calls. With one rank, waiting cannot be told from
-    sending, and the sample is the shortest of a size's calls.
+    Parameters
+    ----------
+    ranks
+        Every rank's calls.
+    together
+        For calls that every rank recorded, how each of them saw it. Its duration is the shortest of any
+        rank's, because the last to come waits for nobody, and the sample is the median over a size's
+        calls. Without it waiting cannot be told from sending, and the sample is the shortest of a
+        size's calls.
     """
     by_size: defaultdict[int, list[float]] = defaultdict(list)
-    counts = {len(calls) for calls in ranks}
-    together = len(ranks) > 1 and len(counts) == 1
-    if together:
-        for parts in zip(*ranks, strict=True):
-            sizes = {part.size_bytes for part in parts}
-            size = sizes.pop()
-            if size and not sizes:
-                by_size[size].append(min(part.duration_s for part in parts))
+    for parts in together:
+        if parts[0].size_bytes:
+            by_size[parts[0].size_bytes].append(min(part.duration_s for part in parts))
+    middle = statistics.median if by_size else min
     if not by_size:
-        together = False
         for calls in ranks:
             for call in calls:
                 if call.size_bytes:
                     by_size[call.size_bytes].append(call.duration_s)
-    middle = statistics.median if together else min
-    return tuple((float(size), float(middle(by_size[size]))) for size in sorted(by_size))
+    if not by_size:
+        return None
+    sizes = sorted(by_size)
+    return SampledAllReduce(
+        samples=tuple((float(size), float(middle(by_size[size]))) for size in sizes),
+        counts=tuple(len(by_size[size]) for size in sizes),
+        deviations_s=tuple(statistics.pstdev(by_size[size]) for size in sizes),
+        ranks=len(ranks) if together else 1,
+    )

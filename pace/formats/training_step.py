@@ -5,51 +5,15 @@ with the backward pass and ends with the next forward pass, which is taken to be
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pace.documents.collective_costs import AllReduce
-from pace.documents.profile import DType, Gradient, Op, Profile
+from pace.documents.profile import Gradient, Op, Profile
 from pace.errors import FormatError
+from pace.formats.fixed_ops import FixedOps
 from pace.formats.reading import validated
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOp:
-    """An op of the forward or backward pass.
-
-    Attributes
-    ----------
-    waits_for_ops
-        Places, in the same pass, of ops on other streams that end before it starts.
-    """
-
-    name: str
-    duration_s: float
-    duration_std_s: float = 0.0
-    stream: str = "compute"
-    waits_for_ops: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepGradient:
-    """A gradient: the places of its producer in the backward pass and its consumer in the forward pass."""
-
-    size_bytes: int
-    dtype: DType
-    producer: int
-    consumer: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingStep:
-    """One step; gradients in the order in which they became ready."""
-
-    forward: tuple[StepOp, ...]
-    backward: tuple[StepOp, ...]
-    gradients: tuple[StepGradient, ...]
-    update_s: float
+from pace.formats.step_records import StepOp, TrainingStep
 
 
 def gradient_names(step: TrainingStep) -> list[str]:
@@ -75,7 +39,8 @@ def profile_of_step(
 
     The time of the parameters' update is divided among the forward ops that use them, by bytes: a
     scheduler without a barrier updates a gradient's parameters right before their first use. Ops
-    of no duration that no gradient needs are left out.
+    of no duration that no gradient and no collective needs are left out. Collectives run on lanes of
+    their own, which are streams of the profile.
     """
     if not step.forward or not step.backward:
         raise FormatError(path, "no training step found: a forward and a backward pass are needed")
@@ -85,7 +50,6 @@ def profile_of_step(
         used.setdefault(gradient.consumer, []).append(place)
     total = sum(gradient.size_bytes for gradient in step.gradients)
     produces = {gradient.producer for gradient in step.gradients}
-    backward = _ops("bwd", step.backward, produces, [0.0] * len(step.backward), {})
     updates = [0.0] * len(step.forward)
     for place, places in used.items():
         share = sum(step.gradients[number].size_bytes for number in places)
@@ -93,12 +57,14 @@ def profile_of_step(
     if not step.gradients:
         updates[0] = step.update_s
     waits = {place: tuple(names[number] for number in places) for place, places in used.items()}
-    forward = _ops("fwd", step.forward, set(used), updates, waits)
+    fixed = FixedOps(step, updates)
+    backward = _ops("bwd", step.backward, produces | fixed.backward, [0.0] * len(step.backward), {}, fixed)
+    forward = _ops("fwd", step.forward, set(used) | fixed.forward, updates, waits, fixed)
     with validated(path):
         return Profile(
             name=name or Path(path).name.partition(".")[0],
             workers=workers,
-            ops=(*backward, *forward),
+            ops=(*backward, *fixed.ops(of_forward=False), *forward, *fixed.ops(of_forward=True)),
             gradients=tuple(
                 Gradient(
                     name=gradient_name,
@@ -119,6 +85,7 @@ def _ops(
     needed: set[int],
     extra: Sequence[float],
     waits: dict[int, tuple[str, ...]],
+    fixed: FixedOps,
 ) -> list[Op]:
     needed = needed | {place for op in ops for place in op.waits_for_ops}
     return [
@@ -126,7 +93,10 @@ def _ops(
             name=f"{prefix}/{op.name}",
             duration_s=op.duration_s + extra[place],
             duration_std_s=op.duration_std_s,
-            deps=tuple(f"{prefix}/{ops[other].name}" for other in op.waits_for_ops),
+            deps=(
+                *(f"{prefix}/{ops[other].name}" for other in op.waits_for_ops),
+                *fixed.before(of_forward=prefix == "fwd", place=place),
+            ),
             stream=op.stream,
             waits_for=waits.get(place, ()),
         )

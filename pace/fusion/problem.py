@@ -42,8 +42,14 @@ class FusionProblem:
     cost: CostCurve
 
     @classmethod
-    def of(cls, profile: Profile, *, barrier: bool = False) -> "FusionProblem":
-        """Build from a profile; with `barrier` no forward op starts before the last all-reduce has ended."""
+    def of(cls, profile: Profile, *, barrier: bool | None = None) -> "FusionProblem":
+        """Build from a profile.
+
+        With `barrier` no forward op starts before the last all-reduce has ended; by default as the profile's
+        update rule says.
+        """
+        if barrier is None:
+            barrier = profile.update == "global-norm"
         timing = profile.timing
         names = [gradient.dtype for gradient in profile.gradients]
         classes = {name: number for number, name in enumerate(sorted(set(names)))}

@@ -1,7 +1,7 @@
 """The policies of the field, each with its authors' constants, by name."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal
 
 import numpy as np
@@ -12,12 +12,13 @@ from pace.documents.base import explain
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.fusion.problem import FusionProblem, Partition
-from pace.simulation.grouped import GroupedSender, carriers, cut_evenly, over_groups
+from pace.simulation.grouped import GroupedSender, cut_evenly, over_groups
 from pace.simulation.horovod import Horovod
 from pace.simulation.knobs import Bytes, SomeBytes, knobs
 from pace.simulation.scheduled import Scheduled
 from pace.simulation.tictac import TransferDag, tao, tio
-from pace.simulation.traffic import Policy, Rules, Traffic
+from pace.simulation.traffic import Policy, Rules
+from pace.simulation.two_halves import Dear, Sharded, ZeroOne, ZeroRedundancy
 from pace.solver.arrays import FloatArray
 
 
@@ -47,7 +48,7 @@ class Fifo:
 
     def prepare(self, profile: Profile) -> GroupedSender:
         """Send every gradient by itself."""
-        problem = FusionProblem.of(profile)
+        problem = FusionProblem.of(profile, barrier=False)
         return _whole(problem, _singles(problem), Rules(barrier=self.barrier))
 
 
@@ -67,7 +68,7 @@ class Ddp:
 
     def prepare(self, profile: Profile) -> GroupedSender:
         """Assign buckets in the order in which gradients become ready."""
-        problem = FusionProblem.of(profile)
+        problem = FusionProblem.of(profile, barrier=False)
         buckets = ddp_buckets(problem, first_bytes=self.first_bytes, bucket_bytes=self.bucket_bytes)
         order = np.arange(len(buckets), dtype=np.float64)
         return _whole(problem, buckets, Rules(barrier=self.barrier, in_order=True), order)
@@ -81,7 +82,7 @@ class MgWfbp:
 
     def prepare(self, profile: Profile) -> GroupedSender:
         """Merge from the gradient ready first."""
-        problem = FusionProblem.of(profile)
+        problem = FusionProblem.of(profile, barrier=False)
         return _whole(problem, mg_wfbp_groups(problem), Rules(barrier=self.barrier))
 
 
@@ -94,7 +95,7 @@ class TicTac:
 
     def prepare(self, profile: Profile) -> GroupedSender:
         """Compute the order from the forward pass's DAG."""
-        problem = FusionProblem.of(profile)
+        problem = FusionProblem.of(profile, barrier=False)
         singles = _singles(problem)
         priority = {"tio": tio, "tao": tao}[self.order](TransferDag.of(profile))
         return _whole(
@@ -123,7 +124,7 @@ class Partitioned:
 
     def prepare(self, profile: Profile) -> GroupedSender:
         """Cut gradients and rank them by layer from the input."""
-        problem = FusionProblem.of(profile)
+        problem = FusionProblem.of(profile, barrier=False)
         singles = _singles(problem)
         members = np.array([group[0] for group in singles], dtype=np.int64)
         groups, parts = cut_evenly(
@@ -145,65 +146,6 @@ class Partitioned:
         )
 
 
-@knobs
-class Dear:
-    """DeAR (Zhang et al., ICDCS 2023): reduce-scatter in backward, all-gather before the forward use.
-
-    Attributes
-    ----------
-    group_bytes
-        Groups are filled in forward order up to this size.
-    """
-
-    group_bytes: Bytes = 25_000_000
-
-    def prepare(self, profile: Profile) -> "DearSender":
-        """Fuse in forward order."""
-        problem = FusionProblem.of(profile)
-        groups: list[tuple[int, ...]] = []
-        for members in problem.classes():
-            forward = members[np.argsort(-problem.tail[members], kind="stable")]
-            group: list[int] = []
-            filled = 0
-            for gradient in forward.tolist():
-                size = int(problem.sizes[gradient])
-                if group and filled + size > self.group_bytes:
-                    groups.append(tuple(group))
-                    group, filled = [], 0
-                group.append(gradient)
-                filled += size
-            groups.append(tuple(group))
-        return DearSender(groups=tuple(groups), problem=problem, rules=Rules())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DearSender:
-    """Half of each all-reduce in backward, the other half behind the last first half, in forward order."""
-
-    groups: Partition
-    problem: FusionProblem
-    rules: Rules
-
-    def traffic(self, ready_s: FloatArray) -> Traffic:
-        """Send reduce-scatters as groups become ready and all-gathers behind the last of them."""
-        count = len(self.groups)
-        ready = over_groups(np.maximum, ready_s, self.groups)
-        sizes = over_groups(np.add, self.problem.sizes, self.groups)
-        half = self.problem.cost(sizes) / 2
-        last = int(np.argmax(ready)) if count else 0
-        first_use = -over_groups(np.maximum, self.problem.tail, self.groups)
-        behind = ready.max(initial=0.0) + 1
-        everything = carriers(self.groups, np.arange(count), len(ready_s))
-        return Traffic(
-            release_s=np.concatenate([ready, np.zeros(count)]),
-            duration_s=np.concatenate([half, half]),
-            size_bytes=np.concatenate([sizes, sizes]),
-            priority=np.concatenate([ready, behind + np.argsort(np.argsort(first_use, kind="stable"))]),
-            after=np.concatenate([np.full(count, -1), np.full(count, last)]).astype(np.int64),
-            carriers=tuple(transfers + count for transfers in everything),
-        )
-
-
 def _p3(**knobs: Any) -> Partitioned:
     # Slices of 50,000 parameters, stop and wait: the next goes out when the last has been confirmed.
     sliced: dict[str, Any] = {"partition_bytes": 200_000, "credit_bytes": 0, "admission": "paper"}
@@ -222,6 +164,10 @@ def _pace(**knobs: Any) -> Scheduled:
     return Scheduled(fusion="pace", **knobs)
 
 
+def _ddp_best() -> Scheduled:
+    return Scheduled(target="ddp")
+
+
 _MAKERS: dict[str, tuple[Callable[..., Policy], type, frozenset[str]]] = {
     "fifo": (Fifo, Fifo, frozenset()),
     "horovod": (Horovod, Horovod, frozenset()),
@@ -232,8 +178,12 @@ _MAKERS: dict[str, tuple[Callable[..., Policy], type, frozenset[str]]] = {
     "p3": (_p3, Partitioned, frozenset()),
     "bytescheduler": (Partitioned, Partitioned, frozenset()),
     "dear": (Dear, Dear, frozenset()),
-    "pace": (_pace, Scheduled, frozenset({"fusion"})),
-    "optimal": (Scheduled, Scheduled, frozenset({"fusion"})),
+    "ddp-best": (_ddp_best, Scheduled, frozenset({"fusion", "preemption", "target"})),
+    "zero-1": (ZeroOne, ZeroOne, frozenset()),
+    "zero-redundancy": (ZeroRedundancy, ZeroRedundancy, frozenset()),
+    "pace": (_pace, Scheduled, frozenset({"fusion", "target"})),
+    "optimal": (Scheduled, Scheduled, frozenset({"fusion", "target"})),
+    "sharded": (Sharded, Sharded, frozenset()),
 }
 
 POLICIES = tuple(_MAKERS)

@@ -79,17 +79,19 @@ def simulate(
     if not 0 <= jitter <= 10:
         raise InvalidOptions(f"jitter is {jitter}: expected 0 to 10")
     sender = policy.prepare(profile)
+    norm = profile.update == "global-norm"
     if jitter == 0:
-        window = _run(sender, profile.timing, profile.graph.durations_s)
+        window = _run(sender, profile.timing, profile.graph.durations_s, norm=norm)
         return Simulation(windows=(window,) * iterations)
     windows = []
     for durations in jittered_durations(profile, jitter=jitter, count=iterations, seed=seed):
         timing = profile.timing_of(replace(profile.graph, durations_s=durations))
-        windows.append(_run(sender, timing, durations))
+        windows.append(_run(sender, timing, durations, norm=norm))
     return Simulation(windows=tuple(windows))
 
 
-def _run(sender: Sender, timing: Timing, durations: FloatArray) -> SimulatedWindow:
+def _run(sender: Sender, timing: Timing, durations: FloatArray, *, norm: bool) -> SimulatedWindow:
+    barrier = sender.rules.barrier or (norm and not sender.rules.sharded)
     traffic = sender.traffic(timing.ready_s)
     starts, ends = carry(traffic, sender.rules)
     arrival = timing.ready_s.copy()
@@ -100,7 +102,7 @@ def _run(sender: Sender, timing: Timing, durations: FloatArray) -> SimulatedWind
         arrival[reduced] = np.maximum(arrival[reduced], last)
     tail = timing.tail_s
     waits = arrival + tail
-    if sender.rules.barrier and len(arrival):
+    if barrier and len(arrival):
         waits = arrival.max() + tail
     return SimulatedWindow(
         iteration_s=max(timing.compute_s, float(waits.max(initial=0.0))),
@@ -109,5 +111,5 @@ def _run(sender: Sender, timing: Timing, durations: FloatArray) -> SimulatedWind
         starts_s=starts,
         ends_s=ends,
         arrival_s=arrival,
-        barrier=sender.rules.barrier,
+        barrier=barrier,
     )

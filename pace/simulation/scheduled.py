@@ -32,15 +32,19 @@ class Scheduled:
     preemption
         "real": segments that each pay g in full and are never recalled. "free": the oracle's schedule of the
         best groups, which is what the PACE paper's model assumes.
+    target
+        "ddp": the best bucket list for DDP, first in, first out, with its barrier.
     """
 
     fusion: Fusion = "optimal"
     preemption: Literal["real", "free"] = "real"
+    target: Literal["pace", "ddp"] = "pace"
 
     def prepare(self, profile: Profile) -> "GroupedSender | FreelyPreempting":
         """Optimize for the profile."""
         if self.preemption == "real":
-            return _sender_of_plan(profile, plan_for(profile, Options(fusion=self.fusion)))
+            plan = plan_for(profile, Options(fusion=self.fusion, target=self.target))
+            return _sender_of_plan(profile, plan, barrier=self.target != "pace")
         problem = FusionProblem.of(profile)
         partition = fuse(problem, Options(fusion=self.fusion)).partitions[0]
         return FreelyPreempting(
@@ -52,14 +56,14 @@ class Scheduled:
         )
 
 
-def _sender_of_plan(profile: Profile, plan: RealizedPlan) -> GroupedSender:
+def _sender_of_plan(profile: Profile, plan: RealizedPlan, *, barrier: bool) -> GroupedSender:
     sending = plan.sending
     return GroupedSender(
         groups=plan.partition,
         segment_groups=sending.groups,
         segment_bytes=sending.elements * plan.buffers.element_bytes[sending.groups],
         cost=profile.cost,
-        rules=Rules(in_order=True),
+        rules=Rules(in_order=True, barrier=barrier),
         num_gradients=len(profile.gradients),
         priority=np.arange(len(sending.groups), dtype=np.float64),
     )

@@ -54,12 +54,16 @@ class Rules:
         Whether transfers go strictly by priority, waiting for one that is not released.
     barrier
         Whether the forward pass waits for every gradient.
+    sharded
+        Whether updates are made between two halves: where they wait for a norm, it is among the transfers.
+        Otherwise a norm makes the forward pass wait for every gradient.
     """
 
     credit_bytes: float = 0.0
     overshoots: bool = False
     in_order: bool = False
     barrier: bool = False
+    sharded: bool = False
 
 
 class Sender(Protocol):

@@ -14,6 +14,7 @@ _ROWS = (
     ("DDP as it comes", "ddp_s"),
     ("DDP with the best caps", "ddp_best_caps_s"),
     ("PACE", "pace_s"),
+    ("PACE, sharded", "sharded_s"),
     ("no schedule is faster", "bound_s"),
 )
 
@@ -25,10 +26,14 @@ def table_rows(made: Headroom) -> list[tuple[str, ...]]:
         columns.append(("ms, clipped by the global norm", made.clipped))
     rows = [("iteration", *(name for name, _ in columns))]
     rows += [
-        (label, *(f"{getattr(reachable, field) * 1e3:.3f}" for _, reachable in columns))
+        (label, *(_milliseconds(getattr(reachable, field)) for _, reachable in columns))
         for label, field in _ROWS
     ]
     return rows
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.3f}"
 
 
 def time_rows(made: Headroom) -> list[tuple[str, float | None]]:

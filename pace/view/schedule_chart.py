@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MILLISECONDS = 1e3
-BACKWARD, FORWARD = "#8d99ae", "#c9d1dc"
+BACKWARD, FORWARD, COLLECTIVE = "#8d99ae", "#c9d1dc", "#e6ccb2"
 # Neighbors in this order differ in hue and in lightness.
 COLORS = (
     *("#0072b2", "#f0a030", "#117a55", "#8ecae6", "#c0392b", "#b8de6f", "#6a4c93", "#f4b6c2"),
@@ -64,10 +64,13 @@ def _draw_ops(axes: "Axes", profile: Profile, times: OpTimes, lanes: Lanes, end_
     after_wait = _after_any_wait(profile)
     starts_ms, widths_ms = times.starts_s * MILLISECONDS, (times.ends_s - times.starts_s) * MILLISECONDS
     wide = widths_ms > EDGE_SHARE * end_ms
+    fixed = np.array([op.kind == "communication" for op in profile.ops], dtype=bool)
+    first_fixed = int(lane[fixed].min(initial=len(lanes.names)))
     for number in range(len(lanes.names)):
-        for chosen, color, label in (
-            (~after_wait, BACKWARD, "compute that waits for no gradient"),
-            (after_wait, FORWARD, "compute that waited for gradients"),
+        for chosen, color, label, first in (
+            (~after_wait & ~fixed, BACKWARD, "compute that waits for no gradient", 0),
+            (after_wait & ~fixed, FORWARD, "compute that waited for gradients", 0),
+            (fixed, COLLECTIVE, "collectives that no schedule moves", first_fixed),
         ):
             picked = (lane == number) & chosen
             axes.broken_barh(
@@ -75,7 +78,7 @@ def _draw_ops(axes: "Axes", profile: Profile, times: OpTimes, lanes: Lanes, end_
                 (number - 0.35, 0.7),
                 facecolors=color,
                 linewidth=0,
-                label=label if number == 0 else None,
+                label=label if number == first else None,
             )
         axes.vlines(
             starts_ms[(lane == number) & wide], number - 0.35, number + 0.35, color="white", linewidth=0.5

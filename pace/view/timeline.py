@@ -6,6 +6,7 @@ bytes that are ready and not yet reduced.
 """
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ class OpTimes:
 def op_times(profile: Profile, schedule: Schedule) -> OpTimes:
     """Run the window: every op as early as its predecessors, its stream and its gradients allow.
 
-    For a target with a barrier, ops that wait for any gradient wait for all of them.
+    For a target with a barrier, and behind a norm, ops that wait for any gradient wait for all of them.
     """
     ends_of_groups = [group.ready_s for group in schedule.groups]
     for segment in schedule.segments:
@@ -38,8 +39,13 @@ def op_times(profile: Profile, schedule: Schedule) -> OpTimes:
         for end, group in zip(ends_of_groups, schedule.groups, strict=True)
         for name in group.gradients
     }
-    if schedule.target != "pace":
+    if schedule.target != "pace" or profile.update == "global-norm":
         arrival = dict.fromkeys(arrival, max(arrival.values(), default=0.0))
+    return op_times_after(profile, arrival)
+
+
+def op_times_after(profile: Profile, arrival: Mapping[str, float]) -> OpTimes:
+    """Run the window with every gradient back at a given time."""
     starts, ends = np.zeros(len(profile.ops)), np.zeros(len(profile.ops))
     for number in profile.graph.order:
         op = profile.ops[number]

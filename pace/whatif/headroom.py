@@ -1,7 +1,8 @@
 """What a job could gain without a changed line of the job: from better buckets, from PACE, at the very most.
 
 Under clipping by the global norm no parameter is updated before every gradient has been reduced, so the whole
-forward pass waits for all of them. Reading the gradients for the norm is taken to be free.
+forward pass waits for all of them, unless they are exchanged in two halves with the norm between. Computing
+the norm is taken to be free, exchanging it between ranks that hold shards is not.
 """
 
 from dataclasses import asdict, dataclass
@@ -13,17 +14,31 @@ from pace.allreduce.frameworks import bucket_cap_mb_list
 from pace.allreduce.optimize import optimize
 from pace.documents.options import Options
 from pace.documents.profile import Profile
+from pace.documents.push_pull import PushPull
+from pace.schedule_choice import lower_bound_s
+from pace.sharding.optimize import optimize_sharded
 from pace.simulation import make_policy, simulate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reachable:
-    """Iterations in seconds: DDP as it comes, DDP with the best caps, PACE, and no schedule is faster."""
+    """Iterations in seconds: DDP as it comes, DDP with the best caps, PACE, and no schedule is faster.
+
+    Attributes
+    ----------
+    pace_s
+        With whole all-reduces.
+    sharded_s
+        In two halves, with the optimizer's state sharded; None where gradients have no such halves.
+    bound_s
+        See ``pace.schedule_choice.lower_bound_s``.
+    """
 
     ddp_s: float
     ddp_best_caps_s: float
     bucket_cap_mb_list: tuple[float, ...]
     pace_s: float
+    sharded_s: float | None
     bound_s: float
 
 
@@ -67,9 +82,14 @@ class Headroom:
 
 
 def headroom(profile: Profile, *, clip: bool = False, doubts: tuple[str, ...] = ()) -> Headroom:
-    """Return what a job could gain, with clipping by the global norm as well if `clip`."""
-    plain = _reachable(profile)
-    clipped = _reachable(under_clipping(profile)) if clip else None
+    """Return what a job could gain, with clipping by the global norm as well if `clip`.
+
+    A profile whose updates wait for a norm already is asked about both ways.
+    """
+    plain = _reachable(profile.replace(update="per-gradient"))
+    clipped = None
+    if clip or profile.update == "global-norm":
+        clipped = _reachable(profile.replace(update="global-norm"))
     time = _where_time_goes(profile, plain)
     replay = profile.metadata.get("replay")
     return Headroom(
@@ -84,36 +104,11 @@ def headroom(profile: Profile, *, clip: bool = False, doubts: tuple[str, ...] = 
     )
 
 
-def under_clipping(profile: Profile) -> Profile:
-    """Return the profile with a forward pass that waits for every gradient before its first op."""
-    if not profile.gradients:
-        return profile
-    tails = profile.graph.tails()
-    before = _leading_to_producers(profile)
-    after = [number for number in range(len(profile.ops)) if number not in before]
-    if not after:
-        return profile
-    first = max(after, key=lambda number: float(tails[number]))
-    ops = list(profile.ops)
-    names = tuple(gradient.name for gradient in profile.gradients)
-    ops[first] = ops[first].model_copy(update={"waits_for": names})
-    return profile.replace(ops=tuple(ops))
-
-
-def _leading_to_producers(profile: Profile) -> set[int]:
-    found: set[int] = set()
-    waiting = list(profile.producers)
-    while waiting:
-        number = waiting.pop()
-        if number not in found:
-            found.add(number)
-            waiting.extend(profile.graph.predecessors[number])
-    return found
-
-
 def _reachable(profile: Profile) -> Reachable:
     best = optimize(profile, Options(target="ddp"))
     pace = optimize(profile)
+    # Parameter servers exchange no halves.
+    halves = None if isinstance(profile.allreduce, PushPull) else optimize_sharded(profile)
     ddp_s = simulate(profile, make_policy("ddp")).iteration_s
     # Caps that a search finds are never worse than the default ones: those are caps too.
     found = best.predicted.iteration_s < ddp_s
@@ -122,7 +117,8 @@ def _reachable(profile: Profile) -> Reachable:
         ddp_best_caps_s=min(best.predicted.iteration_s, ddp_s),
         bucket_cap_mb_list=tuple(bucket_cap_mb_list(best)) if found else (),
         pace_s=pace.predicted.iteration_s,
-        bound_s=pace.predicted.lower_bound_s,
+        sharded_s=None if halves is None else halves.predicted.iteration_s,
+        bound_s=lower_bound_s(profile),
     )
 
 
@@ -130,7 +126,7 @@ def _where_time_goes(profile: Profile, plain: Reachable) -> WhereTimeGoes:
     said = profile.metadata
     compute = profile.timing.compute_s
     host = said.get("host_wait_s") if said.get("clock") == "hybrid" else None
-    other = said.get("fixed_communication_s") if said.get("clock") == "hybrid" else None
+    other = said.get("fixed_communication_s") if said.get("clock") in ("hybrid", "host") else None
     return WhereTimeGoes(
         compute_s=max(compute - (host or 0.0) - (other or 0.0), 0.0),
         host_wait_s=host,
@@ -138,6 +134,10 @@ def _where_time_goes(profile: Profile, plain: Reachable) -> WhereTimeGoes:
         other_communication_s=other,
         late_ranks_s=said.get("late_ranks_s"),
     )
+
+
+def _gain(reachable: Reachable, window_s: float) -> float:
+    return 1 - window_s / reachable.ddp_s if reachable.ddp_s else 0.0
 
 
 def _advice(plain: Reachable, clipped: Reachable | None, time: WhereTimeGoes) -> list[str]:
@@ -156,9 +156,17 @@ def _advice(plain: Reachable, clipped: Reachable | None, time: WhereTimeGoes) ->
     if pace > 0.01 and plain.pace_s < 0.99 * plain.ddp_best_caps_s:
         text = f"Wrap the optimizer with PACE: {pace:.1%} less."
         if clipped is not None:
-            kept = 1 - clipped.pace_s / clipped.ddp_s if clipped.ddp_s else 0.0
-            text += f" With clipping by the global norm {kept:.1%} remain."
+            text += f" With clipping by the global norm {_gain(clipped, clipped.pace_s):.1%} remain."
         advice.append((pace, text))
+    if clipped is not None and clipped.sharded_s is not None:
+        gain = _gain(clipped, clipped.sharded_s)
+        if gain > 0.01 and clipped.sharded_s < 0.99 * min(clipped.pace_s, clipped.ddp_best_caps_s):
+            advice.append(
+                (
+                    gain,
+                    f"With clipping, reduce-scatter, norm and gathers of shards would take {gain:.1%} less.",
+                )
+            )
     host = (time.host_wait_s or 0.0) / now
     if host > 0.1:
         advice.append(

@@ -15,6 +15,7 @@ from pace.documents.collective_costs import (
     TwoLevelAllReduce,
 )
 from pace.documents.cost_document import NetworkChange
+from pace.documents.half_costs import HalfCost
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.documents.push_pull import PushPull
 from pace.errors import InvalidOptions
@@ -31,7 +32,10 @@ ASSUMPTIONS = (
     "that small), the rest as volume, against the bandwidth that the largest reached. Name an algorithm to "
     "price its formula instead.",
     "More workers mean the same batch on each of them (weak scaling) and the same ops.",
-    "Every op's duration is divided by the compute speed-up and multiplied by the batch over the profile's.",
+    "Every op's duration is divided by the compute speed-up and multiplied by the batch over the profile's; "
+    "that of other collectives only by the batch, and no bandwidth, latency or number of workers changes it.",
+    "The halves of an all-reduce scale as it does; where they were not measured, they are those of its "
+    "algorithm, or half of what was measured each.",
     "Compression divides every gradient's bytes, rounded up to whole elements; compressing takes no time.",
     "Scaling efficiency is throughput over that of so many single workers, which all-reduce nothing.",
     "One window at a time with the durations of the profile: no stragglers, no other traffic.",
@@ -86,21 +90,23 @@ def measured_batch(profile: Profile) -> float | None:
 
 def computed_at(profile: Profile, scenario: Scenario) -> Profile:
     """Return the profile with the scenario's compute and gradients; its network stays."""
-    factor = 1.0 / scenario.compute_speedup
+    factor = 1.0
     if scenario.batch is not None:
         measured = measured_batch(profile)
         if measured is None:
             raise InvalidOptions(
                 f'profile "{profile.name}" does not say in its metadata with which batch it was measured'
             )
-        factor *= scenario.batch / measured
+        factor = scenario.batch / measured
+    # A faster device sends no sooner; more samples are more to send.
+    factors = {"compute": factor / scenario.compute_speedup, "communication": factor}
     changes: dict[str, object] = {}
-    if factor != 1.0:
+    if any(each != 1.0 for each in factors.values()):
         changes["ops"] = tuple(
             op.model_copy(
                 update={
-                    "duration_s": op.duration_s * factor,
-                    "duration_std_s": op.duration_std_s * factor,
+                    "duration_s": op.duration_s * factors[op.kind],
+                    "duration_std_s": op.duration_std_s * factors[op.kind],
                 }
             )
             for op in profile.ops
@@ -133,7 +139,13 @@ def networked_at(profile: Profile, scenario: Scenario, two_level: TwoLevel | Non
     """
     workers = profile.workers if scenario.workers is None else scenario.workers
     try:
-        return profile.with_network(_allreduce_at(profile, scenario, workers, two_level), workers)
+        allreduce = _allreduce_at(profile, scenario, workers, two_level)
+        return profile.with_network(
+            allreduce,
+            workers,
+            reduce_scatter=_half_at(profile, profile.reduce_scatter, scenario, workers),
+            all_gather=_half_at(profile, profile.all_gather, scenario, workers),
+        )
     except ValueError as error:
         raise InvalidOptions(f'profile "{profile.name}": {error}') from None
 
@@ -166,6 +178,23 @@ def _allreduce_at(
     if scenario.algorithm == "halving-doubling":
         return HalvingDoublingAllReduce(**level.model_dump())
     return RingAllReduce(**level.model_dump())
+
+
+def _half_at(profile: Profile, half: HalfCost | None, scenario: Scenario, workers: int) -> HalfCost | None:
+    """Return a measured half on the scenario's network; None where an algorithm's formula takes its place."""
+    if half is None or scenario.algorithm is not None:
+        return None
+    bandwidth = None if scenario.bandwidth_gbps is None else scenario.bandwidth_gbps * GBPS
+    if bandwidth is None and scenario.latency_s is None and workers == profile.workers:
+        return half
+    return half.with_changes(
+        NetworkChange(
+            measured_workers=profile.workers,
+            workers=workers,
+            bandwidth_bytes_per_s=bandwidth,
+            latency_s=scenario.latency_s,
+        )
+    )
 
 
 def _level_of(

@@ -16,12 +16,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 
 from pace.documents.collective_costs import SampledAllReduce
+from pace.documents.half_costs import SampledHalf
 from pace.errors import InvalidOptions
 
 SMALLEST_BYTES = 1024
@@ -86,6 +87,11 @@ class AllReduceMeasurement:
     def document(self) -> SampledAllReduce:
         """The cost as a profile holds it."""
         return SampledAllReduce(samples=tuple((size.size_bytes, size.duration_s) for size in self.sizes))
+
+    @property
+    def half(self) -> SampledHalf:
+        """The cost of a reduce-scatter or an all-gather as a profile holds it."""
+        return SampledHalf(samples=self.document.samples)
 
     @property
     def one_at_a_time(self) -> bool:
@@ -244,10 +250,14 @@ def _pair_speedup(network: Network, size_bytes: int) -> float:
     return 2 * float(np.median(one)) / float(np.median(both))
 
 
+Collective = Literal["all-reduce", "reduce-scatter", "all-gather"]
+
+
 class _TorchNetwork:
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, collective: Collective) -> None:
         import torch.distributed as dist
 
+        self._collective = collective
         self._dist = dist
         self._group = group
         self.num_workers = dist.get_world_size(group)
@@ -256,7 +266,17 @@ class _TorchNetwork:
 
     def start(self, tensor: torch.Tensor, name: str) -> Callable[[], Any]:
         del name
-        work = self._dist.all_reduce(tensor, group=self._group, async_op=True)
+        dist, group = self._dist, self._group
+        whole = tensor[: tensor.numel() // self.num_workers * self.num_workers]
+        mine = whole.view(self.num_workers, -1)[dist.get_rank(group)]
+        if self._collective == "all-reduce":
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+        elif self._collective == "reduce-scatter":
+            scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+            work = scatter(torch.empty_like(mine), whole, group=group, async_op=True)
+        else:
+            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            work = gather(whole, mine.clone(), group=group, async_op=True)
         assert work is not None
         return lambda: work.wait()
 
@@ -290,9 +310,14 @@ class _HorovodNetwork:
         return reduced
 
 
-def torch_network(group: Any = None) -> Network:
-    """Return the network of a torch.distributed process group; None is the default group."""
-    return _TorchNetwork(group)
+def torch_network(group: Any = None, *, collective: Collective = "all-reduce") -> Network:
+    """Return the network of a torch.distributed process group; None is the default group.
+
+    With another `collective`, ``measure_allreduce`` measures that one instead: sizes are the whole buffer's,
+    and the result's ``half`` is what a profile holds. What is measured is the backend's own: Gloo's
+    reduce-scatter sends as many bytes as an all-reduce.
+    """
+    return _TorchNetwork(group, collective)
 
 
 def horovod_network() -> Network:

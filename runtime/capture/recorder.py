@@ -15,9 +15,11 @@ import numpy.typing as npt
 import torch
 
 from pace.documents.collective_costs import AllReduce
+from pace.documents.half_costs import HalfCost
 from pace.documents.profile import DType, Gradient, Profile
 from pace.errors import InvalidOptions, InvalidProfile
 from pace.runtime.capture.trace import Trace, Tracer
+from pace.runtime.capture.update_rule import UpdateRuleWatch
 from pace.runtime.capture.window import Granularity, Window, lay_out, middle_half
 from pace.runtime.event_log import log
 from pace.runtime.transports.clock import clock_for
@@ -128,6 +130,11 @@ class Recorder:
         )
         self._recorded_per_plain = recorded_per_plain
         self._iteration = 0
+        self._watch = UpdateRuleWatch(
+            parameter
+            for parameter_name, parameter in model.named_parameters()
+            if (parameter.requires_grad if gradients is None else parameter_name in gradients)
+        )
         self._tracing = False
         self._traces: list[Trace] = []
         # Stamps of plain iterations: the start, the start and end of what was set aside, the end.
@@ -152,9 +159,13 @@ class Recorder:
             self._tracing = True
         else:
             self._stamps = [self._clock.now()]
+        # The last iteration before any counts: watching takes time.
+        if number == -1:
+            self._watch.begin()
 
     def end(self) -> None:
         """End an iteration."""
+        self._watch.end()
         self._iteration += 1
         if not self._tracing:
             self._stamps.append(self._clock.now())
@@ -172,6 +183,7 @@ class Recorder:
 
     def stop(self) -> None:
         """Take the hooks away in the middle of an iteration; idempotent."""
+        self._watch.end()
         if self._tracing:
             self._tracer.stop()
             self._tracing = False
@@ -203,7 +215,14 @@ class Recorder:
         )
 
     def profile(
-        self, name: str, *, workers: int, allreduce: AllReduce, metadata: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        *,
+        workers: int,
+        allreduce: AllReduce,
+        reduce_scatter: HalfCost | None = None,
+        all_gather: HalfCost | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Profile:
         """Build the profile; see ``Capture.profile``."""
         window, intervals_s = self._measurement()
@@ -230,6 +249,9 @@ class Recorder:
                 if producer
             ),
             allreduce=allreduce,
+            reduce_scatter=reduce_scatter,
+            all_gather=all_gather,
+            update=self._watch.rule,
             metadata={
                 "source": "measured",
                 "captured_by": f"pace {__version__}, torch {torch.__version__}",

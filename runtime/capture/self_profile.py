@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pace.documents.collective_costs import AllReduce
 from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import Profile, parse_profile
 from pace.errors import CommunicationFailed
@@ -71,11 +72,14 @@ class SelfProfile:
         # Calls between steps let a device run dry, which its next recorded iteration would show: there all
         # of them are made at the end.
         self._slices = self._left - WARM_UP if self._network.device.type == "cpu" else 1
-        self._sampler = CostSampler(
-            self._network,
-            largest_bytes=sum(gradient.size_bytes for gradient in gradients),
-            slices=self._slices,
-        )
+        # Pushes and pulls are measured at the end, in a second: links need a layout of their own for it.
+        self._sampler: CostSampler | None = None
+        if transport.num_servers == 0 or transport.sequencing != "keyed":
+            self._sampler = CostSampler(
+                self._network,
+                largest_bytes=sum(gradient.size_bytes for gradient in gradients),
+                slices=self._slices,
+            )
         self._fault = ""
         self._recorder: Recorder | None = None
         try:
@@ -107,9 +111,9 @@ class SelfProfile:
         """
         self._left -= 1
         self._record(Recorder.end)
-        if self._left == self._slices - 1 and self._transport.rank == 0:
-            log.info("pace.measuring_network", expected_s=BUDGET_S, steps=self._slices)
-        if self._left < self._slices:
+        if self._sampler is not None and self._left < self._slices:
+            if self._left == self._slices - 1 and self._transport.rank == 0:
+                log.info("pace.measuring_network", expected_s=BUDGET_S, steps=self._slices)
             self._sampler.advance()
         if self._left:
             self._record(Recorder.begin)
@@ -136,7 +140,7 @@ class SelfProfile:
         CommunicationFailed
             When a peer is gone.
         """
-        cost = self._sampler.finish()
+        cost, metadata = self._measure()
         mine: Profile | None = None
         compute_s: float | None = None
         if self._recorder is not None:
@@ -144,8 +148,8 @@ class SelfProfile:
                 mine = self._recorder.profile(
                     self._name,
                     workers=self._transport.size,
-                    allreduce=cost.document,
-                    metadata=cost.metadata | {"rank": self._transport.rank},
+                    allreduce=cost,
+                    metadata=metadata | {"rank": self._transport.rank},
                 )
                 self._refuse_misfit(mine)
                 compute_s = self._recorder.report.profile_s
@@ -165,6 +169,14 @@ class SelfProfile:
             return True, None
         warn_if_inexact(mine)
         return True, mine
+
+    def _measure(self) -> tuple[AllReduce, dict[str, Any]]:
+        if self._sampler is not None:
+            sampled = self._sampler.finish()
+            return sampled.document, dict(sampled.metadata)
+        exchange = self._transport.measure_exchange(sum(gradient.size_bytes for gradient in self._gradients))
+        assert exchange is not None
+        return exchange, {}
 
     def stop(self) -> None:
         """Take the hooks off in the middle of an iteration; idempotent."""

@@ -5,10 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pace.documents.any_schedule import AnySchedule, load_any_schedule, parse_any_schedule
 from pace.documents.fingerprint import fingerprint
+from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.documents.push_pull_schedule import PushPullSchedule, load_any_schedule
-from pace.documents.schedule import Schedule, parse_schedule
+from pace.documents.push_pull_schedule import PushPullSchedule
+from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
 from pace.runtime.control.options import check_source
 from pace.runtime.control.report_sender import ReportSender
@@ -90,7 +92,7 @@ class PlanSource:
         self._gradients: list[GradientSize] = []
         self._seen: set[str] = set()
         self._unfit: set[bytes] = set()
-        self._followed: Schedule | None = None
+        self._followed: AnySchedule | None = None
         self._reports: ReportSender | None = None
         if transport.rank == 0 and self._service is not None and self.job is not None:
             self._reports = ReportSender(self._service, self.job, self._api_key)
@@ -110,16 +112,13 @@ class PlanSource:
         if given is None:
             return None
         try:
-            schedule = given if isinstance(given, Schedule | PushPullSchedule) else load_any_schedule(given)
+            schedule = given if isinstance(given, AnySchedule) else load_any_schedule(given)
         except OSError as error:
             raise InvalidOptions(
                 f"schedule is {str(given)!r}, which cannot be read: {error.strerror}"
             ) from error
-        transport = self._transport
-        self._plan = self._with_credit(
-            plan_from_schedule(schedule, gradients, transport.size, servers=transport.num_servers)
-        )
-        self._followed = schedule if isinstance(schedule, Schedule) else None  # reports are of all-reduces
+        self._plan = self._with_credit(self._planned(schedule, gradients))
+        self._followed = schedule
         return self._plan
 
     @property
@@ -153,10 +152,14 @@ class PlanSource:
         """Turn what ``ask`` returned into a plan; None when it is empty."""
         if not payload:
             return None
-        schedule = parse_schedule(payload)
+        schedule = parse_any_schedule(payload)
         self._seen.add(schedule.profile_sha256)
         self._followed = schedule
-        return self._with_credit(plan_from_schedule(schedule, gradients, self._transport.size))
+        return self._with_credit(self._planned(schedule, gradients))
+
+    def _planned(self, schedule: AnySchedule, gradients: list[GradientSize]) -> Plan:
+        transport = self._transport
+        return plan_from_schedule(schedule, gradients, transport.size, servers=transport.num_servers)
 
     def ask(self, gradients: list[GradientSize]) -> bytes:
         """Ask the service; empty when it has no fitting schedule but those read before, or no answer."""
@@ -179,11 +182,11 @@ class PlanSource:
             return b""
         return b"" if found.profile_sha256 in self._seen else self._fitting(found, gradients)
 
-    def _fitting(self, found: Schedule, gradients: list[GradientSize]) -> bytes:
+    def _fitting(self, found: AnySchedule, gradients: list[GradientSize]) -> bytes:
         """Return a schedule's bytes; none when it does not fit, which is logged once for each schedule."""
         document = found.to_json()
         try:
-            plan_from_schedule(found, gradients, self._transport.size)
+            self._planned(found, gradients)
         except ScheduleMismatch as error:
             if document not in self._unfit:
                 log.warning("pace.schedule_refused", service=self._service, job=self.job, reason=str(error))
@@ -203,9 +206,11 @@ class PlanSource:
 
         assert self._service is not None
         sent = {"service": self._service, "job": self.job, "profile_sha256": profile.sha256}
+        # Behind a norm the service's first choice is in two halves, which this runtime does not follow.
+        options = Options(target="allreduce") if profile.update == "global-norm" else None
         try:
             with Client(self._service, api_key=self._api_key, timeout_s=_SUBMIT_TIMEOUT_S) as client:
-                schedule = client.create_schedule(profile, job=self.job)
+                schedule = client.create_schedule(profile, options, job=self.job)
         except ServiceUnavailable as error:
             log.warning("pace.profile_not_submitted", reason=str(error), **sent)
             return b""

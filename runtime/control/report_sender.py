@@ -2,6 +2,7 @@
 
 import threading
 
+from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
 from pace.runtime.event_log import log
 
@@ -31,7 +32,12 @@ class ReportSender:
         self._thread: threading.Thread | None = None
 
     def send(
-        self, schedule: Schedule, *, measured_s: float, num_iterations: int, plain_s: float | None
+        self,
+        schedule: Schedule | PushPullSchedule,
+        *,
+        measured_s: float,
+        num_iterations: int,
+        plain_s: float | None,
     ) -> None:
         """Send a report; returns at once.
 
@@ -51,7 +57,11 @@ class ReportSender:
         self._thread.start()
 
     def _send(
-        self, schedule: Schedule, measured_s: float, num_iterations: int, plain_s: float | None
+        self,
+        schedule: Schedule | PushPullSchedule,
+        measured_s: float,
+        num_iterations: int,
+        plain_s: float | None,
     ) -> None:
         from pace.client import Client
 

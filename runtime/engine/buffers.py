@@ -114,6 +114,13 @@ class Slot:
         self.claimed = False
         self.announced = False
 
+    def release_kept(self) -> None:
+        """Give what user code keeps of it memory of its own, where it has cleared or replaced it."""
+        if not self.base and sys.getrefcount(self.shown) > _OWN:
+            kept = self.shown
+            kept.data = kept.clone()
+            self.shown = self.view.data
+
 
 class FusedGroup:
     """A group's buffer, the gradients in it, and how far this round has come.
@@ -210,10 +217,7 @@ class FusedGroup:
         them still share the buffer, which then must not be written to any more.
         """
         for slot in self.slots:
-            if not slot.base and sys.getrefcount(slot.shown) > _OWN:
-                kept = slot.shown
-                kept.data = kept.clone()
-                slot.shown = slot.view.data
+            slot.release_kept()
         self.seen = any(slot.base for slot in self.slots)
         return not self.seen and self._num_references() > self._baseline
 

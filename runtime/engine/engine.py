@@ -1,4 +1,4 @@
-"""The engine: one thread that sends segments in order, with at most the credit's bytes in flight.
+"""The engine sends segments in order, with at most the credit's bytes in flight: who has room asks for more.
 
 The credit is exceeded by one segment at the very end: the next is handed over shortly before the one under
 way is expected to be done, so that the network does not idle while hosts take notice of it.
@@ -9,10 +9,13 @@ collectives equal on all ranks without asking which gradients a rank happened to
 
 - planned: all ranks keep to the plan's order.
 - keyed: where the transport matches segments by name alone, each rank keeps to the plan, or hands over what
-  is ready and leaves the choice to the transport.
+  is ready and leaves the choice to the transport, which makes it afresh whenever a link has room.
 - leader and follower: rank 0 chooses (``send_order.py``) and publishes the choice before it sends; the
   others send what it chose. Where the transport matches collectives by name, the others submit at once
   and rank 0's submission decides.
+
+Groups that are all-reduced and groups that are pushed to servers have a thread and an order each
+(``lanes.py``), in one round.
 
 Of tensors on a device (a GPU) the host hands over and waits for groups that the device has yet to compute
 and to sum. A group then counts as submitted when the device has computed it, and a wait blocks the host
@@ -27,17 +30,16 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pace.errors import CommunicationFailed
-from pace.runtime.engine.in_flight import InFlight
+from pace.runtime.engine.lanes import Lane, lanes_of
 from pace.runtime.engine.on_device import OnDevice
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
-from pace.runtime.engine.send_order import SendOrder
 from pace.runtime.engine.sends import GroupSend, SegmentSend, last_times, sends_of
-from pace.runtime.transports.transport import Discipline, Role, SegmentCall, Transport, role_of
+from pace.runtime.transports.transport import Discipline, SegmentCall, Transport
 
 
 class Engine:
-    """Sends the segments of submitted groups; created with its thread running.
+    """Sends the segments of submitted groups; created with its threads running.
 
     Parameters
     ----------
@@ -47,6 +49,8 @@ class Engine:
         For every segment of the plan, the contiguous part of its group's buffer that is sent.
     discipline
         Who decides which segment goes next.
+    pushed_discipline
+        The same for what goes over parameter servers in a job that also all-reduces.
     timeout_s
         A wait longer than this fails.
     on_stall
@@ -63,6 +67,7 @@ class Engine:
         transport: Transport,
         *,
         discipline: Discipline,
+        pushed_discipline: Discipline = "overtake",
         timeout_s: float,
         name: str,
         stall_s: float = 5.0,
@@ -76,14 +81,17 @@ class Engine:
         self._explain = explain
         self._groups = plan.groups
         self._group_sends, self._segments = sends_of(plan, tensors, name)
-        self.role: Role = role_of(transport, discipline)
-        self._send_order = SendOrder(self._segments, discipline=discipline, role=self.role)
         self._lock = threading.Lock()
-        self._wake = threading.Condition(self._lock)
-        # Where the transport chooses what it sends next, it is given all that is ready.
-        chooses = transport.sequencing == "keyed"
-        credit_bytes = 1 << 62 if chooses else plan.credit_bytes
-        self._in_flight = InFlight(credit_bytes=credit_bytes, hand_over_s=transport.hand_over_s)
+        self._ended = threading.Condition(self._lock)
+        self._lanes, self._lane_of = lanes_of(
+            plan,
+            self._group_sends,
+            self._segments,
+            transport,
+            self._lock,
+            discipline=discipline,
+            pushed_discipline=pushed_discipline,
+        )
         self._closed = False
         self._failure: CommunicationFailed | None = None
         self._explained = False
@@ -96,10 +104,13 @@ class Engine:
                     name=segment.name,
                     tensor=segment.tensor,
                     link=segment.link,
-                    turn=segment.group.rank if discipline == "priority" else segment.number,
+                    turn=lane.turn_of(segment),
+                    pushed=lane.sequencing == "keyed",
                 )
                 for segment in self._segments
-            ]
+                for lane in [self._lane_of[segment.group.number]]
+            ],
+            pace_bytes_per_s=plan.pace_bytes_per_s,
         )
         self._on_device: OnDevice | None = None
         if transport.device is not None:
@@ -110,8 +121,12 @@ class Engine:
                 block=self._block,
                 name=f"{name}.device",
             )
-        self._thread = threading.Thread(target=self._run, name=f"{name}.engine", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, args=(lane,), name=f"{name}.engine.{lane.name}", daemon=True)
+            for lane in self._lanes
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def failure(self) -> CommunicationFailed | None:
@@ -155,8 +170,9 @@ class Engine:
 
     def _enter(self, send: GroupSend) -> None:
         """Let a group be sent from now on; with the lock held."""
-        if self._send_order.enter(send):
-            self._wake.notify()
+        lane = self._lane_of[send.number]
+        if lane.order.enter(send):
+            lane.wake.notify()
 
     def _enter_computed(self, send: GroupSend) -> None:
         assert self._on_device is not None
@@ -227,11 +243,11 @@ class Engine:
     def settle(self, timeout_s: float) -> bool:
         """Wait until nothing that was handed over is under way; return whether that came about in time."""
         with self._lock:
-            self._wake.wait_for(self._settled, timeout_s)
+            self._ended.wait_for(self._settled, timeout_s)
             return self._failure is None and self._settled()
 
     def _settled(self) -> bool:
-        return self._failure is not None or not (self._in_flight.num_segments or self._send_order.num_waiting)
+        return self._failure is not None or all(lane.idle for lane in self._lanes)
 
     def last_round(self) -> tuple[tuple[GroupTimes, ...], tuple[SegmentTimes, ...]]:
         """When each group and segment was last handed over, sent and done; every group was waited for."""
@@ -247,19 +263,29 @@ class Engine:
             self._on_device.close(failed=self._failure is not None)
         with self._lock:
             self._closed = True
-            self._wake.notify_all()
+            self._wake_all()
             if self._failure is None:
-                self._wake.wait_for(
-                    lambda: self._in_flight.num_segments == 0 or self._failure is not None, self._timeout_s
+                self._ended.wait_for(
+                    lambda: (
+                        self._failure is not None
+                        or not any(lane.in_flight.num_segments for lane in self._lanes)
+                    ),
+                    self._timeout_s,
                 )
-        if threading.current_thread() is not self._thread:
-            # A follower may be inside a call that only ends with its time-out when the leader is gone.
-            self._thread.join(timeout=None if self._failure is None else 1.0)
+        for thread in self._threads:
+            if threading.current_thread() is not thread:
+                # A follower may be inside a call that only ends with its time-out when the leader is gone.
+                thread.join(timeout=None if self._failure is None else 1.0)
 
-    def _run(self) -> None:
+    def _wake_all(self) -> None:
+        for lane in self._lanes:
+            lane.wake.notify_all()
+        self._ended.notify_all()
+
+    def _run(self, lane: Lane) -> None:
         segment: SegmentSend | None = None
         try:
-            while (segment := self._next()) is not None:
+            while (segment := self._next(lane)) is not None:
                 segment.sent_s = time.perf_counter()
                 segment.summed = self._transport.allreduce(
                     segment.tensor, segment.name, _completion(self, segment)
@@ -269,47 +295,40 @@ class Engine:
         except Exception as error:  # whatever it is, waiting threads receive it
             self._fail("could not be sent", segment.group if segment else None, error)
 
-    def _next(self) -> SegmentSend | None:
+    def _next(self, lane: Lane) -> SegmentSend | None:
         """Block until a segment may be sent, and account for it; None once closed."""
-        if self.role == "follower":
+        if lane.role == "follower":
             with self._lock:
-                self._wake.wait_for(lambda: self._stopped() or self._send_order.num_waiting > 0)
+                lane.wake.wait_for(lambda: self._stopped() or lane.order.num_waiting > 0)
                 if self._stopped():
                     return None
             chosen = self._segments[self._transport.decide(None)]
             with self._lock:
-                self._wake.wait_for(lambda: self._stopped() or chosen.group.submitted)
-                return None if self._stopped() else self._take(chosen)
+                lane.wake.wait_for(lambda: self._stopped() or chosen.group.submitted)
+                return None if self._stopped() else self._take(lane, chosen)
         with self._lock:
             while True:
                 if self._stopped():
                     return None
-                segment = self._send_order.next()
-                wait_s = math.inf if segment is None else self._wait_s(segment)
+                segment = lane.order.next()
+                wait_s = math.inf if segment is None else lane.wait_s(segment)
                 if segment is not None and wait_s <= 0:
-                    self._take(segment)
+                    self._take(lane, segment)
                     break
-                self._wake.wait(None if wait_s == math.inf else wait_s)
-        if self.role == "leader" and self._transport.sequencing == "decision":
+                lane.wake.wait(None if wait_s == math.inf else wait_s)
+        if lane.role == "leader" and lane.sequencing == "decision":
             self._transport.decide(segment.number)
         return segment
 
     def _stopped(self) -> bool:
         return self._closed or self._failure is not None
 
-    def _wait_s(self, candidate: SegmentSend) -> float:
-        """How much longer to wait before `candidate` is handed over: for room, and for who is before it."""
-        if self.role == "submitter":
-            return 0.0  # rank 0 decides by being last: whoever held back would undo its choice
-        patience_s = self._send_order.patience_s(candidate, idle=self._in_flight.num_segments == 0)
-        return patience_s if patience_s > 0 else self._in_flight.wait_s(candidate)
-
-    def _take(self, segment: SegmentSend) -> SegmentSend:
+    def _take(self, lane: Lane, segment: SegmentSend) -> SegmentSend:
         send = segment.group
         if send.unsent == len(send.segments):
             send.sent_s = time.perf_counter()
-        self._send_order.take(segment)
-        self._in_flight.add(segment)
+        lane.order.take(segment)
+        lane.in_flight.add(segment)
         self.sent_segments += 1
         self.sent_bytes += segment.size_bytes
         return segment
@@ -319,14 +338,17 @@ class Engine:
         if error is not None:
             self._fail("failed", segment.group, error)
         send = segment.group
+        lane = self._lane_of[send.number]
         with self._lock:
-            self._in_flight.remove(segment)
+            lane.in_flight.remove(segment)
             send.remaining -= 1
             if send.remaining == 0:
                 send.done_s = segment.done_s
                 send.done.set()
-            if self._send_order.num_waiting or self._closed:
-                self._wake.notify_all()
+            if lane.order.num_waiting or self._closed:
+                lane.wake.notify_all()
+            if lane.idle or self._closed:
+                self._ended.notify_all()
 
     def _fail(self, what: str, send: GroupSend | None, error: BaseException | None) -> None:
         subject = "an all-reduce" if send is None else f"the all-reduce of {self.describe(send.number)}"
@@ -340,7 +362,7 @@ class Engine:
             for waiting in self._group_sends:
                 waiting.sent.set()
                 waiting.done.set()
-            self._wake.notify_all()
+            self._wake_all()
 
     def describe(self, group: int) -> str:
         """Name a group for people: its number and its first gradients."""

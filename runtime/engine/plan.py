@@ -11,13 +11,17 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
 
+from pace.documents.any_schedule import AnySchedule
 from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import ELEMENT_BYTES
 from pace.documents.push_pull_schedule import ExchangeGroup, ExchangeSegment, PushPullSchedule
 from pace.documents.schedule import Group, Schedule, Segment
+from pace.documents.sharded_schedule import ShardedSchedule
 from pace.errors import ScheduleMismatch
 
 MEBIBYTE = 1 << 20
+
+Exchange = Literal["allreduce", "push-pull"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +35,20 @@ class GradientSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedGroup:
-    """Gradients that share a buffer, in buffer order, with the times that decide their turn."""
+    """Gradients that share a buffer, in buffer order, with the times that decide their turn.
+
+    Attributes
+    ----------
+    exchange
+        How it is summed in a job that has both ways; None where the transport has only one.
+    """
 
     gradients: tuple[str, ...]
     size_bytes: int
     dtype: str
     ready_s: float
     tail_s: float
+    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +78,8 @@ class Plan:
         buckets in the order in which gradients become ready).
     predicted_iteration_s
         What the schedule promised; None for plans computed here.
+    pace_bytes_per_s
+        How fast either end of a connection to a server sends; None for no limit.
     """
 
     source: Literal["schedule", "local", "plain"]
@@ -74,6 +87,7 @@ class Plan:
     segments: tuple[PlannedSegment, ...]
     credit_bytes: int
     predicted_iteration_s: float | None = None
+    pace_bytes_per_s: float | None = None
 
     @cached_property
     def sha256(self) -> str:
@@ -82,12 +96,13 @@ class Plan:
             "groups": [asdict(group) for group in self.groups],
             "segments": [asdict(segment) for segment in self.segments],
             "credit_bytes": self.credit_bytes,
+            "pace_bytes_per_s": self.pace_bytes_per_s,
         }
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def plan_from_schedule(
-    schedule: Schedule | PushPullSchedule,
+    schedule: AnySchedule,
     gradients: Sequence[GradientSize],
     workers: int,
     *,
@@ -103,9 +118,14 @@ def plan_from_schedule(
     Raises
     ------
     ScheduleMismatch
-        When it was made for other gradients or another number of workers; the message says what
-        differs.
+        When it was made for other gradients or another number of workers, or is in two halves; the message
+        says what differs.
     """
+    if isinstance(schedule, ShardedSchedule):
+        raise ScheduleMismatch(
+            "the schedule is in two halves (reduce-scatter and all-gather), which the runtime does not"
+            ' follow: make one with target "allreduce"'
+        )
     mine = fingerprint(((g.name, g.size_bytes, g.dtype) for g in gradients), workers)
     differences = _differences(schedule, gradients)
     if schedule.fingerprint != mine and not differences:
@@ -151,6 +171,9 @@ def plan_from_schedule(
             else schedule.execution.credit_bytes
         ),
         predicted_iteration_s=schedule.predicted.iteration_s,
+        pace_bytes_per_s=(
+            schedule.execution.pace_bytes_per_s if isinstance(schedule, PushPullSchedule) else None
+        ),
     )
 
 

@@ -4,21 +4,24 @@ Every ``step()`` is the user's own optimizer's, on this rank's gradients alone. 
 pushed, the servers add it to the weights that all ranks share, and what comes back are the model's weights.
 """
 
-import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from pace.documents.throughput.steps import StepsDocument
 from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
+from pace.runtime.capture.step_recorder import ExchangedSegment, StepRecorder
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
-from pace.runtime.engine.plan import Plan
 from pace.runtime.optimizer.live_wrappers import live, refuse_wrapped
 from pace.runtime.optimizer.stand_in import StandIn
 from pace.runtime.optimizer.start import Prepare, start_together
+from pace.runtime.optimizer.weight_share import WeightShare
+from pace.runtime.parameter_server.link import Countdown
 from pace.runtime.parameter_server.transport import PushPullTransport
 from pace.runtime.transports.transport import SegmentCall
 
@@ -65,7 +68,7 @@ class AsynchronousOptimizer(StandIn):
         self._timeout_s = start.options.timeout_s
         self._divisor = start.options.divisor(transport.size)
         self._shares = [
-            _Share(start.plan, number, start.parameters) for number in range(len(start.plan.groups))
+            WeightShare(start.plan, number, start.parameters) for number in range(len(start.plan.groups))
         ]
         self._failure: CommunicationFailed | None = None
         self._exchanging = False
@@ -75,11 +78,21 @@ class AsynchronousOptimizer(StandIn):
                 name=f"weights.{segment.group}.{segment.offset_bytes}",
                 tensor=self._shares[segment.group].part(segment.offset_bytes, segment.size_bytes),
                 turn=turn,
+                link=segment.link,
             )
             for turn, segment in enumerate(start.plan.segments)
         ]
         self._calls = calls
-        transport.prepare(calls, weights=True, staleness=staleness)
+        self._names = {
+            call.name: f"{start.plan.groups[segment.group].gradients[0]}/{segment.offset_bytes}"
+            for call, segment in zip(calls, start.plan.segments, strict=True)
+        }
+        self._recorder: StepRecorder | None = None
+        self._started_s: float | None = None
+        self._pace_bytes_per_s = start.plan.pace_bytes_per_s
+        self._staleness = staleness
+        self._completed = 0
+        self._prepare()
         self._peers = transport.peers
         if self._peers is not None:
             self._peers.follow(self._progress)
@@ -123,13 +136,26 @@ class AsynchronousOptimizer(StandIn):
         for share in self._shares:
             share.load_change(self._divisor)
         self.clock += 1
-        self._exchange(seed=False)
+        computed_s = time.perf_counter()
+        try:
+            self._exchange(seed=False)
+        except CommunicationFailed as error:
+            self._go_on_without_lost_servers(error)
+        self._completed += 1
+        back_s = time.perf_counter()
         for share in self._shares:
             share.take_over()
+        started_s, self._started_s = self._started_s, time.perf_counter()
+        if self._recorder is not None and started_s is not None:
+            self._recorder.record(
+                compute_s=computed_s - started_s,
+                exchange_s=back_s - computed_s,
+                apply_s=self._started_s - back_s,
+            )
 
     def _exchange(self, *, seed: bool) -> None:
         """Send all segments, and wait until they are back."""
-        returned = _Returned(len(self._calls))
+        returned = Countdown(len(self._calls))
         self._exchanging = True
         try:
             for call in self._calls:
@@ -138,7 +164,7 @@ class AsynchronousOptimizer(StandIn):
                 else:
                     self._transport.allreduce(call.tensor, call.name, returned.one)
             returned.wait(self._timeout_s)
-        except (CommunicationFailed, TimeoutError) as error:
+        except CommunicationFailed as error:
             known = "" if self._peers is None else self._peers.explain_failure()
             what = f"{error}{'; ' if known else ''}{known}"
             self._failure = CommunicationFailed(
@@ -149,6 +175,86 @@ class AsynchronousOptimizer(StandIn):
         finally:
             self._exchanging = False
 
+    def _go_on_without_lost_servers(self, error: CommunicationFailed) -> None:
+        """Put the newest weights that any rank has on the servers that are left, and push again."""
+        if self._transport.num_servers < 2 or (self._peers is not None and self._peers.rank_lost):
+            raise error
+        changes = [share.change(self._divisor) for share in self._shares]
+        try:
+            self._transport.reopen()
+            told = [int(each) for each in self._transport.gather(str(self._completed).encode())]
+        except CommunicationFailed as again:
+            raise again from error
+        self._failure = None
+        newest = told.index(max(told))
+        self._prepare(placed=False, seeder=newest)
+        if self._transport.rank == newest:
+            for share in self._shares:
+                share.load_known()
+            self._exchange(seed=True)
+        self._transport.gather(b"")
+        for share in self._shares:
+            share.load_nothing()
+        self._exchange(seed=False)
+        for share in self._shares:
+            share.take_over()
+        if self._staleness == 0 and self._completed < max(told):
+            return  # who has newer weights waited for this rank's change
+        for share, change in zip(self._shares, changes, strict=True):
+            share.load(change)
+        self._exchange(seed=False)
+
+    def _prepare(self, *, placed: bool = True, seeder: int = 0) -> None:
+        calls = self._calls if placed else [replace(call, link=None) for call in self._calls]
+        self._transport.prepare(
+            calls,
+            pace_bytes_per_s=self._pace_bytes_per_s,
+            weights=True,
+            staleness=self._staleness,
+            seeder=seeder,
+        )
+
+    def record_steps(self, count: int) -> None:
+        """Record the next steps of this rank, for ``recorded_steps``; calls on other ranks are not needed.
+
+        Raises
+        ------
+        InvalidOptions
+            When `count` is less than 1.
+        """
+        segments = [
+            ExchangedSegment(
+                name=self._names[call.name],
+                server=self._transport.server_of(call.name),
+                size_bytes=call.tensor.numel() * call.tensor.element_size(),
+            )
+            for call in self._calls
+        ]
+        self._recorder = StepRecorder(segments, servers=self._transport.num_servers, count=count)
+        self._started_s = None  # the step under way began before
+
+    def recorded_steps(
+        self, name: str = "job", *, batch: float = 1.0, bytes_per_s: float | None = None
+    ) -> StepsDocument:
+        """Return the recorded steps as a document, which ``pace predict`` takes.
+
+        Parameters
+        ----------
+        batch
+            Examples that a step of this rank trains on.
+        bytes_per_s
+            Rate of a host's link, as ``pace ps measure`` tells; without it, that of the fastest exchange,
+            which is too small where other workers used the link as well.
+
+        Raises
+        ------
+        InvalidUse
+            When nothing was recorded.
+        """
+        if self._recorder is None:
+            raise InvalidUse("call record_steps() first")
+        return self._recorder.document(name, batch=batch, bytes_per_s=bytes_per_s)
+
     def synchronize(self) -> None:
         """Give every rank the same weights: the newest, with all changes; every rank must call it."""
         if self._failure is not None:
@@ -156,6 +262,7 @@ class AsynchronousOptimizer(StandIn):
         self._transport.gather(b"")  # all changes are on the servers
         with torch.no_grad():
             self._push_changes()
+        self._started_s = None  # no step of training
 
     def finish_updates(self) -> None:
         """Nothing is ever pending: ``step()`` applies its own update."""
@@ -199,78 +306,6 @@ class AsynchronousOptimizer(StandIn):
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
             self._close(linger=False)
-
-
-class _Share:
-    """A group's parameters, flat: what is sent, and what the servers' weights were when they came last."""
-
-    def __init__(self, plan: Plan, number: int, parameters: dict[str, nn.Parameter]) -> None:
-        group = plan.groups[number]
-        self._parameters = [parameters[name] for name in group.gradients]
-        total = sum(parameter.numel() for parameter in self._parameters)
-        self._buffer = torch.zeros(total, dtype=self._parameters[0].dtype)
-        self._known = torch.zeros_like(self._buffer)
-        sizes = [parameter.numel() for parameter in self._parameters]
-        flats = torch.split(self._buffer, sizes)
-        self._views = [
-            flat.view(parameter.shape) for flat, parameter in zip(flats, self._parameters, strict=True)
-        ]
-
-    def part(self, offset_bytes: int, size_bytes: int) -> torch.Tensor:
-        """Return the part of the buffer that a segment sends."""
-        element = self._buffer.element_size()
-        return self._buffer[offset_bytes // element : (offset_bytes + size_bytes) // element]
-
-    @torch.no_grad()
-    def load_weights(self) -> None:
-        """Fill the buffer with the parameters."""
-        for view, parameter in zip(self._views, self._parameters, strict=True):
-            view.copy_(parameter)
-
-    def remember(self) -> None:
-        """Take the parameters as they are for the servers'."""
-        self.load_weights()
-        self._known.copy_(self._buffer)
-
-    def load_change(self, divisor: float) -> None:
-        """Fill the buffer with what has changed since the servers' weights came last."""
-        self.load_weights()
-        self._buffer.sub_(self._known)
-        if divisor != 1:
-            self._buffer.div_(divisor)
-
-    @torch.no_grad()
-    def take_over(self) -> None:
-        """Make the buffer's weights the model's."""
-        self._known.copy_(self._buffer)
-        for view, parameter in zip(self._views, self._parameters, strict=True):
-            parameter.copy_(view)
-
-
-class _Returned:
-    """Counts what has come back."""
-
-    def __init__(self, num_segments: int) -> None:
-        self._left = num_segments
-        self._error: BaseException | None = None
-        self._wake = threading.Condition()
-
-    def one(self, error: BaseException | None) -> None:
-        with self._wake:
-            self._left -= 1
-            self._error = self._error or error
-            self._wake.notify_all()
-
-    def wait(self, timeout_s: float) -> None:
-        with self._wake:
-            start = time.monotonic()
-            self._wake.wait_for(lambda: self._left <= 0 or self._error is not None, timeout_s)
-            if isinstance(self._error, CommunicationFailed):
-                raise self._error
-            if self._error is not None:
-                raise CommunicationFailed(str(self._error)) from self._error
-            if self._left > 0:
-                raise TimeoutError(f"weights did not come within {time.monotonic() - start:.3g} s")
 
 
 def _refuse_others(options: WrapperOptions) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidUse
+from pace.runtime.transports.gloo import finish_closing
 
 
 class LiveWrapper(Protocol):
@@ -55,6 +56,7 @@ def _end_all() -> None:
     uncaught: type[BaseException] | None = getattr(sys, "last_type", None)
     for wrapper in list(live):
         wrapper.end_with_process(uncaught)
+    finish_closing()
 
 
 def weakly(method: Callable[..., Any], otherwise: Any = None) -> Callable[..., Any]:

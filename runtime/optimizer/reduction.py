@@ -325,6 +325,7 @@ class Reduction:
             gradient = local_gradient(slot.parameter)
             if gradient is not None and slot is not arriving:
                 self.resolve(slot.fused)
+                slot.release_kept()
                 with torch.no_grad():
                     slot.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 set_local_gradient(slot.parameter, None)

@@ -3,10 +3,26 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pace.runtime.optimizer.averaging import Averaging
-from pace.runtime.transports.transport import Discipline
+from pace.runtime.transports.transport import Discipline, Order, Sequencing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disciplines:
+    """Who decides which segment goes next.
+
+    Attributes
+    ----------
+    segments
+        In general.
+    pushed
+        For what goes over parameter servers in a job that also all-reduces.
+    """
+
+    segments: Discipline
+    pushed: Discipline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +33,7 @@ class RoundSettings:
     ----------
     per_group
         Whether groups are updated one by one as they are needed, instead of all in ``step()``.
-    discipline
+    disciplines
         Who decides which segment goes next.
     name
         For threads and collectives.
@@ -28,13 +44,28 @@ class RoundSettings:
     """
 
     per_group: bool
-    discipline: Discipline
+    disciplines: Disciplines
     averaging: Averaging
     timeout_s: float
     name: str
     on_stall: Callable[[int], None]
     explain: Callable[[], str]
     ask: Callable[[int], None]
+
+
+def choose_disciplines(
+    order: Order, sequencing: Sequencing, source: Literal["schedule", "local", "plain"]
+) -> Disciplines:
+    """Return who decides: what the user asked for, or what suits the transport and the plan."""
+    if order != "auto":
+        return Disciplines(segments=order, pushed=order)
+    pushed: Discipline = "priority" if source == "local" else "overtake"
+    if sequencing == "keyed":  # no rank waits for another's choice
+        return Disciplines(segments=pushed, pushed=pushed)
+    # Over torch.distributed every choice is a broadcast that must end before the segment starts.
+    if sequencing == "decision" or source == "plain":
+        return Disciplines(segments="static", pushed=pushed)
+    return Disciplines(segments="adaptive" if source == "schedule" else "priority", pushed=pushed)
 
 
 class Profiling(Protocol):

@@ -20,6 +20,7 @@ from pace.errors import CommunicationFailed, InvalidUse
 from pace.runtime.control.mode_choice import Choice
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.engine.divided_plan import divide
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Report, chrome_trace
 from pace.runtime.event_log import log
@@ -27,13 +28,13 @@ from pace.runtime.gates.gated_param_groups import gate_param_groups, ungate_para
 from pace.runtime.optimizer.averaging import Averaging
 from pace.runtime.optimizer.live_wrappers import live, refuse_wrapped, weakly
 from pace.runtime.optimizer.planned_parameters import PlannedParameters
-from pace.runtime.optimizer.round_settings import RoundSettings
+from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.stand_in import StandIn
 from pace.runtime.optimizer.start import Prepare, start_together
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.compression import compressed
-from pace.runtime.transports.transport import Discipline, Transport
+from pace.runtime.transports.transport import Transport
 
 # How long a process that ends without close() waits for its last sums: the other ranks wait for them too.
 _EXIT_S = 5.0
@@ -97,7 +98,8 @@ class WrappedOptimizer(StandIn):
             per_group=reason is None,
             timeout_s=options.timeout_s,
         )
-        self._plan = self._choice.running.plan
+        self._sizes = start.sizes
+        self._plan = self._divided(self._choice.running.plan)
         self._barrier = self._choice.running.barrier
         self._num_plans = 0
         try:
@@ -116,7 +118,7 @@ class WrappedOptimizer(StandIn):
         self._num_plans += 1
         settings = RoundSettings(
             per_group=not self._barrier,
-            discipline=self._discipline(),
+            disciplines=self._disciplines,
             averaging=self._averaging,
             timeout_s=self._timeout_s,
             name=f"pace.{self._num_plans}",
@@ -136,22 +138,20 @@ class WrappedOptimizer(StandIn):
             before=before,
         )
 
-    def _discipline(self) -> Discipline:
-        if self._order != "auto":
-            return self._order
-        if self._transport.sequencing == "keyed":  # no rank waits for another's choice
-            return "priority" if self._plan.source == "local" else "overtake"
-        # Over torch.distributed every choice is a broadcast that must end before the segment starts.
-        if self._transport.sequencing == "decision" or self._plan.source == "plain":
-            return "static"
-        return "adaptive" if self._plan.source == "schedule" else "priority"
+    @property
+    def _disciplines(self) -> Disciplines:
+        return choose_disciplines(self._order, self._transport.sequencing, self._plan.source)
+
+    def _divided(self, plan: Plan) -> Plan:
+        pushed = self._transport.pushed
+        return plan if pushed is None else divide(plan, self._sizes, pushed)
 
     def _switch(self, plan: Plan, barrier: bool) -> None:
         """Go on with another plan; every rank must call this after the same step."""
         self.synchronize()
         before = self._rounds
         before.close()
-        self._plan, self._barrier = plan, barrier
+        self._plan, self._barrier = self._divided(plan), barrier
         self._rounds = self._install(before)
 
     def _ask(self, turn: int) -> None:
@@ -320,7 +320,7 @@ class WrappedOptimizer(StandIn):
         totals = rounds.totals
         return Report(
             mode=self._choice.running.name,
-            order=self._discipline(),
+            order=self._disciplines.segments,
             source=self._plan.source,
             rounds=rounds.number,
             iteration_s=self._choice.iteration_s,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -9,18 +10,16 @@ from typing import Any, Literal
 
 import torch
 
+from pace.runtime.parameter_server.arithmetic import ITEM_BYTES
 from pace.runtime.parameter_server.wire import (
     CHUNK_BYTES,
     LARGEST_PAYLOAD_BYTES,
+    LONGEST_RUN_BYTES,
     Frame,
     FrameKind,
     WireFault,
 )
 
-DTYPES = {
-    name: getattr(torch, name)
-    for name in ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64")
-}
 _MOST_SEGMENTS = 1_000_000
 
 
@@ -46,12 +45,18 @@ class Layout:
         For weights: how many clocks a worker may be ahead of the slowest; None for any number.
     deterministic
         Whether sums are added in the order of ranks, whatever the order of arrival.
+    pace_bytes_per_s
+        How fast the server sends to each worker; None for what the worker said in its greeting.
+    seeder
+        The rank that sends the first weights.
     """
 
     segments: tuple[ServedSegment, ...]
     purpose: Literal["sum", "weights"] = "sum"
     staleness: int | None = None
     deterministic: bool = False
+    pace_bytes_per_s: float | None = None
+    seeder: int = 0
     chunk_bytes: int = CHUNK_BYTES
 
     @cached_property
@@ -80,24 +85,35 @@ class Layout:
         """Return how many chunks a segment has."""
         return -(-self.segments[segment].size_bytes // self.chunk_bytes)
 
-    def check(self, frame: Frame) -> int:
-        """Return the number of the chunk that a frame carries.
+    @cached_property
+    def longest_run_bytes(self) -> int:
+        """How many bytes of neighboring chunks a frame carries at most."""
+        return max(LONGEST_RUN_BYTES // self.chunk_bytes, 1) * self.chunk_bytes
+
+    @cached_property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(segment.size_bytes for segment in self.segments)
+
+    def check(self, frame: Frame) -> range:
+        """Return the numbers of the chunks that a frame carries.
 
         Raises
         ------
         WireFault
-            When there is no such chunk.
+            When there are no such chunks, or too many for one frame.
         """
-        if frame.segment >= len(self.segments):
-            raise WireFault(f"segment {frame.segment} of {len(self.segments)}")
-        size = self.segments[frame.segment].size_bytes
-        number, rest = divmod(frame.offset, self.chunk_bytes)
-        if rest or frame.offset >= size or frame.length != min(self.chunk_bytes, size - frame.offset):
+        sizes, chunk = self._sizes, self.chunk_bytes
+        if frame.segment >= len(sizes):
+            raise WireFault(f"segment {frame.segment} of {len(sizes)}")
+        size = sizes[frame.segment]
+        end = frame.offset + frame.length
+        whole = frame.offset % chunk == 0 and (end == size or (end < size and end % chunk == 0))
+        if not whole or not 0 < frame.length <= self.longest_run_bytes:
             raise WireFault(
-                f"{frame.length} bytes from {frame.offset} on are no chunk of segment {frame.segment},"
+                f"{frame.length} bytes from {frame.offset} on are no chunks of segment {frame.segment},"
                 f" which has {size} bytes"
             )
-        return number
+        return range(frame.offset // chunk, -(-end // chunk))
 
 
 def read_layout(document: bytes | bytearray, *, most_bytes: int) -> Layout:
@@ -132,17 +148,19 @@ def _faults(layout: Layout) -> Iterator[str]:
         yield f"{len(layout.segments)} segments"
     if layout.purpose not in ("sum", "weights") or type(layout.deterministic) is not bool:
         yield f"an unknown purpose, {layout.purpose!r}"
+    if not _is_count(layout.seeder, 0, 1 << 16):
+        yield f"a seeder {layout.seeder!r}"
     if layout.staleness is not None and not _is_count(layout.staleness, 0, 1 << 31):
         yield f"a staleness of {layout.staleness!r}"
+    pace = layout.pace_bytes_per_s
+    if pace is not None and not (type(pace) in (int, float) and 0 < pace < math.inf):
+        yield f"a pace of {pace!r}"
     if not _is_count(layout.chunk_bytes, 8, LARGEST_PAYLOAD_BYTES[FrameKind.PUSH]) or layout.chunk_bytes % 8:
         yield f"chunks of {layout.chunk_bytes!r} bytes"
     for segment in layout.segments:
-        if segment.dtype not in DTYPES or not _is_count(segment.turn, 0, 1 << 32):
+        if segment.dtype not in ITEM_BYTES or not _is_count(segment.turn, 0, 1 << 32):
             yield f"a segment of dtype {segment.dtype!r} and turn {segment.turn!r}"
-        elif (
-            not _is_count(segment.size_bytes, 1, 1 << 48)
-            or segment.size_bytes % DTYPES[segment.dtype].itemsize
-        ):
+        elif not _is_count(segment.size_bytes, 1, 1 << 48) or segment.size_bytes % ITEM_BYTES[segment.dtype]:
             yield f"a segment of {segment.size_bytes!r} bytes"
 
 
@@ -157,6 +175,11 @@ def segment_of(tensor: torch.Tensor, turn: int) -> ServedSegment:
         dtype=str(tensor.dtype).removeprefix("torch."),
         turn=turn,
     )
+
+
+def bits_of(chunks: range) -> int:
+    """Return a number with one bit for each of some neighboring chunks."""
+    return ((1 << len(chunks)) - 1) << chunks.start
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:

@@ -6,31 +6,17 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pace.errors import CommunicationFailed
+from pace.runtime.addresses import ServerAddress as ServerAddress
 from pace.runtime.parameter_server.handshake import Greeting, call
-from pace.runtime.parameter_server.layout import Layout
+from pace.runtime.parameter_server.layout import Layout, bits_of
 from pace.runtime.parameter_server.outbox import Outbox, Parcel
 from pace.runtime.parameter_server.streams import NOTSENT_BYTES, Stream, stream_of
 from pace.runtime.parameter_server.wire import Frame, FrameKind, WireFault
 
 _RETRY_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerAddress:
-    """Where a server listens.
-
-    Attributes
-    ----------
-    name
-        What messages call it.
-    """
-
-    host: str
-    port: int
-    name: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +27,10 @@ class PushPullCall:
     ----------
     done
         Called once, from any thread: with None when all is back, or with what went wrong.
+    on_left
+        Called once the push has left; see ``Parcel``.
+    missing
+        A bit for every chunk that is not back.
     """
 
     segment: int
@@ -48,7 +38,41 @@ class PushPullCall:
     memory: memoryview
     done: Callable[[BaseException | None], None]
     kind: FrameKind = FrameKind.PUSH
-    missing: set[int] = field(default_factory=set)
+    on_left: Callable[[], None] | None = None
+    missing: int = 0
+
+
+class Countdown:
+    """Waits for a number of exchanges; the first thing that goes wrong with one ends the waiting."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+
+    def one(self, error: BaseException | None) -> None:
+        """Record the end of one."""
+        with self._lock:
+            self._count -= 1
+            self._error = self._error or error
+            if self._count <= 0 or self._error is not None:
+                self._over.set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until all have ended.
+
+        Raises
+        ------
+        CommunicationFailed
+            When they have not within the time-out, or one has failed.
+        """
+        if not self._over.wait(timeout_s):
+            raise CommunicationFailed(f"servers did not answer within {timeout_s:g} s")
+        if isinstance(self._error, CommunicationFailed):
+            raise self._error
+        if self._error is not None:
+            raise CommunicationFailed(str(self._error)) from self._error
 
 
 class ServerLink:
@@ -62,6 +86,11 @@ class ServerLink:
         How long to try to connect: servers may start later than workers.
     notsent_bytes
         See ``Stream``.
+
+    Attributes
+    ----------
+    gone
+        Whether the connection broke, or the server fell silent.
 
     Raises
     ------
@@ -88,9 +117,10 @@ class ServerLink:
         self._layout: Layout | None = None
         self._number = -1
         self._over = False
+        self.gone = False
         self._stream = self._connect(greeting, token, ssl_context, within_s, notsent_bytes)
-        if pacing_bytes_per_s is not None:
-            self._stream.set_pacing(pacing_bytes_per_s)
+        self._pacing_bytes_per_s = pacing_bytes_per_s
+        self._stream.set_pacing(pacing_bytes_per_s)
         self._outbox = Outbox(self._stream, name="pace.link.out", on_loss=self._lost)
         self._thread = threading.Thread(target=self._read, name="pace.link.in", daemon=True)
         self._thread.start()
@@ -133,13 +163,20 @@ class ServerLink:
             raise CommunicationFailed(f"{self.address.name}: {error}") from error
         return stream
 
+    @property
+    def pacing_bytes_per_s(self) -> int | None:
+        """How fast this end sends at most, as the kernel says; None where there is no limit."""
+        return self._stream.pacing_bytes_per_s
+
     def announce(self, layout: Layout) -> None:
         """Follow another layout from now on; nothing of the one before is under way."""
         self._number = (self._number + 1) % (1 << 16)
         self._layout = layout
+        pace = layout.pace_bytes_per_s
+        self._stream.set_pacing(self._pacing_bytes_per_s if pace is None else pace)
         first = Frame(kind=FrameKind.LAYOUT, layout=self._number)
         document = memoryview(layout.document)
-        self._outbox.put((-1,), Parcel(first, document, len(document)))
+        self._outbox.put((-1,), Parcel(first, document))
 
     def start(self, exchange: PushPullCall) -> None:
         """Push a segment; returns at once."""
@@ -149,7 +186,7 @@ class ServerLink:
             over = self._over
             if not over:
                 assert exchange.segment not in self._pending, "the segment is under way"
-                exchange.missing.update(range(layout.num_chunks(exchange.segment)))
+                exchange.missing = (1 << layout.num_chunks(exchange.segment)) - 1
                 self._pending[exchange.segment] = exchange
         if over:
             exchange.done(CommunicationFailed(f"{self.address.name} has left the training"))
@@ -163,8 +200,12 @@ class ServerLink:
             turn=turn,
         )
         self._outbox.put(
-            (exchange.round, turn, exchange.segment), Parcel(first, exchange.memory, layout.chunk_bytes)
+            self._urgency(exchange, turn),
+            Parcel(first, exchange.memory, layout.chunk_bytes, layout.longest_run_bytes, exchange.on_left),
         )
+
+    def _urgency(self, exchange: PushPullCall, turn: int) -> tuple[int, ...]:
+        return exchange.round, turn, exchange.segment
 
     def _read(self) -> None:
         try:
@@ -197,13 +238,14 @@ class ServerLink:
         exchange = self._pending.get(frame.segment)
         if self._layout is None or frame.layout != self._number or exchange is None:
             raise WireFault(f"a chunk of segment {frame.segment}, which is not under way")
-        number = self._layout.check(frame)
-        if frame.round != exchange.round or number not in exchange.missing:
+        chunks = self._layout.check(frame)
+        bits = bits_of(chunks)
+        if frame.round != exchange.round or exchange.missing & bits != bits:
             raise WireFault(
-                f"chunk {number} of segment {frame.segment} for round {frame.round}: it is not due"
+                f"chunk {chunks.start} of segment {frame.segment} for round {frame.round}: it is not due"
             )
         self._stream.read_into(exchange.memory[frame.offset : frame.offset + frame.length])
-        exchange.missing.discard(number)
+        exchange.missing ^= bits
         if exchange.missing:
             return
         with self._lock:
@@ -216,6 +258,7 @@ class ServerLink:
             ended = self._over and not self._pending
             self._over = True
         if not ended:
+            self.gone = True
             self._fail(f"{self.address.name} is gone: {error}")
 
     def _fail(self, reason: str) -> None:

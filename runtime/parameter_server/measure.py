@@ -5,24 +5,15 @@ this machine and the servers, not of servers that all workers use at once.
 """
 
 import secrets
-import statistics
-import threading
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from pace.documents.push_pull import PushPull
-from pace.errors import CommunicationFailed
+from pace.runtime.parameter_server.exchange_cost import evaluate, time_exchanges
 from pace.runtime.parameter_server.handshake import Greeting
-from pace.runtime.parameter_server.layout import Layout, ServedSegment, memory_of
-from pace.runtime.parameter_server.link import PushPullCall, ServerLink
+from pace.runtime.parameter_server.link import ServerLink
 from pace.runtime.parameter_server.options import ServerOptions, parse_address
 
 _SILENCE_S = 10.0
-_SMALL_BYTES = 64
-_NUM_PARTS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +61,6 @@ def measure_links(
         When a server cannot be reached or refuses.
     """
     assert options.servers != "colocated"
-    share = max(size_bytes // len(options.servers) // _NUM_PARTS // 8, 1) * 8 * _NUM_PARTS
-    part = share // _NUM_PARTS
-    sizes = [_SMALL_BYTES, share, *([part] * _NUM_PARTS)]
-    layout = Layout(
-        segments=tuple(
-            ServedSegment(size_bytes=size, dtype="float32", turn=turn) for turn, size in enumerate(sizes)
-        )
-    )
     greeting = Greeting(job=f"measure-{secrets.token_hex(8)}", rank=0, size=1, silence_s=_SILENCE_S)
     links: list[ServerLink] = []
     try:
@@ -91,63 +74,18 @@ def measure_links(
                 ssl_context=options.ssl_context,
             )
             links.append(link)
-            link.announce(layout)
-        memories = [[memory_of(torch.zeros(size // 4)) for size in sizes] for _ in links]
-        rounds = [0] * len(sizes)
-
-        def timed(segments: Sequence[int], among: Sequence[int]) -> float:
-            waiting = _Countdown(len(segments) * len(among))
-            for segment in segments:
-                rounds[segment] += 1
-            start = time.perf_counter()
-            for segment in segments:
-                for at in among:
-                    links[at].start(
-                        PushPullCall(
-                            segment=segment,
-                            round=rounds[segment],
-                            memory=memories[at][segment],
-                            done=waiting.one,
-                        )
-                    )
-            waiting.wait(_SILENCE_S + size_bytes / 1e6)
-            return time.perf_counter() - start
-
-        everyone = range(len(links))
-        parts = list(range(2, len(sizes)))
-        timed([0, 1, *parts], everyone)  # memory is touched, connections have opened their windows
-        small_s = statistics.median(timed([0], everyone) for _ in range(5 * repeats))
-        large_s = statistics.median(timed([1], everyone) for _ in range(repeats))
-        parts_s = statistics.median(timed(parts, everyone) for _ in range(repeats))
+        times = time_exchanges(
+            links, size_bytes=size_bytes, repeats=repeats, within_s=_SILENCE_S + size_bytes / 1e6
+        )
     finally:
         for link in links:
             link.finish()
         for link in links:
             link.close()
+    found = evaluate(times, len(links))
     return MeasuredLinks(
         servers=len(links),
-        bytes_per_s=share * len(links) / max(large_s - small_s, 1e-9),
-        round_trip_s=small_s,
-        partition_s=max(parts_s - large_s, 0.0) / (_NUM_PARTS * len(links)),
+        bytes_per_s=1 / found.seconds_per_byte,
+        round_trip_s=found.round_trip_s,
+        partition_s=found.partition_s,
     )
-
-
-class _Countdown:
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._error: BaseException | None = None
-
-    def one(self, error: BaseException | None) -> None:
-        with self._lock:
-            self._count -= 1
-            self._error = self._error or error
-            if self._count <= 0 or self._error is not None:
-                self._over.set()
-
-    def wait(self, timeout_s: float) -> None:
-        if not self._over.wait(timeout_s):
-            raise CommunicationFailed(f"nothing came back within {timeout_s:g} s")
-        if self._error is not None:
-            raise self._error

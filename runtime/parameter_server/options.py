@@ -1,16 +1,19 @@
 """What users may say about parameter servers: how consistent, where they are, and who may call them."""
 
+import fnmatch
 import os
 import socket
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
+
 from pace.errors import InvalidOptions
-from pace.runtime.parameter_server.link import ServerAddress
-from pace.runtime.parameter_server.server import is_loopback
+from pace.runtime.addresses import is_loopback
+from pace.runtime.addresses import parse_address as parse_address
+from pace.runtime.addresses import read_token as read_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,11 @@ class ServerOptions:
     deterministic
         Whether sums are added in the order of ranks.
     pacing_bytes_per_s
-        How fast either end of a connection sends; None for no limit.
+        How fast either end of a connection sends; infinite for no limit, None for what a plan says.
     ssl_context
         TLS of the connections; None for connections in the clear.
+    pushed
+        Which gradients go over the servers; None for all.
     """
 
     servers: Literal["colocated"] | tuple[str, ...]
@@ -61,6 +66,7 @@ class ServerOptions:
     deterministic: bool = False
     pacing_bytes_per_s: float | None = None
     ssl_context: ssl.SSLContext | None = None
+    pushed: frozenset[str] | None = None
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -70,6 +76,7 @@ class ServerOptions:
             "deterministic": self.deterministic,
             "pacing_bytes_per_s": self.pacing_bytes_per_s,
             "TLS": self.ssl_context is not None,
+            "pushed": None if self.pushed is None else sorted(self.pushed),
         }
 
 
@@ -80,6 +87,7 @@ def read_options(
     deterministic: Any = False,
     pacing_bytes_per_s: Any = None,
     ssl_context: Any = None,
+    pushed: frozenset[str] | None = None,
 ) -> ServerOptions:
     """Check what the user gave, and take from the environment what is missing.
 
@@ -125,40 +133,42 @@ def read_options(
         deterministic=deterministic,
         pacing_bytes_per_s=None if rate is None else float(rate),
         ssl_context=ssl_context,
+        pushed=pushed,
     )
 
 
-def read_token(file: Path | None) -> str | None:
-    """Return the token in a file, or the environment's PACE_PS_TOKEN; None where there is neither.
+def pushed_gradients(model: nn.Module, patterns: Any) -> frozenset[str]:
+    """Return which of a model's gradients go over parameter servers where the others are all-reduced.
+
+    Parameters
+    ----------
+    patterns
+        Names or patterns of the shell's kind, as in "embedding.*"; None for the weights of all embeddings.
 
     Raises
     ------
     InvalidOptions
-        When the file holds none.
+        When they are no texts, or one matches no gradient.
     """
-    if file is None:
-        return os.environ.get("PACE_PS_TOKEN") or None
-    try:
-        token = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidOptions(f"{file}: the token cannot be read: {error}") from error
-    if not token:
-        raise InvalidOptions(f"{file}: there is no token in it")
-    return token
-
-
-def parse_address(place: object, name: str) -> ServerAddress:
-    """Read HOST:PORT, or [HOST]:PORT for IPv6.
-
-    Raises
-    ------
-    InvalidOptions
-        When it is none.
-    """
-    host, colon, port = place.rpartition(":") if isinstance(place, str) else ("", "", "")
-    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise InvalidOptions(f"server {place!r}: HOST:PORT is needed, as in 10.0.0.5:7070")
-    return ServerAddress(host=host.strip("[]"), port=int(port), name=name)
+    named = {name.replace("_orig_mod.", ""): parameter for name, parameter in model.named_parameters()}
+    if patterns is None:
+        tables = {
+            module.weight for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        }
+        found = frozenset(name for name, parameter in named.items() if parameter in tables)
+        if not found:
+            raise InvalidOptions(
+                "backend is 'mixed' and the model has no embedding: say in pushed= what to push"
+            )
+        return found
+    if isinstance(patterns, str) or not isinstance(patterns, Sequence) or not patterns:
+        raise InvalidOptions(f"pushed is {patterns!r}; a list of gradients' names is needed")
+    matched: set[str] = set()
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not (mine := fnmatch.filter(named, pattern)):
+            raise InvalidOptions(f"pushed has {pattern!r}: the model has no such gradient")
+        matched.update(mine)
+    return frozenset(matched)
 
 
 def own_host(token: str | None) -> str:

@@ -8,43 +8,90 @@ import contextlib
 import heapq
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from typing import Literal
 
 from pace.runtime.parameter_server.streams import BEAT_S, Stream
-from pace.runtime.parameter_server.wire import Frame, FrameKind
+from pace.runtime.parameter_server.wire import LARGEST_LENGTH, Frame, FrameKind
 
 Ending = Literal["open", "finishing", "aborting", "lost"]
 
 _LONGEST_REASON = 2000
 
+# A frame is as long as what the connection carries in this time: so long may an urgent one have to wait.
+_FRAME_S = 2e-3
+_RATED_OVER_S = 10e-3
+
 
 class Parcel:
-    """A stretch of memory on its way, chunk by chunk; its first frame says what it is."""
+    """A stretch of memory on its way, run by run; its first frame says what it is.
 
-    __slots__ = ("chunk_bytes", "first", "memory", "position")
+    Parameters
+    ----------
+    chunk_bytes, longest_run_bytes
+        What a frame carries at least and at most; without them, one frame carries all.
+    on_left
+        Called from the writing thread when all of it has left but what the kernel may hold unsent.
+    """
 
-    def __init__(self, first: Frame, memory: memoryview, chunk_bytes: int) -> None:
-        self.first = first
+    __slots__ = ("_chunk_bytes", "_first", "_longest_run_bytes", "left", "memory", "on_left", "position")
+
+    def __init__(
+        self,
+        first: Frame,
+        memory: memoryview,
+        chunk_bytes: int = LARGEST_LENGTH,
+        longest_run_bytes: int = LARGEST_LENGTH,
+        on_left: Callable[[], None] | None = None,
+    ) -> None:
+        self._first = first
+        self._chunk_bytes = chunk_bytes
+        self._longest_run_bytes = longest_run_bytes
         self.memory = memory
-        self.chunk_bytes = chunk_bytes
+        self.on_left = on_left
         self.position = 0
+        self.left = len(memory)
 
-    def next(self) -> tuple[Frame, memoryview]:
-        """Take the next chunk."""
-        start, first = self.position, self.first
-        part = self.memory[start : start + self.chunk_bytes]
-        self.position += len(part)
-        frame = Frame(
-            kind=first.kind,
-            layout=first.layout,
-            round=first.round,
-            segment=first.segment,
-            offset=first.offset + start,
-            length=len(part),
-            turn=first.turn,
+    def next(self, run_bytes: float) -> tuple[Frame, memoryview]:
+        """Take the next chunks: about so many bytes, and at least one chunk."""
+        start, left = self.position, self.left
+        length = self._longest_run_bytes
+        if run_bytes < length:
+            length = max(int(run_bytes) // self._chunk_bytes, 1) * self._chunk_bytes
+        length = min(length, left)
+        self.position = start + length
+        self.left = left - length
+        kind, layout, round_, segment, offset, _, turn = self._first
+        return (
+            Frame(kind, layout, round_, segment, offset + start, length, turn),
+            self.memory[start : start + length],
         )
-        return frame, part
+
+
+class SendRate:
+    """How fast a connection takes bytes while there are some to write."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._since_s = 0.0
+        self.bytes_per_s = 0.0
+
+    def pause(self) -> None:
+        """Begin anew: nothing is there to write."""
+        self._since_s = 0.0
+
+    def wrote(self, num_bytes: int, now_s: float) -> None:
+        """Record a frame that was written."""
+        if self._since_s == 0.0:
+            # What the kernel takes at first it has not sent.
+            self._since_s, self._bytes = now_s, 0
+            return
+        self._bytes += num_bytes
+        elapsed_s = now_s - self._since_s
+        if elapsed_s >= _RATED_OVER_S:
+            self.bytes_per_s = self._bytes / elapsed_s
+            self._since_s, self._bytes = now_s, 0
 
 
 class Outbox:
@@ -62,7 +109,8 @@ class Outbox:
         self._beat_s = min(BEAT_S, stream.silence_s / 2.5)
         self._heap: list[tuple[tuple[int, ...], int, Parcel]] = []
         self._numbers = itertools.count()
-        self._wake = threading.Condition()
+        self._rate = SendRate()
+        self._wake = threading.Condition(threading.Lock())
         self._ending: Ending = "open"
         self._reason = b""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -114,25 +162,33 @@ class Outbox:
                 self._on_loss(error)
 
     def _write_next(self) -> bool:
-        with self._wake:
-            something = self._wake.wait_for(lambda: self._heap or self._ending != "open", self._beat_s)
         if self._ending in ("open", "finishing"):
             self._stream.wait_writable()
+        chosen: tuple[Frame, memoryview] | None = None
+        on_left: Callable[[], None] | None = None
         with self._wake:
+            idle = not self._heap and self._ending == "open"
+            if idle:
+                self._rate.pause()
+                if self._wake.wait_for(lambda: self._heap or self._ending != "open", self._beat_s):
+                    return True  # by now another may be more urgent, or the kernel may have no room
             ending = self._ending
-            chosen: tuple[Frame, memoryview] | None = None
-            if ending in ("open", "finishing") and self._heap:
+            if self._heap and ending in ("open", "finishing"):
                 parcel = self._heap[0][-1]
-                chosen = parcel.next()
-                if parcel.position >= len(parcel.memory):
+                chosen = parcel.next(self._rate.bytes_per_s * _FRAME_S)
+                if not parcel.left:
                     heapq.heappop(self._heap)
+                    on_left = parcel.on_left
             else:
                 self._heap.clear()
         if chosen is not None:
             self._stream.write(*chosen)
+            self._rate.wrote(chosen[0].length, time.monotonic())
+            if on_left is not None:
+                self._stream.wait_writable()
+                on_left()
         elif ending == "open":
-            if not something:
-                self._stream.write(Frame(kind=FrameKind.PING))
+            self._stream.write(Frame(FrameKind.PING))
         else:
             self._last_words(ending)
             return False

@@ -5,14 +5,16 @@ before it has proved that it knows the token.
 """
 
 import contextlib
-import ipaddress
 import socket
 import ssl
 import threading
 import time
 from types import TracebackType
 
+import numpy as np
+
 from pace.errors import InvalidOptions
+from pace.runtime.addresses import is_loopback as is_loopback
 from pace.runtime.event_log import log
 from pace.runtime.parameter_server.handshake import answer
 from pace.runtime.parameter_server.session import Session
@@ -46,6 +48,8 @@ class Server:
     InvalidOptions
         When it may not, or cannot, listen there.
     """
+
+    session_type: type[Session] = Session
 
     def __init__(
         self,
@@ -156,7 +160,8 @@ class Server:
         late.cancel()
         with self._lock:
             self._callers.discard(stream)
-        session.serve(member)
+        with np.errstate(all="ignore"):  # sums of scaled gradients overflow, which is the workers' business
+            session.serve(member)
 
     def _session(self, job: str, size: int) -> Session:
         if self._workers is not None and size != self._workers:
@@ -167,7 +172,9 @@ class Server:
             if job not in self.sessions:
                 if len(self.sessions) >= _MOST_SESSIONS:
                     raise WireFault(f"{_MOST_SESSIONS} jobs are here already")
-                self.sessions[job] = Session(job, size, most_bytes=self._most_bytes, on_end=self._end)
+                self.sessions[job] = self.session_type(
+                    job, size, most_bytes=self._most_bytes, on_end=self._end
+                )
             return self.sessions[job]
 
     def wait_for_ends(self, within_s: float) -> bool:
@@ -217,13 +224,3 @@ class Server:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(deadline - time.monotonic(), 0.0))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host can be reached from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

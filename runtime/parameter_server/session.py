@@ -3,23 +3,24 @@
 import threading
 from collections.abc import Callable, Iterable
 
-import torch
-
 from pace.runtime.event_log import log
+from pace.runtime.parameter_server.arithmetic import Flat
 from pace.runtime.parameter_server.handshake import Greeting
-from pace.runtime.parameter_server.layout import Layout, memory_of, read_layout
+from pace.runtime.parameter_server.layout import Layout, read_layout
 from pace.runtime.parameter_server.outbox import Outbox, Parcel
 from pace.runtime.parameter_server.shared_weights import SharedWeights
 from pace.runtime.parameter_server.streams import Stream
 from pace.runtime.parameter_server.sums import Reply, Sums
-from pace.runtime.parameter_server.wire import CHUNK_BYTES, Frame, FrameKind, WireFault
+from pace.runtime.parameter_server.wire import Frame, FrameKind, WireFault
 
 
 class Member:
     """A worker's connection, seen from the server."""
 
-    def __init__(self, rank: int, stream: Stream, session: "Session") -> None:
+    def __init__(self, greeting: Greeting, stream: Stream, session: "Session") -> None:
+        rank = greeting.rank
         self.rank = rank
+        self.pacing_bytes_per_s = greeting.pacing_bytes_per_s
         self.stream = stream
         self.layout = -1
         self.left = False
@@ -28,7 +29,22 @@ class Member:
             name=f"pace.server.out.{rank}",
             on_loss=lambda error: session.abort(f"{session.name(rank)} is gone: {error}"),
         )
-        self.scratch = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
+        self._scratch = memoryview(bytearray())
+        self._numbers: dict[str, Flat] = {}
+
+    def make_room(self, size_bytes: int) -> None:
+        """Be ready to receive frames of so many bytes."""
+        if len(self._scratch) < size_bytes:
+            self._scratch = memoryview(bytearray(size_bytes))
+            self._numbers = {}
+
+    def receive(self, length: int, dtype: str) -> Flat:
+        """Read a payload; it is there until the next one is read."""
+        numbers = self._numbers.get(dtype)
+        if numbers is None:
+            numbers = self._numbers[dtype] = Flat(self._scratch, dtype)
+        self.stream.read_into(self._scratch[:length])
+        return numbers
 
 
 class Session:
@@ -75,9 +91,9 @@ class Session:
             if greeting.rank in self._joined:
                 raise WireFault(f"rank {greeting.rank} is here already")
             self._joined.add(greeting.rank)
-            member = self.members[greeting.rank] = Member(greeting.rank, stream, self)
+            member = self.members[greeting.rank] = Member(greeting, stream, self)
             first = Frame(kind=FrameKind.WELCOME)
-            member.outbox.put((-1,), Parcel(first, memoryview(welcome), len(welcome)))
+            member.outbox.put((-1,), Parcel(first, memoryview(welcome)))
             return member
 
     def serve(self, member: Member) -> None:
@@ -130,16 +146,16 @@ class Session:
             if num_members + 1 == self.size:  # nobody uses those before it any more
                 for old in [number for number in self.held if number != frame.layout]:
                     del self.held[old], self._layouts[old]
-        if len(member.scratch) < layout.chunk_bytes:
-            member.scratch = torch.empty(layout.chunk_bytes, dtype=torch.uint8)
+        member.make_room(layout.longest_run_bytes)
+        pace = layout.pace_bytes_per_s
+        member.stream.set_pacing(member.pacing_bytes_per_s if pace is None else pace)
 
     def _add(self, member: Member, frame: Frame) -> None:
         known = self._layouts.get(frame.layout)
         if known is None or frame.layout != member.layout:
             raise WireFault(f"a chunk of layout {frame.layout}, which is not in force")
         known[0].check(frame)
-        payload = member.scratch[: frame.length]
-        member.stream.read_into(memory_of(payload))
+        payload = member.receive(frame.length, known[0].segments[frame.segment].dtype)
         with self._lock:
             if self.failure is not None:
                 return
@@ -154,19 +170,16 @@ class Session:
         return next((rank for rank, member in self.members.items() if member.left), None)
 
     def _put(self, layout: Layout, number: int, replies: Iterable[Reply]) -> None:
-        for reply in replies:
-            turn = layout.segments[reply.segment].turn
-            first = Frame(
-                kind=FrameKind.PULL,
-                layout=number,
-                round=reply.round,
-                segment=reply.segment,
-                offset=reply.offset,
-                turn=turn,
-            )
-            self.members[reply.worker].outbox.put(
-                (number, reply.round, turn, reply.segment, reply.offset),
-                Parcel(first, reply.memory, layout.chunk_bytes),
+        for worker, segment, round_, offset, memory in replies:
+            turn = layout.segments[segment].turn
+            self.members[worker].outbox.put(
+                (number, round_, turn, segment, offset),
+                Parcel(
+                    Frame(FrameKind.PULL, number, round_, segment, offset, 0, turn),
+                    memory,
+                    layout.chunk_bytes,
+                    layout.longest_run_bytes,
+                ),
             )
 
     def _part(self, member: Member, reason: str | None) -> None:

@@ -6,10 +6,9 @@ the weights as they are then. No optimizer runs here.
 
 from collections.abc import Iterable
 
-import torch
-
+from pace.runtime.parameter_server.arithmetic import Flat
 from pace.runtime.parameter_server.clocks import Clocks
-from pace.runtime.parameter_server.layout import DTYPES, Layout, memory_of
+from pace.runtime.parameter_server.layout import Layout
 from pace.runtime.parameter_server.sums import Reply
 from pace.runtime.parameter_server.wire import Frame, FrameKind, WireFault
 
@@ -29,15 +28,15 @@ class SharedWeights:
     def __init__(self, layout: Layout, size: int) -> None:
         self._layout = layout
         self.clocks = Clocks(size, layout.staleness)
-        self._weights = [
-            torch.zeros(segment.size_bytes // DTYPES[segment.dtype].itemsize, dtype=DTYPES[segment.dtype])
-            for segment in layout.segments
-        ]
+        self._weights = [Flat.zeros(segment.size_bytes, segment.dtype) for segment in layout.segments]
         self._copies: dict[int, list[memoryview]] = {}
-        self._memories = [memory_of(each) for each in self._weights]
+        self._memories = [each.memory for each in self._weights]
         self._num_chunks = sum(layout.num_chunks(number) for number in range(len(layout.segments)))
         self._rounds = [
-            [[-1 if rank == 0 else 0] * layout.num_chunks(number) for number in range(len(layout.segments))]
+            [
+                [-1 if rank == layout.seeder else 0] * layout.num_chunks(number)
+                for number in range(len(layout.segments))
+            ]
             for rank in range(size)
         ]
         self._unseeded = self._num_chunks
@@ -48,27 +47,28 @@ class SharedWeights:
         """Nothing here waits for a worker that leaves."""
         return False
 
-    def push(self, worker: int, frame: Frame, payload: torch.Tensor) -> Iterable[Reply]:
-        """Add a worker's chunk, or take it as the first weights; return what is due to whom."""
-        number = self._layout.check(frame)
-        due = self._rounds[worker][frame.segment][number] + 1
-        if frame.round != due or (frame.kind is FrameKind.SEED) != (due == 0):
+    def push(self, worker: int, frame: Frame, payload: Flat) -> Iterable[Reply]:
+        """Add a worker's chunks, or take them as the first weights; return what is due to whom."""
+        chunks = self._layout.check(frame)
+        rounds, alike = self._rounds[worker][frame.segment], slice(chunks.start, chunks.stop)
+        due = min(rounds[alike]) + 1
+        if rounds[alike].count(frame.round - 1) != len(chunks) or (frame.kind is FrameKind.SEED) != (
+            due == 0
+        ):
             raise WireFault(f"{frame.kind.name} {frame.round} of segment {frame.segment} where {due} is due")
         if frame.kind is not FrameKind.SEED and self._unseeded:
             raise WireFault("a change of weights before the first rank has sent all weights")
-        self._rounds[worker][frame.segment][number] = due
-        dtype = DTYPES[self._layout.segments[frame.segment].dtype]
-        part = slice(frame.offset // dtype.itemsize, (frame.offset + frame.length) // dtype.itemsize)
-        into, values = self._weights[frame.segment][part], payload.view(dtype)
+        rounds[alike] = [due] * len(chunks)
+        weights, end = self._weights[frame.segment], frame.offset + frame.length
         if frame.kind is FrameKind.SEED:
-            into.copy_(values)
-            self._unseeded -= 1
+            weights.copy(payload, frame.offset, end)
+            self._unseeded -= len(chunks)
             return [self._copy(worker, frame.segment, 0, frame.offset, frame.length)]
-        into.add_(values)
+        weights.add(payload, frame.offset, end)
         replies = []
         if self._layout.staleness is None:
             replies.append(self._copy(worker, frame.segment, due, frame.offset, frame.length))
-        self._received[worker] += 1
+        self._received[worker] += len(chunks)
         if self._received[worker] == self._num_chunks:
             self._received[worker] = 0
             replies += self._answer(self.clocks.advance(worker))
@@ -93,4 +93,4 @@ class SharedWeights:
             self._copies[worker] = [memoryview(bytearray(len(memory))) for memory in self._memories]
         copy = self._copies[worker][segment][offset : offset + length]
         copy[:] = self._memories[segment][offset : offset + length]
-        return Reply(worker=worker, segment=segment, round=round_, offset=offset, memory=copy)
+        return Reply(worker, segment, round_, offset, copy)

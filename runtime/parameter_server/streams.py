@@ -16,6 +16,7 @@ from pace.runtime.parameter_server.wire import HEADER_BYTES, Frame, unpack
 
 # Linux's numbers; Python has no names for them before 3.12 or at all.
 _SO_MAX_PACING_RATE = 47
+_UNPACED = (1 << 32) - 1
 _TCP_USER_TIMEOUT = 18
 _TCP_NOTSENT_LOWAT = 25
 
@@ -60,10 +61,16 @@ class Stream:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, int(silence_s * 1e3))
 
-    def set_pacing(self, bytes_per_s: float) -> None:
+    def set_pacing(self, bytes_per_s: float | None) -> None:
         """Let the kernel send no faster than this, so that no queue forms where nobody can reorder it."""
-        rate = min(int(bytes_per_s), (1 << 32) - 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+        rate = _UNPACED if bytes_per_s is None else int(min(max(bytes_per_s, 1), _UNPACED))
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("@I", rate))
+
+    @property
+    def pacing_bytes_per_s(self) -> int | None:
+        """How fast the kernel says that it sends at most; None where there is no limit."""
+        (rate,) = struct.unpack("@I", self._socket.getsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 4))
+        return None if rate == _UNPACED else int(rate)
 
     def read(self) -> Frame:
         """Read the next frame's header.
@@ -86,16 +93,20 @@ class Stream:
 
     def read_into(self, view: memoryview) -> None:
         """Fill a view; see ``read``."""
-        position = 0
-        while position < len(view):
-            count = self._receive(view[position:])
+        left = len(view)
+        while left:
+            count = self._receive(view)
+            if count == left:
+                return
             if count == 0:
                 raise EOFError("the connection ended")
-            position += count
+            left -= count
+            view = view[count:]
 
     def _receive(self, view: memoryview) -> int:
         try:
-            return self._socket.recv_into(view)
+            # The kernel waits for all of it: packets that come one by one do not wake the interpreter.
+            return self._socket.recv_into(view, 0, socket.MSG_WAITALL)
         except BlockingIOError:
             raise TimeoutError(f"no sign of life for {self.silence_s:g} s") from None
 
@@ -106,19 +117,21 @@ class Stream:
 
     def write(self, frame: Frame, payload: memoryview | bytes | None = None) -> None:
         """Write a frame and its payload whole."""
-        parts = [memoryview(frame.pack())]
-        if payload is not None and len(payload):
-            parts.append(memoryview(payload))
-        while parts:
+        parts: list[bytes | memoryview] = [frame.pack()] if payload is None else [frame.pack(), payload]
+        left = sum(map(len, parts))
+        while True:
             sent = self._send(parts)
+            left -= sent
+            if not left:
+                return
             if sent == 0:
                 self.wait_writable()
             while parts and sent >= len(parts[0]):
                 sent -= len(parts.pop(0))
             if sent:
-                parts[0] = parts[0][sent:]
+                parts[0] = memoryview(parts[0])[sent:]
 
-    def _send(self, parts: Sequence[memoryview]) -> int:
+    def _send(self, parts: Sequence[bytes | memoryview]) -> int:
         try:
             return self._socket.sendmsg(parts, [], socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -164,7 +177,7 @@ class TlsStream(Stream):
             if not self._readable.poll(self.silence_s * 1e3):
                 raise TimeoutError(f"no sign of life for {self.silence_s:g} s")
 
-    def _send(self, parts: Sequence[memoryview]) -> int:
+    def _send(self, parts: Sequence[bytes | memoryview]) -> int:
         with self._lock:
             try:
                 return self._tls.send(parts[0])

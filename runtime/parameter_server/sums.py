@@ -5,19 +5,15 @@ r + 2 only after it has the sum of round r + 1, to which every worker contribute
 that before it has the sum of round r.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-import torch
-
-from pace.runtime.parameter_server.layout import DTYPES, Layout, memory_of
+from pace.runtime.parameter_server.arithmetic import ITEM_BYTES, Flat
+from pace.runtime.parameter_server.layout import Layout
 from pace.runtime.parameter_server.wire import Frame, FrameKind, WireFault
 
-_SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(NamedTuple):
     """A stretch of memory that is due to a worker; it does not change before the worker has it."""
 
     worker: int
@@ -38,7 +34,6 @@ class Sums:
 
     def __init__(self, layout: Layout, size: int) -> None:
         self._layout = layout
-        self._size = size
         self._segments = [_SegmentSum(layout, number, size) for number in range(len(layout.segments))]
 
     @property
@@ -46,12 +41,12 @@ class Sums:
         """Whether a sum waits for some worker."""
         return any(any(counts) for segment in self._segments for counts in segment.counts)
 
-    def push(self, worker: int, frame: Frame, payload: torch.Tensor) -> Iterable[Reply]:
-        """Add a worker's chunk; return what is due to whom."""
+    def push(self, worker: int, frame: Frame, payload: Flat) -> Iterable[Reply]:
+        """Add a worker's chunks; return what is due to whom."""
         if frame.kind is not FrameKind.PUSH:
             raise WireFault(f"a {frame.kind.name} frame to a server of sums")
-        number = self._layout.check(frame)
-        return self._segments[frame.segment].push(worker, frame, number, payload)
+        chunks = self._layout.check(frame)
+        return self._segments[frame.segment].push(worker, frame, chunks, payload)
 
     def leave(self, worker: int) -> Iterable[Reply]:  # noqa: ARG002
         """Nobody is let go on: what lacks a worker is never summed."""
@@ -63,61 +58,75 @@ class _SegmentSum:
         segment = layout.segments[number]
         self._number = number
         self._size = size
-        self._dtype = DTYPES[segment.dtype]
-        self._elements = segment.size_bytes // self._dtype.itemsize
-        self._contributions: torch.Tensor | None = None
+        self._dtype = segment.dtype
+        self._size_bytes = segment.size_bytes
+        self._chunk_bytes = layout.chunk_bytes
         self._deterministic = layout.deterministic
         chunks = layout.num_chunks(number)
         self._rounds = [[0] * chunks for _ in range(size)]
         self.counts = [[0] * chunks, [0] * chunks]
-        self._sums: list[torch.Tensor] = []
-        self._results: list[torch.Tensor] = []
-        self._memories: list[memoryview] = []
+        self._contributions: list[Flat] = []
+        self._sums: list[Flat] = []
+        self._results: list[Flat] = []
+        # How many bytes of a sum there are for each byte that is sent.
+        self._widening = 1
 
     def _allocate(self) -> None:
         # Not before it is used: plans that are only tried cost nothing.
-        wide = _SUMMED_IN.get(self._dtype, self._dtype)
-        self._sums = [torch.empty(self._elements, dtype=wide) for _ in range(2)]
-        self._results = (
-            self._sums
-            if wide is self._dtype
-            else [torch.empty(self._elements, dtype=self._dtype) for _ in range(2)]
-        )
-        self._memories = [memory_of(result) for result in self._results]
+        self._results = [Flat.zeros(self._size_bytes, self._dtype) for _ in range(2)]
+        self._sums = self._results
+        if self._results[0].wide:
+            self._widening = ITEM_BYTES["float32"] // ITEM_BYTES[self._dtype]
+            wide_bytes = self._size_bytes * self._widening
+            self._sums = [Flat.zeros(wide_bytes, "float32") for _ in range(2)]
         if self._deterministic:
-            self._contributions = torch.empty(self._size, self._elements, dtype=self._dtype)
+            self._contributions = [Flat.zeros(self._size_bytes, self._dtype) for _ in range(self._size)]
 
-    def push(self, worker: int, frame: Frame, chunk: int, payload: torch.Tensor) -> Iterable[Reply]:
-        if frame.round != self._rounds[worker][chunk] + 1:
-            due = self._rounds[worker][chunk] + 1
-            raise WireFault(f"round {frame.round} of segment {self._number} where {due} is due")
-        self._rounds[worker][chunk] = frame.round
-        if not self._sums:
+    def push(self, worker: int, frame: Frame, chunks: range, payload: Flat) -> Iterable[Reply]:
+        first, stop, due = chunks.start, chunks.stop, frame.round - 1
+        rounds = self._rounds[worker]
+        if rounds[first:stop].count(due) != len(chunks):
+            expected = min(rounds[first:stop]) + 1
+            raise WireFault(f"round {frame.round} of segment {self._number} where {expected} is due")
+        rounds[first:stop] = [frame.round] * len(chunks)
+        if not self._results:
             self._allocate()
+        end = frame.offset + frame.length
+        if self._deterministic:
+            self._contributions[worker].copy(payload, frame.offset, end)
         parity = frame.round % 2
-        part = slice(
-            frame.offset // self._dtype.itemsize, (frame.offset + frame.length) // self._dtype.itemsize
-        )
-        values = payload.view(self._dtype)
-        into = self._sums[parity][part]
-        if self._contributions is not None:
-            self._contributions[worker, part] = values
-        elif self.counts[parity][chunk] == 0:
-            into.copy_(values)
-        else:
-            into.add_(values)
-        self.counts[parity][chunk] += 1
-        if self.counts[parity][chunk] < self._size:
-            return ()
-        self.counts[parity][chunk] = 0
-        if self._contributions is not None:
-            into.copy_(self._contributions[0, part])
-            for rank in range(1, self._size):
-                into.add_(self._contributions[rank, part])
-        if self._results[parity] is not self._sums[parity]:
-            self._results[parity][part] = into
-        memory = self._memories[parity][frame.offset : frame.offset + frame.length]
-        return [
-            Reply(worker=rank, segment=self._number, round=frame.round, offset=frame.offset, memory=memory)
-            for rank in range(self._size)
-        ]
+        counts = self.counts[parity]
+        replies: list[Reply] = []
+        for count, start_byte, end_byte, alike in self._alike(counts, chunks, end):
+            at = start_byte - frame.offset
+            if not self._deterministic:
+                self._take(parity, payload, start_byte, end_byte, at, add=count > 0)
+            if count + 1 < self._size:
+                counts[alike] = [count + 1] * (alike.stop - alike.start)
+                continue
+            counts[alike] = [0] * (alike.stop - alike.start)
+            replies += self._finish(parity, frame.round, start_byte, end_byte)
+        return replies
+
+    def _alike(self, counts: list[int], chunks: range, end: int) -> Iterator[tuple[int, int, int, slice]]:
+        """Split chunks into runs that as many workers have pushed."""
+        start = chunks.start
+        while start < chunks.stop:
+            count, stop = counts[start], start + 1
+            while stop < chunks.stop and counts[stop] == count:
+                stop += 1
+            yield count, start * self._chunk_bytes, min(stop * self._chunk_bytes, end), slice(start, stop)
+            start = stop
+
+    def _take(self, parity: int, values: Flat, start: int, end: int, at: int, *, add: bool) -> None:
+        into, wider = self._sums[parity], self._widening
+        (into.add if add else into.copy)(values, start * wider, end * wider, at)
+
+    def _finish(self, parity: int, round_: int, start: int, end: int) -> list[Reply]:
+        for rank, contribution in enumerate(self._contributions):
+            self._take(parity, contribution, start, end, start, add=rank > 0)
+        result = self._results[parity]
+        if self._widening > 1:
+            result.copy(self._sums[parity], start, end, start * self._widening)
+        memory = result.memory[start:end]
+        return [Reply(rank, self._number, round_, start, memory) for rank in range(self._size)]

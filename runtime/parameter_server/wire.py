@@ -1,12 +1,12 @@
-"""The wire between workers and servers: frames of 32 bytes, each with a payload of known length.
+"""The wire of parameter servers and of a fabric: frames of 32 bytes, each with a payload of known length.
 
 Nothing here is pickled, and no length is believed before it is checked: every kind of frame has a largest
 payload, and tensors' chunks have exactly the length that the layout says.
 """
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from pace.errors import PaceError
 
@@ -16,12 +16,19 @@ HEADER_BYTES = 32
 _HEADER = struct.Struct("!4sBBHIIQII")
 assert _HEADER.size == HEADER_BYTES
 
-# A chunk is what one write to a socket carries, so the next choice is never further away than one of them.
+# What is counted and passed on by itself, and so the least that one write to a socket carries.
 CHUNK_BYTES = 64 << 10
+
+# One frame carries a run of neighboring chunks where the link is fast, as each costs the interpreter as much
+# as a small one.
+LONGEST_RUN_BYTES = 256 << 10
+
+
+LARGEST_LENGTH = (1 << 32) - 1
 
 
 class FrameKind(IntEnum):
-    """What a frame says."""
+    """What a frame says; the last two are the fabric's: a JSON document, and a part of a tensor."""
 
     CHALLENGE = 1
     HELLO = 2
@@ -33,8 +40,11 @@ class FrameKind(IntEnum):
     PING = 8
     ABORT = 9
     BYE = 10
+    MESSAGE = 11
+    BLOCK = 12
 
 
+_KINDS = {int(kind): kind for kind in FrameKind}
 _TENSOR_KINDS = frozenset({FrameKind.PUSH, FrameKind.PULL, FrameKind.SEED})
 
 LARGEST_PAYLOAD_BYTES = {
@@ -48,6 +58,8 @@ LARGEST_PAYLOAD_BYTES = {
     FrameKind.PING: 0,
     FrameKind.ABORT: 4096,
     FrameKind.BYE: 0,
+    FrameKind.MESSAGE: 16 << 20,
+    FrameKind.BLOCK: 1 << 20,
 }
 
 
@@ -55,8 +67,7 @@ class WireFault(PaceError):
     """Bytes from the other end that break the protocol; the connection is closed and its peer named."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class Frame(NamedTuple):
     """What precedes a payload.
 
     Attributes
@@ -83,17 +94,7 @@ class Frame:
 
     def pack(self) -> bytes:
         """Return the frame's 32 bytes."""
-        return _HEADER.pack(
-            MAGIC,
-            VERSION,
-            self.kind,
-            self.layout,
-            self.round,
-            self.segment,
-            self.offset,
-            self.length,
-            self.turn,
-        )
+        return _HEADER.pack(MAGIC, VERSION, *self)
 
     @property
     def carries_tensor(self) -> bool:
@@ -114,15 +115,12 @@ def unpack(header: bytes | bytearray | memoryview) -> Frame:
         raise WireFault(f"a frame begins with {magic!r}; {MAGIC!r} was expected")
     if version != VERSION:
         raise WireFault(f"a frame is of version {version}; {VERSION} was expected")
-    try:
-        known = FrameKind(kind)
-    except ValueError:
-        raise WireFault(f"a frame is of unknown kind {kind}") from None
+    known = _KINDS.get(kind)
+    if known is None:
+        raise WireFault(f"a frame is of unknown kind {kind}")
     if length > LARGEST_PAYLOAD_BYTES[known]:
         raise WireFault(
             f"a {known.name} frame announces {length:,} bytes; at most {LARGEST_PAYLOAD_BYTES[known]:,} are"
             " allowed"
         )
-    return Frame(
-        kind=known, layout=layout, round=round_, segment=segment, offset=offset, length=length, turn=turn
-    )
+    return Frame(known, layout, round_, segment, offset, length, turn)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 
+from pace.documents.push_pull import PushPull
 from pace.runtime.transports.device import apart
 from pace.runtime.transports.transport import After, Done, SegmentCall, Transport
 
@@ -25,7 +26,7 @@ class CompressedTransport:
         """Whether a segment is sent in half precision."""
         return segment.is_floating_point() and segment.element_size() > self._dtype.itemsize
 
-    def prepare(self, calls: Sequence[SegmentCall]) -> None:
+    def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
         """Learn which segments will be summed, in the form that they travel in; see ``Transport``."""
         self._inner.prepare(
             [
@@ -33,7 +34,8 @@ class CompressedTransport:
                 if self._travels(call.tensor)
                 else call
                 for call in calls
-            ]
+            ],
+            pace_bytes_per_s=pace_bytes_per_s,
         )
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
@@ -44,6 +46,14 @@ class CompressedTransport:
         with apart(self._inner.device):
             wire = segment.to(self._dtype)
         return self._inner.allreduce(wire, name, done, lambda: segment.copy_(wire))
+
+    def measure_exchange(self, size_bytes: int) -> PushPull | None:
+        """Measure what a byte before compression costs; see ``Transport``."""
+        share = self._dtype.itemsize / torch.float32.itemsize
+        found = self._inner.measure_exchange(int(size_bytes * share))
+        if found is None:
+            return None
+        return found.model_copy(update={"worker_bytes_per_s": found.worker_bytes_per_s / share})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -3,7 +3,6 @@
 Process groups of the runtime's own, so that the user's collectives never come between its own.
 """
 
-import atexit
 import datetime
 import hashlib
 import os
@@ -25,21 +24,29 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
+from pace.documents.push_pull import PushPull
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.transports.deadline import call_within
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.peers import Store as PeerStore
+from pace.runtime.transports.sockets import Sockets
 from pace.runtime.transports.transport import After, Done, SegmentCall, Sequencing, control_message
 
-_closing: list[threading.Thread] = []
+_closing: list[tuple[threading.Thread, Sockets]] = []
 
 
-@atexit.register
-def _finish_closing() -> None:
-    # Gloo's threads must not call into an interpreter that is gone; but no exit takes for ever either.
-    deadline = time.monotonic() + 10.0
-    for thread in _closing:
+def finish_closing() -> None:
+    """Break off what transports closed after a failure still wait for, as the process ends.
+
+    Gloo's threads must not call into an interpreter that is gone: it would be aborted. A call under way ends
+    only with its time-out or its connections.
+    """
+    for thread, sockets in _closing:
+        if thread.is_alive():
+            sockets.shut_down()
+    deadline = time.monotonic() + 10.0  # no exit takes for ever
+    for thread, _ in _closing:
         thread.join(max(deadline - time.monotonic(), 0.0))
 
 
@@ -61,6 +68,7 @@ class GlooTransport:
     device: Device | None = None
     peers: Peers | None = None
     num_servers: int = 0
+    pushed: frozenset[str] | None = None
 
     def __init__(self, *, timeout_s: float, process_group: dist.ProcessGroup | None = None) -> None:
         if not dist.is_initialized():
@@ -79,6 +87,7 @@ class GlooTransport:
         self._segments: Any = None
         self._control: Any = None
         self._decisions: Any = None
+        self._sockets = Sockets()
         self._sum = AllreduceOptions()
         self._sum.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
         members = dist.get_process_group_ranks(group)
@@ -101,14 +110,15 @@ class GlooTransport:
         )
         keeper = members.index(0) if 0 in members else None
         self.peers = Peers(stores.peers, self.rank, self.size, keeper=keeper, global_ranks=members)
-        connected = call_within(
-            max(deadline - time.monotonic(), 0.0),
-            lambda: [
-                self._connect(stores.meetings, name, threads)
-                for name, threads in (("segments", _THREADS), ("control", 1), ("decisions", 1))
-            ],
-            name="pace.connect",
-        )
+        with self._sockets.opened_here():
+            connected = call_within(
+                max(deadline - time.monotonic(), 0.0),
+                lambda: [
+                    self._connect(stores.meetings, name, threads)
+                    for name, threads in (("segments", _THREADS), ("control", 1), ("decisions", 1))
+                ],
+                name="pace.connect",
+            )
         self._segments, self._control, self._decisions = connected
 
     def _connect(self, store: Store, name: str, threads: int) -> Any:
@@ -152,8 +162,12 @@ class GlooTransport:
 
         work.get_future().add_done_callback(complete)
 
-    def prepare(self, calls: Sequence[SegmentCall]) -> None:
+    def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
         """Nothing to prepare: calls are matched by position."""
+
+    def measure_exchange(self, size_bytes: int) -> PushPull | None:  # noqa: ARG002
+        """Nothing is pushed."""
+        return None
 
     def decide(self, segment: int | None) -> int:
         """Publish or learn rank 0's choice; see ``Transport``."""
@@ -209,7 +223,7 @@ class GlooTransport:
             # Their destructors wait for calls that only end when the time-out does.
             thread = threading.Thread(target=groups.clear, name="pace.close", daemon=True)
             thread.start()
-            _closing.append(thread)
+            _closing.append((thread, self._sockets))
         else:
             groups.clear()
 

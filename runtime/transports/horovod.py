@@ -17,6 +17,7 @@ import horovod.torch as hvd
 import torch
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from pace.documents.push_pull import PushPull
 from pace.runtime.event_log import log
 from pace.runtime.transports.deadline import call_within
 from pace.runtime.transports.device import Device, apart
@@ -69,6 +70,7 @@ class HorovodTransport:
     # A cycle of Horovod's (1 ms), its negotiation, and a look of ours.
     hand_over_s = 2.5e-3
     num_servers: int = 0
+    pushed: frozenset[str] | None = None
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class HorovodTransport:
         keeper = members.index(0) if 0 in members else None
         return Peers(store, self.rank, self.size, keeper=keeper, global_ranks=members)
 
-    def prepare(self, calls: Sequence[SegmentCall]) -> None:
+    def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
         """Nothing to prepare: Horovod matches names."""
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
@@ -164,6 +166,10 @@ class HorovodTransport:
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._waiting.get_nowait()
+
+    def measure_exchange(self, size_bytes: int) -> PushPull | None:  # noqa: ARG002
+        """Nothing is pushed."""
+        return None
 
     def decide(self, segment: int | None) -> int:  # noqa: ARG002
         """Not needed: see ``Transport``."""

@@ -89,6 +89,7 @@ class Peers:
         self._stalled: list[dict[str, Any]] | None = None
         self._stalled_at = 0.0
         self._explained: str | None = None
+        self.rank_lost = False
         self._goodbye: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -240,14 +241,18 @@ class Peers:
         if self._stalled is not None and time.monotonic() - self._stalled_at >= _SILENCE_S:
             now = self.look()
             if now is not None and (told := self._lost(self._stalled, now)):
+                self.rank_lost = True
                 return told
         before = self.look()
         if before is not None:
             time.sleep(_SILENCE_S)
         after = self.look() if before is not None else None
         if before is None or after is None:
+            self.rank_lost = True
             return self._no_store()
-        return self._lost(before, after) or self._unsent(after)
+        lost = self._lost(before, after)
+        self.rank_lost = bool(lost)
+        return lost or self._unsent(after)
 
     def _no_store(self) -> str:
         if self._keeper is None:

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from pace.documents.push_pull import PushPull
 from pace.errors import CommunicationFailed
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.peers import Peers
@@ -53,12 +54,15 @@ class SegmentCall:
         Its place in the order; smaller goes first.
     link
         The parameter server that the plan places it on, if it does.
+    pushed
+        Whether it goes over parameter servers, where there are both ways.
     """
 
     name: str
     tensor: torch.Tensor
     turn: int
     link: int | None = None
+    pushed: bool = True
 
 
 class Transport(Protocol):
@@ -76,6 +80,8 @@ class Transport(Protocol):
     """How long before the segment under way ends the next is best handed over."""
     num_servers: int
     """How many parameter servers hold segments; 0 where there are none."""
+    pushed: frozenset[str] | None
+    """Which gradients go over parameter servers and are not all-reduced; None where all go one way."""
     peers: Peers | None
     """Who is alive and how far; None where ranks have no store in common."""
     device: Device | None
@@ -99,8 +105,17 @@ class Transport(Protocol):
         On a device, the moment when the sum is in place, if that is known beforehand; else None.
         """
 
-    def prepare(self, calls: Sequence[SegmentCall]) -> None:
-        """Learn which segments will be summed from now on, with nothing under way; every rank alike."""
+    def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
+        """Learn which segments will be summed from now on, with nothing under way; every rank alike.
+
+        Parameters
+        ----------
+        pace_bytes_per_s
+            How fast the plan has either end of a connection to a server send.
+        """
+
+    def measure_exchange(self, size_bytes: int) -> PushPull | None:
+        """Measure what pushes and pulls cost; None where all-reduces are what counts. Every rank alike."""
 
     def decide(self, segment: int | None) -> int:
         """Rank 0 publishes which segment is next; every other rank passes None and gets it.
@@ -137,10 +152,10 @@ def control_message(rank: int, size: int, explain: Callable[[], str], what: str)
         ) from error
 
 
-def role_of(transport: Transport, discipline: Discipline) -> Role:
-    """Return what this rank does about the order."""
-    if transport.sequencing == "submission" and transport.rank != 0:
+def role_of(rank: int, sequencing: Sequencing, discipline: Discipline) -> Role:
+    """Return what a rank does about the order."""
+    if sequencing == "submission" and rank != 0:
         return "submitter"
     if discipline == "static":
         return "planned"
-    return "leader" if transport.rank == 0 or transport.sequencing == "keyed" else "follower"
+    return "leader" if rank == 0 or sequencing == "keyed" else "follower"

@@ -21,6 +21,7 @@ from pace.api.storage.records import ProfileRecord, ScheduleRecord, SolutionReco
 from pace.api.storage.retention import prune
 from pace.api.storage.store import ResourceStore, schedule_id
 from pace.api.tasks.queue import TaskQueue
+from pace.api.tenants import Tenants
 from pace.api.workers.functions import ReadLimits, read_request, solve
 from tests.api.postgresql import PostgresqlServer
 from tests.api.profiles import layered_profile
@@ -43,7 +44,7 @@ class Shared:
 
     def queue(self) -> TaskQueue:
         """Return the queue as another process sees it."""
-        return TaskQueue(self.open(), max_queued=9, max_queued_per_tenant=9, lease_s=60, max_attempts=2)
+        return TaskQueue(self.open(), max_queued=9, tenants=Tenants(), lease_s=60, max_attempts=2)
 
     def wait_until_blocked(self, num: int, *unless: Future[Any]) -> None:
         """Wait until so many transactions wait for a lock, or a future that should wait has ended."""

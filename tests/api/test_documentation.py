@@ -15,4 +15,4 @@ def test_every_setting_is_in_the_table_with_its_default() -> None:
             "cores - 1" if field.default_factory else f"`{field.default}`" if field.default != "" else "empty"
         )
         assert f"| `PACE_{name.upper()}` | {default} |" in text
-    assert text.count("| `PACE_") == len(Settings.model_fields)
+    assert text.count("\n| `PACE_") == len(Settings.model_fields)

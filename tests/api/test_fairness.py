@@ -15,6 +15,8 @@ import pytest
 
 from pace.api.body_room import BodyRoom
 from pace.api.errors import QueueFull
+from pace.api.spool import ArrivedBody
+from pace.api.tenants import TenantLimits, Tenants
 from pace.api.workers.body_reader import BodyReader
 from pace.api.workers.fair_turns import FairTurns
 from pace.api.workers.functions import ReadLimits, read_profile
@@ -163,7 +165,7 @@ def test_nobody_profits_from_what_another_tenant_sent() -> None:
 
     async def run() -> None:
         for tenant, num_calls in (("one", 1), ("one", 1), ("other", 2), ("other", 2)):
-            assert (await reader.read(read_profile, body, False, tenant)).num_gradients == 4
+            assert (await reader.read(read_profile, ArrivedBody.of(body), False, tenant)).num_gradients == 4
             assert pool.num_calls == num_calls
 
     try:
@@ -174,7 +176,7 @@ def test_nobody_profits_from_what_another_tenant_sent() -> None:
 
 def test_bodies_under_way_are_bounded() -> None:
     """In total and for each tenant; one body goes in any case, and what has ended counts no more."""
-    room = BodyRoom(100)
+    room = BodyRoom(100, Tenants(TenantLimits(max_bodies_bytes=50)))
     with room.body("one") as large:
         large.grow(60)
         large.grow(10)

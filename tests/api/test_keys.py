@@ -5,13 +5,15 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.api.process import ServiceProcess
+from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 from tests.api.test_predictions import OPTIONS, STEPS
 
@@ -142,6 +144,7 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
         "/v1/what-if",
         "/v1/fabric-runs",
         "/v1/predictions",
+        "/v1/tasks",
     ]
 
     document = one.get("/openapi.json").json()
@@ -157,6 +160,9 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
         "/v1/fabric-runs/{run_id}",
         "/v1/predictions/{prediction_id}",
         "/v1/transfer-plans",  # stores nothing: there is nothing of a tenant to be seen
+        # Tried below.
+        "/v1/keys",
+        "/v1/keys/{key_id}",
         *lists,
     }
     assert {path for path in document["paths"] if path.startswith("/v1/")} == tried, "a route without a test"
@@ -200,3 +206,57 @@ def test_a_service_for_others_wants_keys(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path) as service:
         service.http.get("/healthz")
         assert service.events("keys-are-off", 1)
+
+
+def test_admins_make_and_revoke_keys_over_http(service: Caller) -> None:
+    """A key works until it is revoked; it tells when it was used; others' keys are out of reach."""
+    asked = {"name": "a robot", "scopes": ["read"], "expires_at": "2100-01-01T00:00:00Z"}
+    created = service.http.post("/v1/keys", json=asked)
+    assert created.status_code == 201
+    assert "no-store" in created.headers["cache-control"]
+    key = created.json()
+    assert (key["name"], key["scopes"], key["expires_at"]) == ("a robot", ["read"], asked["expires_at"])
+    assert service.http.get("/v1/profiles", headers=_as(key["token"])).status_code == 200
+    assert service.http.get("/v1/keys", headers=_as(key["token"])).status_code == 403
+
+    def listed() -> dict[str, Any]:
+        keys = {item["id"]: item for item in service.http.get("/v1/keys").json()["items"]}
+        assert len(keys) == 2  # this one and the caller's own
+        found: dict[str, Any] = keys[key["id"]]
+        return found
+
+    while listed()["last_used_at"] is None:
+        time.sleep(0.02)
+    assert "token" not in listed()
+    with service.process.tenant() as other:
+        assert other.http.delete(f"/v1/keys/{key['id']}").status_code == 404
+        assert key["id"] not in other.http.get("/v1/keys").text
+    assert service.http.delete(f"/v1/keys/{key['id']}").status_code == 204
+    assert service.http.get("/v1/profiles", headers=_as(key["token"])).status_code == 401
+    assert service.http.delete(f"/v1/keys/{key['id']}").status_code == 404
+    assert listed()["revoked_at"] is not None
+    for wrong in ({"scopes": ["all"]}, {"expires_at": "2001-01-01T00:00:00Z"}, {"name": ""}):
+        assert service.http.post("/v1/keys", json={**asked, **wrong}).status_code == 422
+
+
+def test_a_key_ends_at_its_time(service: Caller) -> None:
+    """To the second, though it was found valid just before."""
+    ends = datetime.now(UTC) + timedelta(seconds=2)
+    asked = {"name": "brief", "scopes": ["read"], "expires_at": ends.isoformat()}
+    token = service.http.post("/v1/keys", json=asked).json()["token"]
+    while (answer := service.http.get("/v1/profiles", headers=_as(token))).status_code == 200:
+        assert datetime.now(UTC) < ends + timedelta(seconds=30)
+    assert answer.status_code == 401
+    assert "expired" in answer.json()["detail"]
+    assert datetime.now(UTC) >= ends
+
+
+def test_keys_of_the_command_line_end(tmp_path: Path) -> None:
+    """And are listed as such."""
+    url = f"sqlite:///{tmp_path / 'pace.db'}"
+    _keys(url, "create", "ended", "--expires-in-days", "0")
+    _keys(url, "create", "valid", "--expires-in-days", "9")
+    states = {
+        line.split("  ")[2]: line.split("  ")[4].split(" 2")[0] for line in _keys(url, "list").splitlines()
+    }
+    assert states == {"ended": "expired", "valid": "valid until"}

@@ -1,14 +1,18 @@
 """What the service tells about itself: metrics, logs, ids, headers."""
 
 import json
+import platform
 import re
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pace.api.errors import WorkerFailed
 from pace.api.workers.pool import WorkerCall, WorkerPool
+from pace.version import __version__
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
@@ -38,10 +42,48 @@ def test_metrics_count_what_happened(own_service: ServiceProcess) -> None:
     assert samples["pace_solve_seconds_count", (("gradients", "100"),)] == 1
     assert samples["pace_solve_failures_total", (("problem", "invalid-options"),)] == 1
     assert samples["pace_answer_cache_total", (("result", "hit"),)] == 3
-    assert samples["pace_tasks_queued", ()] == 0
+    assert samples["pace_tasks_queued", ()] == samples["pace_kind_queued", (("kind", "schedule"),)] == 0
+    assert samples["pace_queue_wait_seconds_count", (("kind", "schedule"),)] == 2
+    assert samples["pace_turn_wait_seconds_count", (("work", "body"),)] == 2
+    assert samples["pace_database_seconds_count", ()] > 2
+    assert samples["pace_worker_restarts_total", (("pool", "schedule"),)] == 0
+    assert samples["pace_workers_memory_bytes", (("pool", "schedule"),)] > 2**20
+    assert samples["process_resident_memory_bytes", ()] > 2**20
+    assert 0 < samples["process_open_fds", ()] < samples["process_max_fds", ()]
+    build = (("python", platform.python_version()), ("version", __version__))
+    assert samples["pace_build_info", build] == 1
+    assert not [name for name, _ in samples if name.startswith("pace_tenant")]
     assert samples["pace_solvers_alive", ()] == 1
     assert samples["pace_event_loop_lag_max_seconds", ()] >= 0
     assert not [name for name, labels in samples if dict(labels).get("route") == "/v1/nothing"]
+
+
+def test_tenants_have_metrics_if_wanted(tmp_path: Path) -> None:
+    """So many by name, the rest together."""
+    with ServiceProcess(tmp_path, auth="required", metrics_tenants=1) as service:
+        for tenant in ("one", "two", "three"):
+            headers = {"Authorization": f"Bearer {service.token(tenant, 'submit')}"}
+            request = {"profile": layered_profile(3)}
+            assert service.http.post("/v1/schedules", json=request, headers=headers).status_code == 201
+        service.events("solved", 3)
+        samples = _samples(service)
+    for tenant, count in (("one", 1), ("other", 2)):
+        assert samples["pace_tenant_requests_total", (("tenant", tenant),)] == count
+        assert samples["pace_tenant_body_bytes_total", (("tenant", tenant),)] > 100
+        worked = (("kind", "schedule"), ("tenant", tenant))
+        assert samples["pace_tenant_work_seconds_total", worked] > 0
+
+
+def test_replaced_workers_are_counted(own_service: ServiceProcess) -> None:
+    """Whoever ended them."""
+    own_service.post_schedule(layered_profile(3)).raise_for_status()
+    for child in psutil.Process(own_service.pid).children():
+        if "spawn_main" in " ".join(child.cmdline()):
+            child.kill()
+    own_service.events("worker-restarted", 2)
+    samples = _samples(own_service)
+    assert samples["pace_worker_restarts_total", (("pool", "schedule"),)] == 1
+    assert samples["pace_worker_restarts_total", (("pool", "reader"),)] == 1
 
 
 def test_request_ids_join_the_caller_and_the_log(service: Caller) -> None:
@@ -104,6 +146,25 @@ def test_lines_of_a_task_have_the_id_of_its_request(tmp_path: Path) -> None:
             ).raise_for_status()
         solved = service.events("solved", 5)
     assert sorted(entry["request_id"] for entry in solved) == [f"request-{number}" for number in range(5)]
+
+
+def test_the_id_of_its_request_outlives_a_restart(tmp_path: Path, database_url: str) -> None:
+    """Who asked is stored with the task: another process that does it logs the same id."""
+    with ServiceProcess(tmp_path, database_url, lease_s=1) as service:
+        for number in range(3):
+            service.http.post(
+                "/v1/schedules",
+                json={"profile": layered_profile(600, name=f"{number}"), "options": {"fusion": "pace"}},
+                headers={"X-Request-ID": f"request-{number}", "Prefer": "respond-async"},
+            ).raise_for_status()
+        service.kill()
+        done = {entry["request_id"] for entry in service.events("solved")}
+        start = service.log_path.stat().st_size
+        service.start()
+        while len(done) < 3:
+            done |= {line["request_id"] for line in service.log(start) if line["event"] == "solved"}
+            time.sleep(0.02)
+    assert done == {f"request-{number}" for number in range(3)}
 
 
 def _fail() -> None:

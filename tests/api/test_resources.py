@@ -39,6 +39,26 @@ def test_a_stored_profile_can_be_scheduled_by_its_id(service: Caller) -> None:
     assert (unknown.status_code, unknown.json()["type"]) == (422, "urn:pace:problem:invalid-request")
 
 
+def test_tasks_are_listed_over_http(service: Caller) -> None:
+    """By state and kind, in pages; what is no state is refused."""
+    for number in (3, 4, 5):
+        service.post_schedule(layered_profile(number)).raise_for_status()
+    page = service.http.get("/v1/tasks", params={"limit": 2, "state": "done"}).raise_for_status().json()
+    rest = service.http.get("/v1/tasks", params={"limit": 2, "cursor": page["next"]}).json()
+    tasks = [*page["items"], *rest["items"]]
+    assert len({task["id"] for task in tasks}) == 3
+    assert rest["next"] is None
+    assert [task["created_at"] for task in tasks] == sorted(
+        (task["created_at"] for task in tasks), reverse=True
+    )
+    for task in tasks:
+        assert task == service.http.get(f"/v1/tasks/{task['id']}").json()
+        assert service.http.get(task["location"]).status_code == 200
+    assert service.http.get("/v1/tasks", params={"kind": "what-if"}).json()["items"] == []
+    assert service.http.get("/v1/tasks", params={"state": "lost"}).status_code == 422
+    assert service.http.get("/v1/tasks", params={"cursor": "x"}).status_code == 422
+
+
 def test_compressed_bodies_are_read(service: Caller) -> None:
     """The same request, compressed or not, has the same answer."""
     request = json.dumps({"profile": layered_profile(7)}).encode()

@@ -11,8 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pace import Options, optimize, parse_profile
+from pace import Options, best_schedule, check, optimize, parse_profile
 from pace.client.documents import ScheduleResource, example_profile
+from pace.documents.sharded_schedule import ShardedSchedule
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
@@ -30,6 +31,23 @@ def test_a_posted_profile_comes_back_as_its_schedule(service: Caller) -> None:
     again = service.http.get(answer.headers["location"])
     assert again.status_code == 200
     assert again.content == answer.content
+
+
+def test_profiles_with_a_norm_come_back_in_two_halves(service: Caller) -> None:
+    """Target pace follows the update rule, sharded and allreduce do not; a chart is of all-reduces only."""
+    document = layered_profile(6) | {"update": "global-norm"}
+    profile = parse_profile(json.dumps(document))
+    answer = service.post_schedule(document)
+    resource = ScheduleResource.model_validate_json(answer.content)
+    assert isinstance(resource.schedule, ShardedSchedule)
+    assert resource.schedule == best_schedule(profile)
+    assert check(profile, resource.schedule) == []
+    whole = service.post_schedule(document, options={"target": "allreduce"}).json()["schedule"]
+    assert (whole["schema_version"], whole["target"]) == (1, "pace")
+    refused = service.http.get(f"{answer.headers['location']}/timeline")
+    assert refused.status_code == 422
+    assert "two halves" in refused.json()["detail"]
+    assert service.post_schedule(document, options={"target": "sharded", "slot_s": 1.0}).status_code == 422
 
 
 def test_the_newest_schedule_of_a_job_is_the_one_asked_for_last(service: Caller) -> None:

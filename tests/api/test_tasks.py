@@ -14,6 +14,7 @@ from pace.api.storage.migrations import upgrade
 from pace.api.storage.records import ProfileRecord, ScheduleRecord
 from pace.api.storage.store import ResourceStore
 from pace.api.tasks.queue import TaskQueue
+from pace.api.tenants import TenantLimits, Tenants
 from pace.api.workers.functions import ReadLimits, read_request, solve
 from tests.api.profiles import layered_profile
 
@@ -30,7 +31,9 @@ def queue(database_url: str) -> Iterator[TaskQueue]:
     """An empty queue that takes three tasks, two of a tenant."""
     database = Database(Settings(database_url=database_url).parsed_database_url)
     upgrade(database)
-    yield TaskQueue(database, max_queued=3, max_queued_per_tenant=2, lease_s=60, max_attempts=2)
+    yield TaskQueue(
+        database, max_queued=3, tenants=Tenants(TenantLimits(max_queued=2)), lease_s=60, max_attempts=2
+    )
     database.close()
 
 
@@ -126,3 +129,23 @@ def test_what_cannot_be_read_cannot_be_deleted(queue: TaskQueue) -> None:
     queue.finish(accepted.claimed, solve(accepted.claimed.document, accepted.claimed.options))
     assert store.delete_schedule("a", accepted.result_id)
     assert not store.delete_schedule("a", accepted.result_id)
+
+
+def test_tasks_are_listed_in_pages(queue: TaskQueue) -> None:
+    """Newest first, of the tenant alone, by state and by kind; the cursor goes on where the page ended."""
+    ids = [queue.submit("a", _request(2), claim=True).task_id]
+    ids += [queue.submit("a", _request(number)).task_id for number in (3, 4)]
+    queue.submit("b", _request(2))
+    first, cursor = queue.list("a", None, None, 2, None)
+    second, last = queue.list("a", None, None, 2, cursor)
+    assert [task.id for task in (*first, *second)] == ids[::-1]
+    assert cursor is not None
+    assert last is None
+    assert [task.id for task in queue.list("a", "running", None, 9, None)[0]] == ids[:1]
+    assert [task.id for task in queue.list("a", "queued", "schedule", 9, None)[0]] == ids[:0:-1]
+    assert queue.list("a", None, "what-if", 9, None) == ([], None)
+    assert queue.count_live() == {
+        ("a", "schedule", "running"): 1,
+        ("a", "schedule", "queued"): 2,
+        ("b", "schedule", "queued"): 1,
+    }

@@ -115,3 +115,16 @@ def test_a_database_that_hangs(tmp_path: Path) -> None:
         assert service.http.get("/v1/profiles").status_code == 200
         assert service.post_schedule(layered_profile(3)).status_code == 201
         assert service.http.get("/readyz").status_code == 200
+
+
+def test_a_hung_database_does_not_keep_a_stopped_service(
+    tmp_path: Path, postgresql: PostgresqlServer
+) -> None:
+    """It ends soon after its drain, with status 0, though its threads wait for an answer."""
+    url = postgresql.create_database(uuid.uuid4().hex)
+    with (
+        ServiceProcess(tmp_path, url, drain_s=0.5, database_timeout_s=1) as service,
+        postgresql.hanging(),
+    ):
+        assert service.http.get("/v1/profiles").status_code == 503
+        assert service.stop() == 0

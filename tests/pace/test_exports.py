@@ -38,6 +38,7 @@ def test_exported_names() -> None:
         "StepsDocument",
         "ThroughputPrediction",
         "__version__",
+        "best_schedule",
         "check",
         "fit_cost",
         "load_profile",

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 import structlog
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
 
@@ -13,21 +13,44 @@ from pace.api.errors import NotFound, TaskFailed, TaskIsFinished
 from pace.api.http.answers import document_answer
 from pace.api.http.audit import audit
 from pace.api.http.openapi import problems
-from pace.api.http.parameters import RunningService
+from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.security import Reader, Submitter
 from pace.api.service import Service
 from pace.api.tasks.state import Submitted, TaskStatus
-from pace.client.documents import ResourceId, TaskResource
+from pace.client.documents import ResourceId, TaskKindName, TaskPage, TaskResource, TaskState
 
-router = APIRouter(prefix="/v1/tasks/{task_id}")
+router = APIRouter(prefix="/v1/tasks")
 log = structlog.get_logger(__name__)
 
 TaskId = Annotated[ResourceId, Path()]
+OfState = Annotated[TaskState | None, Query(description="Only those in this state")]
+OfKind = Annotated[TaskKindName | None, Query(description="Only those of this kind")]
 EVENTS = "text/event-stream"
 
 
+@router.get("", summary="List tasks", response_model=TaskPage, responses=problems(401, 403, 422, 429))
+async def list_tasks(
+    request: Request,
+    service: RunningService,
+    principal: Reader,
+    state: OfState = None,
+    kind: OfKind = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Response:
+    """List the tenant's tasks, newest first."""
+    tasks, following = await service.in_database(
+        service.tasks.list, principal.tenant, state, kind, limit, cursor
+    )
+    page = TaskPage(items=tuple(map(task_resource, tasks)), next=following)
+    return document_answer(page).response_to(request)
+
+
 @router.get(
-    "", summary="Get a task", response_model=TaskResource, responses=problems(401, 403, 404, 422, 429)
+    "/{task_id}",
+    summary="Get a task",
+    response_model=TaskResource,
+    responses=problems(401, 403, 404, 422, 429),
 )
 async def get_task(request: Request, service: RunningService, principal: Reader, task_id: TaskId) -> Response:
     """Say how far a task is and where its result lies."""
@@ -36,7 +59,7 @@ async def get_task(request: Request, service: RunningService, principal: Reader,
 
 
 @router.get(
-    "/events",
+    "/{task_id}/events",
     summary="Follow a task",
     response_class=Response,
     responses={
@@ -64,7 +87,7 @@ async def _events(service: Service, tenant: str, task_id: str) -> AsyncIterator[
 
 
 @router.delete(
-    "",
+    "/{task_id}",
     summary="Cancel a task",
     response_model=TaskResource,
     responses=problems(401, 403, 404, 409, 422, 429),

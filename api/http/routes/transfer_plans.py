@@ -8,6 +8,7 @@ from pace.api.http.body import receive_body
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import RunningService
 from pace.api.http.security import Submitter
+from pace.api.spool import BodySpool
 from pace.api.workers.transfer_plans import plan_of
 from pace.client.fabric_documents import TransferPlanRequest, example_transfer_plan_request
 from pace.documents.fabric.transfer_plan import TransferPlan
@@ -25,7 +26,13 @@ router = APIRouter(prefix="/v1/transfer-plans")
 async def create_transfer_plan(request: Request, service: RunningService, principal: Submitter) -> Response:
     """Plan a batch of updates on a network. Nothing is stored: same request, same plan."""
     tenant, settings = principal.tenant, service.settings
-    with service.body_room.body(tenant) as held:
-        body, gzipped = await receive_body(request, settings.max_body_bytes, held)
-        plan = await service.compute(plan_of, body, gzipped, settings.max_decoded_bytes, tenant=tenant)
+    with service.body_room.body(tenant) as held, BodySpool(settings.spool_folder) as spool:
+        gzipped = await receive_body(request, settings.max_body_bytes, spool, held)
+        body = spool.take()
+        try:
+            plan = await service.compute(
+                plan_of, body.content, gzipped, settings.max_decoded_bytes, tenant=tenant
+            )
+        finally:
+            body.delete()
     return PreparedAnswer.of(plan).response()

@@ -57,3 +57,40 @@ def reentrant_events() -> list[Event]:
         if event["name"] == EVALUATE + "AddmmBackward0":
             del event["args"]["Sequence number"]  # the forward op ran inside the checkpoint
     return events
+
+
+def all_to_all_events() -> list[Event]:
+    """Return events with an all-to-all of 305 us between the convolution's kernel and the linear layer's.
+
+    It starts 5 us after the convolution's end, at 1,520; the linear layer's kernel, launched at 1,515, and
+    all behind it on their stream run 315 us later.
+    """
+    events = launched_events()
+    for event in events:
+        since = (event["ts"] - 1_000_000) % 10_000 if "ts" in event else 0
+        if event.get("cat") == "kernel" and event["tid"] == STREAM and since >= 1520:
+            event["ts"] += 315
+    for step in range(3):
+        origin = 1_000_000 + 10_000 * step
+        launch = {"correlation": 850_000 + step}
+        events += [
+            make_event("user_annotation", "nccl:all_to_all", MAIN, origin + 1400, 20),
+            make_event("cuda_runtime", "cudaLaunchKernel", MAIN, origin + 1405, 3, **launch),
+            make_event("kernel", "ncclKernel_SendRecv", NCCL, origin + 1525, 305, **launch),
+        ]
+    return events
+
+
+def gloo_all_to_all_events() -> list[Event]:
+    """Return a CPU's events with an all-to-all that the linear layer waits for.
+
+    Gloo's thread runs it from 1,420 to 1,490; its caller issued it at 1,410 and runs nothing from 1,415 on.
+    """
+    events = kineto_events(device=False)
+    for step in range(3):
+        origin = 1_000_000 + 10_000 * step
+        events += [
+            make_event("cpu_op", "c10d::alltoall_base_", MAIN, origin + 1410, 5),
+            make_event("user_annotation", "gloo:all_to_all", 33, origin + 1420, 70),
+        ]
+    return events

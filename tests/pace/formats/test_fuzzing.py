@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
@@ -28,7 +29,13 @@ from pace.formats.osu import read_osu
 from pace.formats.pipedream import read_pipedream
 from pace.formats.reading import FormatWarning
 from pace.formats.shaped_steps import read_execution_trace_profile
-from tests.pace.formats.kineto_features import launched_events, reentrant_events, rounded_events
+from tests.pace.formats.kineto_features import (
+    all_to_all_events,
+    gloo_all_to_all_events,
+    launched_events,
+    reentrant_events,
+    rounded_events,
+)
 from tests.pace.formats.test_cost_logs import NCCL_HEADER, NCCL_ROWS, OSU
 from tests.pace.formats.test_layers import CSV, GRAPH
 from tests.pace.formats.traces import (
@@ -63,6 +70,14 @@ DOCUMENTS: dict[str, tuple[Any, Reader]] = {
     "kineto, hybrid clock": (
         kineto_document(launched_events()),
         lambda path: read_kineto([path], clock="hybrid"),
+    ),
+    "kineto, other collectives": (
+        kineto_document(all_to_all_events()),
+        lambda path: read_kineto([path]),
+    ),
+    "kineto, Gloo's other collectives": (
+        kineto_document(gloo_all_to_all_events()),
+        lambda path: read_kineto([path], allreduce=COST),
     ),
     "kineto, reentrant checkpoints": (
         kineto_document(reentrant_events()),
@@ -113,7 +128,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-_SETTINGS = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+# The same few examples each time; a number in PACE_RANDOM_FILES searches as many anew.
+_SEARCHED = os.environ.get("PACE_RANDOM_FILES")
+_SETTINGS = settings(
+    deadline=None,
+    max_examples=int(_SEARCHED or 15),
+    derandomize=_SEARCHED is None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 @pytest.mark.parametrize("kind", TEXTS)

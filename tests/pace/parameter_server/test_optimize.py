@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 
 from pace import Profile
 from pace.checker import check
-from pace.documents.push_pull_schedule import (
-    PushPullSchedule,
-    parse_any_schedule,
-    parse_push_pull_schedule,
-)
+from pace.documents.any_schedule import parse_any_schedule
+from pace.documents.push_pull_schedule import PushPullSchedule, parse_push_pull_schedule
 from pace.errors import InvalidCluster, InvalidSchedule
 from pace.models import build
 from pace.parameter_server.clusters import cluster_for

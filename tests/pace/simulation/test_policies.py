@@ -59,6 +59,8 @@ def groups_of(name: str, profile: Profile, **knobs: Any) -> tuple[tuple[int, ...
 
 # Conservation
 
+IN_TWO_HALVES = ("dear", "zero-1", "zero-redundancy", "sharded")
+
 
 @pytest.mark.parametrize("name", POLICIES)
 @properties(30)
@@ -68,15 +70,19 @@ def test_every_byte_is_sent_once(name: str, profile: Profile) -> None:
     window = simulate(profile, make_policy(name)).windows[0]
     traffic = window.traffic
     total = sum(gradient.size_bytes for gradient in profile.gradients)
-    halves = 2 if name == "dear" else 1  # reduce-scatter and all-gather
-    assert traffic.size_bytes.sum() == halves * total
+    halves = 2 if name in IN_TWO_HALVES else 1
+    padded = name == "sharded"  # to whole rows, one for each rank
+    sent = int(traffic.size_bytes.sum())
+    assert halves * total <= sent
+    assert padded or sent == halves * total
     together: dict[tuple[int, ...], int] = {}
     for gradient, carriers in zip(profile.gradients, traffic.carriers, strict=True):
         assert bool(len(carriers)) == (gradient.size_bytes > 0)
         key = tuple(carriers.tolist())
         together[key] = together.get(key, 0) + gradient.size_bytes
     for key, size in together.items():
-        assert traffic.size_bytes[list(key)].sum() == size
+        carried = int(traffic.size_bytes[list(key)].sum())
+        assert size <= carried if padded else size == carried
 
 
 @pytest.mark.parametrize("name", POLICIES)

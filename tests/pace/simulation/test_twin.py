@@ -35,8 +35,12 @@ KNOBS: dict[str, list[dict[str, Any]]] = {
         {"partition_bytes": 8, "credit_bytes": 20, "admission": "paper", "barrier": True},
     ],
     "dear": [{}, {"group_bytes": 16}],
+    "ddp-best": [{}],
+    "zero-1": [{}, {"bucket_parameters": 8}, {"bucket_parameters": 8, "overlap_gather": False}],
+    "zero-redundancy": [{"bucket_bytes": 16}, {"as_bucket_view": True}],
     "pace": [{}, {"preemption": "free"}],
     "optimal": [{}, {"preemption": "free"}],
+    "sharded": [{}],
 }
 CASES = [(name, knobs) for name, several in KNOBS.items() for knobs in several]
 
@@ -51,8 +55,9 @@ def test_the_twin_sees_the_same_events(name: str, knobs: dict[str, Any]) -> None
     """Ready times, every transfer's start and end, every arrival and the window, on random profiles."""
 
     @properties(25)
-    @given(profile=profiles())
-    def agree(profile: Profile) -> None:
+    @given(drawn=profiles(), norm=st.booleans())
+    def agree(drawn: Profile, norm: bool) -> None:
+        profile = drawn.replace(update="global-norm") if norm else drawn
         policy = make_policy(name, **knobs)
         sender = policy.prepare(profile)
         window = simulate(profile, policy).windows[0]

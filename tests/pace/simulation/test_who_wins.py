@@ -21,8 +21,9 @@ larger latencies; the best realizable plan may need groups between them. Others 
 seen with the paper's fusion (pace) and MG-WFBP's merging around the bandwidth at which communication begins
 to hide completely, where a few messages' latency is all that is left over. DeAR pays half of each
 all-reduce's cost twice, half the latency each time, and lets the halves go apart, which no schedule of whole
-all-reduces can.
+all-reduces can. Our own schedules in two halves are left out for the same reason.
 """
+ALL_REDUCES = tuple(policy for policy in POLICIES if policy != "sharded")
 
 
 def profiles() -> list[Profile]:
@@ -39,7 +40,9 @@ def profiles() -> list[Profile]:
 def test_no_policy_is_ahead_of_optimal(profile: Profile) -> None:
     """On every network; a hair's breadth is explained in ``WHY``, and its width is asserted."""
     assert BUNDLED
-    grid = Grid(bandwidth_gbps=(1.0, 6.0, 10.0, 12.0, 16.0, 20.0, 40.0), workers=(4, 16), policies=POLICIES)
+    grid = Grid(
+        bandwidth_gbps=(1.0, 6.0, 10.0, 12.0, 16.0, 20.0, 40.0), workers=(4, 16), policies=ALL_REDUCES
+    )
     for cells in what_if(profile, grid, processes=1).points():
         (ours,) = (cell for cell in cells if cell.policy == "optimal")
         for cell in cells:

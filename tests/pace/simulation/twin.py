@@ -135,6 +135,8 @@ def run_twin(profile: Profile, traffic: Traffic, rules: Rules) -> TwinWindow:
     ready: dict[str, float] = {}
     arrival: dict[str, float] = {}
     last_of_window = [0.0]
+    # A norm of whole gradients is known when all are reduced; that of shards is one of the transfers.
+    barrier = rules.barrier or (profile.update == "global-norm" and not rules.sharded)
 
     def run_op(number: int) -> Process:
         op = profile.ops[number]
@@ -143,7 +145,7 @@ def run_twin(profile: Profile, traffic: Traffic, rules: Rules) -> TwinWindow:
         if op.stream is not None and neighbors:
             yield op_ended[neighbors[-1].name]
         if op.waits_for:
-            names = arrived if rules.barrier else op.waits_for
+            names = arrived if barrier else op.waits_for
             yield env.all_of([arrived[name] for name in names])
         yield env.timeout(op.duration_s)
         op_ended[op.name].succeed()

@@ -17,12 +17,15 @@ from pace.errors import InvalidOptions
 from pace.runtime.capture import cost_sampler
 from pace.runtime.capture.allreduce_cost import (
     AllReduceMeasurement,
+    Collective,
     Network,
+    SizeMeasurement,
     gradient_bytes,
     horovod_network,
     measure_allreduce,
     measured_sizes,
     median_interval,
+    time_run,
     torch_network,
 )
 from pace.runtime.capture.cost_sampler import (
@@ -34,6 +37,30 @@ from pace.runtime.capture.cost_sampler import (
     never_falling,
 )
 from tests.runtime.launch import Backend, run_ranks
+
+
+def _time_halves(rank: int, size: int) -> tuple[list[float], list[float]]:
+    collectives: tuple[Collective, ...] = ("reduce-scatter", "all-gather")
+    times = [
+        time_run(torch_network(collective=collective), [torch.zeros(7)], calls=2)
+        for collective in collectives
+    ]
+    own = torch.full((2 * size + 1,), float(rank))
+    torch_network(collective="all-gather").start(own, "gather")()
+    return times, own.tolist()
+
+
+def test_halves_are_timed_as_all_reduces_are() -> None:
+    """Three ranks, whose number divides no size: the same times on all, and a gather collects whole rows."""
+    results = run_ranks(_time_halves, 3, backend="gloo")
+    assert all(times == results[0][0] and min(times) > 0 for times, _ in results)
+    assert [gathered[:6] for _, gathered in results] == [[0, 0, 1, 1, 2, 2]] * 3
+    sizes = tuple(
+        SizeMeasurement(size_bytes=size, duration_s=size * 1e-6, margin_s=0.0, num_calls=1)
+        for size in (1024, 4096)
+    )
+    made = AllReduceMeasurement(num_workers=3, confidence=0.95, sizes=sizes, pair_speedup={})
+    assert made.half.cost(3)([1024, 4096]) == pytest.approx([1024e-6, 4096e-6])
 
 
 def _measure(_rank: int, _size: int, backend: Backend) -> AllReduceMeasurement:

@@ -13,28 +13,50 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from pace.runtime.torch import DistributedOptimizer
 
-rank, port = int(sys.argv[1]), int(sys.argv[2])
+rank, port, raising = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 dist.init_process_group("gloo", store=TCPStore("127.0.0.1", port, 2), rank=rank, world_size=2)
 model = torch.nn.Sequential(torch.nn.Linear(1000, 1000), torch.nn.Linear(1000, 1000))
 optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, timeout_s=20.0)
-for step in range(3):
+for step in range(5):
     optimizer.zero_grad()
     model(torch.ones(1, 1000)).sum().backward()
+    if step == 2 and rank == 1 and raising == "before the step":
+        raise ValueError(raising)
     optimizer.step()
+    if step == 2 and rank == 1 and raising == "after the step":
+        raise ValueError(raising)
 dist.destroy_process_group()
 """
+
+
+def _run(raising: str) -> tuple[list[int], list[str]]:
+    """Run the script on two ranks; return their statuses and what they said."""
+    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT, str(rank), str(store.port), raising],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in ranks]
+    return [process.returncode for process in ranks], errors
 
 
 @pytest.mark.slow
 def test_a_script_that_does_not_close_its_wrapper_ends_with_its_own_status() -> None:
     """Its last sums are under way: no thread of the runtime outlives the interpreter, which would abort."""
-    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT, str(rank), str(store.port)], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=280)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0], errors
+    statuses, errors = _run("never")
+    assert statuses == [0, 0], errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("raising", ["before the step", "after the step"])
+def test_a_script_that_raises_ends_with_its_own_status(raising: str) -> None:
+    """The sums that it leaves under way end with its connections, before the interpreter does."""
+    statuses, errors = _run(raising)
+    assert statuses == [1, 1], errors
+    assert f"ValueError: {raising}" in errors[1]
+    assert "rank 1 has left the training (ValueError)" in errors[0]

@@ -64,6 +64,10 @@ LOOPS = {
     "after a checkpoint between two backward passes": (
         *(compute((1,), (2,)), STEP, compute((1,), (2,)), SAVE, ("zero", 1, True), compute((1,), ()), STEP),
     ),
+    "by another in their place, and what was there is kept": (
+        *(compute((1,), (2,)), STEP, ZERO, compute((1, 0), (2, 0)), ("keep",), ("replace", 0), STEP),
+        *(("compare",), compute((1, 0), (0,)), ("replace", 1), ("keep",), ("replace", 1), STEP, ("compare",)),
+    ),
 }
 
 

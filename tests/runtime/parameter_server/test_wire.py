@@ -121,12 +121,26 @@ def test_only_chunks_of_the_layout_are_taken(segment: int, offset: int, length: 
     """A frame is checked to the byte before anything is read into memory."""
     layout = Layout(segments=(ServedSegment(size_bytes=100_000, dtype="float32", turn=0),) * 3)
     frame = Frame(kind=FrameKind.PUSH, segment=max(segment, 0), offset=offset, length=length)
-    right = frame.segment < 3 and (offset, length) in list(layout.chunks(0))
+    right = frame.segment < 3 and (offset, length) in [(0, 65_536), (65_536, 34_464), (0, 100_000)]
     if right:
-        assert layout.check(frame) == offset // layout.chunk_bytes
+        assert list(layout.check(frame)) == [
+            number for number in (0, 1) if offset <= number * 65_536 < offset + length
+        ]
     else:
         with pytest.raises(WireFault):
             layout.check(frame)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 65_536), (0, 262_144), (65_536, 100_000 - 65_536)])
+def test_runs_of_chunks_are_taken(offset: int, length: int) -> None:
+    """Up to 256 KiB of neighboring chunks, and what is left at a segment's end."""
+    size = offset + length if length % 65_536 else 1 << 20
+    layout = Layout(segments=(ServedSegment(size_bytes=size, dtype="float32", turn=0),))
+    frame = Frame(kind=FrameKind.PUSH, offset=offset, length=length)
+    assert layout.check(frame) == range(offset // 65_536, -(-(offset + length) // 65_536))
+    for wrong in (length - 4, length + 4, 262_144 + 65_536, 0):
+        with pytest.raises(WireFault):
+            layout.check(frame._replace(length=wrong))
 
 
 @pytest.mark.parametrize(

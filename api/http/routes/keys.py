@@ -1,0 +1,81 @@
+"""Routes under /v1/keys: a tenant's API keys, for its admins."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from starlette.responses import Response
+
+from pace.api.errors import InvalidRequest, NotFound
+from pace.api.http.answers import document_answer
+from pace.api.http.audit import audit
+from pace.api.http.body import receive_small
+from pace.api.http.openapi import json_body, problems
+from pace.api.http.parameters import Cursor, Limit, RunningService
+from pace.api.http.security import Admin
+from pace.api.storage.keys import ApiKey
+from pace.client.key_documents import CreatedKey, KeyId, KeyPage, KeyRequest, KeyResource, KeyScope
+
+router = APIRouter(prefix="/v1/keys")
+
+_EXAMPLE = {"name": "team vision", "scopes": ["read", "submit"], "expires_at": "2027-01-01T00:00:00Z"}
+_SCOPES: tuple[KeyScope, ...] = ("read", "submit", "admin")
+
+
+@router.post(
+    "",
+    summary="Create an API key",
+    status_code=201,
+    responses={
+        201: {"model": CreatedKey, "description": "The key with its token, shown this once"},
+        **problems(401, 403, 408, 413, 415, 422, 429, 503, 507),
+    },
+    openapi_extra=json_body(KeyRequest, _EXAMPLE),
+)
+async def create_key(request: Request, service: RunningService, principal: Admin) -> Response:
+    """Make a key of the admin's own tenant."""
+    asked = await receive_small(request, KeyRequest)
+    if asked.expires_at is not None and asked.expires_at <= datetime.now(UTC):
+        raise InvalidRequest("expires_at: is past already")
+    token = await service.in_database(
+        service.keys.create, principal.tenant, asked.name, asked.scopes, expires_at=asked.expires_at
+    )
+    key = await service.in_database(service.keys.find, token.split("_")[1])
+    if key is None:
+        raise NotFound("the key was revoked while it was made")
+    audit("key-created", principal, new_key=key.id, scopes=" ".join(sorted(key.scopes)))
+    created = CreatedKey(token=token, **key_resource(key).model_dump())
+    return document_answer(created).response(201, {"Cache-Control": "no-store"})
+
+
+@router.get("", summary="List API keys", response_model=KeyPage, responses=problems(401, 403, 422, 429))
+async def list_keys(
+    request: Request, service: RunningService, principal: Admin, limit: Limit = 100, cursor: Cursor = None
+) -> Response:
+    """List the tenant's keys, revoked and expired ones included, newest first."""
+    keys, following = await service.in_database(service.keys.page, principal.tenant, limit, cursor)
+    return document_answer(KeyPage(items=tuple(map(key_resource, keys)), next=following)).response_to(request)
+
+
+@router.delete(
+    "/{key_id}", summary="Revoke an API key", status_code=204, responses=problems(401, 403, 404, 422, 429)
+)
+async def revoke_key(service: RunningService, principal: Admin, key_id: Annotated[KeyId, Path()]) -> None:
+    """Make a key of the tenant invalid: here at once, in other service processes within five seconds."""
+    if not await service.in_database(service.keys.revoke, key_id, principal.tenant):
+        raise NotFound(f'there is no valid key "{key_id}"')
+    service.access.forget(key_id)
+    audit("key-revoked", principal, revoked_key=key_id)
+
+
+def key_resource(key: ApiKey) -> KeyResource:
+    """Return the document of a key."""
+    return KeyResource(
+        id=key.id,
+        name=key.name,
+        scopes=tuple(scope for scope in _SCOPES if scope in key.scopes),
+        created_at=key.created_at,
+        expires_at=key.expires_at,
+        last_used_at=key.last_used_at,
+        revoked_at=key.revoked_at,
+    )

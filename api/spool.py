@@ -1,0 +1,118 @@
+"""Bodies while they arrive: small ones in memory, large ones in a file, hashed on the way."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from pace.api.errors import SpoolFull
+
+IN_MEMORY_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivedBody:
+    """A whole body.
+
+    Attributes
+    ----------
+    content
+        The bytes, or the file that holds them: whoever has the body deletes it.
+    """
+
+    content: bytes | Path
+    size_bytes: int
+    sha256: bytes
+
+    @classmethod
+    def of(cls, content: bytes) -> "ArrivedBody":
+        """Return a body that is in memory."""
+        return cls(content=content, size_bytes=len(content), sha256=hashlib.sha256(content).digest())
+
+    def delete(self) -> None:
+        """Delete the file, if there is one."""
+        if isinstance(self.content, Path):
+            with contextlib.suppress(FileNotFoundError):
+                self.content.unlink()
+
+
+class BodySpool:
+    """Takes the pieces of a body; what is not taken over is deleted at the end.
+
+    Parameters
+    ----------
+    folder
+        For bodies of more than a mebibyte; the system's if it is empty.
+    """
+
+    def __init__(self, folder: str = "") -> None:
+        self._folder = folder or None
+        self._pieces: list[bytes] = []
+        self._file: IO[bytes] | None = None
+        self._size_bytes = 0
+        self._sha256 = hashlib.sha256()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._file.name)
+
+    def write(self, piece: bytes) -> None:
+        """Add a piece.
+
+        Raises
+        ------
+        SpoolFull
+            If the disk has no room for it.
+        """
+        self._sha256.update(piece)
+        self._size_bytes += len(piece)
+        try:
+            if self._file is None and self._size_bytes > IN_MEMORY_BYTES:
+                # Unbuffered: what does not fit on the disk is known at once, and nothing is left to flush.
+                self._file = tempfile.NamedTemporaryFile(  # noqa: SIM115  (outlives this call)
+                    dir=self._folder, prefix="pace-body-", delete=False, buffering=0
+                )
+                for earlier in self._pieces:
+                    self._put(earlier)
+                self._pieces.clear()
+            if self._file is None:
+                self._pieces.append(piece)
+            else:
+                self._put(piece)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise SpoolFull("there is no room on the disk for so large a body now") from None
+
+    def _put(self, piece: bytes) -> None:
+        assert self._file is not None
+        left = memoryview(piece)
+        while left:
+            left = left[self._file.write(left) :]
+
+    def take(self) -> ArrivedBody:
+        """Return the body, whose file the caller now has to delete."""
+        content: bytes | Path
+        if self._file is None:
+            content = b"".join(self._pieces)
+        else:
+            content = Path(self._file.name)
+            self._file.close()
+            self._file = None
+        return ArrivedBody(content=content, size_bytes=self._size_bytes, sha256=self._sha256.digest())

@@ -1,0 +1,94 @@
+"""What each tenant has stored, against what it may."""
+
+import threading
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, select
+
+from pace.api.errors import QuotaExceeded
+from pace.api.storage.records import (
+    FabricRunRecord,
+    PredictionRecord,
+    ProfileRecord,
+    ReportRecord,
+    ScheduleRecord,
+    SolutionRecord,
+    TaskRecord,
+    WhatIfRecord,
+)
+from pace.api.tenants import Tenants
+
+_TRUSTED_S = 10.0
+_REFUSED_AGAIN_S = 0.5
+# What a row takes besides its document, about.
+ROW_BYTES = 1024
+_DOCUMENTS = (ProfileRecord, SolutionRecord, PredictionRecord, FabricRunRecord)
+_ROWS = (ScheduleRecord, WhatIfRecord, ReportRecord, TaskRecord)
+
+
+class StorageQuota:
+    """Refuses what a tenant has no room for.
+
+    What is stored is added up at most every ten seconds for each tenant; what this process accepts in between
+    is added. Results of accepted tasks are stored in any case: a tenant may come to have somewhat more.
+    """
+
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
+        self._known: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+
+    def require(self, connection: Connection, tenant: str, size_bytes: int) -> None:
+        """Count what is about to be stored, besides its row.
+
+        Raises
+        ------
+        QuotaExceeded
+            If there is no room for it.
+        """
+        most_bytes = self._tenants.limits(tenant).max_stored_bytes
+        if not most_bytes:
+            return
+        size_bytes += ROW_BYTES
+        known = self._known.get(tenant)
+        now = time.monotonic()
+        if known is None or now - known.at_s > _TRUSTED_S:
+            known = self._measure(connection, tenant)
+        elif known.size_bytes + size_bytes > most_bytes and now - known.at_s > _REFUSED_AGAIN_S:
+            known = self._measure(connection, tenant)  # something may have been deleted
+        with self._lock:
+            if known.size_bytes + size_bytes > most_bytes:
+                held = f"{known.size_bytes} of {most_bytes} bytes are stored"
+                raise QuotaExceeded(f"{held}, and this would take {size_bytes} more; delete something first")
+            known.size_bytes += size_bytes
+
+    def _measure(self, connection: Connection, tenant: str) -> "_Known":
+        known = _Known(stored_bytes(connection, tenant), time.monotonic())
+        with self._lock:
+            if len(self._known) > 10_000:
+                self._known.clear()
+            self._known[tenant] = known
+        return known
+
+
+@dataclass(slots=True)
+class _Known:
+    size_bytes: int
+    at_s: float
+
+
+def stored_bytes(connection: Connection, tenant: str) -> int:
+    """Return what a tenant has stored: its documents as they are kept, and about a kilobyte for each row."""
+    size_bytes = 0
+    for record in _DOCUMENTS:
+        held, rows = connection.execute(
+            select(func.coalesce(func.sum(func.length(record.document)), 0), func.count())
+            .select_from(record)
+            .where(record.tenant == tenant)
+        ).one()
+        size_bytes += int(held) + ROW_BYTES * rows
+    for table in _ROWS:
+        rows = connection.scalar(select(func.count()).select_from(table).where(table.tenant == tenant))
+        size_bytes += ROW_BYTES * (rows or 0)
+    return size_bytes

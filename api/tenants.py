@@ -1,0 +1,95 @@
+"""What each tenant may use: the same for all, but for those that the operator names in a file."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+Count = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLimits:
+    """The limits of one tenant; the last table of docs/service.md says where each is enforced.
+
+    Attributes
+    ----------
+    weight
+        Its share where tenants take turns, against the weights of the others that want one.
+    max_stored_bytes
+        Of profiles, results and the rows that belong to them; 0 for no limit.
+    max_bodies, max_bodies_bytes
+        Of its requests whose bodies are under way or wait to be parsed, in one service process.
+    max_queued, max_running
+        Its tasks that may wait, and that may run at once, in all service processes.
+    max_cells
+        Simulations of its what-ifs and predictions that wait or run.
+    """
+
+    weight: float = 1.0
+    max_stored_bytes: int = 0
+    max_bodies: int = 2000
+    max_bodies_bytes: int = 2**28
+    max_queued: int = 200
+    max_running: int = 100
+    max_cells: int = 200_000
+
+
+class TenantEntry(BaseModel):
+    """What the file says of a tenant; what is missing is as for all."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
+    max_stored_bytes: Annotated[int, Field(ge=0)] | None = None
+    max_bodies: Count | None = None
+    max_bodies_bytes: Count | None = None
+    max_queued: Count | None = None
+    max_running: Count | None = None
+    max_cells: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """The limits of all tenants.
+
+    Parameters
+    ----------
+    others
+        Limits of tenants that have none of their own.
+    named
+        Those that have.
+    """
+
+    others: TenantLimits = TenantLimits()
+    named: Mapping[str, TenantLimits] = field(default_factory=dict)
+
+    def limits(self, tenant: str) -> TenantLimits:
+        """Return a tenant's limits."""
+        return self.named.get(tenant, self.others)
+
+    def weight(self, tenant: str) -> float:
+        """Return a tenant's weight."""
+        return self.limits(tenant).weight
+
+
+def read_entries(path: Path) -> dict[str, TenantEntry]:
+    """Read a file of tenants: a JSON object from names to limits.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read or is not such a file; says where.
+    """
+    try:
+        return TypeAdapter(dict[str, TenantEntry]).validate_python(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+    except ValueError as error:
+        raise ValueError(f"is no JSON: {error}") from None

@@ -1,0 +1,52 @@
+"""What an answer from measured all-reduces cannot be trusted in: few samples, one rank's, other sizes."""
+
+from collections.abc import Iterator
+
+from pace.documents.collective_costs import AllReduce, SampledAllReduce
+from pace.documents.profile import Profile
+
+FEWEST_SIZES = 3
+# Sizes up to so many times beyond the samples follow from the slope between them.
+FARTHEST = 2.0
+MOST_SPREAD = 0.5
+
+
+def cost_doubts(allreduce: AllReduce) -> Iterator[str]:
+    """Yield a sentence for each doubt about a cost itself; none for a formula."""
+    if not isinstance(allreduce, SampledAllReduce):
+        return
+    sizes = len({size for size, _ in allreduce.samples})
+    if sizes < FEWEST_SIZES:
+        what = "1 size was" if sizes == 1 else f"{sizes} sizes were"
+        yield f"the cost has few samples: {what} measured, and all-reduces of other sizes are an assumption"
+    if allreduce.ranks == 1:
+        yield "the cost is of one rank's calls, and waiting for late ranks is part of it: use every rank's"
+    spread = [
+        deviation / seconds
+        for deviation, (_, seconds) in zip(allreduce.deviations_s, allreduce.samples, strict=False)
+        if seconds > 0
+    ]
+    if spread and max(spread) > MOST_SPREAD:
+        yield (
+            f"all-reduces of one size differ: their standard deviation is up to {max(spread):.0%} of the"
+            " sample"
+        )
+
+
+def question_doubts(profile: Profile) -> Iterator[str]:
+    """Yield those, and whether a profile's gradients are asked for outside the sampled range."""
+    yield from cost_doubts(profile.allreduce)
+    if not isinstance(profile.allreduce, SampledAllReduce) or not profile.gradients:
+        return
+    sizes = [size for size, _ in profile.allreduce.samples]
+    total = sum(gradient.size_bytes for gradient in profile.gradients)
+    if total > FARTHEST * max(sizes):
+        yield (
+            f"the largest sample is of {max(sizes):,.0f} bytes: larger all-reduces, up to the {total:,} "
+            "bytes of all gradients, are extrapolated"
+        )
+    if total < min(sizes) / FARTHEST:
+        yield (
+            f"the smallest sample is of {min(sizes):,.0f} bytes, and all gradients have {total:,}: their "
+            "all-reduces are extrapolated"
+        )

@@ -1,0 +1,1 @@
+"""Schedules in two halves: reduce-scatters, updates of shards, all-gathers."""

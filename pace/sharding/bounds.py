@@ -1,0 +1,124 @@
+"""What proves a plan in two halves: for its calls, and against every plan whatever it fuses or cuts."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from pace.documents.schedule import FusionBound
+from pace.documents.sharded_schedule import HalvesCertificate, NormBound
+from pace.fusion.bounds import chain_bound, fusion_bound
+from pace.sharding.plans import ShardedPlan
+from pace.sharding.problem import ShardingProblem
+from pace.solver import jackson
+from pace.solver.certificate import certify
+from pace.solver.cost import CostCurve
+from pace.solver.two_halves.chains import chained_instance
+
+
+def certificate(problem: ShardingProblem, plan: ShardedPlan) -> HalvesCertificate:
+    """Return the calls whose times add up to the shortest window of these calls."""
+    return _chained(problem, plan) if problem.norm_s is None else _behind_norm(problem, plan)
+
+
+def _chained(problem: ShardingProblem, plan: ShardedPlan) -> HalvesCertificate:
+    instance = chained_instance(
+        plan.scattered,
+        plan.gathered,
+        reduce_scatter=problem.reduce_scatter,
+        all_gather=problem.all_gather,
+    )
+    proof = certify(instance, jackson.solve(instance))
+    count = len(plan.scattered)
+    first = tuple(job for job in proof.jobs if job < count)
+    second = tuple(job - count for job in proof.jobs if job >= count)
+    sums = (
+        float(np.sum(instance.processing[[job for job in proof.jobs if (job >= count) is late]]))
+        for late in (False, True)
+    )
+    total_first, total_second = sums
+    return HalvesCertificate(
+        reduce_scatters=first,
+        all_gathers=second,
+        min_ready_s=proof.min_ready,
+        total_reduce_scatter_s=total_first,
+        norm_s=0.0,
+        total_all_gather_s=total_second,
+        min_tail_s=proof.min_tail,
+        bound_s=proof.min_ready + total_first + total_second + proof.min_tail,
+    )
+
+
+def _behind_norm(problem: ShardingProblem, plan: ShardedPlan) -> HalvesCertificate:
+    assert problem.norm_s is not None
+    first, second = plan.scattered, plan.gathered
+    if not len(first):
+        return HalvesCertificate(
+            reduce_scatters=(),
+            all_gathers=(),
+            min_ready_s=0.0,
+            total_reduce_scatter_s=0.0,
+            norm_s=0.0,
+            total_all_gather_s=0.0,
+            min_tail_s=0.0,
+            bound_s=0.0,
+        )
+    by_ready = np.argsort(first.times, kind="stable")
+    lasting = first.durations(problem.reduce_scatter)[by_ready]
+    # Of all sets that end last, the one whose calls follow one another without a pause.
+    begins = int(np.argmax(first.times[by_ready] + np.cumsum(lasting[::-1])[::-1]))
+    by_tail = np.argsort(-second.times, kind="stable")
+    gathering = second.durations(problem.all_gather)[by_tail]
+    last = int(np.argmax(np.cumsum(gathering) + second.times[by_tail]))
+    ready, tail = float(first.times[by_ready[begins]]), float(second.times[by_tail[last]])
+    total_first, total_second = float(np.sum(lasting[begins:])), float(np.sum(gathering[: last + 1]))
+    return HalvesCertificate(
+        reduce_scatters=tuple(sorted(int(call) for call in by_ready[begins:])),
+        all_gathers=tuple(sorted(int(call) for call in by_tail[: last + 1])),
+        min_ready_s=ready,
+        total_reduce_scatter_s=total_first,
+        norm_s=problem.norm_s,
+        total_all_gather_s=total_second,
+        min_tail_s=tail,
+        bound_s=ready + total_first + problem.norm_s + total_second + tail,
+    )
+
+
+def norm_bound(problem: ShardingProblem) -> NormBound:
+    """Bound the window of every plan with a norm: both halves by themselves, the norm between them.
+
+    Every gather starts after the norm, and the norm after the last reduce-scatter. Each half is bounded by
+    the optimum of its chain (``pace.fusion.bounds.chain_bound``): exact for an affine cost.
+    """
+    assert problem.norm_s is not None
+    gradients = problem.gradients
+    nothing = np.zeros(len(gradients.sizes))
+    first = chain_bound(replace(gradients, tail=nothing, cost=problem.reduce_scatter))
+    flat = replace(gradients, ready=nothing, cost=problem.all_gather)
+    second = chain_bound(flat)
+    norm_s = problem.norm_s if gradients.sizes.any() else 0.0
+    return NormBound(
+        reduce_scatter=first,
+        norm_s=norm_s,
+        all_gather=second,
+        bound_s=first.bound_s + norm_s + second.bound_s,
+    )
+
+
+def set_bound(problem: ShardingProblem) -> FusionBound:
+    """Bound the window of every plan without a norm by a set of gradients.
+
+    The bytes of all gradients that are ready no earlier than rho and have a tail of at least theta are summed
+    and gathered between rho and (the window's end) - theta, in at least one call of each half.
+    """
+    gradients = problem.gradients
+    total = float(gradients.sizes.sum())
+    best: FusionBound | None = None
+    for first in problem.reduce_scatter.minorants(total) if total else ():
+        for second in problem.all_gather.minorants(total):
+            line = CostCurve.affine(
+                first.latency_s + second.latency_s, first.seconds_per_byte + second.seconds_per_byte
+            )
+            found = fusion_bound(replace(gradients, cost=line))
+            if best is None or found.bound_s > best.bound_s:
+                best = found
+    return fusion_bound(gradients) if best is None else best

@@ -1,0 +1,178 @@
+"""Updates on their way to the server, the groups that are committed together, and their plan."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from pace.runtime.fabric.known_hosts import NetworkView
+from pace.runtime.fabric.messages import AdditionOrder, CommitMember, HeldUpdate
+from pace.runtime.fabric.transfer_queue import TransferQueue
+from pace.solver.fabric.aggregation import Aggregation, Hop, aggregate
+from pace.solver.fabric.ordering import Drop, Late, order_updates
+from pace.solver.fabric.updates import NO_DEADLINE, Updates, deadlines
+
+Merge = Literal["sum", "weighted-mean"]
+
+
+@dataclass(slots=True, eq=False)
+class FabricUpdate:
+    """An update that a host keeps for the server or the replica.
+
+    Attributes
+    ----------
+    factor
+        What it is multiplied by in its commit.
+    again
+        Whether it was committed by a server that died, so that it is neither dropped nor reordered.
+    sequence
+        Its place among all commits that were planned; what the replica follows.
+    """
+
+    held: HeldUpdate
+    host: str
+    factor: float = 1.0
+    again: bool = False
+    sequence: tuple[int, int] = (0, 0)
+
+    @property
+    def key(self) -> str:
+        """Under which its host keeps it."""
+        return f"u/{self.held.id}"
+
+    @property
+    def norm(self) -> float:
+        """Of what is added to the model."""
+        return self.held.norm * abs(self.factor)
+
+    def member(self) -> CommitMember:
+        """Return what the commit log says of it."""
+        held = self.held
+        return CommitMember(
+            id=held.id, host=self.host, version=held.version, norm=held.norm, factor=self.factor
+        )
+
+
+@dataclass(slots=True, eq=False)
+class CommitGroup:
+    """Updates that arrive together and are committed at once.
+
+    Attributes
+    ----------
+    aggregator
+        The host that adds them; None for one update that comes directly.
+    number
+        Of its commit, in planned order.
+    """
+
+    number: int
+    members: list[FabricUpdate]
+    aggregator: str | None
+    planned_s: float
+    arrived: bool = False
+    arrived_s: float = 0.0
+    hosts: set[str] = field(default_factory=set)
+    transfers: list[int] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """Of what the server applies."""
+        return self.members[0].key if self.aggregator is None else f"s/{self.number}"
+
+
+def updates_of(
+    waiting: Sequence[FabricUpdate], view: NetworkView, target: str, version: int, bound: int | None
+) -> Updates:
+    """Return updates as the solver's arrays."""
+    sizes = np.array([update.held.size_bytes for update in waiting], dtype=float)
+    hosts = np.array([view.number[update.host] for update in waiting], dtype=np.int64)
+    last = np.full(len(waiting), NO_DEADLINE)
+    if bound is not None:
+        versions = np.array([min(update.held.version, version) for update in waiting], dtype=np.int64)
+        last = deadlines(versions, version, bound)
+    return Updates(size=sizes, host=hosts, server=view.number[target], deadline=last)
+
+
+def order_batch(
+    waiting: Sequence[FabricUpdate], updates: Updates, view: NetworkView, late: Late
+) -> tuple[list[int], tuple[Drop, ...]]:
+    """Return the order of commits and what is dropped; factors of updates that come late are lowered."""
+    if all(update.again for update in waiting):
+        return list(range(len(waiting))), ()
+    ordering = order_updates(updates, view.capacities, late=late)
+    for place in ordering.commits:
+        waiting[place].factor *= float(ordering.weights[place])
+    return list(ordering.commits), ordering.dropped
+
+
+def towards(
+    updates: Updates, order: Sequence[int], view: NetworkView, relays: Sequence[int], target: str
+) -> Aggregation | None:
+    """Return how updates reach a host; None if they do not."""
+    chosen = [host for host in relays if host != view.number[target]]
+    return aggregate(updates, order, view.capacities, chosen, target=view.number[target])
+
+
+def submit_hops(
+    transfers: TransferQueue,
+    hops: Sequence[Hop],
+    names: Sequence[str],
+    parts: Sequence[FabricUpdate],
+    target: str,
+    now_s: float,
+    sum_key: Callable[[tuple[int, ...]], str],
+    on_end: Callable[[tuple[int, ...], bool], None],
+    *,
+    urgency: int = 1,
+    purpose: str = "update",
+) -> list[int]:
+    """Queue planned hops; return their numbers.
+
+    Parameters
+    ----------
+    parts
+        The updates that hops name by number.
+    sum_key
+        Under which a relay keeps the sum of these updates.
+    on_end
+        Called with the updates of a hop to `target` when it has arrived, and with those of any hop that
+        failed.
+    """
+    numbers: list[int] = []
+    for hop in hops:
+        final = names[hop.target] == target
+        relayed = final and bool(hop.after)
+        members = hop.updates
+        prepare: tuple[AdditionOrder, ...] = ()
+        key = parts[members[0]].key
+        if relayed:
+            key = sum_key(members)
+            prepare = (
+                AdditionOrder(
+                    key=key,
+                    parts=tuple(parts[place].key for place in members),
+                    factors=tuple(parts[place].factor for place in members),
+                ),
+            )
+
+        def ended(arrived: bool, members: tuple[int, ...] = members, final: bool = final) -> None:
+            if final or not arrived:
+                on_end(members, arrived)
+
+        numbers.append(
+            transfers.submit(
+                names[hop.source],
+                names[hop.target],
+                key,
+                round(hop.size_bytes),
+                ended,
+                urgency=urgency,
+                planned_s=now_s + hop.reservation.end_s,
+                after=tuple(numbers[earlier] for earlier in hop.after),
+                prepare=prepare,
+                once=relayed,
+                purpose=purpose if final else f"{purpose} to a relay",
+            )
+        )
+    return numbers

@@ -1,0 +1,348 @@
+"""A connection between two processes of a fabric: messages and tensors both ways.
+
+The frames, the token and TLS are those of parameter servers.
+
+One thread reads and one writes. What is read goes to callbacks on the reading thread, which only pass it on.
+"""
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+
+from pace.errors import CommunicationFailed, InvalidOptions
+from pace.runtime.addresses import ServerAddress, is_loopback
+from pace.runtime.event_log import log
+from pace.runtime.fabric.messages import Message, TransferIntro, read_message
+from pace.runtime.parameter_server.handshake import Greeting, answer, call
+from pace.runtime.parameter_server.outbox import Outbox, Parcel
+from pace.runtime.parameter_server.streams import Stream, stream_of
+from pace.runtime.parameter_server.wire import HEADER_BYTES, Frame, FrameKind, WireFault
+
+BLOCK_BYTES = 128 << 10
+_HELLO_S = 10.0
+_RETRY_S = 0.1
+_MOST_CALLERS = 1024
+_UNLIMITED = float((1 << 32) - 1)
+
+
+class Incoming:
+    """A tensor whose blocks are arriving."""
+
+    __slots__ = ("began", "data", "intro", "missing")
+
+    def __init__(self, intro: TransferIntro) -> None:
+        self.intro = intro
+        self.data = bytearray(intro.size_bytes)
+        self.missing = intro.size_bytes
+        self.began = time.monotonic()
+
+    @property
+    def wire_bytes(self) -> int:
+        """What it took on the wire, with the frames' headers."""
+        size = self.intro.size_bytes
+        return size + HEADER_BYTES * max(1, -(-size // BLOCK_BYTES))
+
+
+class FabricLink:
+    """One connection, running once started.
+
+    Parameters
+    ----------
+    stream
+        Both ends know the token of the other; belongs to the link from now on.
+    name
+        Of the other end, for messages to people.
+    most_bytes
+        The largest tensor that is accepted.
+    first
+        Frames to be written before all others: the welcome that is due to a caller.
+    """
+
+    def __init__(
+        self, stream: Stream, *, name: str, most_bytes: int = 1 << 36, first: bytes | None = None
+    ) -> None:
+        self.name = name
+        self.host = ""
+        self._stream = stream
+        self._most_bytes = most_bytes
+        self._incoming: dict[int, Incoming] = {}
+        self._over = threading.Event()
+        self._on_message: Callable[[FabricLink, Message], None] = lambda _link, _message: None
+        self._on_tensor: Callable[[FabricLink, Incoming], None] = lambda _link, _incoming: None
+        self._on_blocks: Callable[[FabricLink, Incoming], None] = lambda _link, _incoming: None
+        self._on_end: Callable[[FabricLink, str], None] = lambda _link, _reason: None
+        self._outbox = Outbox(stream, name=f"pace.fabric.out.{name}", on_loss=self._lost)
+        if first is not None:
+            self._outbox.put((-2,), Parcel(Frame(kind=FrameKind.WELCOME), memoryview(first), len(first)))
+        self._thread = threading.Thread(target=self._read, name=f"pace.fabric.in.{name}", daemon=True)
+
+    def start(
+        self,
+        on_message: Callable[["FabricLink", Message], None],
+        on_end: Callable[["FabricLink", str], None],
+        on_tensor: Callable[["FabricLink", Incoming], None] | None = None,
+        on_blocks: Callable[["FabricLink", Incoming], None] | None = None,
+    ) -> None:
+        """Begin to read; `on_end` is called once, with the reason, `on_blocks` for every part of a tensor."""
+        if on_blocks is not None:
+            self._on_blocks = on_blocks
+        self._on_message, self._on_end = on_message, on_end
+        if on_tensor is not None:
+            self._on_tensor = on_tensor
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self._over.is_set()
+
+    def send(self, message: Message) -> None:
+        """Write a message before any tensor that is still to be written."""
+        document = message.model_dump_json().encode()
+        self._outbox.put((-1,), Parcel(Frame(kind=FrameKind.MESSAGE), memoryview(document), len(document)))
+
+    def send_tensor(self, intro: TransferIntro, data: memoryview) -> None:
+        """Write a tensor after those that were put here before; its memory stays as it is meanwhile."""
+        document = intro.model_dump_json().encode()
+        urgency = (0, intro.transfer)
+        first = Frame(kind=FrameKind.MESSAGE)
+        self._outbox.put((*urgency, 0), Parcel(first, memoryview(document), len(document)))
+        if len(data):
+            block = Frame(kind=FrameKind.BLOCK, round=intro.transfer)
+            self._outbox.put((*urgency, 1), Parcel(block, data, BLOCK_BYTES))
+
+    def send_part(self, transfer: int, data: memoryview, first: int, last: int) -> None:
+        """Write bytes `first` to `last` of a tensor whose intro was sent as a message."""
+        block = Frame(kind=FrameKind.BLOCK, round=transfer, offset=first)
+        self._outbox.put((0, transfer, 1), Parcel(block, data[first:last], BLOCK_BYTES))
+
+    def set_rate(self, bytes_per_s: float | None) -> None:
+        """Let the kernel send at most this fast; None for no limit."""
+        with contextlib.suppress(OSError):
+            self._stream.set_pacing(_UNLIMITED if bytes_per_s is None else max(bytes_per_s, 1024.0))
+
+    def _read(self) -> None:
+        reason = f"{self.name} is gone"
+        try:
+            while True:
+                frame = self._stream.read()
+                if frame.kind is FrameKind.BYE:
+                    reason = f"{self.name} has left"
+                    break
+                if frame.kind is FrameKind.ABORT:
+                    reason = self._stream.read_payload(frame.length).decode(errors="replace")
+                    break
+                self._take(frame)
+        except (EOFError, OSError) as error:
+            reason = f"{self.name} is gone: {error}"
+        except WireFault as error:
+            reason = f"{self.name} breaks the protocol: {error}"
+        except Exception as error:  # whatever it is, the owner learns of it
+            reason = f"reading from {self.name} failed: {type(error).__name__}: {error}"
+        self._end(reason)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind is FrameKind.PING:
+            return
+        if frame.kind is FrameKind.BLOCK:
+            self._take_block(frame)
+            return
+        if frame.kind is not FrameKind.MESSAGE:
+            raise WireFault(f"a {frame.kind.name} frame in a fabric")
+        message = read_message(self._stream.read_payload(frame.length))
+        if not isinstance(message, TransferIntro):
+            self._on_message(self, message)
+            return
+        if message.size_bytes > self._most_bytes:
+            raise WireFault(
+                f"a tensor of {message.size_bytes:,} bytes; at most {self._most_bytes:,} are allowed"
+            )
+        if message.transfer in self._incoming:
+            raise WireFault(f"transfer {message.transfer} is under way already")
+        incoming = self._incoming[message.transfer] = Incoming(message)
+        if not incoming.missing:
+            self._arrived(incoming)
+
+    def _take_block(self, frame: Frame) -> None:
+        incoming = self._incoming.get(frame.round)
+        if incoming is None:
+            raise WireFault(f"a block of transfer {frame.round}, which is not under way")
+        if frame.offset != len(incoming.data) - incoming.missing or not 0 < frame.length <= incoming.missing:
+            raise WireFault(f"{frame.length} bytes from {frame.offset} on are not due in {frame.round}")
+        self._stream.read_into(memoryview(incoming.data)[frame.offset : frame.offset + frame.length])
+        incoming.missing -= frame.length
+        self._on_blocks(self, incoming)
+        if not incoming.missing:
+            self._arrived(incoming)
+
+    def _arrived(self, incoming: Incoming) -> None:
+        del self._incoming[incoming.intro.transfer]
+        self._on_tensor(self, incoming)
+
+    def _lost(self, error: Exception) -> None:
+        self._stream.shutdown()  # the reader ends and says why
+        log.debug("pace.fabric_link_lost", other=self.name, reason=str(error))
+
+    def _end(self, reason: str) -> None:
+        if not self._over.is_set():
+            self._over.set()
+            self._outbox.drop()
+            self._on_end(self, reason)
+
+    def finish(self, within_s: float = 2.0) -> None:
+        """Write what is there, say goodbye and close."""
+        self._outbox.finish()
+        self._outbox.join(within_s)
+        self.close()
+
+    def close(self) -> None:
+        """End the connection at once."""
+        self._over.set()
+        self._outbox.drop()
+        self._outbox.join(1.0)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(2.0)
+        if self._thread is not threading.current_thread():
+            self._stream.close()
+
+
+def connect(
+    address: ServerAddress,
+    *,
+    token: str | None,
+    silence_s: float,
+    within_s: float,
+    ssl_context: ssl.SSLContext | None = None,
+    job: str = "fabric",
+) -> FabricLink:
+    """Call a process of the fabric; both ends prove that they know the token.
+
+    Raises
+    ------
+    CommunicationFailed
+        When there is nobody within `within_s`, or it refuses.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            connection = socket.create_connection(
+                (address.host, address.port), max(deadline - time.monotonic(), 0.01)
+            )
+            break
+        except OSError as error:
+            if time.monotonic() + _RETRY_S >= deadline:
+                raise CommunicationFailed(
+                    f"{address.name} at {address.host}:{address.port} did not answer within {within_s:g} s:"
+                    f" {error}"
+                ) from error
+            time.sleep(_RETRY_S)
+    try:
+        stream = stream_of(
+            connection, ssl_context, silence_s=max(within_s, silence_s), server_name=address.host
+        )
+    except OSError as error:
+        raise CommunicationFailed(f"{address.name} is not to be trusted: {error}") from error
+    try:
+        call(stream, token, Greeting(job=job, rank=0, size=1, silence_s=silence_s), address.name)
+        stream.set_silence(silence_s)
+    except (CommunicationFailed, WireFault, EOFError, OSError) as error:
+        stream.close()
+        raise CommunicationFailed(f"{address.name}: {error}") from error
+    return FabricLink(stream, name=address.name)
+
+
+class Listener:
+    """Accepts callers who know the token; each becomes a link that `on_link` starts.
+
+    Raises
+    ------
+    InvalidOptions
+        When it may not, or cannot, listen there.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        on_link: Callable[[FabricLink], None],
+        *,
+        token: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        if not token and not is_loopback(host):
+            raise InvalidOptions(
+                f"a process on {host} can be reached from other machines: give it a token, or let it listen"
+                " on 127.0.0.1"
+            )
+        self._token, self._ssl_context, self._on_link = token, ssl_context, on_link
+        self._closed = False
+        self._lock = threading.Lock()
+        self._callers: set[threading.Thread] = set()
+        try:
+            self._socket = socket.create_server((host, port), backlog=512)
+        except OSError as error:
+            raise InvalidOptions(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        self.host, self.port = self._socket.getsockname()[:2]
+        self._thread = threading.Thread(target=self._accept, name="pace.fabric.listen", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as HOST:PORT."""
+        return f"{self.host}:{self.port}"
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, caller = self._socket.accept()
+            except OSError:
+                if not self._closed:
+                    time.sleep(0.1)  # out of descriptors, say: it may pass
+                continue
+            with self._lock:
+                if len(self._callers) >= _MOST_CALLERS:
+                    connection.close()
+                    continue
+                thread = threading.Thread(
+                    target=self._let_in, args=(connection, f"{caller[0]}:{caller[1]}"), daemon=True
+                )
+                self._callers.add(thread)
+            thread.start()
+
+    def _let_in(self, connection: socket.socket, caller: str) -> None:
+        stream: Stream | None = None
+        late: threading.Timer | None = None
+        try:
+            stream = stream_of(connection, self._ssl_context, silence_s=_HELLO_S)
+            late = threading.Timer(_HELLO_S, stream.shutdown)
+            late.daemon = True
+            late.start()
+            greeting, welcome = answer(stream, self._token)
+            stream.set_silence(min(max(greeting.silence_s, 1.0), 600.0))
+            late.cancel()
+            self._on_link(FabricLink(stream, name=caller, first=welcome))
+        except Exception as error:  # a caller's mistakes are not the process's end
+            if late is not None:
+                late.cancel()
+            log.warning("pace.caller_refused", caller=caller, reason=str(error))
+            if stream is not None:
+                if isinstance(error, WireFault):
+                    reason = str(error).encode()[:1000]
+                    with contextlib.suppress(OSError):
+                        stream.write(Frame(kind=FrameKind.ABORT, length=len(reason)), reason)
+                stream.shutdown()
+                stream.close()
+        finally:
+            with self._lock:
+                self._callers.discard(threading.current_thread())
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(2.0)

@@ -1,0 +1,142 @@
+"""The model on the host that serves it, or on its replica: commits in order, snapshots, and the log."""
+
+import hashlib
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+
+from pace.errors import InvalidUse
+from pace.runtime.fabric.commit_log import (
+    CommitLog,
+    LoggedCommit,
+    LogHead,
+    Vector,
+    add_scaled,
+    apply_step,
+)
+from pace.runtime.fabric.messages import CommitOrder
+
+# Ids of commits that a restarted scheduler must know, so that nothing is committed twice.
+_MOST_RECENT = 20_000
+_WHOLE_HEAD = 16
+
+
+class HeldModel:
+    """Weights, history and version.
+
+    Parameters
+    ----------
+    weights
+        The first model, float32; belongs to this object from now on.
+    log
+        Where to keep the commit log; None for nowhere.
+    """
+
+    def __init__(self, weights: Vector, *, log: Path | None = None) -> None:
+        if weights.dtype != np.float32 or weights.ndim != 1 or not len(weights):
+            raise InvalidUse(f"a model of {weights.shape} {weights.dtype}; one row of float32 is needed")
+        self.weights = weights
+        self.history = np.zeros_like(weights)
+        self.version = 0
+        self.momentum = 0.0
+        self.recent: OrderedDict[str, int] = OrderedDict()
+        self._log = CommitLog(log)
+        self._begun = False
+        self._network_state = ""
+
+    @property
+    def history_norm(self) -> float:
+        """Euclidean norm of the last change."""
+        return float(np.linalg.norm(self.history.astype(np.float64)))
+
+    @property
+    def digest(self) -> str:
+        """Hash of weights and history."""
+        both = hashlib.sha256(self.weights.tobytes())
+        both.update(self.history.tobytes())
+        return both.hexdigest()
+
+    def begin(self, momentum: float, network_state: str) -> None:
+        """Take the rule of commits from the scheduler; the log begins with it."""
+        if self._begun:
+            return
+        self._begun, self.momentum, self._network_state = True, momentum, network_state
+        self._note("begin")
+
+    def _note(self, event: str) -> None:
+        self._log.write(
+            LogHead.model_validate(
+                {
+                    "event": event,
+                    "version": self.version,
+                    "momentum": self.momentum,
+                    "network_state": self._network_state,
+                }
+            )
+        )
+
+    def commit(self, order: CommitOrder, value: Vector) -> tuple[str, ...]:
+        """Apply a commit; return the members that it would make too late, and then nothing was done.
+
+        Raises
+        ------
+        InvalidUse
+            When the value does not fit the model.
+        """
+        if len(value) != len(self.weights):
+            raise InvalidUse(f"{order.key} has {len(value):,} numbers, the model {len(self.weights):,}")
+        # A failover can leave the model older than what an update was computed from: that is no delay.
+        delays = [max(self.version + place - m.version, 0) for place, m in enumerate(order.members)]
+        if order.delay_bound is not None:
+            late = [
+                m.id for m, delay in zip(order.members, delays, strict=True) if delay >= order.delay_bound
+            ]
+            if late:
+                return tuple(late)
+        step = value if order.scaled else add_scaled([value], [order.members[0].factor])
+        apply_step(self.weights, self.history, step, self.momentum)
+        before, self.version = self.version, self.version + len(order.members)
+        for place, member in enumerate(order.members, start=1):
+            self.recent[member.id] = before + place
+        while len(self.recent) > _MOST_RECENT:
+            self.recent.popitem(last=False)
+        self._log.write(
+            LoggedCommit(
+                position=self._log.position + 1,
+                before=before,
+                after=self.version,
+                members=order.members,
+                delays=tuple(delays),
+                norm=float(np.linalg.norm(step.astype(np.float64))),
+                scaled=order.scaled,
+                planned_s=order.planned_s,
+                arrived_s=order.arrived_s,
+            )
+        )
+        return ()
+
+    def snapshot(self, *, whole: bool) -> bytearray:
+        """Return the weights' bytes; with `whole` version, weights and history, for a replica."""
+        if not whole:
+            return bytearray(self.weights.tobytes())
+        head = self.version.to_bytes(_WHOLE_HEAD, "big")
+        return bytearray(head + self.weights.tobytes() + self.history.tobytes())
+
+    def adopt(self, snapshot: bytearray) -> None:
+        """Replace everything by a whole snapshot."""
+        both = np.frombuffer(snapshot, dtype=np.float32, offset=_WHOLE_HEAD)
+        if len(both) != 2 * len(self.weights):
+            raise InvalidUse(f"a snapshot of {len(both) // 2:,} numbers, the model has {len(self.weights):,}")
+        self.version = int.from_bytes(snapshot[:_WHOLE_HEAD], "big")
+        self.weights = both[: len(self.weights)].copy()
+        self.history = both[len(self.weights) :].copy()
+        self._note("adopt")
+
+    def promote(self) -> None:
+        """Note that this is the server's model from here on."""
+        self._note("promote")
+
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()

@@ -1,0 +1,383 @@
+"""What the processes of a fabric tell one another: JSON documents, each checked before it is believed.
+
+Orders go from the scheduler to hosts, notices from hosts to the scheduler, and calls between a worker and the
+daemon of its host. Times are seconds on the scheduler's clock; rates are bytes per second.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from pace.documents.base import Document, explain
+from pace.runtime.parameter_server.wire import WireFault
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Text = Annotated[str, Field(min_length=1, max_length=200)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+DropWord = Literal["expired", "infeasible", "overtaken", "undeliverable"]
+
+
+class HeldUpdate(Document):
+    """An update that a host keeps.
+
+    Attributes
+    ----------
+    version
+        Of the model that it was computed from.
+    norm
+        Euclidean; of the update as it was pushed.
+    weight
+        Its share in a weighted mean; in a sum, what it is multiplied by.
+    committed
+        Whether its ticket has ended, and it is only kept for the replica.
+    """
+
+    id: Text
+    version: Count
+    size_bytes: Count
+    norm: Amount
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    kind: Literal["gradient", "pseudo-gradient", "delta", "rollouts"] = "gradient"
+    committed: bool = False
+
+
+class HostRegistration(Document):
+    """A daemon introduces its host: where others reach it, which model it holds, which updates wait there.
+
+    Attributes
+    ----------
+    digest
+        SHA-256 of the model and its history: equal models need no snapshot.
+    recent
+        The last commits of a host with a model: update ids and the version afterwards.
+    """
+
+    kind: Literal["register"] = "register"
+    host: Text
+    address: Text
+    port: Annotated[int, Field(gt=0, lt=1 << 16)]
+    part: Literal["worker", "server", "replica"] = "worker"
+    version: Count = 0
+    model_bytes: Count = 0
+    history_norm: Amount = 0.0
+    digest: str = ""
+    updates: tuple[HeldUpdate, ...] = ()
+    recent: tuple[tuple[Text, Count], ...] = ()
+
+
+class UpdateNotice(Document):
+    """A worker has pushed an update to its daemon."""
+
+    kind: Literal["update"] = "update"
+    update: HeldUpdate
+
+
+class ModelWanted(Document):
+    """Somebody on the host waits for a model of at least this version."""
+
+    kind: Literal["want"] = "want"
+    at_least: Count = 0
+
+
+class ReductionNotice(Document):
+    """A worker takes part in a weighted mean of all members."""
+
+    kind: Literal["reduce"] = "reduce"
+    round: Text
+    members: Annotated[int, Field(gt=0, lt=1 << 16)]
+    update: HeldUpdate
+
+
+class ArrivalNotice(Document):
+    """A transfer has arrived: payload bytes, bytes on the wire, and seconds from its first block."""
+
+    kind: Literal["arrived"] = "arrived"
+    transfer: Count
+    size_bytes: Count
+    wire_bytes: Count
+    seconds: Amount
+
+
+class FailureNotice(Document):
+    """A transfer, or an addition, cannot be carried out."""
+
+    kind: Literal["failed"] = "failed"
+    transfer: Count
+    reason: str
+
+
+class CommitNotice(Document):
+    """The server or the replica has applied a commit; `expired` are updates that it refused to."""
+
+    kind: Literal["committed"] = "committed"
+    number: Count
+    version: Count
+    history_norm: Amount
+    expired: tuple[Text, ...] = ()
+
+
+class SnapshotNotice(Document):
+    """A model is in the host's store, to be sent."""
+
+    kind: Literal["snapshot"] = "snapshot"
+    key: Text
+    version: Count
+
+
+class TransferOrder(Document):
+    """Send what is stored as `key` to another host; `once` forgets it afterwards."""
+
+    kind: Literal["send"] = "send"
+    transfer: Count
+    key: Text
+    host: Text
+    address: Text
+    port: Count
+    rate: Amount | None = None
+    once: bool = False
+
+
+class RateOrder(Document):
+    """Send to a host at most this fast from now on; None for no limit."""
+
+    kind: Literal["rate"] = "rate"
+    host: Text
+    rate: Amount | None = None
+
+
+class AdditionOrder(Document):
+    """Store the sum of factors times parts, added in this order, in float32."""
+
+    kind: Literal["add"] = "add"
+    key: Text
+    parts: Annotated[tuple[Text, ...], Field(min_length=1)]
+    factors: tuple[Finite, ...]
+
+
+class CommitMember(Document):
+    """An update of a commit, as the log has it; the worker is the id without its number."""
+
+    id: Text
+    host: Text
+    version: Count
+    norm: Amount
+    factor: Finite
+
+
+class CommitOrder(Document):
+    """Apply `key` to the model.
+
+    Attributes
+    ----------
+    scaled
+        Whether `key` is a sum of members times factors; otherwise it is one member as pushed.
+    planned_s, arrived_s
+        When it was to arrive, and when it did, on the scheduler's clock.
+    delay_bound
+        The last guard: members whose delay would reach it are refused, and with them the commit.
+    """
+
+    kind: Literal["commit"] = "commit"
+    number: Count
+    key: Text
+    members: Annotated[tuple[CommitMember, ...], Field(min_length=1)]
+    scaled: bool
+    planned_s: Amount
+    arrived_s: Amount
+    delay_bound: Count | None = None
+
+
+class SnapshotOrder(Document):
+    """Store the model as it is now as `key`; `whole` adds what a replica needs."""
+
+    kind: Literal["take-snapshot"] = "take-snapshot"
+    key: Text
+    whole: bool = False
+
+
+class AdoptionOrder(Document):
+    """Replace a replica's model by the snapshot stored as `key`."""
+
+    kind: Literal["adopt"] = "adopt"
+    key: Text
+
+
+class PromotionOrder(Document):
+    """The replica is the server from now on."""
+
+    kind: Literal["promote"] = "promote"
+
+
+class DeliveryOrder(Document):
+    """Give what is stored as `key` to the workers of the host who wait for it.
+
+    Attributes
+    ----------
+    round
+        Of a reduction; None for a model.
+    """
+
+    kind: Literal["deliver"] = "deliver"
+    key: Text
+    round: Text | None = None
+    version: Count = 0
+
+
+class ForgetOrder(Document):
+    """Nothing more is needed of these keys."""
+
+    kind: Literal["forget"] = "forget"
+    keys: tuple[Text, ...]
+
+
+class TicketOrder(Document):
+    """How an update ended; with `release`, the host need not keep it any longer."""
+
+    kind: Literal["ticket"] = "ticket"
+    update: Text
+    outcome: Literal["committed", "dropped", "failed"]
+    version: Count | None = None
+    delay: Count | None = None
+    reason: str = ""
+    witness: tuple[Text, ...] = ()
+
+
+class ReleaseOrder(Document):
+    """The replica has these updates: their hosts need not keep them."""
+
+    kind: Literal["release"] = "release"
+    updates: tuple[Text, ...]
+
+
+class WelcomeOrder(Document):
+    """What a daemon learns when it is registered."""
+
+    kind: Literal["welcome"] = "welcome"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    network_state: str
+    merge: Literal["sum", "weighted-mean"] = "sum"
+
+
+class RefusalOrder(Document):
+    """Why a daemon or a reduction cannot go on."""
+
+    kind: Literal["refused"] = "refused"
+    reason: str
+    round: Text | None = None
+
+
+class TransferIntro(Document):
+    """Precedes a transfer's blocks between hosts, or between a worker and its daemon."""
+
+    kind: Literal["transfer"] = "transfer"
+    transfer: Count
+    key: Text
+    size_bytes: Count
+    version: Count = 0
+    host: Text = "-"
+
+
+class PushCall(Document):
+    """A worker pushes what the transfer of the same number carries; with a round, to a reduction."""
+
+    kind: Literal["push"] = "push"
+    number: Count
+    update: HeldUpdate
+    round: Text | None = None
+    members: Count = 0
+
+
+class ModelCall(Document):
+    """A worker asks for a model of at least this version; the answer has its number."""
+
+    kind: Literal["get"] = "get"
+    number: Count
+    at_least: Count = 0
+
+
+class StatusCall(Document):
+    """Somebody asks a scheduler what it does."""
+
+    kind: Literal["ask-status"] = "ask-status"
+
+
+class StatusAnswer(Document):
+    """What a scheduler does, as JSON."""
+
+    kind: Literal["status"] = "status"
+    document: str
+
+
+class RelayOrder(Document):
+    """Receive weights, and hand every block on to the next host.
+
+    Attributes
+    ----------
+    key
+        What the weights' intro names.
+    host, address, port
+        Of the next host; None for the last one.
+    """
+
+    kind: Literal["relay"] = "relay"
+    key: Text
+    version: Count
+    size_bytes: Count
+    sha256: Text
+    host: Text | None = None
+    address: Text | None = None
+    port: Count = 0
+
+
+class RelayNotice(Document):
+    """How a host received weights: without a reason it has them."""
+
+    kind: Literal["relayed"] = "relayed"
+    key: Text
+    received_bytes: Count = 0
+    sent_bytes: Count = 0
+    seconds: Amount = 0.0
+    reason: str = ""
+
+
+Message = Annotated[
+    HostRegistration
+    | UpdateNotice
+    | ModelWanted
+    | ReductionNotice
+    | ArrivalNotice
+    | FailureNotice
+    | CommitNotice
+    | SnapshotNotice
+    | TransferOrder
+    | RateOrder
+    | AdditionOrder
+    | CommitOrder
+    | SnapshotOrder
+    | AdoptionOrder
+    | PromotionOrder
+    | DeliveryOrder
+    | ForgetOrder
+    | TicketOrder
+    | ReleaseOrder
+    | WelcomeOrder
+    | RefusalOrder
+    | TransferIntro
+    | PushCall
+    | ModelCall
+    | RelayOrder
+    | RelayNotice
+    | StatusCall
+    | StatusAnswer,
+    Field(discriminator="kind"),
+]
+_ANY: TypeAdapter[Message] = TypeAdapter(Message)
+
+
+def read_message(payload: bytes | bytearray) -> Message:
+    """Read a message; raises WireFault for what is none."""
+    try:
+        return _ANY.validate_json(bytes(payload))
+    except ValidationError as error:
+        raise WireFault(f"a message that cannot be read: {explain(error)}") from None

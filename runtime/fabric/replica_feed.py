@@ -1,0 +1,371 @@
+"""What the replica still has to receive, and by how much the server may lead it.
+
+The replica gets the same updates in the same order. Without momentum they may be summed on the way in groups
+of their own; with momentum a group of the server is a group of the replica, because a sum of several steps
+is not a step. What it has received in order counts as had: it is applied after the server's commit, or when
+the server is gone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pace.documents.fabric.batch import DivergenceLimit
+from pace.runtime.event_log import log
+from pace.runtime.fabric.commit_groups import FabricUpdate, submit_hops, towards, updates_of
+from pace.runtime.fabric.known_hosts import KnownHosts
+from pace.runtime.fabric.messages import (
+    AdditionOrder,
+    AdoptionOrder,
+    CommitOrder,
+    ForgetOrder,
+    ReleaseOrder,
+    SnapshotOrder,
+)
+from pace.solver.fabric.replication import LeadLimit
+
+# From this share of the bound on the replica is fed; the longer a queue, the larger its sums.
+_FEED_SHARE = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """Updates that the replica applies at once."""
+
+    number: int
+    members: list[FabricUpdate]
+    key: str
+    scaled: bool
+    missing: int
+    relayed: bool
+    transfers: list[int] = field(default_factory=list)
+    failed: bool = False
+
+
+class ReplicaFeed:
+    """The replica's side of a scheduler.
+
+    Parameters
+    ----------
+    limit
+        None where no replica is asked for.
+    """
+
+    def __init__(self, known: KnownHosts, limit: DivergenceLimit | None, momentum: float) -> None:
+        self._known, self._momentum = known, momentum
+        self._limit = None if limit is None else LeadLimit(kind=limit.kind, most=limit.max, gamma=momentum)
+        self.in_step = False
+        self._resync: str | None = None
+        self._snapshot_bytes = 0
+        self._to_release: list[FabricUpdate] = []
+        self.history_norm = 0.0
+        self.version = 0
+        self._waiting: list[FabricUpdate] = []  # in commit order, from the first that is not applied
+        self._units: list[_Unit] = []
+        self._applying: dict[int, _Unit] = {}
+        self._ordered: list[FabricUpdate] = []  # of those that wait, what the server was told to commit
+        self._committed: set[str] = set()
+        self._lost: set[str] = set()
+        self._failures = 0
+        self._numbers = 0
+        self.applied = 0
+        self.greatest_lead = 0.0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a replica is to be kept."""
+        return self._limit is not None
+
+    @property
+    def present(self) -> bool:
+        """Whether there is one."""
+        return self._known.holder("replica") is not None
+
+    # What the server does.
+
+    def add(self, members: Sequence[FabricUpdate]) -> None:
+        """Take note of updates that are planned for the server, in commit order."""
+        if self.wanted and self.present:
+            self._waiting += members
+
+    def remove(self, members: Sequence[FabricUpdate]) -> None:
+        """Take back updates that the server will not commit now."""
+        gone = {update.held.id for update in members}
+        for unit in [u for u in self._units if any(m.held.id in gone for m in u.members)]:
+            self._drop_unit(unit)
+        self._waiting = [update for update in self._waiting if update.held.id not in gone]
+        self._ordered = [update for update in self._ordered if update.held.id not in gone]
+
+    def order(self, members: Sequence[FabricUpdate]) -> None:
+        """Take note of a commit that the server was told to make."""
+        if self.wanted and self.present:
+            self._ordered += members
+            self.greatest_lead = max(self.greatest_lead, self._lead([]))
+
+    def committed(self, members: Sequence[FabricUpdate]) -> None:
+        """Take note of a commit; what the replica needs not is released."""
+        if self.wanted and self.present:
+            self._committed |= {update.held.id for update in members}
+            self._apply()
+        else:
+            self._release(members)
+
+    def may_commit(self, members: Sequence[FabricUpdate]) -> bool:
+        """Return whether the bound still holds once the server has committed these too."""
+        if self._limit is None or not self.present:
+            return True
+        return self.in_step and self._lead(members) <= self._limit.most
+
+    def _lead(self, more: Sequence[FabricUpdate]) -> float:
+        assert self._limit is not None
+        here, ahead = self._received(), [*self._ordered, *more]
+        received = [update for update in self._waiting[:here] if update in ahead]
+        rest = [update for update in ahead if update not in set(received)]
+        limit = LeadLimit(
+            kind=self._limit.kind,
+            most=self._limit.most,
+            gamma=self._limit.gamma,
+            history_norm=self.history_norm,
+        )
+        if limit.kind == "updates":
+            return limit.lead([], [1.0] * len(rest))
+        return limit.lead(_steps(received), _steps(rest))
+
+    def _received(self) -> int:
+        """Return how many of the waiting updates the replica has without a gap."""
+        have = {m.held.id for unit in self._units if not unit.missing for m in unit.members}
+        have |= {m.held.id for unit in self._applying.values() for m in unit.members}
+        for place, update in enumerate(self._waiting):
+            if update.held.id not in have:
+                return place
+        return len(self._waiting)
+
+    # What the replica receives.
+
+    def feed(self, *, blocked: bool) -> None:
+        """Plan transfers to the replica if the lead has grown, or at once if the server waits for it."""
+        replica = self._known.holder("replica")
+        if self._limit is None or replica is None or not self.in_step or self._units or self._applying:
+            return
+        if not self._waiting or not (blocked or self._lead([]) > _FEED_SHARE * self._limit.most):
+            return
+        prefix = list(self._waiting)
+        if self._failures > 1 or any(update.held.id in self._lost for update in prefix):
+            self._resynchronize()  # a host that kept an update is gone, say: only the server has it
+            return
+        view = self._known.view()
+        updates = updates_of(prefix, view, replica, 0, None)
+        relays = () if self._momentum else self._known.relays(view)
+        plan = towards(updates, range(len(prefix)), view, relays, replica)
+        if plan is None:
+            return
+        units: dict[tuple[int, ...], _Unit] = {}
+        for group in self._groups(prefix, [group for group, _ in plan.groups]):
+            self._numbers += 1
+            members = [prefix[place] for place in group]
+            relayed = any(hop.after and hop.updates == group for hop in plan.hops)
+            summed = len(members) > 1 or relayed
+            unit = _Unit(
+                number=self._numbers,
+                members=members,
+                key=f"p/{self._numbers}" if summed else members[0].key,
+                scaled=summed,
+                missing=1 if relayed else len(members),
+                relayed=relayed,
+            )
+            self._units.append(unit)
+            units |= {(place,): unit for place in group}
+            units[group] = unit
+
+        def ended(members: tuple[int, ...], arrived: bool) -> None:
+            unit = units[members[:1]]
+            if not arrived:
+                self._failures += not unit.failed
+                self._drop_unit(unit)
+            elif not unit.failed:
+                unit.missing -= 1
+                if not unit.missing and unit.scaled and not unit.relayed:
+                    keys = tuple(member.key for member in unit.members)
+                    factors = tuple(member.factor for member in unit.members)
+                    self._known.tell(replica, AdditionOrder(key=unit.key, parts=keys, factors=factors))
+                self._apply()
+
+        numbers = submit_hops(
+            self._known.transfers,
+            plan.hops,
+            view.names,
+            prefix,
+            replica,
+            self._known.now(),
+            lambda members: units[members].key,
+            ended,
+            urgency=0 if blocked else 2,
+            purpose="replica",
+        )
+        for hop, number in zip(plan.hops, numbers, strict=True):
+            units[hop.updates[:1]].transfers.append(number)
+
+    def _groups(
+        self, prefix: Sequence[FabricUpdate], planned: Sequence[tuple[int, ...]]
+    ) -> list[tuple[int, ...]]:
+        if not self._momentum:
+            return list(planned)
+        steps: dict[int, list[int]] = {}
+        for place, update in enumerate(prefix):
+            steps.setdefault(update.sequence[0], []).append(place)
+        return [tuple(places) for places in steps.values()]
+
+    def _drop_unit(self, unit: _Unit) -> None:
+        """Give up a unit, and with it those that come later: they are planned again."""
+        if unit not in self._units:
+            return
+        for each in self._units[self._units.index(unit) :]:
+            each.failed = True
+            replica = self._known.holder("replica")
+            keys = (each.key, *(member.key for member in each.members))
+            if replica is not None:
+                self._known.tell(replica, ForgetOrder(keys=keys))
+        last = self._units.index(unit)
+        gone, self._units = self._units[last:], self._units[:last]
+        for each in gone:
+            for number in each.transfers:
+                self._known.transfers.fail(number)
+
+    def _apply(self) -> None:
+        """Have the replica apply what it has in order and the server has committed."""
+        replica = self._known.holder("replica")
+        while replica is not None and self._units and not self._units[0].missing:
+            unit = self._units[0]
+            if any(member.held.id not in self._committed for member in unit.members):
+                return
+            self._send_commit(replica, unit)
+
+    def _send_commit(self, replica: str, unit: _Unit) -> None:
+        self._units.remove(unit)
+        self._applying[unit.number] = unit
+        now = self._known.now()
+        self._known.tell(
+            replica,
+            CommitOrder(
+                number=unit.number,
+                key=unit.key,
+                members=tuple(member.member() for member in unit.members),
+                scaled=unit.scaled,
+                planned_s=now,
+                arrived_s=now,
+            ),
+        )
+
+    def applied_by_replica(self, number: int, version: int, history_norm: float) -> None:
+        """Take note of what the replica has applied."""
+        unit = self._applying.pop(number, None)
+        if unit is None:
+            return
+        self._failures = 0
+        self.version, self.history_norm = version, history_norm
+        self.applied += len(unit.members)
+        gone = {member.held.id for member in unit.members}
+        self._waiting = [update for update in self._waiting if update.held.id not in gone]
+        self._ordered = [update for update in self._ordered if update.held.id not in gone]
+        self._committed -= gone
+        self._release(unit.members)
+
+    def _release(self, members: Sequence[FabricUpdate]) -> None:
+        for host in {update.host for update in members}:
+            mine = tuple(update.held.id for update in members if update.host == host)
+            self._known.tell(host, ReleaseOrder(updates=mine))
+
+    # Coming, going, and taking the server's place.
+
+    def join(self, *, version: int, history_norm: float, same: bool) -> None:
+        """Take note of a replica; unless it is the same as the server, it gets a snapshot."""
+        self._forget()
+        self.version, self.history_norm = version, history_norm
+        if same:
+            self.in_step = True
+        else:
+            self._resynchronize()
+
+    def _forget(self) -> None:
+        self.in_step, self._resync = False, None
+        self._units.clear()
+        self._applying.clear()
+        released, self._waiting = self._waiting, []
+        self._release([update for update in released if update.held.id in self._committed])
+        self._committed.clear()
+        self._ordered.clear()
+
+    def lose(self, host: str) -> None:
+        """A host is gone, with the updates that it kept for the replica."""
+        self._lost = {
+            update.held.id for update in self._waiting if update.host == host or update.held.id in self._lost
+        }
+
+    def leave(self) -> None:
+        """The replica is gone: nothing is kept for it."""
+        self._forget()
+
+    def _resynchronize(self) -> None:
+        server = self._known.holder("server")
+        if server is None or self._resync is not None:
+            return
+        self._numbers += 1
+        self._failures = 0
+        self.in_step = False
+        self._resync = f"x/{self._numbers}"
+        self._units.clear()
+        self._applying.clear()
+        # The snapshot has every commit that was ordered so far.
+        had, self._ordered = {update.held.id for update in self._ordered}, []
+        self._to_release += [update for update in self._waiting if update.held.id in had]
+        self._waiting = [update for update in self._waiting if update.held.id not in had]
+        self._known.tell(server, SnapshotOrder(key=self._resync, whole=True))
+
+    def taken(self, server: str, key: str, version: int, size_bytes: int) -> bool:
+        """Send a snapshot to the replica; return whether it was for it."""
+        replica = self._known.holder("replica")
+        if key != self._resync or replica is None:
+            return False
+
+        def ended(arrived: bool) -> None:
+            if not arrived or key != self._resync:
+                self._resync = None
+                if self.present and arrived is False:
+                    self._resynchronize()
+                return
+            self._known.tell(replica, AdoptionOrder(key=key))
+            self._resync, self.in_step, self.version = None, True, version
+            self._release(self._to_release)
+            self._to_release = []
+            log.info("pace.fabric_replica_in_step", version=version)
+
+        self._known.transfers.submit(
+            server, replica, key, size_bytes, ended, urgency=0, once=True, purpose="snapshot"
+        )
+        return True
+
+    def take_over(self) -> tuple[int, list[FabricUpdate]]:
+        """Have the replica apply what it received of the commits that the server was told to make.
+
+        Returns its version then, and the updates of those commits that it lacks, in order.
+        """
+        replica = self._known.holder("replica")
+        assert replica is not None
+        ordered = list(self._ordered)
+        self._committed |= {update.held.id for update in ordered}
+        self._apply()
+        had = {member.held.id for unit in self._applying.values() for member in unit.members}
+        version = self.version + len(had)
+        self._units.clear()
+        lacking = [update for update in ordered if update.held.id not in had]
+        self._waiting = [update for update in self._waiting if update.held.id in had]
+        self._ordered.clear()
+        self._limit = None  # nothing follows the new server
+        return version, lacking
+
+
+def _steps(updates: Sequence[FabricUpdate]) -> list[float]:
+    """Return a bound on the norm of each of the server's steps."""
+    steps: dict[int, float] = {}
+    for update in updates:
+        steps[update.sequence[0]] = steps.get(update.sequence[0], 0.0) + update.norm
+    return list(steps.values())

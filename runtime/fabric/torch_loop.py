@@ -1,0 +1,134 @@
+"""Training loops of torch on a fabric: parameters as one row, pushed as updates or averaged as DiLoCo."""
+
+import torch
+from torch import nn
+
+from pace.errors import InvalidUse
+from pace.runtime.fabric.client import FabricClient, TicketEnd, UpdateTicket
+from pace.runtime.fabric.commit_log import Vector
+
+
+def row_of(model: nn.Module) -> Vector:
+    """Return a copy of a model's parameters, in order, as one row of float32.
+
+    Raises
+    ------
+    InvalidUse
+        When there are none.
+    """
+    rows = [parameter.detach().to("cpu", torch.float32).reshape(-1) for parameter in model.parameters()]
+    if not rows:
+        raise InvalidUse("a model without parameters")
+    row: Vector = torch.cat(rows).numpy().copy()
+    return row
+
+
+def load_row(model: nn.Module, row: Vector) -> None:
+    """Write a row into a model's parameters.
+
+    Raises
+    ------
+    InvalidUse
+        When it is of another length.
+    """
+    total = sum(parameter.numel() for parameter in model.parameters())
+    if total != len(row):
+        raise InvalidUse(f"a model of {total:,} parameters, and a row of {len(row):,}")
+    flat, position = torch.from_numpy(row.copy()), 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            part = flat[position : position + parameter.numel()]
+            parameter.copy_(part.view_as(parameter))
+            position += parameter.numel()
+
+
+class AsynchronousWorker:
+    """Takes the server's model, trains it in place, and pushes the difference.
+
+    Parameters
+    ----------
+    most_under_way
+        How many updates may wait for their commit; ``push`` waits for the oldest beyond that.
+    """
+
+    def __init__(self, model: nn.Module, fabric: FabricClient, *, most_under_way: int = 1) -> None:
+        if most_under_way < 0:
+            raise InvalidUse(f"most_under_way is {most_under_way}; at least 0 is needed")
+        self._model, self._fabric, self._most = model, fabric, most_under_way
+        self._tickets: list[UpdateTicket] = []
+        self._begun: Vector | None = None
+        self.version = 0
+        self.ends: list[TicketEnd] = []
+
+    def pull(self) -> int:
+        """Load the server's model, at least as new as what this worker has committed; return its version."""
+        newest = max((end.version or 0 for end in self.ends[-16:]), default=0)
+        served = self._fabric.get(at_least=newest)
+        load_row(self._model, served.weights)
+        self._begun, self.version = row_of(self._model), served.version
+        return served.version
+
+    def push(self, *, weight: float = 1.0) -> UpdateTicket:
+        """Push what training has changed since ``pull``."""
+        if self._begun is None:
+            raise InvalidUse("push before pull: there is nothing to compare with")
+        ticket = self._fabric.push(
+            row_of(self._model) - self._begun, self.version, weight=weight, kind="pseudo-gradient"
+        )
+        self._tickets.append(ticket)
+        while len(self._tickets) > self._most:
+            self.ends.append(self._tickets.pop(0).wait())
+        return ticket
+
+    def finish(self) -> list[TicketEnd]:
+        """Wait for all updates; return how each ended."""
+        while self._tickets:
+            self.ends.append(self._tickets.pop(0).wait())
+        return self.ends
+
+
+class OuterStep:
+    """DiLoCo's outer step: the weighted mean of all members' pseudo-gradients moves an outer optimizer.
+
+    Every member has the same outer model and optimizer, and gets the same bytes, so that models stay equal.
+
+    Parameters
+    ----------
+    outer
+        Over the model's parameters; SGD with Nesterov momentum in the paper (arXiv 2311.08105).
+    members
+        How many take part in every step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        outer: torch.optim.Optimizer,
+        fabric: FabricClient,
+        *,
+        members: int,
+        name: str = "outer",
+    ) -> None:
+        self._model, self._outer, self._fabric = model, outer, fabric
+        self._members, self._name = members, name
+        self._begun = row_of(model)
+
+    def step(self, *, weight: float = 1.0) -> None:
+        """End a round of local training: average what it changed, and let the outer optimizer step.
+
+        Parameters
+        ----------
+        weight
+            This member's share, for example the tokens that it has seen.
+        """
+        change = self._begun - row_of(self._model)
+        mean = self._fabric.all_reduce(change, members=self._members, weight=weight, name=self._name)
+        load_row(self._model, self._begun)
+        gradient, position = torch.from_numpy(mean.copy()), 0
+        for parameter in self._model.parameters():
+            part = gradient[position : position + parameter.numel()].view_as(parameter)
+            parameter.grad = part.to(parameter.device, parameter.dtype)
+            position += parameter.numel()
+        self._outer.step()
+        self._outer.zero_grad()
+        self._begun = row_of(self._model)

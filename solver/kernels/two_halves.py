@@ -1,0 +1,109 @@
+"""How the calls of two halves really go out, compiled: each pays its cost in full and none is recalled."""
+
+import numpy as np
+
+from pace.solver.arrays import FloatArray, IntArray
+from pace.solver.compiled import compiled
+from pace.solver.kernels.jackson import admit, drop_first, push
+from pace.solver.kernels.partition import price
+from pace.solver.kernels.sending import most_within
+
+
+@compiled
+def send_chained(
+    ready: FloatArray,
+    tail: FloatArray,
+    elements: IntArray,
+    element_bytes: FloatArray,
+    after: IntArray,
+    first_after: IntArray,
+    missing: IntArray,
+    by_ready: IntArray,
+    by_rank: IntArray,
+    scatter_sizes: FloatArray,
+    scatter_durations: FloatArray,
+    scatter_slope: float,
+    gather_sizes: FloatArray,
+    gather_durations: FloatArray,
+    gather_slope: float,
+    patience: float,
+    max_segment_bytes: float,
+    jobs: IntArray,
+    counts: IntArray,
+    starts: FloatArray,
+    ends: FloatArray,
+) -> tuple[int, float]:
+    """Send by longest tail, a gather as soon as the last reduce-scatter that it needs has ended.
+
+    Jobs are the n reduce-scatters, then the gathers. The gathers that need reduce-scatter i are
+    ``after[first_after[i]:first_after[i + 1]]``, numbered from n; `missing` counts for every gather what it
+    needs and is used up. A job is cut as in ``kernels.sending.cut_while_sending``: only reduce-scatters are
+    released in the middle of a segment.
+
+    Writes each segment's job, number of elements and times; returns the number of segments, -1 if there is
+    no room for them, and max(end + tail) over the gathers.
+    """
+    n = len(ready)
+    rank = np.empty(len(by_rank), dtype=np.int64)
+    for place in range(len(by_rank)):
+        rank[by_rank[place]] = place
+    left = elements.copy()
+    heap = np.empty(len(by_rank) + 1, dtype=np.int64)
+    size = 0
+    upcoming = 0
+    now = 0.0
+    segments = 0
+    objective = 0.0
+    while True:
+        upcoming, size = admit(now, ready, left, rank, by_ready, upcoming, heap, size)
+        if size == 0:
+            if upcoming == n:
+                break
+            now = ready[by_ready[upcoming]]
+            continue
+        if segments == len(jobs):
+            return -1, np.inf
+        job = by_rank[heap[0]]
+        sizes, durations, slope = gather_sizes, gather_durations, gather_slope
+        if job < n:
+            sizes, durations, slope = scatter_sizes, scatter_durations, scatter_slope
+        count = left[job]
+        if count * element_bytes[job] > max_segment_bytes:
+            count = max(1, int(max_segment_bytes / element_bytes[job]))
+        end = now + price(count * element_bytes[job], sizes, durations, slope)
+        following = upcoming
+        while following < n and ready[by_ready[following]] < end:
+            if rank[by_ready[following]] < rank[job]:
+                break
+            following += 1
+        if following < n and ready[by_ready[following]] < end - patience:
+            release = ready[by_ready[following]]
+            fitting = most_within(release - now, sizes, durations, slope) / element_bytes[job]
+            # A cut costs about one more latency: a segment that carries less than that is of no use.
+            if fitting >= 1.0 and release - now > 2.0 * durations[0]:
+                count = min(count, int(fitting))
+                end = now + price(count * element_bytes[job], sizes, durations, slope)
+            elif fitting < 1.0 or release - now <= patience:
+                now = release
+                continue
+        jobs[segments] = job
+        counts[segments] = count
+        starts[segments] = now
+        ends[segments] = end
+        segments += 1
+        left[job] -= count
+        now = end
+        if left[job] > 0:
+            continue
+        drop_first(heap, size)
+        size -= 1
+        if job >= n:
+            objective = max(objective, end + tail[job])
+            continue
+        for at in range(first_after[job], first_after[job + 1]):
+            gather = after[at]
+            missing[gather - n] -= 1
+            if missing[gather - n] == 0:
+                push(heap, size, rank[gather])
+                size += 1
+    return segments, objective

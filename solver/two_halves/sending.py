@@ -1,0 +1,172 @@
+"""What goes out in two halves: segments of reduce-scatters and gathers, their times, and the window.
+
+A segment is a range of the columns of a call's buffer: with W ranks every buffer has W rows, one for each
+rank's shard, and a call carries whole columns. Updates take no time here.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pace.solver.arrays import FloatArray, IntArray
+from pace.solver.cost import CostCurve
+from pace.solver.two_halves.calls import Half, dependencies
+from pace.solver.two_halves.chains import chained_instance
+
+MAX_SEGMENTS_PER_CALL = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalvesSending:
+    """Segments in the order in which they go out.
+
+    Attributes
+    ----------
+    calls, columns : integer arrays of shape (num_segments,)
+        The call of each segment, gathers numbered behind the reduce-scatters, and how many columns of its
+        buffer it carries, from where the last one ended.
+    starts, ends : arrays of shape (num_segments,)
+        Seconds.
+    norm_start_s, norm_end_s
+        When ranks exchange their norms; None without a norm.
+    objective
+        max(end + tail) over the gathers; 0 without any.
+    """
+
+    calls: IntArray
+    columns: IntArray
+    starts: FloatArray
+    ends: FloatArray
+    norm_start_s: float | None
+    norm_end_s: float | None
+    objective: float
+
+
+def send_chained(
+    scattered: Half,
+    gathered: Half,
+    columns: IntArray,
+    column_bytes: IntArray,
+    *,
+    reduce_scatter: CostCurve,
+    all_gather: CostCurve,
+    patience_s: float,
+    max_segment_bytes: float = np.inf,
+) -> HalvesSending | None:
+    """Send without a norm: longest tail first, cutting only where a longer tail would wait over `patience_s`.
+
+    `columns` and `column_bytes` are those of every call, gathers behind reduce-scatters. Returns None if that
+    takes too many segments: never with infinite patience. A heuristic: feasible always, optimal for these
+    calls when cuts are free (``pace.solver.two_halves.chains``).
+    """
+    from pace.solver.kernels import two_halves as kernel
+
+    n = len(scattered)
+    instance = chained_instance(scattered, gathered, reduce_scatter=reduce_scatter, all_gather=all_gather)
+    pairs = dependencies(scattered, gathered)
+    room = MAX_SEGMENTS_PER_CALL * len(instance) + necessary_segments(
+        columns, column_bytes, max_segment_bytes
+    )
+    jobs, counts = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
+    starts, ends = np.empty(room), np.empty(room)
+    by_head = np.argsort(instance.ready, kind="stable")
+    by_rank = by_head[np.argsort(-instance.tail[by_head], kind="stable")]
+    segments, objective = kernel.send_chained(
+        scattered.times,
+        instance.tail,
+        columns,
+        column_bytes.astype(np.float64),
+        pairs[:, 1] + n,
+        np.searchsorted(pairs[:, 0], np.arange(n + 1)).astype(np.int64),
+        np.bincount(pairs[:, 1], minlength=len(gathered)).astype(np.int64),
+        np.argsort(scattered.times, kind="stable"),
+        by_rank,
+        *reduce_scatter.knots(),
+        *all_gather.knots(),
+        patience_s,
+        max_segment_bytes,
+        jobs,
+        counts,
+        starts,
+        ends,
+    )
+    if segments < 0:
+        return None
+    kept = slice(segments)
+    return HalvesSending(
+        calls=jobs[kept],
+        columns=counts[kept],
+        starts=starts[kept],
+        ends=ends[kept],
+        norm_start_s=None,
+        norm_end_s=None,
+        objective=objective,
+    )
+
+
+def send_behind_norm(
+    scattered: Half,
+    gathered: Half,
+    columns: IntArray,
+    column_bytes: IntArray,
+    *,
+    reduce_scatter: CostCurve,
+    all_gather: CostCurve,
+    norm_s: float,
+    max_segment_bytes: float = np.inf,
+) -> HalvesSending:
+    """Send with a norm: reduce-scatters first in, first out, the norm, gathers by longest tail.
+
+    Optimal for these calls (``pace.solver.two_halves.behind_norm``) where `max_segment_bytes` cuts none.
+    """
+    n = len(scattered)
+    calls: list[int] = []
+    counts: list[int] = []
+    starts: list[float] = []
+    ends: list[float] = []
+    now = 0.0
+    norm: tuple[float, float] | None = None
+    first = np.argsort(scattered.times, kind="stable")
+    second = np.argsort(-gathered.times, kind="stable") + n
+    for call in (*first.tolist(), -1, *second.tolist()):
+        if call < 0:
+            norm = (now, now + norm_s)
+            now += norm_s
+            continue
+        cost = reduce_scatter if call < n else all_gather
+        if call < n:
+            now = max(now, float(scattered.times[call]))
+        most = int(columns[call])
+        if most * column_bytes[call] > max_segment_bytes:
+            most = max(1, int(max_segment_bytes / column_bytes[call]))
+        left = int(columns[call])
+        while left:
+            count = min(most, left)
+            calls.append(call)
+            counts.append(count)
+            starts.append(now)
+            now += float(cost(count * column_bytes[call]))
+            ends.append(now)
+            left -= count
+    assert norm is not None
+    done = np.array(ends)
+    of_gather = np.array(calls, dtype=np.int64) - n
+    waiting = of_gather >= 0
+    last = done[waiting] + gathered.times[of_gather[waiting]]
+    return HalvesSending(
+        calls=np.array(calls, dtype=np.int64),
+        columns=np.array(counts, dtype=np.int64),
+        starts=np.array(starts),
+        ends=done,
+        norm_start_s=norm[0],
+        norm_end_s=norm[1],
+        objective=float(np.max(last, initial=0.0)),
+    )
+
+
+def necessary_segments(columns: IntArray, column_bytes: IntArray, max_segment_bytes: float) -> int:
+    """Return the number of segments if calls are cut only into the largest that are allowed."""
+    if np.isinf(max_segment_bytes):
+        return int(np.count_nonzero(columns))
+    largest = np.maximum(max_segment_bytes // column_bytes, 1).astype(np.int64)
+    return int(np.sum(-(-columns // largest)))

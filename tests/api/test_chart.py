@@ -1,0 +1,110 @@
+"""The Helm chart: its templates, rendered, are valid for Kubernetes and say what the chart promises."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import kubernetes_validate
+import pytest
+import yaml
+
+from pace.api.settings import Settings, load_settings
+from tests.api.chart import render
+
+CHART = Path(__file__).parents[2] / "deploy" / "helm" / "pace"
+SCALING = {
+    "enabled": True,
+    "minReplicas": 2,
+    "maxReplicas": 9,
+    "tasksPerReplica": "4",
+    "metric": "pace_tasks_queued",
+}
+TENANTS = {"vision": {"weight": 4, "max_running": 2}}
+
+
+def _by_kind(**changes: Any) -> dict[str, dict[str, Any]]:
+    return {document["kind"]: document for document in render(CHART, **changes)}
+
+
+@pytest.mark.parametrize("version", ["1.29", kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("changes", [{}, {"autoscaling": SCALING, "tenants": TENANTS}])
+def test_rendered_documents_are_valid(version: str, changes: dict[str, Any]) -> None:
+    """Every document follows Kubernetes' own schema, with no field that it does not know."""
+    documents = render(CHART, **changes)
+    kinds = {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"}
+    assert {document["kind"] for document in documents} == kinds | (
+        {"HorizontalPodAutoscaler", "ConfigMap"} if changes else set()
+    )
+    for document in documents:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_values_follow_their_schema() -> None:
+    """The defaults do, and what is misspelt does not."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    jsonschema_rs.meta.validate(schema)
+    validator = jsonschema_rs.Draft7Validator(schema)
+    validator.validate(values)
+    assert values.keys() == schema["properties"].keys() - {"global"}
+    for wrong in ({"replica": 1}, {"settings": {"PACE_AUTH": True}}, {"settings": {"AUTH": "required"}}):
+        assert not validator.is_valid({**values, **wrong})
+
+
+def test_pods_are_confined_and_their_settings_exist(tmp_path: Path) -> None:
+    """No root, a read-only file system, settings and tenants as the service reads them."""
+    documents = _by_kind(tenants=TENANTS)
+    pod = documents["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    given = {variable["name"]: variable.get("value", "") for variable in container["env"]}
+    assert {name for name in given if name.startswith("PACE_")} <= {
+        f"PACE_{name.upper()}" for name in Settings.model_fields
+    }
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {given["PACE_SPOOL_FOLDER"], str(Path(given["PACE_TENANTS_FILE"]).parent)} <= mounts
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    path = tmp_path / "tenants.json"
+    path.write_text(documents["ConfigMap"]["data"]["tenants.json"])
+    assert load_settings(tenants_file=str(path)).tenants.weight("vision") == 4
+
+
+def test_the_parts_belong_together() -> None:
+    """Selectors choose the pods, and the autoscaler the deployment, whose size it alone decides."""
+    documents = _by_kind(autoscaling=SCALING)
+    deployment = documents["Deployment"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"].items()
+    for selector in (
+        deployment["spec"]["selector"]["matchLabels"],
+        documents["Service"]["spec"]["selector"],
+        documents["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        documents["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+    ):
+        assert selector.items() <= labels
+    scaler = documents["HorizontalPodAutoscaler"]["spec"]
+    assert scaler["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert "replicas" not in deployment["spec"]
+    assert _by_kind()["Deployment"]["spec"]["replicas"] == 2
+    (metric,) = scaler["metrics"]
+    adapter = yaml.safe_load((CHART.parents[1] / "prometheus" / "adapter.yaml").read_text())
+    (rule,) = adapter["rules"]["external"]
+    assert re.fullmatch(rule["name"]["matches"], metric["external"]["metric"]["name"])
+
+
+def test_others_cannot_connect() -> None:
+    """Only to the service's port, from the namespaces that are named; out to names and the database."""
+    policy = _by_kind()["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    (ingress,) = policy["ingress"]
+    assert [port["port"] for port in ingress["ports"]] == ["http"]
+    named = [
+        peer["namespaceSelector"]["matchLabels"] for peer in ingress["from"] if "namespaceSelector" in peer
+    ]
+    assert [labels["kubernetes.io/metadata.name"] for labels in named] == ["ingress", "monitoring"]
+    ports = {port["port"] for rule in policy["egress"] for port in rule["ports"]}
+    assert ports == {53, 5432, 443}
+    assert "NetworkPolicy" not in _by_kind(networkPolicy={"enabled": False})

@@ -1,0 +1,101 @@
+"""The traces of all ranks of a job: calls matched, clocks aligned, the slowest rank found."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pace.cli.main import app
+from pace.documents.profile import Profile
+from pace.formats.import_report import import_report, report_lines
+from pace.formats.kineto import read_kineto
+from tests.pace.formats.kineto_features import make_event
+from tests.pace.formats.traces import MAIN, NCCL, STREAM, Event, kineto_document, kineto_events, write_json
+
+# (name of an operator, when it is called, when its kernel runs): the host is ahead of the all-reduces.
+_AHEAD = {
+    "torch.distributed.ddp.reducer::copy_bucket_to_grad": (5600, 7700),
+    "aten::_foreach_add_": (6000, 7750),
+}
+
+
+def _rank_events(*, early: bool) -> list[Event]:
+    """Return a rank's events: its all-reduces start at 4,360 and 4,600, or 3,000 us later, and end as one.
+
+    Compute of the backward pass ends at 5,529 on the device, and the update follows the all-reduces.
+    """
+    events = kineto_events(waiting_us=3000.0 if early else 0.0)
+    moved = {}
+    for event in events:
+        origin = event.get("ts", 0) // 10_000 * 10_000
+        if event["name"] in _AHEAD:
+            event["ts"] = origin + _AHEAD[event["name"]][0]
+            moved[event["args"]["External id"]] = (origin, *_AHEAD[event["name"]])
+        elif event.get("tid") == NCCL and not early:
+            event["ts"] += 3000
+    for event in events:
+        if event.get("args", {}).get("correlation") in moved:
+            origin, called, runs = moved[event["args"]["correlation"]]
+            event["ts"] = origin + (runs if event["tid"] == STREAM else called + 15)
+    return events
+
+
+def _write(folder: Path, *ranks: list[Event]) -> list[Path]:
+    paths = []
+    for number, events in enumerate(ranks):
+        document = kineto_document(events, distributedInfo={"rank": number, "world_size": 2})
+        paths.append(write_json(folder / f"rank{number}.json", document))
+    return paths
+
+
+def _expect_late_ranks(profile: Profile) -> None:
+    """Rank 0 computes until 5,529 and waits for rank 1, which comes to the last call at 7,600."""
+    found = profile.metadata
+    assert found["rank"] == 1
+    assert found["ranks_waited_s"] == pytest.approx([2071e-6, 0.0], abs=3e-6)
+    assert found["late_ranks_s"] == pytest.approx(1035.5e-6, abs=3e-6)
+    assert dict(profile.allreduce.model_dump()["samples"]) == pytest.approx({840: 71e-6, 1200: 91e-6})
+
+
+def test_the_slowest_rank_is_the_one_that_waits_least(tmp_path: Path) -> None:
+    """Both compute as long; the calls of rank 1 last 70 and 90 us, those of rank 0 3,000 more."""
+    paths = _write(tmp_path, _rank_events(early=True), _rank_events(early=False))
+    profile = read_kineto(paths)
+    _expect_late_ranks(profile)
+    assert any("the slowest is 1; they wait 1.04 ms" in line for line in report_lines(import_report(profile)))
+
+
+def test_clocks_that_are_apart_are_aligned(tmp_path: Path) -> None:
+    """A trace's clock starts with its first event, which here is 5 ms earlier on rank 1."""
+    early = make_event("user_annotation", "before", MAIN, 995_000, 10)
+    late = _rank_events(early=False)
+    paths = _write(tmp_path, _rank_events(early=True), [late[0], early, *late[1:]])
+    _expect_late_ranks(read_kineto(paths))
+
+
+def test_ranks_that_recorded_other_steps_have_some_in_common(tmp_path: Path) -> None:
+    """Rank 1 began one step later: steps are matched by number."""
+    late = [event for event in _rank_events(early=False) if event.get("ts", 2e6) >= 1_010_000]
+    profile = read_kineto(_write(tmp_path, _rank_events(early=True), late))
+    assert profile.metadata["rank"] == 1
+    assert profile.metadata["late_ranks_s"] == pytest.approx(1035.5e-6, abs=3e-6)
+    assert dict(profile.allreduce.model_dump()["samples"]) == pytest.approx({840: 71.5e-6, 1200: 91.5e-6})
+
+
+def test_ranks_that_issued_other_calls_are_not_compared(tmp_path: Path) -> None:
+    """Rank 1 lacks a call in every step: nothing says which of the others met."""
+    fewer = [event for event in _rank_events(early=False) if event["args"].get("In msg nelems") != 300]
+    profile = read_kineto(_write(tmp_path, _rank_events(early=True), fewer))
+    assert profile.metadata["late_ranks_s"] is None
+    assert any("who waited for whom is not known" in line for line in report_lines(import_report(profile)))
+
+
+def test_headroom_says_what_late_ranks_cost(tmp_path: Path) -> None:
+    """A tenth of the step: a share of where the time goes, and a sentence about it."""
+    paths = _write(tmp_path, _rank_events(early=True), _rank_events(early=False))
+    done = CliRunner().invoke(app, ["headroom", *map(str, paths), "--json"])
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert answer["time"]["late_ranks_s"] == pytest.approx(1035.5e-6, abs=3e-6)
+    assert any("late ranks" in sentence for sentence in answer["advice"])

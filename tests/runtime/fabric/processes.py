@@ -1,0 +1,200 @@
+"""A fabric on this machine's loopback: some of it in processes that can be killed, the rest in this one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from pace.runtime.addresses import ServerAddress
+from pace.runtime.fabric.client import FabricClient, UpdateTicket
+from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, Vector, read_log, replay
+from pace.runtime.fabric.daemon import HostDaemon
+from pace.runtime.fabric.held_model import HeldModel
+from pace.runtime.fabric.link_rates import NetworkState
+from pace.runtime.fabric.scheduler import FabricScheduler, SchedulerOptions
+from pace.runtime.fabric.status import ask_status
+from pace.runtime.fabric.warm_up import warm_up
+
+PACE = [sys.executable, "-c", "from pace.cli.main import app; app()", "fabric"]
+TOKEN = "secret"
+# Nothing here takes long, but the machine may be busy.
+WITHIN_S = 200.0
+
+
+class Started:
+    """A process of ``pace fabric``."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._address = ""
+        self.process = subprocess.Popen(
+            [*PACE, *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PACE_FABRIC_TOKEN": TOKEN},
+        )
+
+    @property
+    def address(self) -> str:
+        """Where it listens; waits until it does."""
+        if not self._address:
+            assert self.process.stderr is not None
+            said: list[str] = []
+            for line in self.process.stderr:
+                said.append(line)
+                if line.startswith("listening on "):
+                    self._address = line.removeprefix("listening on ").strip()
+                    break
+            assert self._address, "".join(said)
+        return self._address
+
+    def close(self) -> None:
+        """End it without a word."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        if self.process.stderr is not None and not self.process.stderr.closed:
+            self.process.stderr.close()
+
+
+Member = Started | HostDaemon | FabricScheduler
+
+
+class Fabric:
+    """A scheduler, a server, perhaps a replica, and hosts h0, h1 and so on.
+
+    Parameters
+    ----------
+    options
+        Of ``pace fabric scheduler``.
+    killable
+        Members that run in a process of their own.
+    without_server
+        Start no server yet: what is pushed meanwhile is planned in one batch.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        hosts: int,
+        options: SchedulerOptions,
+        *,
+        killable: tuple[str, ...] = (),
+        numbers: int = 1000,
+        replica: bool = False,
+        without_server: bool = False,
+        state: NetworkState | None = None,
+    ) -> None:
+        self.folder, self.options, self.killable, self.state = folder, options, killable, state
+        self.first: Vector = np.random.default_rng(0).normal(size=numbers).astype(np.float32)
+        np.save(folder / "model.npy", self.first)
+        self._random = np.random.default_rng(1)
+        self.updates: dict[str, Vector] = {}
+        self.members: dict[str, Member] = {}
+        self.clients: list[FabricClient] = []
+        warm_up()
+        try:
+            self.start_scheduler()
+            holders = ([] if without_server else ["server"]) + (["replica"] if replica else [])
+            for name in [*holders, *(f"h{number}" for number in range(hosts))]:
+                self.start(name)
+            self.wait(lambda status: len(status["hosts"]) == hosts + len(holders))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Fabric":
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def place(self, name: str) -> ServerAddress:
+        """Return where a member listens."""
+        host, _, port = self.members[name].address.rpartition(":")
+        return ServerAddress(host=host, port=int(port), name=name)
+
+    def start_scheduler(self, bind: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        """Start a scheduler; a second one takes the place of the first."""
+        if "scheduler" not in self.killable:
+            self.members["scheduler"] = FabricScheduler(
+                self.options, bind=bind, state=self.state, token=TOKEN
+            )
+            return
+        options = self.options
+        arguments = ["--tick-s", f"{options.tick_s}", "--momentum", f"{options.momentum}"]
+        assert options.divergence is None, "not for a scheduler that is killed"
+        if options.delay_bound is not None:
+            arguments += ["--delay-bound", f"{options.delay_bound}"]
+        self.members["scheduler"] = Started("scheduler", "--bind", f"{bind[0]}:{bind[1]}", *arguments)
+
+    def start(self, name: str) -> None:
+        """Start a host."""
+        holds, place = name in ("server", "replica"), self.place("scheduler")
+        if name in self.killable:
+            arguments = ["--name", name, "--scheduler", f"{place.host}:{place.port}", "--bind", "127.0.0.1:0"]
+            if holds:
+                arguments += ["--model", f"{self.folder / 'model.npy'}", "--log", f"{self.folder / name}.log"]
+                arguments += ["--replica"] if name == "replica" else []
+            self.members[name] = Started("serve" if holds else "daemon", *arguments)
+            return
+        model = HeldModel(self.first.copy(), log=self.folder / f"{name}.log") if holds else None
+        self.members[name] = HostDaemon(name, place, model=model, replica=name == "replica", token=TOKEN)
+
+    def kill(self, name: str) -> None:
+        """Kill a member's process."""
+        member = self.members.pop(name)
+        assert isinstance(member, Started)
+        member.close()
+
+    def client(self, host: int, worker: str | None = None) -> FabricClient:
+        """Return a worker on a host."""
+        name = worker or f"w{host}"
+        made = FabricClient(self.place(f"h{host}"), worker=name, token=TOKEN, timeout_s=WITHIN_S)
+        self.clients.append(made)
+        return made
+
+    def push(self, client: FabricClient, version: int = 0, *, weight: float = 1.0) -> UpdateTicket:
+        """Push a random update, which is kept for a replay."""
+        numbers = len(self.first)
+        update = self._random.normal(size=numbers).astype(np.float32)
+        ticket = client.push(update, version, weight=weight)
+        self.updates[ticket.update] = update
+        return ticket
+
+    def replayed(self, lines: Sequence[LogHead | LoggedCommit]) -> Vector:
+        """Return the model that a log gives."""
+        return replay(self.first, lines, self.updates.__getitem__)[0]
+
+    def status(self) -> dict[str, Any]:
+        """Return what the scheduler says."""
+        return ask_status(self.place("scheduler"), token=TOKEN, timeout_s=WITHIN_S)
+
+    def wait(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait until the scheduler's status fulfills a condition, and return it."""
+        deadline = time.monotonic() + WITHIN_S
+        while True:
+            found = self.status()
+            if condition(found):
+                return found
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
+
+    def log(self, name: str = "server") -> list[LogHead | LoggedCommit]:
+        """Return a commit log."""
+        return list(read_log(self.folder / f"{name}.log"))
+
+    def close(self) -> None:
+        """End everything."""
+        for client in self.clients:
+            client.close()
+        for member in self.members.values():
+            member.close()

@@ -1,0 +1,96 @@
+"""Weights from one sender to many hosts: every link carries them once, and a host that dies is left out."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pace.runtime.addresses import ServerAddress
+from pace.runtime.fabric.weight_sync import WeightReceiver, WeightSender
+from tests.runtime.fabric.processes import PACE, WITHIN_S, Started
+
+DATA = np.random.default_rng(0).bytes(3_000_001)
+
+
+def place(address: str, name: str) -> ServerAddress:
+    """Return where a receiver listens."""
+    host, _, port = address.rpartition(":")
+    return ServerAddress(host=host, port=int(port), name=name)
+
+
+def test_every_link_carries_the_weights_once() -> None:
+    """Five hosts, two versions: the sender and all hosts but the last send each byte once."""
+    receivers = [WeightReceiver(token="secret") for _ in range(5)]
+    try:
+        places = [place(r.address, f"host {n}") for n, r in enumerate(receivers)]
+        with WeightSender(places, token="secret") as sender:
+            for version in (1, 2):
+                report = sender.distribute(DATA, version, timeout_s=WITHIN_S)
+                assert report.failed == {}
+                assert report.received_bytes == {p.name: len(DATA) for p in places}
+                last = report.order[-1]
+                expected = {name: len(DATA) * (name != last) for name in ["sender", *report.order]}
+                assert report.sent_bytes == expected
+                for receiver in receivers:
+                    weights = receiver.receive(WITHIN_S)
+                    assert (weights.version, bytes(weights.data)) == (version, DATA)
+        with WeightSender(places, token="secret", direct=True) as sender:
+            report = sender.distribute(DATA, 3, timeout_s=WITHIN_S)
+            assert report.sent_bytes["sender"] == 5 * len(DATA)
+    finally:
+        for receiver in receivers:
+            receiver.close()
+
+
+@pytest.mark.slow
+def test_a_receiver_that_dies_is_left_out(tmp_path: Path) -> None:
+    """A host in the middle of the chain stops and is killed: all others have the weights."""
+    receivers = [WeightReceiver(token="secret") for _ in range(2)]
+    victim = Started("receive", "--bind", "127.0.0.1:0", "--output", str(tmp_path / "weights"))
+    try:
+        places = [
+            place(receivers[0].address, "first"),
+            place(victim.address, "victim"),
+            place(receivers[1].address, "last"),
+        ]
+        with WeightSender(places, token="secret") as sender:
+            assert sender.distribute(b"small", 1, timeout_s=WITHIN_S).failed == {}
+            victim.process.send_signal(signal.SIGSTOP)
+            killer = subprocess.Popen([sys.executable, "-c", f"import os; os.kill({victim.process.pid}, 9)"])
+            report = sender.distribute(DATA, 2, timeout_s=WITHIN_S)
+            killer.wait()
+            assert list(report.failed) == ["victim"]
+        for receiver in receivers:
+            assert [receiver.receive(WITHIN_S).version for _ in range(2)] == [1, 2]
+    finally:
+        victim.close()
+        for receiver in receivers:
+            receiver.close()
+
+
+@pytest.mark.slow
+def test_weights_by_command(tmp_path: Path) -> None:
+    """``pace fabric receive`` twice and ``distribute`` once: files are equal, the report adds up."""
+    source = tmp_path / "weights.bin"
+    source.write_bytes(DATA)
+    outputs = [tmp_path / f"received{n}" for n in range(2)]
+    receivers = [
+        Started("receive", "--bind", "127.0.0.1:0", "--output", str(output), "--once") for output in outputs
+    ]
+    try:
+        to = ",".join(receiver.address for receiver in receivers)
+        environment = os.environ | {"PACE_FABRIC_TOKEN": "secret"}
+        command = [*PACE, "distribute", str(source), "--to", to, "--json"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WITHIN_S)
+        assert done.returncode == 0, done.stderr
+        assert f'"sender": {len(DATA)}' in done.stdout
+        for receiver, output in zip(receivers, outputs, strict=True):
+            assert receiver.process.wait(WITHIN_S) == 0
+            assert output.read_bytes() == DATA
+    finally:
+        for receiver in receivers:
+            receiver.close()

@@ -1,0 +1,101 @@
+"""What is put on the wire is what is simulated: partitions, servers, order, and the rules for workers."""
+
+import pytest
+
+from benchmarks.testbed.exchange.contenders import (
+    CONTENDERS,
+    EXCHANGE_BY_NAME,
+    ExchangeContender,
+    our_options,
+    predict_exchange,
+    schedule_of,
+    traffic_of,
+)
+from benchmarks.testbed.exchange.layouts import Layout, parse_layout
+from benchmarks.testbed.replay import renamed
+from pace.checker import check
+from pace.documents.cluster import Cluster
+from pace.documents.profile import Profile
+from pace.documents.push_pull import PushPull
+from pace.parameter_server.optimize import optimize_exchange
+from pace.runtime.engine.plan import GradientSize, plan_from_schedule
+
+OVER_SERVERS = [contender for contender in CONTENDERS if contender.family != "ring"]
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """Two servers; 1 kB in a millisecond."""
+    return Cluster(name="two", exchange=PushPull(servers=2, worker_bytes_per_s=1e6, round_trip_s=1e-4))
+
+
+def test_whole_tensors_go_in_turn_to_servers(layered: Profile, cluster: Cluster) -> None:
+    """Four tensors, first ready first and of two at once the smaller, on servers 0, 1, 0, 1."""
+    contender = EXCHANGE_BY_NAME["fifo-whole"]
+    profile = renamed(layered)
+    traffic = traffic_of(contender, profile, cluster, 1.0, paced=True)
+    schedule = schedule_of(contender, profile, cluster, traffic)
+    assert [segment.link for segment in schedule.segments] == [0, 1, 0, 1]
+    assert [segment.size_bytes for segment in schedule.segments] == [48, 16, 20, 400]
+    assert [segment.priority for segment in schedule.segments] == [0, 1, 2, 3]
+    assert traffic.rules.arrival_pushes
+    assert traffic.rules.paced
+
+
+def test_the_fifo_window_by_hand(layered: Profile, cluster: Cluster) -> None:
+    """All gradients are ready after 12 ms; the last has 400 bytes, which two workers push to one server.
+
+    On fast links it is back in 0.8 + 0.1 + 0.8 ms, which the ops of the input hide. On slow ones it is not.
+    """
+    profile = renamed(layered)
+    traffic = traffic_of(EXCHANGE_BY_NAME["fifo-whole"], profile, cluster, 1.0, paced=False)
+    compute = 0.001 + 0.004 + 0.002 + 0.003 + 0.002 + 0.001 + 0.001 + 0.001 + 0.002 + 0.001 + 0.002
+    assert predict_exchange(profile, cluster, traffic) == pytest.approx(compute)
+    slow = cluster.model_copy(
+        update={"exchange": cluster.exchange.model_copy(update={"worker_bytes_per_s": 1e5})}
+    )
+    # Both push from 12 ms to 20 and pull from 20.1 to 28.1; then 6 ms of forward from its first use.
+    traffic = traffic_of(EXCHANGE_BY_NAME["fifo-whole"], profile, slow, 1.0, paced=False)
+    assert predict_exchange(profile, slow, traffic) == pytest.approx(0.0281 + 0.006)
+
+
+@pytest.mark.parametrize("contender", OVER_SERVERS, ids=lambda each: each.name)
+def test_every_contender_can_be_run_and_is_predicted(
+    layered: Profile, cluster: Cluster, contender: ExchangeContender
+) -> None:
+    """The runtime takes each schedule, segment by segment as simulated; none is predicted below the bound."""
+    profile = renamed(layered)
+    for paced in (True, False):
+        traffic = traffic_of(contender, profile, cluster, 1.0, paced=paced)
+        schedule = schedule_of(contender, profile, cluster, traffic)
+        sizes = [
+            GradientSize(name=gradient.name, size_bytes=gradient.size_bytes, dtype=gradient.dtype)
+            for gradient in profile.gradients
+        ]
+        plan = plan_from_schedule(schedule, sizes, 2, servers=2)
+        sent = sorted((segment.size_bytes, segment.link or 0) for segment in plan.segments)
+        assert sent == sorted(zip(traffic.sizes.tolist(), traffic.server.tolist(), strict=True))
+        bound = optimize_exchange(profile, cluster).predicted.lower_bound_s
+        assert predict_exchange(profile, cluster, traffic) >= bound * (1 - 1e-9)
+    if contender.family == "pace":
+        assert check(profile, schedule) == []
+
+
+def test_bytescheduler_is_scaled_and_ours_is_not_too_fine(layered: Profile, cluster: Cluster) -> None:
+    """Sizes of 4 and 16 MB shrink with the gradients; our parts do not fall below one write to a socket."""
+    traffic = traffic_of(EXCHANGE_BY_NAME["bytescheduler"], renamed(layered), cluster, 1e-5, paced=False)
+    assert traffic.sizes.max() == 40
+    assert traffic.rules.credit_bytes == 160
+    assert our_options(renamed(layered), cluster).partition_bytes == 64 << 10
+
+
+def test_layouts_are_read() -> None:
+    """Workers and servers on hosts of their own, or together."""
+    assert parse_layout("4+1") == Layout(4, 1)
+    assert parse_layout("4+1").num_hosts == 5
+    assert parse_layout("4c") == Layout(4, 4, True)
+    assert parse_layout("4c").num_hosts == 4
+    assert str(parse_layout("4c")) == "4 colocated"
+    for wrong in ("1+1", "4+0", "four", "4"):
+        with pytest.raises(ValueError):  # noqa: PT011  # int()'s own, or ours: the command says which text it was
+            parse_layout(wrong)

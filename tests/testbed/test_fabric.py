@@ -1,0 +1,44 @@
+"""The fabric on network namespaces: bounds are kept, and links carry what was planned."""
+
+import argparse
+
+import pytest
+
+from benchmarks.fabric import measure
+from benchmarks.fabric_commits import measure as measure_commits
+from benchmarks.testbed.hosts import why_unavailable
+
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.slow,
+    pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())),
+]
+
+
+def test_weights_cross_every_link_once() -> None:
+    """Three hosts have the weights; the sender sent them once along the chain, three times alone."""
+    found = measure(3, 50.0, 500_000, 1)
+    assert found["arrived"] == [True] * 3
+    assert found["chain_sent_bytes"]["sender"] == 500_000
+    assert sum(found["chain_sent_bytes"].values()) == 3 * 500_000
+    assert found["direct_sent_bytes"]["sender"] == 3 * 500_000
+
+
+def test_a_fabric_of_hosts_keeps_its_bound() -> None:
+    """Two workers, a server and a replica: no violation, bytes as planned, the lead within its bound."""
+    arguments = argparse.Namespace(
+        workers=2,
+        mbit=100.0,
+        update_megabytes=0.4,
+        seconds=3.0,
+        compute=0.05,
+        delay_bound=6,
+        replica_updates=4,
+        oracle=False,
+    )
+    found = measure_commits(arguments)
+    assert found["violations"] == []
+    assert found["updates"] > 0
+    assert found["greatest_delay"] < 6
+    assert found["server_bytes_over_plan"] == pytest.approx(1.0, abs=0.05)
+    assert found["greatest_lead"] <= 4
