@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from pace.errors import InvalidOptions
+from pace.runtime.capture import cost_sampler
 from pace.runtime.capture.allreduce_cost import (
     AllReduceMeasurement,
     Collective,
@@ -129,6 +130,8 @@ def test_what_passes_at_once_after_a_pause_is_not_taken_for_the_rate() -> None:
 
 
 def _sample(_rank: int, _size: int, backend: Backend) -> tuple[AllReduceMeasurement, int]:
+    # A busy machine measures all sizes, too.
+    cost_sampler.LONGEST_CALL_S = 60.0
     if backend == "horovod":
         import horovod.torch as hvd
 
@@ -142,7 +145,6 @@ def _sample(_rank: int, _size: int, backend: Backend) -> tuple[AllReduceMeasurem
     return sampler.finish(), slices
 
 
-@pytest.mark.races_with_machine(reason="a busy machine spends the time for measuring on fewer sizes")
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("horovod", marks=pytest.mark.horovod)])
 def test_all_ranks_sample_the_same_in_slices(backend: Backend) -> None:
     """Every rank makes the same calls in the same slices and holds the same numbers in the end."""
