@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pace.errors import InvalidOptions
-from pace.runtime.addresses import is_loopback, parse_address as parse_address, read_token as read_token
+from pace.runtime.addresses import is_loopback
+from pace.runtime.addresses import parse_address as parse_address
+from pace.runtime.addresses import read_token as read_token
 
 
 @dataclass(frozen=True, slots=True)
