@@ -115,9 +115,9 @@ def scheduler(
         from pace.documents.fabric.batch import DivergenceLimit
         from pace.documents.fabric.reading import load_network
         from pace.runtime.addresses import read_token
-        from pace.runtime.fabric.link_rates import MeasuredState, NetworkState, OracleState
-        from pace.runtime.fabric.scheduler import FabricScheduler, SchedulerOptions
-        from pace.runtime.fabric.warm_up import warm_up
+        from pace.runtime.fabric.scheduling.link_rates import MeasuredState, NetworkState, OracleState
+        from pace.runtime.fabric.scheduling.scheduler import FabricScheduler, SchedulerOptions
+        from pace.runtime.fabric.scheduling.warm_up import warm_up
 
         if divergence is not None and divergence_updates is not None:
             raise InvalidOptions("--divergence and --divergence-updates are two bounds: give one")

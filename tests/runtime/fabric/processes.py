@@ -17,10 +17,10 @@ from pace.runtime.fabric.client import FabricClient, UpdateTicket
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, Vector, read_log, replay
 from pace.runtime.fabric.daemon import HostDaemon
 from pace.runtime.fabric.held_model import HeldModel
-from pace.runtime.fabric.link_rates import NetworkState
-from pace.runtime.fabric.scheduler import FabricScheduler, SchedulerOptions
+from pace.runtime.fabric.scheduling.link_rates import NetworkState
+from pace.runtime.fabric.scheduling.scheduler import FabricScheduler, SchedulerOptions
+from pace.runtime.fabric.scheduling.warm_up import warm_up
 from pace.runtime.fabric.status import ask_status
-from pace.runtime.fabric.warm_up import warm_up
 
 PACE = [sys.executable, "-c", "from pace.cli.main import app; app()", "fabric"]
 TOKEN = "secret"

@@ -10,8 +10,8 @@ from pace.documents.fabric.network import FabricNetwork
 from pace.errors import CommunicationFailed
 from pace.runtime.fabric.client import FabricClient
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, replay, violations
-from pace.runtime.fabric.link_rates import OracleState
-from pace.runtime.fabric.scheduler import SchedulerOptions
+from pace.runtime.fabric.scheduling.link_rates import OracleState
+from pace.runtime.fabric.scheduling.scheduler import SchedulerOptions
 from tests.runtime.fabric.processes import Fabric
 
 

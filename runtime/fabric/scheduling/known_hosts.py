@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pace.runtime.fabric.connection import FabricLink
-from pace.runtime.fabric.link_rates import NetworkState
 from pace.runtime.fabric.messages import HostRegistration, Message, TransferOrder
-from pace.runtime.fabric.transfer_queue import QueuedTransfer, TransferQueue
+from pace.runtime.fabric.scheduling.link_rates import NetworkState
+from pace.runtime.fabric.scheduling.transfer_queue import QueuedTransfer, TransferQueue
 from pace.solver.fabric.aggregation import fastest_hosts
 from pace.solver.fabric.capacity import Capacities
 

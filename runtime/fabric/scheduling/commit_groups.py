@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
-from pace.runtime.fabric.known_hosts import NetworkView
 from pace.runtime.fabric.messages import AdditionOrder, CommitMember, HeldUpdate
-from pace.runtime.fabric.transfer_queue import TransferQueue
+from pace.runtime.fabric.scheduling.known_hosts import NetworkView
+from pace.runtime.fabric.scheduling.transfer_queue import TransferQueue
 from pace.solver.fabric.aggregation import Aggregation, Hop, aggregate
 from pace.solver.fabric.ordering import Drop, Late, order_updates
 from pace.solver.fabric.updates import NO_DEADLINE, Updates, deadlines

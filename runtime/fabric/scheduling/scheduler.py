@@ -19,18 +19,7 @@ from typing import Any
 from pace.documents.fabric.batch import DivergenceLimit
 from pace.documents.fabric.transfer_plan import LatePolicy
 from pace.runtime.event_log import log
-from pace.runtime.fabric.commit_groups import (
-    CommitGroup,
-    FabricUpdate,
-    Merge,
-    order_batch,
-    submit_hops,
-    towards,
-    updates_of,
-)
 from pace.runtime.fabric.connection import FabricLink, Listener
-from pace.runtime.fabric.known_hosts import KnownHost, KnownHosts
-from pace.runtime.fabric.link_rates import MeasuredState, NetworkState
 from pace.runtime.fabric.messages import (
     ArrivalNotice,
     CommitNotice,
@@ -52,9 +41,20 @@ from pace.runtime.fabric.messages import (
     UpdateNotice,
     WelcomeOrder,
 )
-from pace.runtime.fabric.model_requests import ModelRequests
-from pace.runtime.fabric.reductions import Reductions
-from pace.runtime.fabric.replica_feed import ReplicaFeed
+from pace.runtime.fabric.scheduling.commit_groups import (
+    CommitGroup,
+    FabricUpdate,
+    Merge,
+    order_batch,
+    submit_hops,
+    towards,
+    updates_of,
+)
+from pace.runtime.fabric.scheduling.known_hosts import KnownHost, KnownHosts
+from pace.runtime.fabric.scheduling.link_rates import MeasuredState, NetworkState
+from pace.runtime.fabric.scheduling.model_requests import ModelRequests
+from pace.runtime.fabric.scheduling.reductions import Reductions
+from pace.runtime.fabric.scheduling.replica_feed import ReplicaFeed
 
 _MOST_KNOWN = 100_000
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 from pace.documents.fabric.batch import DivergenceLimit
 from pace.runtime.event_log import log
-from pace.runtime.fabric.commit_groups import FabricUpdate, submit_hops, towards, updates_of
-from pace.runtime.fabric.known_hosts import KnownHosts
 from pace.runtime.fabric.messages import (
     AdditionOrder,
     AdoptionOrder,
@@ -21,6 +19,8 @@ from pace.runtime.fabric.messages import (
     ReleaseOrder,
     SnapshotOrder,
 )
+from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate, submit_hops, towards, updates_of
+from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
 from pace.solver.fabric.replication import LeadLimit
 
 # From this share of the bound on the replica is fed; the longer a queue, the larger its sums.

@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from pace.runtime.fabric.link_rates import NetworkState
 from pace.runtime.fabric.messages import Message
+from pace.runtime.fabric.scheduling.link_rates import NetworkState
 from pace.solver.fabric.capacity import Capacities
 
 # Less than this share of a link is left to the next transfer's turn; a stopped sender keeps as much.

@@ -3,10 +3,10 @@
 import random
 from dataclasses import dataclass, field
 
-from pace.runtime.fabric.commit_groups import FabricUpdate, submit_hops, towards, updates_of
-from pace.runtime.fabric.known_hosts import KnownHosts
 from pace.runtime.fabric.messages import AdditionOrder, DeliveryOrder, ReductionNotice, RefusalOrder
-from pace.runtime.fabric.model_requests import spread
+from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate, submit_hops, towards, updates_of
+from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
+from pace.runtime.fabric.scheduling.model_requests import spread
 from pace.solver.fabric.ordering import order_updates
 
 

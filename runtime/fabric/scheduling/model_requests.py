@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from pace.runtime.event_log import log
-from pace.runtime.fabric.known_hosts import KnownHosts, NetworkView
 from pace.runtime.fabric.messages import DeliveryOrder, ForgetOrder, SnapshotOrder
+from pace.runtime.fabric.scheduling.known_hosts import KnownHosts, NetworkView
 from pace.solver.fabric.distribution import distribute
 
 

@@ -1,0 +1,1 @@
+"""The scheduler of a fabric: what it knows of hosts, links and updates, and what it orders."""
