@@ -30,8 +30,9 @@ _ROWS = (ScheduleRecord, WhatIfRecord, ReportRecord, TaskRecord)
 class StorageQuota:
     """Refuses what a tenant has no room for.
 
-    What is stored is added up at most every ten seconds for each tenant; what this process accepts in between
-    is added. Results of accepted tasks are stored in any case: a tenant may come to have somewhat more.
+    What is stored is added up at most every ten seconds for each tenant, and for at most a hundredth of the
+    time; what this process accepts in between is added. Results of accepted tasks are stored in any case: a
+    tenant may come to have somewhat more.
     """
 
     def __init__(self, tenants: Tenants) -> None:
@@ -53,9 +54,11 @@ class StorageQuota:
         size_bytes += ROW_BYTES
         known = self._known.get(tenant)
         now = time.monotonic()
-        if known is None or now - known.at_s > _TRUSTED_S:
+        if known is None or now - known.at_s > max(_TRUSTED_S, 100 * known.took_s):
             known = self._measure(connection, tenant)
-        elif known.size_bytes + size_bytes > most_bytes and now - known.at_s > _REFUSED_AGAIN_S:
+        elif known.size_bytes + size_bytes > most_bytes and now - known.at_s > max(
+            _REFUSED_AGAIN_S, 20 * known.took_s
+        ):
             known = self._measure(connection, tenant)  # something may have been deleted
         with self._lock:
             if known.size_bytes + size_bytes > most_bytes:
@@ -64,7 +67,10 @@ class StorageQuota:
             known.size_bytes += size_bytes
 
     def _measure(self, connection: Connection, tenant: str) -> "_Known":
-        known = _Known(stored_bytes(connection, tenant), time.monotonic())
+        began_s = time.monotonic()
+        size_bytes = stored_bytes(connection, tenant)
+        now_s = time.monotonic()
+        known = _Known(size_bytes, now_s, now_s - began_s)
         with self._lock:
             if len(self._known) > 10_000:
                 self._known.clear()
@@ -76,6 +82,7 @@ class StorageQuota:
 class _Known:
     size_bytes: int
     at_s: float
+    took_s: float
 
 
 def stored_bytes(connection: Connection, tenant: str) -> int:
