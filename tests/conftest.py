@@ -1,13 +1,20 @@
 """What holds for all tests."""
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Examples are right or wrong, however long a busy machine takes over them.
-settings.register_profile("pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Examples are right or wrong, however long a busy machine takes over them; and the same ones in every run, unless
+# new ones are asked for (see ``strategies.properties``).
+settings.register_profile(
+    "pace",
+    derandomize="PACE_TEST_EXAMPLES" not in os.environ,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("pace")
 
 # Files that take more than half a minute, the longest first. A process that gets one of these last works on

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pace.errors import PaceError
 
 MAGIC = b"PACE"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 32
 _HEADER = struct.Struct("!4sBBHIIQII")
 assert _HEADER.size == HEADER_BYTES
