@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Examples are right or wrong, however long a busy machine takes over them; and the same ones in every run, unless
-# new ones are asked for (see ``strategies.properties``).
+# Examples are right or wrong, however long a busy machine takes over them; and the same ones in every run,
+# unless new ones are asked for (see ``strategies.properties``).
 settings.register_profile(
     "pace",
     derandomize="PACE_TEST_EXAMPLES" not in os.environ,
