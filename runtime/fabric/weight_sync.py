@@ -392,8 +392,8 @@ class WeightSender:
             except queue.Empty:
                 gone |= {each: "no weights in time" for each in chain if each not in had and each not in gone}
                 break
-            if name not in chain or notice.key not in (key, "-"):
-                continue
+            if name not in chain or name in had or notice.key not in (key, "-"):
+                continue  # a host that has the weights may leave
             if not notice.reason:
                 had[name] = notice
                 continue
@@ -422,6 +422,6 @@ class WeightSender:
                 return
             if notice.key == key and not notice.reason:
                 had[name] = notice
-            elif notice.reason and notice.key in (key, "-"):
+            elif notice.reason and name in before and name not in had and notice.key in (key, "-"):
                 gone[name] = notice.reason
                 return
