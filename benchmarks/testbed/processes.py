@@ -132,9 +132,10 @@ def ranks(
     RankFailed
         When `main` raises on a rank, or does not return in time.
     """
-    if threading.active_count() > 1:
-        others = [thread.name for thread in threading.enumerate()]
-        raise RuntimeError(f"cannot fork beside other threads: {others}")
+    # Dummies stand for threads that Python did not start, and stay when those have ended.
+    threads = [each.name for each in threading.enumerate() if not isinstance(each, threading._DummyThread)]
+    if len(threads) > 1:
+        raise RuntimeError(f"cannot fork beside other threads: {threads}")
     context = multiprocessing.get_context("fork")
     processes: list[BaseProcess] = []
     pipes: list[Connection[Any, Any]] = []
