@@ -148,7 +148,7 @@ def test_sdist_builds_the_same_wheel(copy: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_installed_wheel_imports_without_torch(installed: Path, tmp_path: Path) -> None:
     """With the api and client extras alone, every module imports but those inside the runtime."""
-    # Only Alembic can import its environment, with a context of its own around it. Dask and OpenID are extras.
+    # Only Alembic can import its environment, with a context of its own around it; the others are extras.
     skip = ["pace.runtime.", "pace.api.storage.migrations.env", "pace.api.workers.dask_", "pace.api.oidc"]
     files, loaded = import_all(installed / "bin" / "python", tmp_path, skip=skip)
     assert {"pace.solver", "pace.api", "pace.runtime"} <= files.keys()
