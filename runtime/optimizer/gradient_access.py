@@ -30,6 +30,9 @@ class Progress(Protocol):
     def finish(self, group: FusedGroup) -> None:
         """Apply a group's update, if one is pending."""
 
+    def await_answer(self) -> None:
+        """Wait until what another rank was answered on this one's behalf is done."""
+
 
 class GradientAccess:
     """Reads and writes gradients on behalf of user code, for the parameters of one plan."""
@@ -41,6 +44,7 @@ class GradientAccess:
 
     def read(self, slot: Slot) -> torch.Tensor | None:
         """Return what ``parameter.grad`` is."""
+        self._progress.await_answer()
         if self._progress.closed:
             return local_gradient(slot.parameter)
         if self._progress.accumulating:
@@ -96,6 +100,7 @@ class GradientAccess:
 
     def write(self, slot: Slot, value: torch.Tensor | None) -> None:
         """Take what user code assigns to ``parameter.grad``."""
+        self._progress.await_answer()
         if self._progress.closed or (self._progress.accumulating and value is not None):
             set_local_gradient(slot.parameter, value)
         elif value is None:
@@ -116,6 +121,7 @@ class GradientAccess:
 
     def clear(self, slot: Slot) -> None:
         """Take a gradient away, whatever it is made of."""
+        self._progress.await_answer()
         if self._count_clear(slot):
             self._clear_pending(slot)
         else:
@@ -143,6 +149,7 @@ class GradientAccess:
 
     def zero(self, slot: Slot) -> None:
         """Make a gradient that is present zero."""
+        self._progress.await_answer()
         if self._count_clear(slot):
             if slot.cleared and not (slot.zeroed or slot.zeroed_later):
                 return  # there is none any more

@@ -81,6 +81,7 @@ class Rounds:
         self._thread = threading.get_ident()
         self._num_arrived = 0
         self._asked = (0, 0, False)
+        self._answering = False
         self._entered = False
         usage.lay_out(self.slots)
         self._at_entry, self._at_step = self._groups_with(usage.at_entry), self._groups_with(usage.at_step)
@@ -164,6 +165,7 @@ class Rounds:
 
     def arrived(self, slot: Slot) -> None:
         """Take in what autograd has just added to a gradient."""
+        self.await_answer()
         if self.accumulating:
             self._accumulated = True
             return
@@ -203,17 +205,26 @@ class Rounds:
         if not self._lock.acquire(timeout=0.1):
             return False
         try:
+            self._answering = True
+            # From here on the training thread waits before it does anything with gradients.
+            if (turn, self._num_arrived, in_collective(self._thread)) != now:
+                return False
             if self.reduction.sealed or self._busy():
                 return False
             self.seal(read=False)
-            if self._num_arrived != now[1]:  # a backward pass began in the meantime
-                self.engine.abandon()
             # Another turn may follow, in which the rank that asks needs this one as well.
             with contextlib.suppress(PaceError):  # the training thread will meet it
                 self.reduction.resolve_all()
         finally:
+            self._answering = False
             self._lock.release()
         return True
+
+    def await_answer(self) -> None:
+        """Wait until what another rank was answered on this one's behalf is done."""
+        if self._answering:
+            with self._lock:
+                pass
 
     def _busy(self) -> bool:
         return self.accumulating or self.closed or self._profiling.aside is not None
@@ -226,6 +237,7 @@ class Rounds:
 
     def accumulate(self, *, accumulating: bool) -> None:
         """Begin or end to only add gradients up."""
+        self.await_answer()
         if accumulating and self.reduction.sealed:
             self.reduction.adopt_replaced()
         self.accumulating = accumulating
@@ -292,6 +304,7 @@ class Rounds:
             self.finish(group)
 
     def _end(self, *, pending: bool) -> None:
+        self.await_answer()
         for slot in self.slots:
             if slot.passes != slot.expected:
                 self._usage.adapt(slot)
@@ -305,10 +318,12 @@ class Rounds:
 
     def wait_for_all(self) -> None:
         """Wait until every group of a sealed round is reduced."""
+        self.await_answer()
         self.reduction.resolve_all()
 
     def adopt_replaced(self) -> None:
         """Respect gradients that user code replaced after they were reduced."""
+        self.await_answer()
         self.reduction.adopt_replaced()
 
     def take_over(self) -> None:
@@ -317,6 +332,7 @@ class Rounds:
 
     def synchronize(self) -> None:
         """Wait until nothing is in flight: gradients are reduced and updates applied."""
+        self.await_answer()
         self.finish_all()
         if self.reduction.live():
             self.seal(read=True)
@@ -325,6 +341,7 @@ class Rounds:
 
     def zero(self, *, set_to_none: bool) -> None:
         """Clear all gradients; what is in flight for the last step's update is left alone."""
+        self.await_answer()
         change = self.access.clear if set_to_none else self.access.zero
         for slot in self.slots:
             change(slot)

@@ -359,15 +359,17 @@ class WrappedOptimizer(StandIn):
         finally:
             self._closed = True
             failed = self._rounds.engine.failure is not None
-            self._choice.close()
-            ungate_param_groups(self.optimizer)
-            if self._peers is not None:
-                self._peers.close(reason, failed=failed)
-            self._rounds.close()
-            self._transport.close(failed=failed)
-            if failed and linger and self._peers is not None:
-                self._peers.linger()
-            live.discard(self)
+            # Each is let go of, from the last to the first, whatever goes wrong with another.
+            with contextlib.ExitStack() as releases:
+                releases.callback(live.discard, self)
+                if self._peers is not None and failed and linger:
+                    releases.callback(self._peers.linger)
+                releases.callback(self._transport.close, failed=failed)
+                releases.callback(self._rounds.close)
+                if self._peers is not None:
+                    releases.callback(self._peers.close, reason, failed=failed)
+                releases.callback(ungate_param_groups, self.optimizer)
+                releases.callback(self._choice.close)
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
         """Finish or give up what is in flight, as the process ends without ``close``, by an exception say."""

@@ -159,6 +159,8 @@ class Reference(Trainer):
 
     def _forget(self, parameters: Sequence[nn.Parameter], *, set_to_none: bool) -> None:
         """Drop gradients and contributions, or make zeros of those that are there on any rank."""
+        if self.kept and not set_to_none:
+            self.kept_stale = [True for _ in self.ranks]  # whether these follow is not promised
         for parameter in parameters:
             holders = [parameter in own for own in self.contributions]
             for own in self.contributions:

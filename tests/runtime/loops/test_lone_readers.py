@@ -1,0 +1,65 @@
+"""One rank alone reads gradients while the others wait in a collective of the user's own, and then go on."""
+
+import threading
+import time
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+
+from pace.runtime.engine.buffers import FusedGroup
+from pace.runtime.optimizer.reduction import Reduction
+from tests.runtime.loops.loop_program import Operation, Program
+from tests.runtime.loops.loop_readings import Entry
+from tests.runtime.loops.loop_reference import differences, expected
+from tests.runtime.loops.loop_trainer import run_program
+from tests.runtime.rank_pool import Failed, RankPool
+
+BOTH: Operation = ("compute", "once", ((0, 1), (2, 0)))
+ALONE: tuple[Operation, ...] = (("log", 2), ("loss",))
+
+LOOPS: dict[str, tuple[Operation, ...]] = {
+    "clear": (BOTH, *ALONE, ("zero", "optimizer", True), BOTH, ("step",)),
+    "make zeros": (BOTH, *ALONE, ("zero", "model", False), BOTH, ("step",)),
+    "compute more": (BOTH, *ALONE, BOTH, ("step",)),
+    "step": (BOTH, *ALONE, ("step",), ("zero", "optimizer", True)),
+    "assign": (BOTH, *ALONE, ("zero", "optimizer", True), ("assign", 1), BOTH, ("step",)),
+    "clear in a closure": (BOTH, *ALONE, ("closure", (("zero", "optimizer", True), BOTH))),
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    """Two ranks that stay for all loops."""
+    with RankPool(2) as ranks:
+        yield ranks
+
+
+def run_with_slow_answers(rank: int, program: Program) -> list[Entry]:
+    """Run a program where what a rank answers on the training thread's behalf takes long."""
+    real = Reduction._read_marks
+
+    def slow(self: Reduction, group: FusedGroup) -> None:
+        if threading.current_thread().name == "pace.peers":
+            time.sleep(0.1)
+        real(self, group)
+
+    with mock.patch.object(Reduction, "_read_marks", slow):
+        return run_program(rank, program)
+
+
+@pytest.mark.parametrize("mode", ["overlap", "barrier"])
+@pytest.mark.parametrize("then", LOOPS)
+def test_training_goes_on_when_the_reader_is_answered(pool: RankPool, then: str, mode: str) -> None:
+    """Whatever a rank does next, what was reduced for the reader is not mixed up with it."""
+    program = Program(
+        size=2,
+        kinds=("linear", "linear", "linear"),
+        optimizer="sgd",
+        operations=LOOPS[then] * 3,
+        plan=1,
+        options={"mode": mode},
+    )
+    found = pool.run(run_with_slow_answers, program)
+    assert [each.reason for each in found if isinstance(each, Failed)] == []
+    assert differences(found, expected(program)) == []
