@@ -26,6 +26,8 @@ from pace.runtime.parameter_server.wire import CHUNK_BYTES
 
 _SILENCE_S = 10.0
 _SMALL_BYTES = 64
+# The time of less than a few chunks is that of a few bytes, and their difference is no rate.
+_LEAST_SHARE_BYTES = 4 * CHUNK_BYTES
 NUM_PARTS = 128
 
 
@@ -61,7 +63,7 @@ def time_exchanges(
     Parameters
     ----------
     size_bytes
-        Of the large tensor, over all servers.
+        Of the large tensor, over all servers; each gets at least four chunks.
     within_s
         How long one exchange may take.
     meet
@@ -72,7 +74,7 @@ def time_exchanges(
     CommunicationFailed
         When a server or another worker is gone.
     """
-    share = max(size_bytes // len(links) // 8, 1) * 8
+    share = max(size_bytes // len(links) // 8 * 8, _LEAST_SHARE_BYTES)
     sizes = [_SMALL_BYTES, share, *([_SMALL_BYTES] * NUM_PARTS)]
     layout = Layout(
         segments=tuple(
