@@ -100,6 +100,12 @@ def check_messages(
             yield f"segment {number}: is pulled before a round trip after its push has passed"
         if segment.size_bytes > schedule.execution.max_segment_bytes:
             yield f"segment {number}: {segment.size_bytes} bytes exceed execution.max_segment_bytes"
+        least = schedule.cluster.exchange.min_partition_bytes
+        if segment.size_bytes < min(least, schedule.groups[segment.group].size_bytes):
+            yield (
+                f"segment {number}: {segment.size_bytes} bytes are part of a group and less than the "
+                f"cluster's min_partition_bytes, {least}"
+            )
     messages = [
         (name, number, start, end, needed)
         for name, number, start, end, needed in (

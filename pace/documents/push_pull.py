@@ -29,6 +29,9 @@ class PushPull(CostDocument):
         Rate of a server's link, in each direction; the workers' rate if left out.
     partition_s
         Link time that every part loses, whatever its size (theta).
+    min_partition_bytes
+        No part of a gradient, or of several in one buffer, is smaller, unless that is all of it; 0 for any
+        size. Bytes of the gradient, whatever travels of them.
     round_trip_s
         From the end of a part's push to the start of its pull, at the earliest.
     """
@@ -40,6 +43,8 @@ class PushPull(CostDocument):
     server_bytes_per_s: Positive | None = None
     partition_s: NonNegative = 0.0
     round_trip_s: NonNegative = 0.0
+    # Left out where it says nothing: older documents keep their digests, and older readers take newer ones.
+    min_partition_bytes: int = Field(default=0, ge=0, lt=2**63, exclude_if=lambda least: least == 0)
 
     def seconds_per_byte(self, workers: int) -> float:
         """Return e: link time for a byte of every worker's gradient; ValueError if nothing travels."""

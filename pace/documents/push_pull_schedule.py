@@ -31,7 +31,8 @@ class ExchangeSolver(Document):
     order
         The rule that gave the segments their positions.
     partition_bytes
-        Most bytes of a segment; `suggested_partition_bytes` is delta0 = sqrt(M theta B / (2 S)), where the
+        Most bytes of a segment, except that a rest below the cluster's ``min_partition_bytes`` goes with the
+        segment before it; `suggested_partition_bytes` is delta0 = sqrt(M theta B / (2 S)), where the
         search for it began.
     """
 

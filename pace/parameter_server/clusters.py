@@ -43,6 +43,7 @@ def cluster_for(
     else:
         rate, trip = _network_of(profile) if worker_bytes_per_s is None else (worker_bytes_per_s, 0.0)
         lost, at_servers = PARTITION_S, None
+    least = cost.min_partition_bytes if isinstance(cost, PushPull) else 0
     if servers < 1:
         raise InvalidOptions(f"{servers} servers: expected at least 1")
     exchange = PushPull(
@@ -52,6 +53,7 @@ def cluster_for(
         server_bytes_per_s=at_servers if server_bytes_per_s is None else server_bytes_per_s,
         partition_s=lost if partition_s is None else partition_s,
         round_trip_s=trip if round_trip_s is None else round_trip_s,
+        min_partition_bytes=least,
     )
     try:
         exchange.seconds_per_byte(profile.workers)

@@ -35,7 +35,8 @@ class ExchangeOptions(Document):
     max_group_bytes
         No group of more than one gradient is larger.
     partition_bytes
-        Size of the parts; searched for around delta0 if left out.
+        Size of the parts; searched for around delta0 if left out. The cluster's ``min_partition_bytes`` is
+        taken if that is more.
     order
         What the runtime does when the segment that is planned next is late.
     """
@@ -106,7 +107,7 @@ def optimize_exchange(
 
 def plan_exchange(problem: ExchangeProblem, options: ExchangeOptions) -> tuple[ExchangePlan, FusionResult]:
     """Return the plan that ``optimize_exchange`` documents, and how its groups were found."""
-    size = options.partition_bytes or problem.suggested_partition_bytes()
+    size = max(options.partition_bytes or problem.suggested_partition_bytes(), problem.least_bytes)
     chosen = options.fusion if problem.is_even else "none"
     asked = Options(fusion=chosen, max_group_bytes=options.max_group_bytes)
     # A last part is anything from a byte to a whole partition: groups are sought for both lags.

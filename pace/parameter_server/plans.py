@@ -60,10 +60,13 @@ class ExchangePlan:
 def best_plan(
     problem: ExchangeProblem, partitions: tuple[Partition, ...], partition_bytes: int | None
 ) -> ExchangePlan:
-    """Return the fastest of the candidates; with `partition_bytes`, of those of that size."""
+    """Return the fastest of the candidates; with `partition_bytes`, of those of that size.
+
+    No size is below the smallest part that the problem allows.
+    """
     suggested = problem.suggested_partition_bytes()
-    sizes = candidate_sizes(suggested, int(problem.plain.sizes.sum()))
-    first = partition_bytes or sizes[len(sizes) // 2]
+    sizes = candidate_sizes(suggested, int(problem.plain.sizes.sum()), problem.least_bytes)
+    first = max(partition_bytes, problem.least_bytes) if partition_bytes else sizes[len(sizes) // 2]
     ordered = [_in_order(problem, partition) for partition in partitions]
     found = [min(_plans(problem, *each, first), key=_preference) for each in ordered]
     if partition_bytes is None:
@@ -79,13 +82,15 @@ def _preference(plan: ExchangePlan) -> tuple[float, int, int]:
     return plan.window_s, len(plan.groups), plan.partition_bytes
 
 
-def candidate_sizes(suggested_bytes: float, total_bytes: int) -> tuple[int, ...]:
-    """Return the partition sizes worth trying, none above everything together."""
+def candidate_sizes(suggested_bytes: float, total_bytes: int, least_bytes: int = 0) -> tuple[int, ...]:
+    """Return the partition sizes worth trying, none above everything together or below `least_bytes`."""
     most = max(total_bytes, 1)
     if suggested_bytes < 1:
         # Parts lose nothing: the finest that is still few enough to plan.
         suggested_bytes = max(most / 512, 1)
-    return tuple(dict.fromkeys(min(max(int(suggested_bytes * factor), 1), most) for factor in AROUND))
+    # Around the smallest size that is allowed, if that is above what theory suggests.
+    around, least = max(suggested_bytes, least_bytes), max(least_bytes, 1)
+    return tuple(dict.fromkeys(min(max(int(around * factor), least), most) for factor in AROUND))
 
 
 def _in_order(problem: ExchangeProblem, partition: Partition) -> tuple[Partition, Buffers]:
@@ -100,9 +105,13 @@ def _plans(
     problem: ExchangeProblem, partition: Partition, buffers: Buffers, size: int
 ) -> Iterator[ExchangePlan]:
     if problem.is_even:
-        sending = cut_while_sending(buffers, problem.plain.cost, patience_s=np.inf, max_segment_bytes=size)
+        least = _least_elements(problem, buffers)
+        # A whole number of elements may be needed for the smallest part.
+        most = max(size, int(np.max(least * buffers.element_bytes, initial=0)))
+        sending = cut_while_sending(buffers, problem.plain.cost, patience_s=np.inf, max_segment_bytes=most)
         if sending is not None:
-            yield _priced(problem, partition, buffers, sending.groups, sending.elements, size, "longest tail")
+            parts = join_rests(sending.groups, sending.elements, least)
+            yield _priced(problem, partition, buffers, *parts, size, "longest tail")
     for spread in (1, problem.links.num_servers) if problem.links.num_servers > 1 else (1,):
         yield from _evenly_cut(problem, partition, buffers, size, spread)
 
@@ -114,7 +123,8 @@ def _evenly_cut(
 
     A group that is needed at once comes back sooner over several connections than over one.
     """
-    groups, elements = _cut_evenly(buffers, size, spread)
+    least = _least_elements(problem, buffers)
+    groups, elements = join_rests(*_cut_evenly(buffers, size, spread, least), least)
     jobs = _jobs(problem, partition, buffers, groups, elements, np.zeros(len(groups), dtype=np.int64))
     rate = 1 / problem.seconds_per_byte
     two_links = TwoLinks(
@@ -131,13 +141,42 @@ def _evenly_cut(
         yield _priced(problem, partition, buffers, groups[order], elements[order], size, name)
 
 
-def _cut_evenly(buffers: Buffers, size: int, spread: int) -> tuple[IntArray, IntArray]:
-    """Cut every group into equal segments of at most `size` bytes, the last one smaller, by ready time."""
+def _least_elements(problem: ExchangeProblem, buffers: Buffers) -> IntArray:
+    return -(-problem.least_bytes // buffers.element_bytes)
+
+
+def join_rests(groups: IntArray, elements: IntArray, least: IntArray) -> tuple[IntArray, IntArray]:
+    """Let the last segment of a group go with the one before it, if it is below the group's `least`.
+
+    Parameters
+    ----------
+    groups, elements : integer arrays of shape (num_segments,)
+        In any order in which a group's segments follow one another as they lie in its buffer.
+    least : integer array of shape (num_groups,)
+        Elements.
+    """
+    joined = elements.copy()
+    before: dict[int, int] = {}
+    for at, (group, count) in enumerate(zip(groups.tolist(), elements.tolist(), strict=True)):
+        if group in before and count < least[group]:
+            joined[before[group]] += count
+            joined[at] = 0
+        else:
+            before[group] = at
+    kept = np.flatnonzero(joined)
+    return groups[kept], joined[kept]
+
+
+def _cut_evenly(buffers: Buffers, size: int, spread: int, least: IntArray) -> tuple[IntArray, IntArray]:
+    """Cut every group into equal segments of at most `size` bytes, the last one smaller, by ready time.
+
+    Over more connections than one if `spread` says so, but no segment but the last is below `least` elements.
+    """
     groups: list[int] = []
     elements: list[int] = []
     for group in np.lexsort((-buffers.tail, buffers.ready)).tolist():
         step = max(size // int(buffers.element_bytes[group]), 1)
-        step = min(step, -(-int(buffers.elements[group]) // spread)) or 1
+        step = max(min(step, -(-int(buffers.elements[group]) // spread)), int(least[group])) or 1
         whole, rest = divmod(int(buffers.elements[group]), step)
         parts = [step] * whole + ([rest] if rest else [])
         groups += [group] * len(parts)

@@ -33,6 +33,9 @@ class ExchangeProblem:
         links.
     push_bytes, pull_bytes : arrays of shape (num_gradients,)
         What travels of every gradient in each direction.
+    least_bytes
+        No part is smaller, unless it is a whole group. It only takes plans away: what bounds all of them
+        bounds those that are left.
     """
 
     plain: FusionProblem
@@ -41,6 +44,7 @@ class ExchangeProblem:
     seconds_per_byte: float
     push_bytes: FloatArray
     pull_bytes: FloatArray
+    least_bytes: int = 0
 
     @classmethod
     def of(cls, profile: Profile, cluster: Cluster) -> "ExchangeProblem":
@@ -76,6 +80,7 @@ class ExchangeProblem:
             seconds_per_byte=per_byte,
             push_bytes=push,
             pull_bytes=pull,
+            least_bytes=exchange.min_partition_bytes,
         )
 
     @property

@@ -1,5 +1,9 @@
 """What links to servers can do, measured: rate, round trip, and what every part loses.
 
+A part loses what the hosts need for it besides its bytes. Parts large enough to keep the links busy hide
+that: the hosts work on the next one meanwhile. So it is timed with many parts of a few bytes at once, which
+leave the links nothing to do. A plan of small parts meets that limit before it meets the links'.
+
 ``measure_links`` is for one worker alone, over a job of its own with every server; a job that trains measures
 its own links with ``time_exchanges``, all of its workers at once.
 """
@@ -18,10 +22,13 @@ from pace.runtime.parameter_server.handshake import Greeting
 from pace.runtime.parameter_server.layout import Layout, ServedSegment, memory_of
 from pace.runtime.parameter_server.link import Countdown, PushPullCall, ServerLink
 from pace.runtime.parameter_server.options import ServerOptions, parse_address
+from pace.runtime.parameter_server.wire import CHUNK_BYTES
 
 _SILENCE_S = 10.0
 _SMALL_BYTES = 64
-NUM_PARTS = 32
+# The time of less than a few chunks is that of a few bytes, and their difference is no rate.
+_LEAST_SHARE_BYTES = 4 * CHUNK_BYTES
+NUM_PARTS = 128
 
 
 class TimedExchanges(NamedTuple):
@@ -30,9 +37,9 @@ class TimedExchanges(NamedTuple):
     Attributes
     ----------
     share_bytes
-        What went to each server in one piece, and again in ``NUM_PARTS`` parts.
+        What went to each server in one piece.
     small_s, large_s, parts_s
-        A few bytes to every server; the share in one piece; the share in parts.
+        A few bytes to every server; the share in one piece; ``NUM_PARTS`` times a few bytes at once.
     """
 
     share_bytes: int
@@ -56,7 +63,7 @@ def time_exchanges(
     Parameters
     ----------
     size_bytes
-        Of the large tensor, over all servers.
+        Of the large tensor, over all servers; each gets at least four chunks.
     within_s
         How long one exchange may take.
     meet
@@ -67,8 +74,8 @@ def time_exchanges(
     CommunicationFailed
         When a server or another worker is gone.
     """
-    share = max(size_bytes // len(links) // NUM_PARTS // 8, 1) * 8 * NUM_PARTS
-    sizes = [_SMALL_BYTES, share, *([share // NUM_PARTS] * NUM_PARTS)]
+    share = max(size_bytes // len(links) // 8 * 8, _LEAST_SHARE_BYTES)
+    sizes = [_SMALL_BYTES, share, *([_SMALL_BYTES] * NUM_PARTS)]
     layout = Layout(
         segments=tuple(
             ServedSegment(size_bytes=size, dtype="float32", turn=turn) for turn, size in enumerate(sizes)
@@ -101,7 +108,7 @@ def time_exchanges(
         share_bytes=share,
         small_s=[timed([0]) for _ in range(5 * repeats)],
         large_s=[timed([1]) for _ in range(repeats)],
-        parts_s=[timed(parts) for _ in range(repeats)],
+        parts_s=[timed(parts) for _ in range(5 * repeats)],
     )
 
 
@@ -115,7 +122,7 @@ class MeasuredExchange(NamedTuple):
     round_trip_s
         From the push of a few bytes to their pull.
     partition_s
-        What every part adds to the time of the same bytes in one part; never less than 0.
+        What a further part takes on the hosts, whatever its size; never less than 0.
     """
 
     seconds_per_byte: float
@@ -131,7 +138,7 @@ def evaluate(times: TimedExchanges, servers: int) -> MeasuredExchange:
     return MeasuredExchange(
         seconds_per_byte=max(large_s - small_s, 1e-9) / (times.share_bytes * servers),
         round_trip_s=small_s,
-        partition_s=max(parts_s - large_s, 0.0) / (NUM_PARTS * servers),
+        partition_s=max(parts_s - small_s, 0.0) / ((NUM_PARTS - 1) * servers),
     )
 
 
@@ -146,7 +153,7 @@ class MeasuredLinks:
     round_trip_s
         From the push of a few bytes to their pull.
     partition_s
-        What every part adds to the time of the same bytes in one part; never less than 0.
+        What a further part takes on the hosts, whatever its size; never less than 0.
     """
 
     servers: int
@@ -155,12 +162,13 @@ class MeasuredLinks:
     partition_s: float
 
     def cost(self) -> PushPull:
-        """Return the cost document's content."""
+        """Return the cost document's content; no part is smaller than what a link writes at once."""
         return PushPull(
             servers=self.servers,
             worker_bytes_per_s=self.bytes_per_s,
             partition_s=self.partition_s,
             round_trip_s=self.round_trip_s,
+            min_partition_bytes=CHUNK_BYTES,
         )
 
 

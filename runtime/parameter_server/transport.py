@@ -24,7 +24,7 @@ from pace.runtime.parameter_server.measure import TimedExchanges, evaluate, time
 from pace.runtime.parameter_server.options import ServerOptions, own_host, parse_address
 from pace.runtime.parameter_server.server import Server
 from pace.runtime.parameter_server.streams import NOTSENT_BYTES
-from pace.runtime.parameter_server.wire import FrameKind
+from pace.runtime.parameter_server.wire import CHUNK_BYTES, FrameKind
 from pace.runtime.transports.gloo import GlooTransport
 from pace.runtime.transports.transport import After, Done, SegmentCall, Sequencing
 from pace.solver.least_bytes import least_bytes_servers
@@ -310,6 +310,7 @@ class PushPullTransport(GlooTransport):
             worker_bytes_per_s=busy / found.seconds_per_byte,
             partition_s=found.partition_s,
             round_trip_s=found.round_trip_s,
+            min_partition_bytes=CHUNK_BYTES,
         )
 
     def _meet(self) -> None:

@@ -53,7 +53,12 @@ class CompressedTransport:
         found = self._inner.measure_exchange(int(size_bytes * share))
         if found is None:
             return None
-        return found.model_copy(update={"worker_bytes_per_s": found.worker_bytes_per_s / share})
+        return found.model_copy(
+            update={
+                "worker_bytes_per_s": found.worker_bytes_per_s / share,
+                "min_partition_bytes": round(found.min_partition_bytes / share),
+            }
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -16,10 +16,7 @@ from pace.documents.push_pull_schedule import (
     SendOrder,
 )
 from pace.fusion.problem import FusionProblem
-from pace.parameter_server.optimize import ExchangeOptions, optimize_exchange
-from pace.parameter_server.plans import AROUND
-from pace.parameter_server.problem import ExchangeProblem
-from pace.runtime.parameter_server.wire import CHUNK_BYTES
+from pace.parameter_server.optimize import optimize_exchange
 from pace.simulation.parameter_server import make_exchange_policy, simulate_exchange
 from pace.simulation.parameter_server.traffic import ExchangePolicy, ExchangeTraffic, ranks
 
@@ -27,10 +24,6 @@ Family = Literal["policy", "pace", "ring"]
 
 # Equal parts that the first trials of the policies had.
 PARTITION_BYTES = 256 << 10
-
-# Of our plans. What the tool measures that a part loses is what an idle host loses; here W + S share the
-# cores, and parts that are smaller than what one write to a socket carries gain little.
-LEAST_BYTES = CHUNK_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +52,9 @@ class ExchangeContender:
     order: SendOrder = "overtake"
     peer: bool = False
 
-    def simulated(self, size_factor: float, **more: Any) -> ExchangePolicy:
-        """Return the simulator's policy, with sizes that fit scaled gradients, and `more` knobs."""
-        knobs = dict(self.knobs) | more
+    def simulated(self, size_factor: float) -> ExchangePolicy:
+        """Return the simulator's policy, with sizes that fit scaled gradients."""
+        knobs = dict(self.knobs)
         for name in self.scaled:
             knobs[name] = max(round(knobs[name] * size_factor) // 4, 1) * 4
         return make_exchange_policy(self.policy, **knobs)
@@ -135,21 +128,11 @@ class _Fixed:
         return self.decided
 
 
-def our_options(profile: Profile, cluster: Cluster) -> ExchangeOptions:
-    """Return the options of our plans: parts of delta0, searched around it unless that is too small."""
-    suggested = ExchangeProblem.of(profile, cluster).suggested_partition_bytes()
-    fixed = max(int(suggested), LEAST_BYTES) if suggested * min(AROUND) < LEAST_BYTES else None
-    return ExchangeOptions(partition_bytes=fixed)
-
-
 def traffic_of(
     contender: ExchangeContender, profile: Profile, cluster: Cluster, size_factor: float, *, paced: bool
 ) -> ExchangeTraffic:
     """Return what a contender puts on the links; what is measured and what is predicted."""
-    more: dict[str, Any] = {}
-    if contender.family == "pace":
-        more["partition_bytes"] = our_options(profile, cluster).partition_bytes or 0
-    traffic = contender.simulated(size_factor, **more).traffic(profile, cluster)
+    traffic = contender.simulated(size_factor).traffic(profile, cluster)
     return replace(traffic, rules=replace(traffic.rules, paced=paced))
 
 
@@ -165,7 +148,7 @@ def schedule_of(
 
     Times and proofs of the latter are those of our own plan: the runtime does not read them.
     """
-    ours = optimize_exchange(profile, cluster, our_options(profile, cluster))
+    ours = optimize_exchange(profile, cluster)
     if contender.family == "pace":
         return ours
     problem = FusionProblem.of(profile)

@@ -11,7 +11,6 @@ from benchmarks.testbed.contenders import BY_NAME
 from benchmarks.testbed.errors import RankFailed
 from benchmarks.testbed.exchange.contenders import (
     ExchangeContender,
-    our_options,
     predict_exchange,
     schedule_of,
     traffic_of,
@@ -214,7 +213,7 @@ def _over_servers(
         contender=contender,
         start=start,
         predicted_s=predict_exchange(profile, cluster, traffic),
-        bound_s=optimize_exchange(profile, cluster, our_options(profile, cluster)).predicted.lower_bound_s,
+        bound_s=optimize_exchange(profile, cluster).predicted.lower_bound_s,
     )
 
 

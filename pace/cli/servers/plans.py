@@ -30,6 +30,17 @@ def cluster_of(profile: Profile, file: Path | None, servers: int | None, *, colo
     raise InvalidOptions("--exchange ps needs --servers or --cluster")
 
 
+def describe_parts(schedule: PushPullSchedule) -> str:
+    """Say in how many parts the gradients travel, and how small those are."""
+    sizes = sorted(segment.size_bytes for segment in schedule.segments)
+    if not sizes:
+        return "none: nothing travels"
+    least = schedule.cluster.exchange.min_partition_bytes
+    half = sizes[len(sizes) // 2]
+    told = f"{len(sizes):,}, the smallest of {sizes[0]:,} bytes, half of them of {half:,} or more"
+    return f"{told}; no group is cut below {least:,}" if least else told
+
+
 def describe_exchange(profile: Profile, schedule: PushPullSchedule, console: Console) -> None:
     """Print a plan for people: predicted times, servers, partitions and segments."""
     predicted, exchange = schedule.predicted, schedule.cluster.exchange
@@ -52,6 +63,7 @@ def describe_exchange(profile: Profile, schedule: PushPullSchedule, console: Con
         f"{schedule.execution.max_segment_bytes:,} bytes, {schedule.solver.order} order "
         f"(delta0 is {schedule.solver.suggested_partition_bytes:,.0f} bytes)"
     )
+    print_line(f"parts       {describe_parts(schedule)}")
     print_line(f"fusion      {schedule.solver.fusion}: {schedule.solver.method}")
     print_line("")
     columns = ("priority", "group", "bytes", "server", "push ms", "pulled ms", "needed ms", "gradients")

@@ -35,6 +35,8 @@ def test_a_plan_is_written_checked_and_read(profile: Path, tmp_path: Path) -> No
     assert shown.exit_code == 0, shown.output
     assert "2 servers" in shown.stdout
     schedule = parse_push_pull_schedule(plan.read_bytes())
+    smallest = min(segment.size_bytes for segment in schedule.segments)
+    assert f"parts       {len(schedule.segments)}, the smallest of {smallest:,} bytes" in shown.stdout
     assert {segment.link for segment in schedule.segments} == {0, 1}
     assert run("check", profile, plan).exit_code == 0
     broken = json.loads(plan.read_bytes())

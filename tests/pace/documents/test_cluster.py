@@ -7,8 +7,10 @@ import pytest
 
 from pace.documents.cluster import Cluster, parse_cluster
 from pace.documents.cost_document import NetworkChange
+from pace.documents.profile import parse_profile
 from pace.documents.push_pull import PushPull
 from pace.errors import InvalidCluster
+from tests.strategies import layered
 
 DOCUMENT: dict[str, Any] = {
     "schema_version": 1,
@@ -37,12 +39,30 @@ def test_a_cluster_is_read_and_written() -> None:
         ({"ratios": [{"gradient": "a"}, {"gradient": "a"}]}, 'gradient "a" has two ratios'),
         ({"schema_version": 2}, "schema_version"),
         ({"servers": 3}, "servers"),
+        ({"exchange": DOCUMENT["exchange"] | {"min_partition_bytes": -1}}, "min_partition_bytes"),
+        ({"exchange": DOCUMENT["exchange"] | {"min_partition_bytes": 0.5}}, "min_partition_bytes"),
     ],
 )
 def test_what_cannot_be_is_refused(change: dict[str, Any], named: str) -> None:
     """The message names the field."""
     with pytest.raises(InvalidCluster, match=named):
         parse_cluster(json.dumps(DOCUMENT | change))
+
+
+def test_a_smallest_part_is_written_only_if_there_is_one() -> None:
+    """Documents without one keep their bytes and digests; one with it has others, and is read back."""
+    exchange = PushPull(servers=2, worker_bytes_per_s=1e9, partition_s=5e-5)
+    profile = layered([8, 4], allreduce=exchange, workers=4)
+    # From before there was such a field.
+    assert profile.sha256 == "fe2fc4d447713cc05b78075f49342dc3fae29be8f6384aea6906c03c4dd35859"
+    assert b"min_partition_bytes" not in profile.to_json() + parse_cluster(json.dumps(DOCUMENT)).to_json()
+    coarse = exchange.model_copy(update={"min_partition_bytes": 4096})
+    other = profile.replace(allreduce=coarse)
+    assert other.sha256 != profile.sha256
+    assert other.fingerprint == profile.fingerprint
+    assert parse_profile(other.to_json()).allreduce == coarse
+    cluster = Cluster(name="coarse", exchange=coarse)
+    assert parse_cluster(cluster.to_json()) == cluster
 
 
 @pytest.mark.parametrize(
@@ -102,4 +122,5 @@ def test_the_bundled_fields_are_what_others_read() -> None:
         "server_bytes_per_s",
         "partition_s",
         "round_trip_s",
+        "min_partition_bytes",
     ]

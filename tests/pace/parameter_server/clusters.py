@@ -16,6 +16,7 @@ def cluster(
     partition_s: float = 0.0,
     round_trip_s: float = 0.0,
     server_bytes_per_s: float | None = None,
+    min_partition_bytes: int = 0,
     ratios: dict[str, tuple[float, float]] | None = None,
 ) -> Cluster:
     """Return a cluster; `ratios` gives (push, pull) by gradient."""
@@ -28,6 +29,7 @@ def cluster(
             server_bytes_per_s=server_bytes_per_s,
             partition_s=partition_s,
             round_trip_s=round_trip_s,
+            min_partition_bytes=min_partition_bytes,
         ),
         ratios=tuple(
             TransferRatio(gradient=name, push=push, pull=pull)
@@ -51,5 +53,6 @@ def clusters(draw: st.DrawFn, profile: Profile, *, uneven: bool = True) -> Clust
         partition_s=draw(eighths(1)),
         round_trip_s=draw(eighths(1)),
         server_bytes_per_s=draw(st.sampled_from([None, 8.0, 64.0])),
+        min_partition_bytes=draw(st.sampled_from([0, 0, 3, 10, 64, 10**6])),
         ratios={name: (draw(ratio), draw(ratio)) for name in chosen},
     )

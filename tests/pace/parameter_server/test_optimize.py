@@ -61,6 +61,76 @@ def test_every_schedule_is_accepted(data: st.DataObject, profile: Profile) -> No
     assert predicted.iteration_s >= predicted.lower_bound_s * (1 - 1e-9)
     assert optimize_exchange(profile, chosen, options).to_json() == schedule.to_json()
     assert parse_any_schedule(schedule.to_json()) == schedule
+    least = chosen.exchange.min_partition_bytes
+    for segment in schedule.segments:
+        assert segment.size_bytes >= min(least, schedule.groups[segment.group].size_bytes)
+
+
+@given(data=st.data(), profile=profiles())
+@properties(30)
+def test_a_smallest_part_leaves_the_bounds_as_they_are(data: st.DataObject, profile: Profile) -> None:
+    """It takes plans away and adds none: what no plan beats, no plan of larger parts beats."""
+    chosen = data.draw(clusters(profile))
+    bounds = []
+    for least in (0, data.draw(st.sampled_from([1, 5, 40, 1000]))):
+        exchange = chosen.exchange.model_copy(update={"min_partition_bytes": least})
+        schedule = optimize_exchange(profile, chosen.model_copy(update={"exchange": exchange}))
+        assert schedule.predicted.iteration_s >= schedule.predicted.lower_bound_s * (1 - 1e-9)
+        bounds.append((schedule.bound, schedule.chain_bound, schedule.predicted.lower_bound_s))
+    assert bounds[0] == bounds[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "sizes", "window"),
+    [
+        (1, 0, [1, 1, 1, 1, 1], 8),  # in from 1 to 6 s, the last byte back at 7, and a second of forward
+        (1, 2, [2, 3], 10),  # 2 and the rest of 1 together: pushed from 3 to 6, pulled to 9
+        (2, 2, [2, 3], 10),
+        (3, 3, [5], 12),  # 3 would leave 2: pushed to 6, pulled to 11
+        (4, 0, [4, 1], 11),  # pulled from 5 to 9 and to 10
+        (1, 9, [5], 12),  # all of a gradient may be less
+        (None, 3, [5], 12),
+    ],
+)
+def test_the_smallest_part_by_hand(asked: int | None, least: int, sizes: list[int], window: float) -> None:
+    """Five bytes over one link of 1 byte/s, ready after a second."""
+    profile = layered([5], allreduce=affine(0, 1), backward_s=[1], forward_s=[1], dtypes=["int8"], workers=1)
+    chosen = cluster(min_partition_bytes=least)
+    schedule = optimize_exchange(profile, chosen, ExchangeOptions(partition_bytes=asked))
+    assert sorted(segment.size_bytes for segment in schedule.segments) == sorted(sizes)
+    assert schedule.predicted.iteration_s == window
+    assert schedule.predicted.lower_bound_s == 7  # a second, five bytes, a second
+    assert schedule.execution.max_segment_bytes == max(sizes)
+    if asked is not None:
+        assert schedule.solver.partition_bytes == max(asked, least)
+    assert check(profile, schedule) == []
+
+
+def test_elements_are_not_cut_for_the_smallest_part() -> None:
+    """Six elements of four bytes, no part below ten: three elements are twelve bytes, two are eight."""
+    profile = layered([6], allreduce=affine(0, 1), dtypes=["float32"], workers=1)
+    schedule = optimize_exchange(
+        profile, cluster(min_partition_bytes=10), ExchangeOptions(partition_bytes=10)
+    )
+    assert [segment.size_bytes for segment in schedule.segments] == [12, 12]
+
+
+def test_parts_smaller_than_the_cluster_allows_are_refused(judged: tuple[Profile, PushPullSchedule]) -> None:
+    """Parts of 4 bytes of groups of 4 and more: right for a smallest part of 4, wrong for one of 5."""
+    profile, schedule = judged
+    document = schedule.model_dump(mode="json")
+    assert {segment["size_bytes"] for segment in document["segments"]} == {4}
+    document["cluster"]["exchange"]["min_partition_bytes"] = 4
+    assert check(profile, parse_push_pull_schedule(json.dumps(document))) == []
+    document["cluster"]["exchange"]["min_partition_bytes"] = 5
+    faults = check(profile, parse_push_pull_schedule(json.dumps(document)))
+    cut = [
+        number
+        for number, segment in enumerate(schedule.segments)
+        if schedule.groups[segment.group].size_bytes > 4
+    ]
+    assert len(faults) == len(cut) > 0
+    assert all("min_partition_bytes" in fault for fault in faults)
 
 
 def test_parts_are_spread_evenly_in_the_planned_order() -> None:

@@ -60,6 +60,7 @@ def test_a_server_process_is_measured_used_and_lost(served: tuple[Any, Any], tok
     assert exchange["servers"] == 1
     assert exchange["worker_bytes_per_s"] > 0
     assert exchange["round_trip_s"] > 0
+    assert exchange["min_partition_bytes"] == 64 << 10
     refused = subprocess.run(
         measure, capture_output=True, text=True, timeout=250, env=os.environ | {"PACE_PS_TOKEN": "other"}
     )

@@ -72,6 +72,7 @@ def test_a_service_plans_a_job_over_its_servers_from_the_jobs_own_profile(tmp_pa
     assert isinstance(exchange, PushPull)
     assert exchange.servers == 2
     assert not exchange.colocated
+    assert exchange.min_partition_bytes == 64 << 10
     assert set(seen["links"]) <= {0, 1}
     assert seen["planned"] is not None
     assert seen["paced"] == [int(seen["planned"])] * 2

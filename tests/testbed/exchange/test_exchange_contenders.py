@@ -6,7 +6,6 @@ from benchmarks.testbed.exchange.contenders import (
     CONTENDERS,
     EXCHANGE_BY_NAME,
     ExchangeContender,
-    our_options,
     predict_exchange,
     schedule_of,
     traffic_of,
@@ -81,12 +80,26 @@ def test_every_contender_can_be_run_and_is_predicted(
         assert check(profile, schedule) == []
 
 
-def test_bytescheduler_is_scaled_and_ours_is_not_too_fine(layered: Profile, cluster: Cluster) -> None:
-    """Sizes of 4 and 16 MB shrink with the gradients; our parts do not fall below one write to a socket."""
+def test_bytescheduler_is_scaled(layered: Profile, cluster: Cluster) -> None:
+    """Sizes of 4 and 16 MB shrink with the gradients."""
     traffic = traffic_of(EXCHANGE_BY_NAME["bytescheduler"], renamed(layered), cluster, 1e-5, paced=False)
     assert traffic.sizes.max() == 40
     assert traffic.rules.credit_bytes == 160
-    assert our_options(renamed(layered), cluster).partition_bytes == 64 << 10
+
+
+def test_our_parts_are_not_below_what_the_cluster_allows(layered: Profile, cluster: Cluster) -> None:
+    """400 bytes go in two parts where 200 may, in one where they may not."""
+    contender, profile = EXCHANGE_BY_NAME["pace-overtake"], renamed(layered)
+    for least in (200, 300):
+        exchange = cluster.exchange.model_copy(update={"min_partition_bytes": least})
+        coarse = cluster.model_copy(update={"exchange": exchange})
+        traffic = traffic_of(contender, profile, coarse, 1.0, paced=True)
+        schedule = schedule_of(contender, profile, coarse, traffic)
+        sizes = [segment.size_bytes for segment in schedule.segments]
+        assert sorted(sizes) == sorted(traffic.sizes.tolist())
+        whole = [group.size_bytes for group in schedule.groups]
+        assert min(sizes) >= min(least, min(whole))
+        assert (len(sizes) > len(whole)) == (least == 200)
 
 
 def test_layouts_are_read() -> None:
