@@ -222,8 +222,7 @@ def serve(
 ) -> None:
     """Run the daemon of the host that holds the model, or its replica, until stopped."""
     with reported():
-        from pace.runtime.fabric.daemon import load_model
-        from pace.runtime.fabric.held_model import HeldModel
+        from pace.runtime.fabric.held_model import HeldModel, load_model
 
         held = HeldModel(load_model(model), log=log)
         tls = (tls_cert, tls_key, tls_ca)

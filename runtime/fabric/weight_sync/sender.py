@@ -158,8 +158,8 @@ class WeightSender:
     def _next_notice(self, key: str, deadline: float) -> tuple[str, RelayNotice] | None:
         """Return the next notice of a chain, or that a link has ended; None if there is none in time.
 
-        A host may leave once it has the weights. What its connection said last must not be taken for the end of
-        the connection that the next chain uses.
+        A host may leave once it has the weights: the end of that connection must not be taken for the end of
+        the one that the next chain uses.
         """
         while True:
             try:

@@ -96,7 +96,8 @@ class Fabric:
         tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
     ) -> None:
         assert tls is None or not killable
-        self.serving, self.trusting = (None, None) if tls is None else tls
+        self.serving = None if tls is None else tls[0]
+        self.trusting = None if tls is None else tls[1]
         self.folder, self.options, self.killable, self.state = folder, options, killable, state
         self.first: Vector = np.random.default_rng(0).normal(size=numbers).astype(np.float32)
         np.save(folder / "model.npy", self.first)
