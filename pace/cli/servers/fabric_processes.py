@@ -116,7 +116,8 @@ def scheduler(
         from pace.documents.fabric.reading import load_network
         from pace.runtime.addresses import read_token
         from pace.runtime.fabric.scheduling.link_rates import MeasuredState, NetworkState, OracleState
-        from pace.runtime.fabric.scheduling.scheduler import FabricScheduler, SchedulerOptions
+        from pace.runtime.fabric.scheduling.scheduler import FabricScheduler
+        from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
         from pace.runtime.fabric.scheduling.warm_up import warm_up
 
         if divergence is not None and divergence_updates is not None:

@@ -19,7 +19,8 @@ from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, Vector, read_l
 from pace.runtime.fabric.daemon import HostDaemon
 from pace.runtime.fabric.held_model import HeldModel
 from pace.runtime.fabric.scheduling.link_rates import NetworkState
-from pace.runtime.fabric.scheduling.scheduler import FabricScheduler, SchedulerOptions
+from pace.runtime.fabric.scheduling.scheduler import FabricScheduler
+from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.warm_up import warm_up
 from pace.runtime.fabric.status import ask_status
 

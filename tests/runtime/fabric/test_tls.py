@@ -9,7 +9,7 @@ import pytest
 from pace.errors import CommunicationFailed
 from pace.runtime.fabric.client import FabricClient
 from pace.runtime.fabric.commit_log import violations
-from pace.runtime.fabric.scheduling.scheduler import SchedulerOptions
+from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.weight_sync import WeightReceiver, WeightSender
 from tests.runtime.certificates import NEEDS_OPENSSL, tls_contexts
 from tests.runtime.fabric.processes import TOKEN, WITHIN_S, Fabric
