@@ -7,21 +7,17 @@ import queue
 import ssl
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-
-from pace.errors import CommunicationFailed, InvalidUse
+from pace.errors import InvalidUse
 from pace.runtime.addresses import ServerAddress
 from pace.runtime.event_log import log
-from pace.runtime.fabric.commit_log import Vector, add_scaled
+from pace.runtime.fabric.byte_store import ByteStore
 from pace.runtime.fabric.connection import FabricLink, Incoming, Listener, connect
 from pace.runtime.fabric.held_model import HeldModel
+from pace.runtime.fabric.local_workers import LocalWorkers
 from pace.runtime.fabric.messages import (
     AdditionOrder,
     AdoptionOrder,
@@ -29,54 +25,21 @@ from pace.runtime.fabric.messages import (
     CommitNotice,
     CommitOrder,
     DeliveryOrder,
-    FailureNotice,
     ForgetOrder,
-    HeldUpdate,
     HostRegistration,
     Message,
-    ModelCall,
-    ModelWanted,
     PromotionOrder,
-    PushCall,
     RateOrder,
-    ReductionNotice,
     RefusalOrder,
     ReleaseOrder,
     SnapshotNotice,
     SnapshotOrder,
     TicketOrder,
-    TransferIntro,
     TransferOrder,
-    UpdateNotice,
     WelcomeOrder,
 )
-
-_RETRY_S = 0.2
-_CONNECT_S = 5.0
-
-
-@dataclass(slots=True)
-class _Stored:
-    """Bytes under a key; `copies` counts how often they arrived, and `owned` are this host's updates."""
-
-    data: bytearray
-    version: int = 0
-    owned: bool = False
-    copies: int = 1
-
-
-@dataclass(slots=True)
-class _Peer:
-    """The link to another host, and the transfers that were last put on it."""
-
-    link: FabricLink
-    sent: deque[int] = field(default_factory=lambda: deque(maxlen=256))
-
-
-@dataclass(slots=True)
-class _Push:
-    call: PushCall
-    link: FabricLink
+from pace.runtime.fabric.peer_links import PeerLinks
+from pace.runtime.fabric.scheduler_call import CONNECT_S, SchedulerCall
 
 
 class HostDaemon:
@@ -117,29 +80,30 @@ class HostDaemon:
     ) -> None:
         self.name, self.model = name, model
         self._replica = replica
-        self._scheduler_address = scheduler
-        self._token, self._trusting = token, trusting
-        self._silence_s, self._patience_s = silence_s, patience_s
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._store: dict[str, _Stored] = {}
-        self._updates: dict[str, HeldUpdate] = {}
-        self._pushes: dict[str, _Push] = {}
-        self._expected: dict[tuple[FabricLink, str], PushCall] = {}
-        self._getters: list[tuple[FabricLink, ModelCall]] = []
-        self._peers: dict[str, _Peer] = {}
         self._callers: set[FabricLink] = set()
-        self._scheduler: FabricLink | None = None
-        self._lost_at = time.monotonic()
-        self._registered = threading.Event()
         self._closed = threading.Event()
         self.refused: str | None = None
+        dial = partial(connect, token=token, silence_s=silence_s, within_s=CONNECT_S, ssl_context=trusting)
+        self._scheduler = SchedulerCall(
+            name,
+            partial(dial, scheduler),
+            self._post,
+            register=self._registration,
+            on_registration=self._begin_again,
+            obey=self._obey,
+            on_absence=lambda reason: self._workers.fail_all(reason),
+            patience_s=patience_s,
+        )
+        self._store = ByteStore()
+        self._workers = LocalWorkers(name, self._store, self._scheduler.tell)
+        self._peers = PeerLinks(name, self._store, dial, self._scheduler.tell, self._post)
         self._listener = Listener(*bind, self._accept, token=token, ssl_context=serving)
         self.host, self.port = self._listener.host, self._listener.port
         self._advertise = advertise or self.host
         self._thread = threading.Thread(target=self._run, name=f"pace.fabric.{name}", daemon=True)
         self._thread.start()
-        self._caller = threading.Thread(target=self._call_scheduler, name="pace.fabric.call", daemon=True)
-        self._caller.start()
+        self._scheduler.start()
 
     def __enter__(self) -> "HostDaemon":
         return self
@@ -156,20 +120,21 @@ class HostDaemon:
 
     def wait_registered(self, timeout_s: float) -> bool:
         """Wait until the scheduler knows this host; return whether it does."""
-        return self._registered.wait(timeout_s)
+        return self._scheduler.answered.wait(timeout_s)
 
     def close(self) -> None:
         """Leave the fabric at once; updates that are not committed fail. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
+        self._scheduler.stop()
         self._listener.close()
         self._events.put(None)
         self._thread.join(5.0)
-        self._caller.join(2 * _CONNECT_S)
-        links = [*self._callers, *(peer.link for peer in self._peers.values())]
-        for link in links if self._scheduler is None else [*links, self._scheduler]:
+        for link in self._callers:
             link.close()
+        self._peers.close()
+        self._scheduler.close()
         if self.model is not None:
             self.model.close()
 
@@ -181,39 +146,6 @@ class HostDaemon:
     def _post(self, handle: Callable[[], None]) -> None:
         if not self._closed.is_set():
             self._events.put(handle)
-
-    def _call_scheduler(self) -> None:
-        while not self._closed.is_set():
-            try:
-                link = connect(
-                    self._scheduler_address,
-                    token=self._token,
-                    silence_s=self._silence_s,
-                    within_s=_CONNECT_S,
-                    ssl_context=self._trusting,
-                )
-            except CommunicationFailed as error:
-                self._post(partial(self._without_scheduler, str(error)))
-                self._closed.wait(_RETRY_S)
-                continue
-            ended = self._follow(link)
-            while not ended.wait(0.2) and not self._closed.is_set():
-                pass
-            if self._closed.is_set():
-                link.close()
-                return
-            self._closed.wait(_RETRY_S)
-
-    def _follow(self, link: FabricLink) -> threading.Event:
-        ended = threading.Event()
-
-        def end(link: FabricLink, reason: str) -> None:
-            self._post(lambda: self._lose_scheduler(link, reason))
-            ended.set()
-
-        link.start(lambda _link, message: self._post(lambda: self._obey(message)), end)
-        self._post(lambda: self._register(link))
-        return ended
 
     def _run(self) -> None:
         while True:
@@ -227,57 +159,34 @@ class HostDaemon:
 
     # The scheduler.
 
-    def _register(self, link: FabricLink) -> None:
-        self._scheduler = link
+    def _registration(self) -> HostRegistration:
         held = self.model
-        link.send(
-            HostRegistration(
-                host=self.name,
-                address=self._advertise,
-                port=self.port,
-                part="worker" if held is None else "replica" if self._replica else "server",
-                version=0 if held is None else held.version,
-                model_bytes=0 if held is None else held.weights.nbytes,
-                history_norm=0.0 if held is None else held.history_norm,
-                digest="" if held is None else held.digest,
-                updates=tuple(self._updates.values()),
-                recent=() if held is None else tuple(held.recent.items()),
-            )
+        return HostRegistration(
+            host=self.name,
+            address=self._advertise,
+            port=self.port,
+            part="worker" if held is None else "replica" if self._replica else "server",
+            version=0 if held is None else held.version,
+            model_bytes=0 if held is None else held.weights.nbytes,
+            history_norm=0.0 if held is None else held.history_norm,
+            digest="" if held is None else held.digest,
+            updates=tuple(self._workers.updates.values()),
+            recent=() if held is None else tuple(held.recent.items()),
         )
-        for stored in [key for key, each in self._store.items() if not each.owned]:
-            del self._store[stored]
-        for push in self._pushes.values():
-            if push.call.round is not None:
-                self._notify_reduction(push.call)
-        self._want()
 
-    def _lose_scheduler(self, link: FabricLink, reason: str) -> None:
-        if self._scheduler is link:
-            self._scheduler = None
-            self._registered.clear()
-            self._lost_at = time.monotonic()
-            log.warning("pace.fabric_scheduler_lost", host=self.name, reason=reason)
-        link.close()
-
-    def _without_scheduler(self, reason: str) -> None:
-        if time.monotonic() - self._lost_at < self._patience_s:
-            return
-        for update in [each for each in self._pushes if self._pushes[each].call.update.id == each]:
-            self._end_ticket(TicketOrder(update=update, outcome="failed", reason=reason, version=None))
-
-    def _tell(self, message: Message) -> None:
-        if self._scheduler is not None:
-            self._scheduler.send(message)
+    def _begin_again(self) -> None:
+        """A scheduler has been told what is here: it orders everything else anew."""
+        self._store.keep_only_owned()
+        self._workers.repeat()
 
     def _obey(self, order: Message) -> None:
         match order:
             case TransferOrder():
-                self._send(order)
+                self._peers.send(order)
             case RateOrder():
-                if order.host in self._peers:
-                    self._peers[order.host].link.set_rate(order.rate)
+                self._peers.set_rate(order)
             case AdditionOrder():
-                self._add(order)
+                self._store.add(order)
             case CommitOrder():
                 self._commit(order)
             case SnapshotOrder():
@@ -289,17 +198,17 @@ class HostDaemon:
                 self._replica = False
                 self.model.promote()
             case DeliveryOrder():
-                self._deliver(order)
+                self._workers.deliver(order)
             case ForgetOrder():
                 for key in order.keys:
-                    self._consume(key)
+                    self._store.consume(key)
             case TicketOrder():
-                self._end_ticket(order)
+                self._workers.end_ticket(order)
             case ReleaseOrder():
                 for update in order.updates:
-                    self._release(update)
+                    self._workers.release(update)
             case WelcomeOrder():
-                self._registered.set()
+                self._scheduler.answered.set()
                 if self.model is not None:
                     self.model.begin(order.momentum, order.network_state)
             case RefusalOrder():
@@ -310,85 +219,10 @@ class HostDaemon:
     def _refuse(self, order: RefusalOrder) -> None:
         if order.round is None:
             self.refused = order.reason
-            self._registered.set()
+            self._scheduler.answered.set()
             log.error("pace.fabric_host_refused", host=self.name, reason=order.reason)
             return
-        for update, push in list(self._pushes.items()):
-            if push.call.round == order.round:
-                self._end_ticket(TicketOrder(update=update, outcome="failed", reason=order.reason))
-
-    # What is stored, and what goes from here to other hosts.
-
-    def _vector(self, key: str) -> Vector:
-        return np.frombuffer(self._store[key].data, dtype=np.float32)
-
-    def _consume(self, key: str) -> None:
-        stored = self._store.get(key)
-        if stored is not None and not stored.owned:
-            stored.copies -= 1
-            if stored.copies <= 0:
-                del self._store[key]
-
-    def _put(self, key: str, data: bytearray, version: int = 0) -> None:
-        if key in self._store:
-            self._store[key].copies += 1
-        else:
-            self._store[key] = _Stored(data, version)
-
-    def _add(self, order: AdditionOrder) -> None:
-        if any(part not in self._store for part in order.parts):
-            return  # the transfer of the sum will say that there is none
-        parts = [self._vector(part) for part in order.parts]
-        if len({len(part) for part in parts}) == 1:
-            self._put(order.key, bytearray(add_scaled(parts, order.factors).tobytes()))
-        del parts
-        for part in order.parts:
-            self._consume(part)
-
-    def _send(self, order: TransferOrder) -> None:
-        stored = self._store.get(order.key)
-        if stored is None:
-            self._tell(FailureNotice(transfer=order.transfer, reason=f"{self.name} has no {order.key}"))
-            return
-        peer = self._peers.get(order.host)
-        if peer is None or peer.link.over:
-            # Connecting takes a round trip at most: whoever does not answer at once is as good as gone.
-            try:
-                link = connect(
-                    ServerAddress(host=order.address, port=order.port, name=f"host {order.host}"),
-                    token=self._token,
-                    silence_s=self._silence_s,
-                    within_s=_CONNECT_S,
-                    ssl_context=self._trusting,
-                )
-            except CommunicationFailed as error:
-                self._tell(FailureNotice(transfer=order.transfer, reason=str(error)))
-                return
-            link.host = order.host
-            link.start(
-                lambda _link, _message: None, lambda link, why: self._post(lambda: self._lose(link, why))
-            )
-            peer = self._peers[order.host] = _Peer(link)
-        peer.sent.append(order.transfer)
-        peer.link.set_rate(order.rate)
-        intro = TransferIntro(
-            transfer=order.transfer,
-            key=order.key,
-            size_bytes=len(stored.data),
-            version=stored.version,
-            host=self.name,
-        )
-        peer.link.send_tensor(intro, memoryview(stored.data))
-        if order.once:
-            self._consume(order.key)
-
-    def _lose(self, link: FabricLink, reason: str) -> None:
-        peer = self._peers.get(link.host)
-        if peer is not None and peer.link is link:
-            del self._peers[link.host]
-            for transfer in peer.sent:
-                self._tell(FailureNotice(transfer=transfer, reason=reason))
-        link.close()
+        self._workers.fail_round(order)
 
     # The model.
 
@@ -397,11 +231,11 @@ class HostDaemon:
         expired = tuple(member.id for member in order.members)
         if order.key in self._store:
             try:
-                expired = self.model.commit(order, self._vector(order.key))
+                expired = self.model.commit(order, self._store.vector(order.key))
             except InvalidUse as error:
                 log.error("pace.fabric_commit_refused", key=order.key, reason=str(error))
-        self._consume(order.key)
-        self._tell(
+        self._store.consume(order.key)
+        self._scheduler.tell(
             CommitNotice(
                 number=order.number,
                 version=self.model.version,
@@ -412,40 +246,30 @@ class HostDaemon:
 
     def _take_snapshot(self, order: SnapshotOrder) -> None:
         assert self.model is not None
-        self._put(order.key, self.model.snapshot(whole=order.whole), self.model.version)
-        self._tell(SnapshotNotice(key=order.key, version=self.model.version))
+        self._store.put(order.key, self.model.snapshot(whole=order.whole), self.model.version)
+        self._scheduler.tell(SnapshotNotice(key=order.key, version=self.model.version))
 
     def _adopt(self, order: AdoptionOrder) -> None:
         assert self.model is not None
-        if order.key in self._store:
-            self.model.adopt(self._store[order.key].data)
-            self._consume(order.key)
+        kept = self._store.get(order.key)
+        if kept is not None:
+            self.model.adopt(kept.data)
+            self._store.consume(order.key)
 
     # Workers of this host, and what arrives from other hosts.
 
     def _take_in(self, link: FabricLink) -> None:
         self._callers = {each for each in self._callers if not each.over} | {link}
         link.start(
-            lambda link, message: self._post(lambda: self._answer(link, message)),
+            lambda link, message: self._post(lambda: self._workers.answer(link, message)),
             lambda link, _reason: self._post(lambda: self._forget_caller(link)),
             lambda link, incoming: self._arrive(link, incoming),
         )
 
     def _forget_caller(self, link: FabricLink) -> None:
         self._callers.discard(link)
-        self._getters = [each for each in self._getters if each[0] is not link]
-        self._expected = {at: call for at, call in self._expected.items() if at[0] is not link}
+        self._workers.forget(link)
         link.close()
-
-    def _answer(self, link: FabricLink, message: Message) -> None:
-        match message:
-            case PushCall():
-                self._expected[link, f"u/{message.update.id}"] = message
-            case ModelCall():
-                self._getters.append((link, message))
-                self._want()
-            case _:
-                log.warning("pace.fabric_message_ignored", host=self.name, kind=message.kind)
 
     def _arrive(self, link: FabricLink, incoming: Incoming) -> None:
         seconds = time.monotonic() - incoming.began
@@ -453,12 +277,10 @@ class HostDaemon:
 
     def _keep(self, link: FabricLink, incoming: Incoming, seconds: float) -> None:
         intro = incoming.intro
-        call = self._expected.pop((link, intro.key), None)
-        if call is not None:
-            self._accept_push(link, call, incoming)
+        if self._workers.accept(link, incoming):
             return
-        self._put(intro.key, incoming.data, intro.version)
-        self._tell(
+        self._store.put(intro.key, incoming.data, intro.version)
+        self._scheduler.tell(
             ArrivalNotice(
                 transfer=intro.transfer,
                 size_bytes=intro.size_bytes,
@@ -466,77 +288,3 @@ class HostDaemon:
                 seconds=seconds,
             )
         )
-
-    def _accept_push(self, link: FabricLink, call: PushCall, incoming: Incoming) -> None:
-        update = call.update
-        if update.id in self._updates or update.id in self._pushes or len(incoming.data) != update.size_bytes:
-            link.send(TicketOrder(update=update.id, outcome="failed", reason="an update of this id is here"))
-            return
-        self._store[f"u/{update.id}"] = _Stored(incoming.data, update.version, owned=True)
-        self._pushes[update.id] = _Push(call, link)
-        if call.round is not None:
-            self._notify_reduction(call)
-            return
-        self._updates[update.id] = update
-        self._tell(UpdateNotice(update=update))
-
-    def _notify_reduction(self, call: PushCall) -> None:
-        assert call.round is not None
-        self._tell(ReductionNotice(round=call.round, members=call.members, update=call.update))
-
-    def _want(self) -> None:
-        if self._getters:
-            self._tell(ModelWanted(at_least=min(call.at_least for _, call in self._getters)))
-
-    def _deliver(self, order: DeliveryOrder) -> None:
-        stored = self._store.get(order.key)
-        if stored is None:
-            return
-        if order.round is not None:
-            for update, push in list(self._pushes.items()):
-                if push.call.round == order.round:
-                    self._hand_over(push.link, push.call.number, order.key, stored)
-                    del self._pushes[update]
-                    self._release(update)
-        else:
-            for link, call in self._getters:
-                if call.at_least <= order.version:
-                    self._hand_over(link, call.number, order.key, stored)
-            self._getters = [each for each in self._getters if each[1].at_least > order.version]
-            self._want()
-
-    def _hand_over(self, link: FabricLink, number: int, key: str, stored: _Stored) -> None:
-        size, version = len(stored.data), stored.version
-        intro = TransferIntro(transfer=number, key=key, size_bytes=size, version=version, host=self.name)
-        link.send_tensor(intro, memoryview(stored.data))
-
-    def _end_ticket(self, order: TicketOrder) -> None:
-        push = self._pushes.pop(order.update, None)
-        if push is not None:
-            push.link.send(order)
-        held = self._updates.get(order.update)
-        if held is not None and order.outcome == "committed":
-            self._updates[order.update] = held.model_copy(update={"committed": True})
-        else:
-            self._release(order.update)
-
-    def _release(self, update: str) -> None:
-        self._updates.pop(update, None)
-        self._store.pop(f"u/{update}", None)
-
-
-def load_model(path: Path) -> Vector:
-    """Return the float32 model of a .npy file as one row.
-
-    Raises
-    ------
-    InvalidUse
-        When it holds none.
-    """
-    try:
-        loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise InvalidUse(f"{path}: no model can be read: {error}") from error
-    if loaded.dtype != np.float32 or not loaded.size:
-        raise InvalidUse(f"{path}: {loaded.shape} {loaded.dtype}; float32 numbers are needed")
-    return np.ascontiguousarray(loaded).reshape(-1)

@@ -140,3 +140,20 @@ class HeldModel:
     def close(self) -> None:
         """Close the log."""
         self._log.close()
+
+
+def load_model(path: Path) -> Vector:
+    """Return the float32 model of a .npy file as one row.
+
+    Raises
+    ------
+    InvalidUse
+        When it holds none.
+    """
+    try:
+        loaded = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InvalidUse(f"{path}: no model can be read: {error}") from error
+    if loaded.dtype != np.float32 or not loaded.size:
+        raise InvalidUse(f"{path}: {loaded.shape} {loaded.dtype}; float32 numbers are needed")
+    return np.ascontiguousarray(loaded).reshape(-1)

@@ -116,7 +116,8 @@ def scheduler(
         from pace.documents.fabric.reading import load_network
         from pace.runtime.addresses import read_token
         from pace.runtime.fabric.scheduling.link_rates import MeasuredState, NetworkState, OracleState
-        from pace.runtime.fabric.scheduling.scheduler import FabricScheduler, SchedulerOptions
+        from pace.runtime.fabric.scheduling.scheduler import FabricScheduler
+        from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
         from pace.runtime.fabric.scheduling.warm_up import warm_up
 
         if divergence is not None and divergence_updates is not None:
@@ -222,8 +223,7 @@ def serve(
 ) -> None:
     """Run the daemon of the host that holds the model, or its replica, until stopped."""
     with reported():
-        from pace.runtime.fabric.daemon import load_model
-        from pace.runtime.fabric.held_model import HeldModel
+        from pace.runtime.fabric.held_model import HeldModel, load_model
 
         held = HeldModel(load_model(model), log=log)
         tls = (tls_cert, tls_key, tls_ca)

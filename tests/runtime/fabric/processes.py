@@ -2,6 +2,7 @@
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, Vector, read_l
 from pace.runtime.fabric.daemon import HostDaemon
 from pace.runtime.fabric.held_model import HeldModel
 from pace.runtime.fabric.scheduling.link_rates import NetworkState
-from pace.runtime.fabric.scheduling.scheduler import FabricScheduler, SchedulerOptions
+from pace.runtime.fabric.scheduling.scheduler import FabricScheduler
+from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.warm_up import warm_up
 from pace.runtime.fabric.status import ask_status
 
@@ -77,6 +79,8 @@ class Fabric:
         Members that run in a process of their own.
     without_server
         Start no server yet: what is pushed meanwhile is planned in one batch.
+    tls
+        For those that serve and for those that call; not for members in processes of their own.
     """
 
     def __init__(
@@ -90,7 +94,11 @@ class Fabric:
         replica: bool = False,
         without_server: bool = False,
         state: NetworkState | None = None,
+        tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
     ) -> None:
+        assert tls is None or not killable
+        self.serving = None if tls is None else tls[0]
+        self.trusting = None if tls is None else tls[1]
         self.folder, self.options, self.killable, self.state = folder, options, killable, state
         self.first: Vector = np.random.default_rng(0).normal(size=numbers).astype(np.float32)
         np.save(folder / "model.npy", self.first)
@@ -126,7 +134,7 @@ class Fabric:
         """Start a scheduler; a second one takes the place of the first."""
         if "scheduler" not in self.killable:
             self.members["scheduler"] = FabricScheduler(
-                self.options, bind=bind, state=self.state, token=TOKEN
+                self.options, bind=bind, state=self.state, token=TOKEN, ssl_context=self.serving
             )
             return
         options = self.options
@@ -147,7 +155,15 @@ class Fabric:
             self.members[name] = Started("serve" if holds else "daemon", *arguments)
             return
         model = HeldModel(self.first.copy(), log=self.folder / f"{name}.log") if holds else None
-        self.members[name] = HostDaemon(name, place, model=model, replica=name == "replica", token=TOKEN)
+        self.members[name] = HostDaemon(
+            name,
+            place,
+            model=model,
+            replica=name == "replica",
+            token=TOKEN,
+            serving=self.serving,
+            trusting=self.trusting,
+        )
 
     def kill(self, name: str) -> None:
         """Kill a member's process."""
@@ -158,7 +174,9 @@ class Fabric:
     def client(self, host: int, worker: str | None = None) -> FabricClient:
         """Return a worker on a host."""
         name = worker or f"w{host}"
-        made = FabricClient(self.place(f"h{host}"), worker=name, token=TOKEN, timeout_s=WITHIN_S)
+        made = FabricClient(
+            self.place(f"h{host}"), worker=name, token=TOKEN, timeout_s=WITHIN_S, ssl_context=self.trusting
+        )
         self.clients.append(made)
         return made
 
@@ -176,7 +194,7 @@ class Fabric:
 
     def status(self) -> dict[str, Any]:
         """Return what the scheduler says."""
-        return ask_status(self.place("scheduler"), token=TOKEN, timeout_s=WITHIN_S)
+        return ask_status(self.place("scheduler"), token=TOKEN, timeout_s=WITHIN_S, ssl_context=self.trusting)
 
     def wait(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Wait until the scheduler's status fulfills a condition, and return it."""

@@ -11,7 +11,7 @@ from pace.errors import CommunicationFailed
 from pace.runtime.fabric.client import FabricClient
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, replay, violations
 from pace.runtime.fabric.scheduling.link_rates import OracleState
-from pace.runtime.fabric.scheduling.scheduler import SchedulerOptions
+from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from tests.runtime.fabric.processes import Fabric
 
 

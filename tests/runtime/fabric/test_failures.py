@@ -10,7 +10,7 @@ import pytest
 
 from pace.documents.fabric.batch import DivergenceLimit
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, violations
-from pace.runtime.fabric.scheduling.scheduler import SchedulerOptions
+from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from tests.runtime.fabric.processes import TOKEN, WITHIN_S, Fabric, Started
 
 pytestmark = pytest.mark.races_with_machine(

@@ -14,7 +14,7 @@ from torch import nn
 from pace.errors import InvalidUse
 from pace.runtime.fabric.client import FabricClient
 from pace.runtime.fabric.commit_log import LoggedCommit, violations
-from pace.runtime.fabric.scheduling.scheduler import SchedulerOptions
+from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.torch_loop import AsynchronousWorker, OuterStep, load_row, row_of
 from tests.runtime.fabric.processes import TOKEN, WITHIN_S, Fabric
 

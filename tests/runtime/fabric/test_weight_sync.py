@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,22 @@ def test_every_link_carries_the_weights_once() -> None:
     finally:
         for receiver in receivers:
             receiver.close()
+
+
+def test_a_receiver_that_leaves_between_rounds_is_called_again() -> None:
+    """What a connection said last, in an earlier round, is no failure of the next one."""
+    with WeightReceiver(token="secret") as receiver, WeightReceiver(token="secret") as other:
+        places = [place(receiver.address, "leaves"), place(other.address, "stays")]
+        with WeightSender(places, token="secret") as sender:
+            assert sender.distribute(b"first", 1, timeout_s=WITHIN_S).failed == {}
+            receiver.finish()  # says goodbye to the sender, and listens on
+            deadline = time.monotonic() + WITHIN_S
+            while sender._notices.empty():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert sender.distribute(b"second", 2, timeout_s=WITHIN_S).failed == {}
+        for each in (receiver, other):
+            assert [bytes(each.receive(WITHIN_S).data) for _ in range(2)] == [b"first", b"second"]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import ssl
 import subprocess
@@ -19,6 +18,7 @@ from pace.runtime.parameter_server.handshake import Greeting
 from pace.runtime.parameter_server.layout import memory_of
 from pace.runtime.parameter_server.link import PushPullCall, ServerAddress, ServerLink
 from pace.runtime.parameter_server.server import Server
+from tests.runtime.certificates import NEEDS_OPENSSL, tls_contexts
 from tests.runtime.parameter_server.links import WITHIN_S, Arrival, Worker, layout_of
 
 PACE = [sys.executable, "-c", "from pace.cli.main import app; app()"]
@@ -82,23 +82,10 @@ def test_a_server_process_is_measured_used_and_lost(served: tuple[Any, Any], tok
         worker.link.close()
 
 
-def _certificate(folder: Path) -> tuple[Path, Path]:
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    command += ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(
-        [*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True, timeout=60
-    )
-    return certificate, key
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+@NEEDS_OPENSSL
 def test_sums_through_tls(tmp_path: Path) -> None:
     """Sums are right through TLS, and a server that is not trusted gets nothing."""
-    certificate, key = _certificate(tmp_path)
-    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    serving.load_cert_chain(certificate, key)
-    trusting = ssl.create_default_context(cafile=str(certificate))
+    serving, trusting = tls_contexts(tmp_path)
 
     def link(rank: int, context: ssl.SSLContext) -> ServerLink:
         return ServerLink(

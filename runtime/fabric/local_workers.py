@@ -1,0 +1,156 @@
+"""The workers of one host: their updates until these are committed, and what they wait for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pace.runtime.event_log import log
+from pace.runtime.fabric.byte_store import ByteStore, KeptBytes
+from pace.runtime.fabric.connection import FabricLink, Incoming
+from pace.runtime.fabric.messages import (
+    DeliveryOrder,
+    HeldUpdate,
+    Message,
+    ModelCall,
+    ModelWanted,
+    PushCall,
+    ReductionNotice,
+    RefusalOrder,
+    TicketOrder,
+    TransferIntro,
+    UpdateNotice,
+)
+
+
+@dataclass(slots=True)
+class _Push:
+    call: PushCall
+    link: FabricLink
+
+
+class LocalWorkers:
+    """What workers have pushed and asked for; only the daemon's thread calls it.
+
+    Parameters
+    ----------
+    name
+        Of this host.
+    tell
+        Sends a notice to the scheduler.
+
+    Attributes
+    ----------
+    updates
+        Those that this host keeps for the server or the replica.
+    """
+
+    def __init__(self, name: str, store: ByteStore, tell: Callable[[Message], None]) -> None:
+        self._name, self._store, self._tell = name, store, tell
+        self.updates: dict[str, HeldUpdate] = {}
+        self._pushes: dict[str, _Push] = {}
+        self._expected: dict[tuple[FabricLink, str], PushCall] = {}
+        self._getters: list[tuple[FabricLink, ModelCall]] = []
+
+    # What workers say.
+
+    def answer(self, link: FabricLink, message: Message) -> None:
+        """Take a worker's call."""
+        match message:
+            case PushCall():
+                self._expected[link, f"u/{message.update.id}"] = message
+            case ModelCall():
+                self._getters.append((link, message))
+                self._want()
+            case _:
+                log.warning("pace.fabric_message_ignored", host=self._name, kind=message.kind)
+
+    def accept(self, link: FabricLink, incoming: Incoming) -> bool:
+        """Keep an update that was announced; return whether it was."""
+        call = self._expected.pop((link, incoming.intro.key), None)
+        if call is None:
+            return False
+        update = call.update
+        if update.id in self.updates or update.id in self._pushes or len(incoming.data) != update.size_bytes:
+            link.send(TicketOrder(update=update.id, outcome="failed", reason="an update of this id is here"))
+            return True
+        self._store.own(f"u/{update.id}", incoming.data, update.version)
+        self._pushes[update.id] = _Push(call, link)
+        if call.round is not None:
+            self._notify_reduction(call)
+            return True
+        self.updates[update.id] = update
+        self._tell(UpdateNotice(update=update))
+        return True
+
+    def forget(self, link: FabricLink) -> None:
+        """A worker is gone; what it has pushed stays."""
+        self._getters = [each for each in self._getters if each[0] is not link]
+        self._expected = {at: call for at, call in self._expected.items() if at[0] is not link}
+
+    # What the scheduler is told.
+
+    def repeat(self) -> None:
+        """Tell a scheduler that is new what workers wait for."""
+        for push in self._pushes.values():
+            if push.call.round is not None:
+                self._notify_reduction(push.call)
+        self._want()
+
+    def _notify_reduction(self, call: PushCall) -> None:
+        assert call.round is not None
+        self._tell(ReductionNotice(round=call.round, members=call.members, update=call.update))
+
+    def _want(self) -> None:
+        if self._getters:
+            self._tell(ModelWanted(at_least=min(call.at_least for _, call in self._getters)))
+
+    # What the scheduler orders.
+
+    def deliver(self, order: DeliveryOrder) -> None:
+        """Hand a model, or the mean of a round, to the workers that wait for it."""
+        kept = self._store.get(order.key)
+        if kept is None:
+            return
+        if order.round is not None:
+            for update, push in list(self._pushes.items()):
+                if push.call.round == order.round:
+                    self._hand_over(push.link, push.call.number, order.key, kept)
+                    del self._pushes[update]
+                    self.release(update)
+        else:
+            for link, call in self._getters:
+                if call.at_least <= order.version:
+                    self._hand_over(link, call.number, order.key, kept)
+            self._getters = [each for each in self._getters if each[1].at_least > order.version]
+            self._want()
+
+    def _hand_over(self, link: FabricLink, number: int, key: str, kept: KeptBytes) -> None:
+        size, version = len(kept.data), kept.version
+        intro = TransferIntro(transfer=number, key=key, size_bytes=size, version=version, host=self._name)
+        link.send_tensor(intro, memoryview(kept.data))
+
+    def end_ticket(self, order: TicketOrder) -> None:
+        """Tell a worker how its update ended; a committed one stays until it is released."""
+        push = self._pushes.pop(order.update, None)
+        if push is not None:
+            push.link.send(order)
+        held = self.updates.get(order.update)
+        if held is not None and order.outcome == "committed":
+            self.updates[order.update] = held.model_copy(update={"committed": True})
+        else:
+            self.release(order.update)
+
+    def fail_round(self, order: RefusalOrder) -> None:
+        """End the tickets of a round that cannot be."""
+        for update, push in list(self._pushes.items()):
+            if push.call.round == order.round:
+                self.end_ticket(TicketOrder(update=update, outcome="failed", reason=order.reason))
+
+    def fail_all(self, reason: str) -> None:
+        """End the tickets of all updates: there is no scheduler."""
+        for update in [each for each in self._pushes if self._pushes[each].call.update.id == each]:
+            self.end_ticket(TicketOrder(update=update, outcome="failed", reason=reason, version=None))
+
+    def release(self, update: str) -> None:
+        """Keep an update no longer."""
+        self.updates.pop(update, None)
+        self._store.remove(f"u/{update}")

@@ -1,0 +1,112 @@
+"""Plans what waits: the order of commits, the sums on the way, and the transfers to the server."""
+
+from pace.runtime.fabric.scheduling.commit_groups import (
+    CommitGroup,
+    FabricUpdate,
+    order_batch,
+    submit_hops,
+    towards,
+    updates_of,
+)
+from pace.runtime.fabric.scheduling.commit_queue import CommitQueue
+from pace.runtime.fabric.scheduling.known_hosts import KnownHosts, NetworkView
+from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
+from pace.runtime.fabric.scheduling.update_tickets import UpdateTickets
+from pace.solver.fabric.aggregation import Aggregation
+
+
+class BatchPlanner:
+    """Takes updates that wait and makes groups of them.
+
+    Attributes
+    ----------
+    planned_server_bytes
+        What was planned to go over the server's link so far.
+    """
+
+    def __init__(
+        self, options: SchedulerOptions, known: KnownHosts, tickets: UpdateTickets, commits: CommitQueue
+    ) -> None:
+        self._options, self._known, self._tickets, self._commits = options, known, tickets, commits
+        self._weighted = options.merge == "weighted-mean"
+        self.planned_server_bytes = 0
+
+    def plan(self, server: str) -> None:
+        """Plan what waits, if the server's way down is nearly free."""
+        waiting = self._waiting()
+        if not waiting:
+            return
+        view = self._known.view()
+        if view.busy_s(server, "down") >= self._options.tick_s:
+            return
+        for update in waiting:
+            if not update.again:
+                update.factor = 1.0 if self._weighted else update.held.weight
+        bound = self._options.delay_bound
+        updates = updates_of(waiting, view, server, self._commits.planned_version, bound)
+        order, dropped = order_batch(waiting, updates, view, self._options.late)
+        for drop in dropped:
+            witness = tuple(waiting[place].held.id for place in drop.witness)
+            self._tickets.drop(waiting[drop.update], drop.reason, witness)
+        relays = [] if _are_again(waiting) else list(self._known.relays(view))
+        plan = towards(updates, order, view, relays, server)
+        if plan is not None and order:
+            self._submit(plan, waiting, view, server)
+
+    def _waiting(self) -> list[FabricUpdate]:
+        """Return what to plan now; what a dead server had committed comes before all others."""
+        here = [u for u in self._tickets.pending.values() if u.host in self._known.hosts]
+        return [u for u in here if u.again] or here
+
+    def _submit(self, plan: Aggregation, waiting: list[FabricUpdate], view: NetworkView, server: str) -> None:
+        now = self._known.now()
+        groups = self._groups(plan, waiting, view, now)
+
+        def ended(members: tuple[int, ...], arrived: bool) -> None:
+            group = groups[members[0]]
+            if arrived:
+                group.arrived, group.arrived_s = True, self._known.now()
+            else:
+                self._commits.break_up(group)
+
+        numbers = submit_hops(
+            self._known.transfers,
+            plan.hops,
+            view.names,
+            waiting,
+            server,
+            now,
+            lambda members: groups[members[0]].key,
+            ended,
+        )
+        for hop, number in zip(plan.hops, numbers, strict=True):
+            groups[hop.updates[0]].transfers.append(number)
+            if view.names[hop.target] == server and hop.source != hop.target:
+                self.planned_server_bytes += round(hop.size_bytes)
+
+    def _groups(
+        self, plan: Aggregation, waiting: list[FabricUpdate], view: NetworkView, now_s: float
+    ) -> dict[int, CommitGroup]:
+        """Queue the groups of a plan; return the group of every update."""
+        relayed = {hop.updates: view.names[hop.source] for hop in plan.hops if hop.after}
+        groups: dict[int, CommitGroup] = {}
+        for places, at in plan.groups:
+            members = [waiting[place] for place in places]
+            group = CommitGroup(self._commits.next_number(), members, relayed.get(places), now_s + at)
+            group.hosts = {update.host for update in members}
+            if group.aggregator is not None:
+                group.hosts.add(group.aggregator)
+            if self._weighted and not _are_again(members):
+                total = sum(update.held.weight for update in members)
+                for update in members:
+                    update.factor *= update.held.weight / total
+            for place, update in enumerate(members):
+                update.sequence = (group.number, place)
+                del self._tickets.pending[update.held.id]
+            self._commits.append(group)
+            groups |= dict.fromkeys(places, group)
+        return groups
+
+
+def _are_again(updates: list[FabricUpdate]) -> bool:
+    return all(update.again for update in updates)

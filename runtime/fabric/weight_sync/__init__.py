@@ -1,0 +1,11 @@
+"""One sender's weights to many hosts, each of which hands every block on as it arrives.
+
+Hosts form a chain, the fastest first: the sender's link carries the weights once, however many hosts there
+are, and no fast host waits for a slow one. A host that fails is left out, and those behind it are served
+again.
+"""
+
+from pace.runtime.fabric.weight_sync.receiver import ReceivedWeights, WeightReceiver
+from pace.runtime.fabric.weight_sync.sender import WeightDelivery, WeightSender
+
+__all__ = ["ReceivedWeights", "WeightDelivery", "WeightReceiver", "WeightSender"]

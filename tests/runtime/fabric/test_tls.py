@@ -1,0 +1,58 @@
+"""A fabric whose processes talk through TLS: the same results, and nobody who is not trusted is let in."""
+
+import ssl
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pace.errors import CommunicationFailed
+from pace.runtime.fabric.client import FabricClient
+from pace.runtime.fabric.commit_log import violations
+from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
+from pace.runtime.fabric.weight_sync import WeightReceiver, WeightSender
+from tests.runtime.certificates import NEEDS_OPENSSL, tls_contexts
+from tests.runtime.fabric.processes import TOKEN, WITHIN_S, Fabric
+from tests.runtime.fabric.test_weight_sync import DATA, place
+
+
+@NEEDS_OPENSSL
+def test_updates_are_added_and_committed_through_tls(tmp_path: Path) -> None:
+    """Sums on the way, commits and models go through TLS; a daemon that is not trusted gets nothing."""
+    options = SchedulerOptions(delay_bound=5, tick_s=0.02)
+    with Fabric(
+        tmp_path, 4, options, without_server=True, numbers=50_000, tls=tls_contexts(tmp_path)
+    ) as fabric:
+        with pytest.raises(CommunicationFailed, match="is not to be trusted"):
+            FabricClient(fabric.place("h0"), token=TOKEN, ssl_context=ssl.create_default_context())
+        tickets = [fabric.push(fabric.client(number)) for number in range(4)]
+        fabric.wait(lambda status: status["pending"] == 4)
+        fabric.start("server")
+        assert [ticket.wait().outcome for ticket in tickets] == ["committed"] * 4
+        lines = fabric.log()
+        assert violations(lines, 5) == []
+        assert np.array_equal(fabric.clients[0].get(at_least=4).weights, fabric.replayed(lines))
+        status = fabric.status()
+        assert status["hosts"]["server"]["received_bytes"] == status["planned_server_bytes"]
+
+
+@NEEDS_OPENSSL
+def test_weights_are_handed_on_through_tls(tmp_path: Path) -> None:
+    """Each of two receivers serves and calls through TLS; a sender that does not trust them names them."""
+    serving, trusting = tls_contexts(tmp_path)
+
+    def receiver() -> WeightReceiver:
+        return WeightReceiver(token=TOKEN, serving=serving, trusting=trusting)
+
+    with receiver() as first, receiver() as second:
+        places = [place(first.address, "first"), place(second.address, "second")]
+        with WeightSender(places, token=TOKEN, ssl_context=ssl.create_default_context()) as stranger:
+            failed = stranger.distribute(DATA, 1, timeout_s=WITHIN_S).failed
+            assert all("is not to be trusted" in failed[name] for name in ("first", "second"))
+        with WeightSender(places, token=TOKEN, ssl_context=trusting) as sender:
+            report = sender.distribute(DATA, 2, timeout_s=WITHIN_S)
+            assert report.failed == {}
+            assert report.sent_bytes == {"sender": len(DATA), "first": len(DATA), "second": 0}
+        for each in (first, second):
+            weights = each.receive(WITHIN_S)
+            assert (weights.version, bytes(weights.data)) == (2, DATA)
