@@ -242,7 +242,8 @@ class WindowDag:
         for op, before in enumerate(graph.predecessors):
             for previous in before:
                 after[previous].append(op)
-        everything = range(len(profile.gradients)) if traffic.rules.barrier else None
+        behind_all = traffic.rules.barrier or profile.update == "global-norm"
+        everything = range(len(profile.gradients)) if behind_all else None
         for op, document in enumerate(profile.ops):
             if not document.waits_for:
                 continue

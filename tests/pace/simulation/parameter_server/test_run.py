@@ -77,6 +77,7 @@ def test_windows_follow_one_another() -> None:
 @properties(60)
 def test_no_policy_beats_the_bounds(data: st.DataObject, profile: Profile) -> None:
     """Any profile and servers: no simulated window is shorter than the bound against every partition."""
+    profile = profile.replace(update=data.draw(st.sampled_from(["per-gradient", "global-norm"])))
     chosen = data.draw(clusters(profile, uneven=False))
     bound = optimize_exchange(profile, chosen).predicted.lower_bound_s
     name = data.draw(st.sampled_from(EXCHANGE_POLICIES))
@@ -93,6 +94,7 @@ def test_no_policy_beats_the_bounds(data: st.DataObject, profile: Profile) -> No
 @properties(40)
 def test_a_plan_takes_what_it_predicts(data: st.DataObject, profile: Profile) -> None:
     """Equal workers without jitter, servers of their own: to rounding, the schedule's own window."""
+    profile = profile.replace(update=data.draw(st.sampled_from(["per-gradient", "global-norm"])))
     chosen = data.draw(clusters(profile, uneven=False))
     if chosen.exchange.colocated:
         return

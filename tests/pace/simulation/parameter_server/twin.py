@@ -160,7 +160,8 @@ class Twin:
         if op.stream is not None and neighbors:
             yield ended[neighbors[-1].name]
         if op.waits_for:
-            names = [g.name for g in self.profile.gradients] if self.rules.barrier else list(op.waits_for)
+            behind_all = self.rules.barrier or self.profile.update == "global-norm"
+            names = [g.name for g in self.profile.gradients] if behind_all else list(op.waits_for)
             index = {gradient.name: at for at, gradient in enumerate(self.profile.gradients)}
             wanted = {index[name] for name in names}
             yield self.env.all_of(
