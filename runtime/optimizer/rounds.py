@@ -1,8 +1,7 @@
 """Rounds of gradients: from the hook that sees one to the update that uses it, for one plan.
 
-A round ends with the next ``step()``. Here live the hooks on a model's parameters and the updates still to be
-applied; how gradients are summed lives in ``reduction``, what user code sees of them in ``gradient_access``,
-what the training loop calls in ``wrapped_optimizer``, and which plan to run in ``mode_choice``.
+Hooks on parameters and the updates still to be applied; a round ends with the next ``step()``. Sums are in
+``reduction``, what user code sees of them in ``gradient_access``, what it calls in ``wrapped_optimizer``.
 """
 
 import contextlib
@@ -47,7 +46,7 @@ class Rounds:
     accumulating
         Whether gradients only add up for now.
     closed
-        Whether the wrapper is being closed: nothing is reduced any more.
+        Whether the wrapper is closing: nothing is reduced any more.
     """
 
     def __init__(
@@ -198,18 +197,16 @@ class Rounds:
         -------
         Whether the round was sealed.
         """
-        now = (turn, self._num_arrived, in_collective(self._thread))
-        before, self._asked = self._asked, now
-        if before != now or not now[-1] or self.reduction.turn >= turn or self._busy():
+        before, self._asked = self._asked, (turn, self._num_arrived, in_collective(self._thread))
+        if before != (now := self._asked) or not now[-1] or self.reduction.turn >= turn or self._busy():
             return False
         if not self._lock.acquire(timeout=0.1):
             return False
         try:
             self._answering = True
             # From here on the training thread waits before it does anything with gradients.
-            if (turn, self._num_arrived, in_collective(self._thread)) != now:
-                return False
-            if self.reduction.sealed or self._busy():
+            unchanged = (turn, self._num_arrived, in_collective(self._thread)) == now
+            if not unchanged or self.reduction.sealed or self._busy():
                 return False
             self.seal(read=False)
             # Another turn may follow, in which the rank that asks needs this one as well.
