@@ -144,7 +144,7 @@ class FabricScheduler:
             self._register(link, message)
             return
         if isinstance(message, StatusCall):
-            link.send(StatusAnswer(document=json.dumps(self._status())))
+            link.send(StatusAnswer(document=json.dumps(self.status())))
             return
         host = self.known.hosts.get(link.host)
         if host is None or host.link is not link:
@@ -249,8 +249,8 @@ class FabricScheduler:
                 self._models.plan(server, self._commits.version, self._commits.planned_version)
         self.known.transfers.pump(self.known.now())
 
-    def _status(self) -> dict[str, Any]:
-        """Return what people want to know."""
+    def status(self) -> dict[str, Any]:
+        """Return what people want to know: a document of ``pace fabric status``."""
         return {
             "network_state": self.known.state.name,
             "server": self.known.holder("server"),
