@@ -167,9 +167,7 @@ def _status(host: Host, place: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def judged(
-    folder: Path, first: Vector, bound: int, status: dict[str, Any], seconds: float
-) -> dict[str, Any]:
+def judged(folder: Path, first: Vector, bound: int, status: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Return what the commit log and the transfer log in a folder say of a run."""
     lines = list(read_log(folder / "server.jsonl"))
     commits = [line for line in lines if isinstance(line, LoggedCommit)]

@@ -1,1 +1,1 @@
-"""Asynchronous training over shaped links that change: the fabric beside a plain server, a ring and a tree."""
+"""Asynchronous training over shaped links that change: the fabric and three others."""

@@ -3,8 +3,8 @@
 python -m benchmarks.fabric_testbed --networks N2 --compute C1,C3 --json runs/n2.json --page page.md
 python -m benchmarks.fabric_testbed --show runs/*.json --page page.md
 
-Eight hosts of two workers, a server and a scheduler; links redrawn every 25 s; the same computations and links
-for every contender and for the simulator. Needs root and iproute2. One cell of network and computation takes
+Eight hosts of two workers, a server and a scheduler; links redrawn every 25 s; the same computations and
+links for every contender and for the simulator. Needs root and iproute2. One cell takes
 about seconds x contenders. --quick: two hosts and small updates, to see whether it runs.
 """
 
@@ -20,7 +20,7 @@ from benchmarks.fabric_testbed.collectives import train_synchronously
 from benchmarks.fabric_testbed.fabric_run import train_over_fabric
 from benchmarks.fabric_testbed.page import page_of
 from benchmarks.fabric_testbed.plain_server import train_plainly
-from benchmarks.fabric_testbed.setting import FULL_BYTES_PER_S, LAG_S, Trained, payload_mbit_s, scenario_of
+from benchmarks.fabric_testbed.setting import FULL_BYTES_PER_S, Trained, payload_mbit_s, scenario_of
 from benchmarks.testbed.hosts import Host, Link, hosts
 from pace.documents.fabric.scenario import FabricScenario
 from pace.simulation.fabric import simulate_fabric

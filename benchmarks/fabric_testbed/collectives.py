@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.fabric_testbed.plain_server import receive
+from benchmarks.fabric_testbed.plain_server import bytes_of, receive
 from benchmarks.fabric_testbed.setting import ChangingLinks, Trained, host_computations, sleep_until
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.joining import join_torch
@@ -101,12 +101,12 @@ def _tree(rank: int, scenario: FabricScenario, on: Sequence[Host]) -> Answer:
                 _take(child, part[: len(block)])
                 block += part[: len(block)]
             for parent in above:
-                parent.sendall(memoryview(block).cast("B"))
+                parent.sendall(bytes_of(block))
         for block in blocks:
             for parent in above:
                 _take(parent, block)
             for child in below:
-                child.sendall(memoryview(block).cast("B"))
+                child.sendall(bytes_of(block))
 
     def answer(request: str, arguments: tuple[Any, ...]) -> Any:
         if request == "connect":
@@ -123,5 +123,5 @@ def _tree(rank: int, scenario: FabricScenario, on: Sequence[Host]) -> Answer:
 
 
 def _take(connection: socket.socket, into: Any) -> None:
-    if not receive(connection, memoryview(into).cast("B")):
+    if not receive(connection, bytes_of(into)):
         raise EOFError("a neighbor in the tree is gone")

@@ -13,6 +13,7 @@ from benchmarks.fabric_testbed.setting import ChangingLinks, Trained, sleep_unti
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.processes import Answer, ranks
 from pace.documents.fabric.scenario import FabricScenario
+from pace.runtime.fabric.commit_log import Vector
 from pace.simulation.fabric.draws import Computations
 
 _PORT = 5301
@@ -37,9 +38,7 @@ def train_plainly(scenario: FabricScenario, server: Host, on: Sequence[Host]) ->
         finally:
             links.stop()
     delays = [delay for _, delay in commits]
-    return Trained(
-        commits=[(at, 1) for at, _ in commits], facts={"greatest_delay": max(delays, default=0)}
-    )
+    return Trained(commits=[(at, 1) for at, _ in commits], facts={"greatest_delay": max(delays, default=0)})
 
 
 def _serve(_rank: int, scenario: FabricScenario, address: str) -> Answer:
@@ -54,7 +53,7 @@ def _serve(_rank: int, scenario: FabricScenario, address: str) -> Answer:
         update = np.empty_like(model)
         has = 0
         while True:
-            if not receive(connection, memoryview(update).cast("B")):
+            if not receive(connection, bytes_of(update)):
                 return
             with lock:
                 commits.append((time.monotonic() - began_s[0], len(commits) - has))
@@ -84,6 +83,11 @@ def _serve(_rank: int, scenario: FabricScenario, address: str) -> Answer:
     return answer
 
 
+def bytes_of(numbers: Vector) -> memoryview:
+    """Return an array's memory."""
+    return memoryview(numbers.view(np.uint8).data)
+
+
 def receive(connection: socket.socket, into: memoryview) -> bool:
     """Fill a buffer; return whether the other end sent enough."""
     got = 0
@@ -111,8 +115,8 @@ def _work(rank: int, scenario: FabricScenario, address: str) -> Answer:
         with contextlib.suppress(OSError):
             while True:
                 time.sleep(compute.draw_s(worker))
-                connection.sendall(memoryview(update).cast("B"))
-                if not receive(connection, memoryview(model).cast("B")):
+                connection.sendall(bytes_of(update))
+                if not receive(connection, bytes_of(model)):
                     return
 
     def answer(request: str, arguments: tuple[Any, ...]) -> Any:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pace.runtime.fabric.commit_log import Vector, add_scaled
+from pace.runtime.fabric.commit_log import Vector, add_scaled, factors_of_steps
 from pace.runtime.fabric.messages import AdditionOrder
 
 
@@ -69,7 +69,10 @@ class ByteStore:
             return  # the transfer of the sum will say that there is none
         parts = [self.vector(part) for part in order.parts]
         if len({len(part) for part in parts}) == 1:
-            self.put(order.key, bytearray(add_scaled(parts, order.factors).tobytes()))
+            each = [order.factors]
+            if order.momentum:
+                each = [tuple(factors) for factors in factors_of_steps(order.factors, order.momentum)]
+            self.put(order.key, bytearray(b"".join(add_scaled(parts, f).tobytes() for f in each)))
         del parts
         for part in order.parts:
             self.consume(part)

@@ -15,6 +15,7 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
 DropWord = Literal["expired", "infeasible", "overtaken", "undeliverable"]
 
 
@@ -147,12 +148,20 @@ class RateOrder(Document):
 
 
 class AdditionOrder(Document):
-    """Store the sum of factors times parts, added in this order, in float32."""
+    """Store the sum of factors times parts, added in this order, in float32.
+
+    Attributes
+    ----------
+    momentum
+        With one, two sums are stored, one after the other: what the model moves by, and what the history
+        becomes, when the parts are steps of their own with this momentum.
+    """
 
     kind: Literal["add"] = "add"
     key: Text
     parts: Annotated[tuple[Text, ...], Field(min_length=1)]
     factors: tuple[Finite, ...]
+    momentum: Momentum = 0.0
 
 
 class CommitMember(Document):
@@ -172,6 +181,8 @@ class CommitOrder(Document):
     ----------
     scaled
         Whether `key` is a sum of members times factors; otherwise it is one member as pushed.
+    exact
+        Whether `key` is the two sums that make a step of every member.
     planned_s, arrived_s
         When it was to arrive, and when it did, on the scheduler's clock.
     delay_bound
@@ -183,6 +194,7 @@ class CommitOrder(Document):
     key: Text
     members: Annotated[tuple[CommitMember, ...], Field(min_length=1)]
     scaled: bool
+    exact: bool = False
     planned_s: Amount
     arrived_s: Amount
     delay_bound: Count | None = None
@@ -254,7 +266,7 @@ class WelcomeOrder(Document):
     """What a daemon learns when it is registered."""
 
     kind: Literal["welcome"] = "welcome"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    momentum: Momentum = 0.0
     network_state: str
     merge: Literal["sum", "weighted-mean"] = "sum"
 

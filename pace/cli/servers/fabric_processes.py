@@ -85,6 +85,9 @@ def scheduler(
     ] = "drop",
     merge: Annotated[str, typer.Option(help="A commit adds a sum, or a weighted-mean.")] = "sum",
     momentum: Annotated[float, typer.Option(min=0, max=0.999, help="Of every commit.")] = 0.0,
+    exact_momentum: Annotated[
+        bool, typer.Option(help="Every update is a step of its own; sums are two vectors then.")
+    ] = False,
     aggregators: Annotated[
         int | None, typer.Option(min=0, help="How many hosts may add at most; all unless given.")
     ] = None,
@@ -94,6 +97,12 @@ def scheduler(
     divergence_updates: Annotated[
         int | None, typer.Option(min=0, help="Keep a replica within so many updates of the server.")
     ] = None,
+    replicate_patiently: Annotated[
+        bool, typer.Option(help="Send nothing to the replica until half of that is used: fewer bytes.")
+    ] = False,
+    replica_buffer_bytes: Annotated[
+        float, typer.Option(min=0, help="What a host may keep for the replica.", show_default="no limit")
+    ] = float("inf"),
     network: Annotated[
         Path | None, typer.Option(help="A network document: what links carry at first.", exists=True)
     ] = None,
@@ -142,6 +151,9 @@ def scheduler(
             late=late,  # type: ignore[arg-type]  # checked above
             merge=merge,  # type: ignore[arg-type]
             momentum=momentum,
+            exact_momentum=exact_momentum,
+            replicate_patiently=replicate_patiently,
+            buffer_bytes=replica_buffer_bytes,
             aggregators=document.aggregators if document is not None and document.aggregators else None,
             most_aggregators=aggregators,
             divergence=limit,

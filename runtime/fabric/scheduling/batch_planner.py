@@ -1,6 +1,9 @@
 """Plans what waits: the order of commits, the sums on the way, and the transfers to the server."""
 
+from collections.abc import Mapping, Sequence
+
 from pace.runtime.fabric.scheduling.commit_groups import (
+    NOTHING,
     CommitGroup,
     FabricUpdate,
     order_batch,
@@ -10,9 +13,10 @@ from pace.runtime.fabric.scheduling.commit_groups import (
 )
 from pace.runtime.fabric.scheduling.commit_queue import CommitQueue
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts, NetworkView
+from pace.runtime.fabric.scheduling.replication.replica_feed import ReplicaFeed
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.update_tickets import UpdateTickets
-from pace.solver.fabric.aggregation import Aggregation
+from pace.solver.fabric.aggregation import Aggregation, Hop
 
 
 class BatchPlanner:
@@ -25,9 +29,15 @@ class BatchPlanner:
     """
 
     def __init__(
-        self, options: SchedulerOptions, known: KnownHosts, tickets: UpdateTickets, commits: CommitQueue
+        self,
+        options: SchedulerOptions,
+        known: KnownHosts,
+        tickets: UpdateTickets,
+        commits: CommitQueue,
+        replica: ReplicaFeed,
     ) -> None:
         self._options, self._known, self._tickets, self._commits = options, known, tickets, commits
+        self._replica = replica
         self._weighted = options.merge == "weighted-mean"
         self.planned_server_bytes = 0
 
@@ -49,17 +59,28 @@ class BatchPlanner:
             witness = tuple(waiting[place].held.id for place in drop.witness)
             self._tickets.drop(waiting[drop.update], drop.reason, witness)
         relays = [] if _are_again(waiting) else list(self._known.relays(view))
-        plan = towards(updates, order, view, relays, server)
+        plan = towards(updates, order, view, relays, server, self._options.sum_size)
         if plan is not None and order:
-            self._submit(plan, waiting, view, server)
+            self._submit(plan, order, waiting, view, server)
 
     def _waiting(self) -> list[FabricUpdate]:
         """Return what to plan now; what a dead server had committed comes before all others."""
         here = [u for u in self._tickets.pending.values() if u.host in self._known.hosts]
         return [u for u in here if u.again] or here
 
-    def _submit(self, plan: Aggregation, waiting: list[FabricUpdate], view: NetworkView, server: str) -> None:
+    def _submit(
+        self,
+        plan: Aggregation,
+        order: Sequence[int],
+        waiting: list[FabricUpdate],
+        view: NetworkView,
+        server: str,
+    ) -> None:
         now = self._known.now()
+        share = None
+        if not _are_again(waiting):
+            share = self._replica.share([waiting[place] for place in order], order, plan, view, server)
+        plan = plan if share is None else share.server
         groups = self._groups(plan, waiting, view, now)
 
         def ended(members: tuple[int, ...], arrived: bool) -> None:
@@ -69,16 +90,30 @@ class BatchPlanner:
             else:
                 self._commits.break_up(group)
 
-        numbers = submit_hops(
-            self._known.transfers,
-            plan.hops,
-            view.names,
-            waiting,
-            server,
-            now,
-            lambda members: groups[members[0]].key,
-            ended,
-        )
+        def submit(
+            hops: Sequence[Hop], earlier: Sequence[int], waits: Mapping[int, Sequence[int]]
+        ) -> list[int]:
+            return submit_hops(
+                self._known.transfers,
+                hops,
+                view.names,
+                waiting,
+                server,
+                now,
+                lambda members: groups[members[0]].key,
+                ended,
+                momentum=self._options.step_momentum,
+                earlier=earlier,
+                waits=waits,
+            )
+
+        # What the replica must have first goes before the transfers that wait for it, behind the others.
+        first = min(share.held, default=len(plan.hops)) if share is not None else len(plan.hops)
+        numbers = submit(plan.hops[:first], (), NOTHING)
+        if share is not None:
+            to_replica = self._replica.send(share)
+            waits = dict.fromkeys(share.held, to_replica)
+            numbers += submit(plan.hops[first:], numbers, waits)
         for hop, number in zip(plan.hops, numbers, strict=True):
             groups[hop.updates[0]].transfers.append(number)
             if view.names[hop.target] == server and hop.source != hop.target:

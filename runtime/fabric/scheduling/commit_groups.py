@@ -1,7 +1,8 @@
 """Updates on their way to the server, the groups that are committed together, and their plan."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -9,11 +10,12 @@ import numpy as np
 from pace.runtime.fabric.messages import AdditionOrder, CommitMember, HeldUpdate
 from pace.runtime.fabric.scheduling.known_hosts import NetworkView
 from pace.runtime.fabric.scheduling.transfer_queue import TransferQueue
-from pace.solver.fabric.aggregation import Aggregation, Hop, aggregate
+from pace.solver.fabric.aggregation import DENSE, AggregateSize, Aggregation, Hop, aggregate
 from pace.solver.fabric.ordering import Drop, Late, order_updates
 from pace.solver.fabric.updates import NO_DEADLINE, Updates, deadlines
 
 Merge = Literal["sum", "weighted-mean"]
+NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -107,11 +109,16 @@ def order_batch(
 
 
 def towards(
-    updates: Updates, order: Sequence[int], view: NetworkView, relays: Sequence[int], target: str
+    updates: Updates,
+    order: Sequence[int],
+    view: NetworkView,
+    relays: Sequence[int],
+    target: str,
+    size: AggregateSize = DENSE,
 ) -> Aggregation | None:
     """Return how updates reach a host; None if they do not."""
     chosen = [host for host in relays if host != view.number[target]]
-    return aggregate(updates, order, view.capacities, chosen, target=view.number[target])
+    return aggregate(updates, order, view.capacities, chosen, target=view.number[target], size=size)
 
 
 def submit_hops(
@@ -126,11 +133,22 @@ def submit_hops(
     *,
     urgency: int = 1,
     purpose: str = "update",
+    momentum: float = 0.0,
+    earlier: Sequence[int] = (),
+    waits: Mapping[int, Sequence[int]] = NOTHING,
 ) -> list[int]:
     """Queue planned hops; return their numbers.
 
     Parameters
     ----------
+    hops
+        Of a plan, from the one on that follows `earlier`.
+    momentum
+        Of steps that sums keep apart; 0 where a sum is one step.
+    earlier
+        Numbers of the plan's hops before these.
+    waits
+        Transfers that a hop, by its place in the plan, waits for though they are none of the plan.
     parts
         The updates that hops name by number.
     sum_key
@@ -139,7 +157,7 @@ def submit_hops(
         Called with the updates of a hop to `target` when it has arrived, and with those of any hop that
         failed.
     """
-    numbers: list[int] = []
+    numbers = list(earlier)
     for hop in hops:
         final = names[hop.target] == target
         relayed = final and bool(hop.after)
@@ -153,6 +171,7 @@ def submit_hops(
                     key=key,
                     parts=tuple(parts[place].key for place in members),
                     factors=tuple(parts[place].factor for place in members),
+                    momentum=momentum if len(members) > 1 else 0.0,
                 ),
             )
 
@@ -169,10 +188,10 @@ def submit_hops(
                 ended,
                 urgency=urgency,
                 planned_s=now_s + hop.reservation.end_s,
-                after=tuple(numbers[earlier] for earlier in hop.after),
+                after=(*(numbers[place] for place in hop.after), *waits.get(len(numbers), ())),
                 prepare=prepare,
                 once=relayed,
                 purpose=purpose if final else f"{purpose} to a relay",
             )
         )
-    return numbers
+    return numbers[len(earlier) :]

@@ -5,7 +5,8 @@ from collections import deque
 from pace.runtime.fabric.messages import CommitNotice, CommitOrder, ForgetOrder
 from pace.runtime.fabric.scheduling.commit_groups import CommitGroup, FabricUpdate
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
-from pace.runtime.fabric.scheduling.replica_feed import ReplicaFeed
+from pace.runtime.fabric.scheduling.replication.replica_feed import ReplicaFeed
+from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.update_tickets import UpdateTickets
 
 
@@ -21,10 +22,10 @@ class CommitQueue:
     """
 
     def __init__(
-        self, known: KnownHosts, tickets: UpdateTickets, replica: ReplicaFeed, delay_bound: int | None
+        self, known: KnownHosts, tickets: UpdateTickets, replica: ReplicaFeed, options: SchedulerOptions
     ) -> None:
         self._known, self._tickets, self._replica = known, tickets, replica
-        self._delay_bound = delay_bound
+        self._delay_bound, self._step_momentum = options.delay_bound, options.step_momentum
         self._numbers = known.transfers.numbers
         self._planned: deque[CommitGroup] = deque()
         self._ordered: dict[int, CommitGroup] = {}
@@ -119,6 +120,7 @@ class CommitQueue:
                     key=group.key,
                     members=tuple(member.member() for member in group.members),
                     scaled=group.aggregator is not None,
+                    exact=self._step_momentum > 0 and len(group.members) > 1,
                     planned_s=group.planned_s,
                     arrived_s=group.arrived_s,
                     delay_bound=self._delay_bound,

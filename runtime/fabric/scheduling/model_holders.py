@@ -4,7 +4,7 @@ from pace.runtime.event_log import log
 from pace.runtime.fabric.messages import HostRegistration, PromotionOrder
 from pace.runtime.fabric.scheduling.commit_queue import CommitQueue
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
-from pace.runtime.fabric.scheduling.replica_feed import ReplicaFeed
+from pace.runtime.fabric.scheduling.replication.replica_feed import ReplicaFeed
 from pace.runtime.fabric.scheduling.update_tickets import UpdateTickets
 
 

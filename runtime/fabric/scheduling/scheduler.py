@@ -38,7 +38,7 @@ from pace.runtime.fabric.scheduling.link_rates import MeasuredState, NetworkStat
 from pace.runtime.fabric.scheduling.model_holders import ModelHolders
 from pace.runtime.fabric.scheduling.model_requests import ModelRequests
 from pace.runtime.fabric.scheduling.reductions import Reductions
-from pace.runtime.fabric.scheduling.replica_feed import ReplicaFeed
+from pace.runtime.fabric.scheduling.replication.replica_feed import ReplicaFeed
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.transfer_log import TransferLog
 from pace.runtime.fabric.scheduling.update_tickets import UpdateTickets
@@ -68,10 +68,10 @@ class FabricScheduler:
             aggregators=options.aggregators,
             most_aggregators=options.most_aggregators,
         )
-        self.replica = ReplicaFeed(self.known, options.divergence, options.momentum)
+        self.replica = ReplicaFeed(self.known, options)
         self._tickets = UpdateTickets(self.known)
-        self._commits = CommitQueue(self.known, self._tickets, self.replica, options.delay_bound)
-        self._planner = BatchPlanner(options, self.known, self._tickets, self._commits)
+        self._commits = CommitQueue(self.known, self._tickets, self.replica, options)
+        self._planner = BatchPlanner(options, self.known, self._tickets, self._commits, self.replica)
         self._holders = ModelHolders(
             self.known, self._tickets, self._commits, self.replica, options.failover_s
         )
@@ -243,8 +243,8 @@ class FabricScheduler:
             self._planner.plan(server)
             self.known.transfers.pump(self.known.now())
             blocked = self._commits.order_what_may(server)
-            if blocked or self.replica.wanted:
-                self.replica.feed(blocked=blocked)
+            idle = not self._tickets.pending and not len(self._commits) and self._commits.answered
+            self.replica.feed(blocked=blocked, idle=idle)
             if not self._tickets.replaying:
                 self._models.plan(server, self._commits.version, self._commits.planned_version)
         self.known.transfers.pump(self.known.now())
