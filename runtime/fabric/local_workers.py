@@ -7,6 +7,7 @@ from pace.runtime.event_log import log
 from pace.runtime.fabric.byte_store import ByteStore, KeptBytes
 from pace.runtime.fabric.connection import FabricLink, Incoming
 from pace.runtime.fabric.messages import (
+    ComputingNotice,
     DeliveryOrder,
     HeldUpdate,
     Message,
@@ -49,6 +50,7 @@ class LocalWorkers:
         self._pushes: dict[str, _Push] = {}
         self._expected: dict[tuple[FabricLink, str], PushCall] = {}
         self._getters: list[tuple[FabricLink, ModelCall]] = []
+        self._computing: dict[FabricLink, int] = {}
 
     # What workers say.
 
@@ -79,11 +81,15 @@ class LocalWorkers:
             return True
         self.updates[update.id] = update
         self._tell(UpdateNotice(update=update))
+        if self._computing.pop(link, None) is not None:
+            self._tell_computing()
         return True
 
     def forget(self, link: FabricLink) -> None:
         """A worker is gone; what it has pushed stays."""
         self._getters = [each for each in self._getters if each[0] is not link]
+        if self._computing.pop(link, None) is not None:
+            self._tell_computing()
         self._expected = {at: call for at, call in self._expected.items() if at[0] is not link}
 
     # What the scheduler is told.
@@ -93,7 +99,11 @@ class LocalWorkers:
         for push in self._pushes.values():
             if push.call.round is not None:
                 self._notify_reduction(push.call)
+        self._tell_computing()
         self._want()
+
+    def _tell_computing(self, *, delivered: bool = False) -> None:
+        self._tell(ComputingNotice(versions=tuple(self._computing.values()), delivered=delivered))
 
     def _notify_reduction(self, call: PushCall) -> None:
         assert call.round is not None
@@ -101,7 +111,14 @@ class LocalWorkers:
 
     def _want(self) -> None:
         if self._getters:
-            self._tell(ModelWanted(at_least=min(call.at_least for _, call in self._getters)))
+            training = sum(call.training for _, call in self._getters)
+            self._tell(
+                ModelWanted(
+                    at_least=min(call.at_least for _, call in self._getters),
+                    training=training,
+                    reading=len(self._getters) - training,
+                )
+            )
 
     # What the scheduler orders.
 
@@ -117,10 +134,18 @@ class LocalWorkers:
                     del self._pushes[update]
                     self.release(update)
         else:
+            left: list[tuple[FabricLink, ModelCall]] = []
+            most = len(self._getters) if order.most is None else order.most
             for link, call in self._getters:
-                if call.at_least <= order.version:
-                    self._hand_over(link, call.number, order.key, kept)
-            self._getters = [each for each in self._getters if each[1].at_least > order.version]
+                if call.at_least > order.version or (call.training and most <= 0):
+                    left.append((link, call))
+                    continue
+                self._hand_over(link, call.number, order.key, kept)
+                if call.training:
+                    self._computing[link] = kept.version
+                    most -= 1
+            self._getters = left
+            self._tell_computing(delivered=True)
             self._want()
 
     def _hand_over(self, link: FabricLink, number: int, key: str, kept: KeptBytes) -> None:

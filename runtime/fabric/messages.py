@@ -75,10 +75,20 @@ class UpdateNotice(Document):
 
 
 class ModelWanted(Document):
-    """Somebody on the host waits for a model of at least this version."""
+    """Workers on the host wait for a model of at least this version: to train from it, or only to read it."""
 
     kind: Literal["want"] = "want"
     at_least: Count = 0
+    training: Count = 1
+    reading: Count = 0
+
+
+class ComputingNotice(Document):
+    """The versions of the models from which workers of the host compute; `delivered` after a delivery."""
+
+    kind: Literal["computing"] = "computing"
+    versions: tuple[Count, ...]
+    delivered: bool = False
 
 
 class ReductionNotice(Document):
@@ -228,12 +238,15 @@ class DeliveryOrder(Document):
     ----------
     round
         Of a reduction; None for a model.
+    most
+        How many workers may begin to train from it; None for all.
     """
 
     kind: Literal["deliver"] = "deliver"
     key: Text
     round: Text | None = None
     version: Count = 0
+    most: Count | None = None
 
 
 class ForgetOrder(Document):
@@ -306,6 +319,7 @@ class ModelCall(Document):
     kind: Literal["get"] = "get"
     number: Count
     at_least: Count = 0
+    training: bool = True
 
 
 class StatusCall(Document):
@@ -357,6 +371,7 @@ Message = Annotated[
     HostRegistration
     | UpdateNotice
     | ModelWanted
+    | ComputingNotice
     | ReductionNotice
     | ArrivalNotice
     | FailureNotice

@@ -81,7 +81,7 @@ def scheduler(
     bind: Bind = "127.0.0.1:7080",
     delay_bound: Annotated[int | None, typer.Option(min=1, help="Delays stay below it.")] = None,
     late: Annotated[
-        str, typer.Option(help="What becomes of late updates: drop, hold or downweight.")
+        str, typer.Option(help="What becomes of late updates: drop, hold, downweight, or pace: none is.")
     ] = "drop",
     merge: Annotated[str, typer.Option(help="A commit adds a sum, or a weighted-mean.")] = "sum",
     momentum: Annotated[float, typer.Option(min=0, max=0.999, help="Of every commit.")] = 0.0,
@@ -131,8 +131,8 @@ def scheduler(
 
         if divergence is not None and divergence_updates is not None:
             raise InvalidOptions("--divergence and --divergence-updates are two bounds: give one")
-        if late not in ("drop", "hold", "downweight"):
-            raise InvalidOptions(f"--late {late!r}: a running scheduler takes drop, hold or downweight")
+        if late not in ("drop", "hold", "downweight", "pace"):
+            raise InvalidOptions(f"--late {late!r}: drop, hold, downweight or pace is needed")
         if merge not in ("sum", "weighted-mean"):
             raise InvalidOptions(f"--merge {merge!r}: sum or weighted-mean is needed")
         limit = None

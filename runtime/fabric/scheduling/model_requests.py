@@ -1,9 +1,11 @@
 """Models to the hosts that ask for them: one version for all who wait, sent on by hosts that have it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pace.runtime.event_log import log
 from pace.runtime.fabric.messages import DeliveryOrder, ForgetOrder, SnapshotOrder
+from pace.runtime.fabric.scheduling.admission import Admission
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts, NetworkView
 from pace.solver.fabric.distribution import distribute
 
@@ -81,6 +83,16 @@ def spread(
     used(source)
 
 
+@dataclass(slots=True)
+class _Want:
+    """A version, how many workers wait for it to train or to read, and how many may train."""
+
+    at_least: int
+    training: int = 0
+    reading: int = 0
+    most: int | None = None
+
+
 class ModelRequests:
     """Hosts that wait for a model.
 
@@ -88,17 +100,21 @@ class ModelRequests:
     ----------
     tick_s
         The server's way up is planned once it is booked for less than this.
+    admission
+        How many workers may begin to train.
     """
 
-    def __init__(self, known: KnownHosts, tick_s: float) -> None:
-        self._known, self._tick_s = known, tick_s
-        self._wanted: dict[str, int] = {}
-        self._asked: dict[str, dict[str, int]] = {}  # snapshots that were ordered: key to hosts
+    def __init__(self, known: KnownHosts, tick_s: float, admission: Admission) -> None:
+        self._known, self._tick_s, self._admission = known, tick_s, admission
+        self._wanted: dict[str, _Want] = {}
+        self._asked: dict[str, dict[str, _Want]] = {}  # snapshots that were ordered: key to hosts
         self._numbers = 0
 
-    def want(self, host: str, at_least: int) -> None:
+    def want(self, host: str, at_least: int, *, training: int = 0, reading: int = 0) -> None:
         """Put a host on the list."""
-        self._wanted[host] = max(self._wanted.get(host, 0), at_least)
+        before = self._wanted.get(host)
+        least = max(0 if before is None else before.at_least, at_least)
+        self._wanted[host] = _Want(least, training, reading)
 
     def lose(self, host: str) -> None:
         """Take a host off the list; if it was the server, those it was asked for wait again."""
@@ -107,9 +123,14 @@ class ModelRequests:
             hosts.pop(host, None)
             if self._known.holder("server") is None:
                 del self._asked[key]
-                self._wanted.update(hosts)
+                for name, want in hosts.items():
+                    self._again(name, want)
 
-    def plan(self, server: str, version: int, planned_version: int) -> None:
+    def _again(self, host: str, want: _Want) -> None:
+        self._admission.take_back(host)
+        self._wanted[host] = want
+
+    def plan(self, server: str, version: int, planned_version: int, waiting: Sequence[int]) -> None:
         """Order a snapshot for all whose version is there, if the server's way up is nearly free.
 
         Parameters
@@ -118,17 +139,29 @@ class ModelRequests:
             Of the model once all commits that were ordered are applied.
         planned_version
             The newest that can be waited for: after a failover the model may be older than what was asked.
+        waiting
+            Versions that updates were computed from which wait for a plan.
         """
-        ready = {h: v for h, v in self._wanted.items() if min(v, planned_version) <= version}
+        ready = {h: w for h, w in self._wanted.items() if min(w.at_least, planned_version) <= version}
         if not ready or self._asked:
             return
         if self._known.view().busy_s(server, "up") >= self._tick_s:
             return
+        asked: dict[str, _Want] = {}
+        for host, want in ready.items():
+            most = self._admission.admit(
+                host, want.training, version=version, planned_version=planned_version, waiting=waiting
+            )
+            if most == 0 and want.training and not want.reading:
+                continue
+            want.most = most
+            asked[host] = want
+            del self._wanted[host]
+        if not asked:
+            return
         self._numbers += 1
         key = f"m/{self._numbers}"
-        for host in ready:
-            del self._wanted[host]
-        self._asked[key] = ready
+        self._asked[key] = asked
         self._known.tell(server, SnapshotOrder(key=key))
 
     def taken(self, server: str, key: str, version: int, size_bytes: int) -> bool:
@@ -137,16 +170,17 @@ class ModelRequests:
         if hosts is None:
             return False
         here = [host for host in hosts if host in self._known.hosts]
-        most = max((hosts[host] for host in here), default=0)
+        newest = max((hosts[host].at_least for host in here), default=0)
 
         def deliver(host: str) -> None:
             # A worker may have asked for a version that a dead server had: it takes what there is.
-            self._known.tell(host, DeliveryOrder(key=key, version=max(version, most)))
+            order = DeliveryOrder(key=key, version=max(version, newest), most=hosts[host].most)
+            self._known.tell(host, order)
 
         def again(host: str) -> None:
             if host in self._known.hosts:
                 log.info("pace.fabric_model_failed", host=host)
-                self.want(host, 0)
+                self._again(host, _Want(0, hosts[host].training, hosts[host].reading))
 
         spread(self._known, self._known.view(), server, here, key, size_bytes, deliver, again)
         return True

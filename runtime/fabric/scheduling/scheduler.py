@@ -18,6 +18,7 @@ from pace.runtime.fabric.connection import FabricLink, Listener
 from pace.runtime.fabric.messages import (
     ArrivalNotice,
     CommitNotice,
+    ComputingNotice,
     FailureNotice,
     HeldUpdate,
     HostRegistration,
@@ -31,6 +32,7 @@ from pace.runtime.fabric.messages import (
     UpdateNotice,
     WelcomeOrder,
 )
+from pace.runtime.fabric.scheduling.admission import Admission
 from pace.runtime.fabric.scheduling.batch_planner import BatchPlanner
 from pace.runtime.fabric.scheduling.commit_queue import CommitQueue
 from pace.runtime.fabric.scheduling.known_hosts import KnownHost, KnownHosts
@@ -75,7 +77,8 @@ class FabricScheduler:
         self._holders = ModelHolders(
             self.known, self._tickets, self._commits, self.replica, options.failover_s
         )
-        self._models = ModelRequests(self.known, options.tick_s)
+        self._admission = Admission(options.delay_bound if options.late == "pace" else None)
+        self._models = ModelRequests(self.known, options.tick_s, self._admission)
         self._reductions = Reductions(self.known)
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._links: set[FabricLink] = set()
@@ -153,7 +156,10 @@ class FabricScheduler:
             case UpdateNotice():
                 self._hear(message.update, link.host)
             case ModelWanted():
-                self._models.want(link.host, message.at_least)
+                training, reading = message.training, message.reading
+                self._models.want(link.host, message.at_least, training=training, reading=reading)
+            case ComputingNotice():
+                self._admission.note(link.host, message.versions, delivered=message.delivered)
             case ReductionNotice():
                 self._reductions.join(link.host, message)
             case ArrivalNotice():
@@ -210,6 +216,7 @@ class FabricScheduler:
             self.replica.leave()
         else:
             self.replica.lose(link.host)
+        self._admission.lose(link.host)
         self._models.lose(link.host)
 
     # What hosts say.
@@ -246,7 +253,9 @@ class FabricScheduler:
             idle = not self._tickets.pending and not len(self._commits) and self._commits.answered
             self.replica.feed(blocked=blocked, idle=idle)
             if not self._tickets.replaying:
-                self._models.plan(server, self._commits.version, self._commits.planned_version)
+                waiting = [update.held.version for update in self._tickets.pending.values()]
+                planned = self._commits.planned_version
+                self._models.plan(server, self._commits.version, planned, waiting)
         self.known.transfers.pump(self.known.now())
 
     def status(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the replica receives of a batch, on the hand-computed instance: two units, half a link to the replica."""
+"""What the replica receives of a batch, on the hand-computed instance of two units and half a link."""
 
 import numpy as np
 import pytest
