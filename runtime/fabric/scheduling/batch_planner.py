@@ -38,14 +38,19 @@ class BatchPlanner:
     ) -> None:
         self._options, self._known, self._tickets, self._commits = options, known, tickets, commits
         self._replica = replica
+        self._next_s = 0.0
         self._weighted = options.merge == "weighted-mean"
         self.planned_server_bytes = 0
 
     def plan(self, server: str) -> None:
-        """Plan what waits, if the server's way down is nearly free."""
+        """Plan what waits, at most once in a tick, if the server's way down is nearly free.
+
+        Planning at every event would make batches of one or two, and nothing to add on the way.
+        """
         waiting = self._waiting()
-        if not waiting:
+        if not waiting or self._known.now() < self._next_s:
             return
+        self._next_s = self._known.now() + self._options.tick_s
         view = self._known.view()
         if view.busy_s(server, "down") >= self._options.tick_s:
             return

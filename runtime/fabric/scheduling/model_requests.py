@@ -109,6 +109,7 @@ class ModelRequests:
         self._wanted: dict[str, _Want] = {}
         self._asked: dict[str, dict[str, _Want]] = {}  # snapshots that were ordered: key to hosts
         self._numbers = 0
+        self._next_s = 0.0
 
     def want(self, host: str, at_least: int, *, training: int = 0, reading: int = 0) -> None:
         """Put a host on the list."""
@@ -133,6 +134,8 @@ class ModelRequests:
     def plan(self, server: str, version: int, planned_version: int, waiting: Sequence[int]) -> None:
         """Order a snapshot for all whose version is there, if the server's way up is nearly free.
 
+        At most once in a tick, so that those who ask at about the same time are served together.
+
         Parameters
         ----------
         version
@@ -143,8 +146,9 @@ class ModelRequests:
             Versions that updates were computed from which wait for a plan.
         """
         ready = {h: w for h, w in self._wanted.items() if min(w.at_least, planned_version) <= version}
-        if not ready or self._asked:
+        if not ready or self._asked or self._known.now() < self._next_s:
             return
+        self._next_s = self._known.now() + self._tick_s
         if self._known.view().busy_s(server, "up") >= self._tick_s:
             return
         asked: dict[str, _Want] = {}
