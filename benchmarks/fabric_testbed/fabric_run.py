@@ -9,12 +9,26 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.fabric_commits import judged, random_update
-from benchmarks.fabric_testbed.setting import ChangingLinks, Trained, host_computations, sleep_until
+from benchmarks.fabric_testbed.setting import (
+    FULL_BYTES_PER_S,
+    ChangingLinks,
+    Trained,
+    host_computations,
+    sleep_until,
+)
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.processes import Answer, ranks
+from pace.documents.fabric.network import FabricNetwork
 from pace.documents.fabric.scenario import FabricScenario
 from pace.runtime.addresses import ServerAddress
+from pace.runtime.fabric.client import FabricClient
 from pace.runtime.fabric.commit_log import LoggedCommit, read_log
+from pace.runtime.fabric.daemon import HostDaemon
+from pace.runtime.fabric.held_model import HeldModel
+from pace.runtime.fabric.scheduling.link_rates import MeasuredState
+from pace.runtime.fabric.scheduling.scheduler import FabricScheduler
+from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
+from pace.runtime.fabric.scheduling.warm_up import warm_up
 from pace.simulation.fabric.draws import draw_links, rates_at
 
 _TOKEN = "secret"
@@ -58,6 +72,7 @@ def train_over_fabric(
         The scheduler's host, the server's, and the machines.
     """
     schedulers, servers, on = made[:1], made[1:2], made[2:]
+    warm_up()  # before ranks are forked: once for all
     links = ChangingLinks(scenario, on)
     links.shape(0.0)
     place = ServerAddress(host=schedulers[0].address, port=_SCHEDULER, name="scheduler")
@@ -102,20 +117,19 @@ def _schedule(
     knowledge: NetworkKnowledge,
     lag_s: float,
 ) -> Answer:
-    from pace.runtime.fabric.scheduling.link_rates import MeasuredState
-    from pace.runtime.fabric.scheduling.scheduler import FabricScheduler
-    from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
-    from pace.runtime.fabric.scheduling.warm_up import warm_up
-
-    warm_up()
     oracle = DrawnRates(scenario, lag_s) if knowledge == "oracle" else None
+    names = [*(f"h{machine}" for machine in range(scenario.machines)), "server"]
+    full = {"up_bytes_per_s": FULL_BYTES_PER_S, "down_bytes_per_s": FULL_BYTES_PER_S}
+    nominal = FabricNetwork.model_validate(
+        {"hosts": [{"name": name, **full} for name in names], "server": "server"}
+    )
     options = SchedulerOptions(
         delay_bound=scenario.delay_bound // scenario.workers_per_machine,
         tick_s=scenario.tick_s,
         transfer_log=folder / "transfers.jsonl",
     )
     running = FabricScheduler(
-        options, bind=(place.host, place.port), state=oracle or MeasuredState(), token=_TOKEN
+        options, bind=(place.host, place.port), state=oracle or MeasuredState(nominal), token=_TOKEN
     )
     origin = time.monotonic() - running.known.now()
 
@@ -133,8 +147,6 @@ def _schedule(
 def _serve(
     _rank: int, scenario: FabricScenario, on: Sequence[Host], place: ServerAddress, folder: Path
 ) -> Answer:
-    from pace.runtime.fabric.held_model import HeldModel
-
     first = np.zeros(scenario.update_bytes // 4, dtype=np.float32)
     return _daemon("server", on[0], place, HeldModel(first, log=folder / "server.jsonl"))
 
@@ -144,15 +156,11 @@ def _keep(rank: int, on: Sequence[Host], place: ServerAddress) -> Answer:
 
 
 def _daemon(name: str, host: Host, place: ServerAddress, model: Any) -> Answer:
-    from pace.runtime.fabric.daemon import HostDaemon
-
     running = HostDaemon(name, place, bind=(host.address, _DAEMON), model=model, token=_TOKEN)
     return lambda _request, _arguments: running.address
 
 
 def _work(rank: int, scenario: FabricScenario, on: Sequence[Host]) -> Answer:
-    from pace.runtime.fabric.client import FabricClient
-
     clients: list[FabricClient] = []
     numbers = scenario.update_bytes // 4
 
