@@ -15,14 +15,8 @@ from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
 from pace.runtime.addresses import ServerAddress
 from pace.runtime.fabric.commit_log import Vector
 from pace.runtime.fabric.connection import FabricLink, Incoming, connect
-from pace.runtime.fabric.messages import (
-    HeldUpdate,
-    Message,
-    ModelCall,
-    PushCall,
-    TicketOrder,
-    TransferIntro,
-)
+from pace.runtime.fabric.messages import Message, ModelCall, PushCall, TicketOrder, TransferIntro
+from pace.runtime.fabric.update_records import HeldUpdate
 
 UpdateKind = Literal["gradient", "pseudo-gradient", "delta", "rollouts"]
 

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from pace.documents.base import Document, explain
 from pace.errors import InvalidFabric
-from pace.runtime.fabric.messages import Amount, CommitMember, Count, Momentum
+from pace.runtime.fabric.update_records import Amount, CommitMember, Count, Momentum
 
 Vector = NDArray[np.float32]
 

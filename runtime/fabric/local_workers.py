@@ -9,7 +9,6 @@ from pace.runtime.fabric.connection import FabricLink, Incoming
 from pace.runtime.fabric.messages import (
     ComputingNotice,
     DeliveryOrder,
-    HeldUpdate,
     Message,
     ModelCall,
     ModelWanted,
@@ -20,6 +19,8 @@ from pace.runtime.fabric.messages import (
     TransferIntro,
     UpdateNotice,
 )
+from pace.runtime.fabric.shards import whole_of
+from pace.runtime.fabric.update_records import HeldUpdate
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class LocalWorkers:
         self._expected: dict[tuple[FabricLink, str], PushCall] = {}
         self._getters: list[tuple[FabricLink, ModelCall]] = []
         self._computing: dict[FabricLink, int] = {}
+        self._shards: dict[str, dict[int, KeptBytes]] = {}
 
     # What workers say.
 
@@ -125,6 +127,8 @@ class LocalWorkers:
     def deliver(self, order: DeliveryOrder) -> None:
         """Hand a model, or the mean of a round, to the workers that wait for it."""
         kept = self._store.get(order.key)
+        if kept is not None and order.shards > 1:
+            kept = self._joined(order.key, kept)
         if kept is None:
             return
         if order.round is not None:
@@ -147,6 +151,22 @@ class LocalWorkers:
             self._getters = left
             self._tell_computing(delivered=True)
             self._want()
+
+    def _joined(self, key: str, kept: KeptBytes) -> KeptBytes | None:
+        """Return a model once all its shards are here."""
+        place = whole_of(key)
+        assert place is not None
+        whole, shard, shards = place
+        found = self._shards.setdefault(whole, {})
+        found[shard] = kept
+        if len(found) < shards:
+            return None
+        del self._shards[whole]
+        for older in list(self._shards)[:-8]:  # of deliveries that were given up
+            del self._shards[older]
+        if len({each.version for each in found.values()}) > 1:
+            log.error("pace.fabric_shards_apart", versions=[each.version for each in found.values()])
+        return KeptBytes(bytearray(b"".join(found[each].data for each in range(shards))), kept.version)
 
     def _hand_over(self, link: FabricLink, number: int, key: str, kept: KeptBytes) -> None:
         size, version = len(kept.data), kept.version

@@ -9,38 +9,16 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from pace.documents.base import Document, explain
+from pace.runtime.fabric.update_records import (
+    Amount,
+    CommitMember,
+    Count,
+    Finite,
+    HeldUpdate,
+    Momentum,
+    Text,
+)
 from pace.runtime.parameter_server.wire import WireFault
-
-Count = Annotated[int, Field(ge=0, lt=2**53)]
-Text = Annotated[str, Field(min_length=1, max_length=200)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Momentum = Annotated[float, Field(ge=0, lt=1)]
-DropWord = Literal["expired", "infeasible", "overtaken", "undeliverable"]
-
-
-class HeldUpdate(Document):
-    """An update that a host keeps.
-
-    Attributes
-    ----------
-    version
-        Of the model that it was computed from.
-    norm
-        Euclidean; of the update as it was pushed.
-    weight
-        Its share in a weighted mean; in a sum, what it is multiplied by.
-    committed
-        Whether its ticket has ended, and it is only kept for the replica.
-    """
-
-    id: Text
-    version: Count
-    size_bytes: Count
-    norm: Amount
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    kind: Literal["gradient", "pseudo-gradient", "delta", "rollouts"] = "gradient"
-    committed: bool = False
 
 
 class HostRegistration(Document):
@@ -52,6 +30,8 @@ class HostRegistration(Document):
         SHA-256 of the model and its history: equal models need no snapshot.
     recent
         The last commits of a host with a model: update ids and the version afterwards.
+    shard, shards
+        Which part of a model a server holds, and into how many it is split.
     """
 
     kind: Literal["register"] = "register"
@@ -65,6 +45,8 @@ class HostRegistration(Document):
     digest: str = ""
     updates: tuple[HeldUpdate, ...] = ()
     recent: tuple[tuple[Text, Count], ...] = ()
+    shard: Count = 0
+    shards: Annotated[int, Field(ge=1, le=1024)] = 1
 
 
 class UpdateNotice(Document):
@@ -174,16 +156,6 @@ class AdditionOrder(Document):
     momentum: Momentum = 0.0
 
 
-class CommitMember(Document):
-    """An update of a commit, as the log has it; the worker is the id without its number."""
-
-    id: Text
-    host: Text
-    version: Count
-    norm: Amount
-    factor: Finite
-
-
 class CommitOrder(Document):
     """Apply `key` to the model.
 
@@ -240,6 +212,8 @@ class DeliveryOrder(Document):
         Of a reduction; None for a model.
     most
         How many workers may begin to train from it; None for all.
+    shards
+        Of how many parts of a model `key` is one: the last one to come delivers it.
     """
 
     kind: Literal["deliver"] = "deliver"
@@ -247,6 +221,7 @@ class DeliveryOrder(Document):
     round: Text | None = None
     version: Count = 0
     most: Count | None = None
+    shards: Annotated[int, Field(ge=1, le=1024)] = 1
 
 
 class ForgetOrder(Document):

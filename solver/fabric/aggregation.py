@@ -171,6 +171,37 @@ def aggregate(
     return split(updates, listed, capacities, chosen, goal, num_direct, group_end, size, begin_s)
 
 
+def aggregate_alike(
+    plan: Aggregation,
+    updates: Updates,
+    order: Sequence[int],
+    capacities: Capacities,
+    *,
+    target: int,
+    size: AggregateSize = DENSE,
+    begin_s: float = 0.0,
+) -> Aggregation:
+    """Return a plan with another's groups and aggregators: parts of the same updates for another target."""
+    relays: list[int] = []
+    ends: list[int] = []
+    place = plan.num_direct
+    for group, _ in plan.groups[plan.num_direct :]:
+        relays.append(next(hop.source for hop in plan.hops if hop.updates == group and hop.after))
+        place += len(group)
+        ends.append(place)
+    return split(
+        updates,
+        np.array(order, dtype=np.int64),
+        capacities.copy(),
+        np.array(relays, dtype=np.int64),
+        target,
+        plan.num_direct,
+        np.array(ends, dtype=np.int64),
+        size,
+        begin_s,
+    )
+
+
 def split(
     updates: Updates,
     order: IntArray,

@@ -7,6 +7,7 @@ from pace.runtime.event_log import log
 from pace.runtime.fabric.messages import DeliveryOrder, ForgetOrder, SnapshotOrder
 from pace.runtime.fabric.scheduling.admission import Admission
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts, NetworkView
+from pace.runtime.fabric.shards import shard_key, whole_of
 from pace.solver.fabric.distribution import distribute
 
 
@@ -110,6 +111,8 @@ class ModelRequests:
         self._asked: dict[str, dict[str, _Want]] = {}  # snapshots that were ordered: key to hosts
         self._numbers = 0
         self._next_s = 0.0
+        self._missing: dict[str, int] = {}  # shards of a snapshot that are not taken yet
+        self._serving: tuple[str, ...] = ()
 
     def want(self, host: str, at_least: int, *, training: int = 0, reading: int = 0) -> None:
         """Put a host on the list."""
@@ -122,8 +125,8 @@ class ModelRequests:
         self._wanted.pop(host, None)
         for key, hosts in list(self._asked.items()):
             hosts.pop(host, None)
-            if self._known.holder("server") is None:
-                del self._asked[key]
+            if host in self._serving:
+                del self._asked[key], self._missing[key]
                 for name, want in hosts.items():
                     self._again(name, want)
 
@@ -131,7 +134,9 @@ class ModelRequests:
         self._admission.take_back(host)
         self._wanted[host] = want
 
-    def plan(self, server: str, version: int, planned_version: int, waiting: Sequence[int]) -> None:
+    def plan(
+        self, servers: Sequence[str], version: int, planned_version: int, waiting: Sequence[int]
+    ) -> None:
         """Order a snapshot for all whose version is there, if the server's way up is nearly free.
 
         At most once in a tick, so that those who ask at about the same time are served together.
@@ -149,7 +154,8 @@ class ModelRequests:
         if not ready or self._asked or self._known.now() < self._next_s:
             return
         self._next_s = self._known.now() + self._tick_s
-        if self._known.view().busy_s(server, "up") >= self._tick_s:
+        view = self._known.view()
+        if max(view.busy_s(server, "up") for server in servers) >= self._tick_s:
             return
         asked: dict[str, _Want] = {}
         for host, want in ready.items():
@@ -164,21 +170,28 @@ class ModelRequests:
         if not asked:
             return
         self._numbers += 1
+        self._serving = tuple(servers)
         key = f"m/{self._numbers}"
-        self._asked[key] = asked
-        self._known.tell(server, SnapshotOrder(key=key))
+        self._asked[key], self._missing[key] = asked, len(servers)
+        for shard, server in enumerate(servers):
+            self._known.tell(server, SnapshotOrder(key=shard_key(key, shard, len(servers))))
 
     def taken(self, server: str, key: str, version: int, size_bytes: int) -> bool:
         """Send a snapshot that was taken to those who wait; return whether it was for a model."""
-        hosts = self._asked.pop(key, None)
+        place = whole_of(key)
+        whole, shards = (key, 1) if place is None else (place[0], place[2])
+        hosts = self._asked.get(whole)
         if hosts is None:
             return False
+        self._missing[whole] -= 1
+        if not self._missing[whole]:
+            del self._asked[whole], self._missing[whole]
         here = [host for host in hosts if host in self._known.hosts]
         newest = max((hosts[host].at_least for host in here), default=0)
 
         def deliver(host: str) -> None:
             # A worker may have asked for a version that a dead server had: it takes what there is.
-            order = DeliveryOrder(key=key, version=max(version, newest), most=hosts[host].most)
+            order = DeliveryOrder(key=key, version=max(version, newest), most=hosts[host].most, shards=shards)
             self._known.tell(host, order)
 
         def again(host: str) -> None:

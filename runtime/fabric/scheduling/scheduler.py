@@ -20,7 +20,6 @@ from pace.runtime.fabric.messages import (
     CommitNotice,
     ComputingNotice,
     FailureNotice,
-    HeldUpdate,
     HostRegistration,
     Message,
     ModelWanted,
@@ -44,6 +43,7 @@ from pace.runtime.fabric.scheduling.replication.replica_feed import ReplicaFeed
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.transfer_log import TransferLog
 from pace.runtime.fabric.scheduling.update_tickets import UpdateTickets
+from pace.runtime.fabric.update_records import HeldUpdate
 
 
 class FabricScheduler:
@@ -75,7 +75,7 @@ class FabricScheduler:
         self._commits = CommitQueue(self.known, self._tickets, self.replica, options)
         self._planner = BatchPlanner(options, self.known, self._tickets, self._commits, self.replica)
         self._holders = ModelHolders(
-            self.known, self._tickets, self._commits, self.replica, options.failover_s
+            self.known, self._tickets, self._commits, self.replica, options.failover_s, options.servers
         )
         self._admission = Admission(options.delay_bound if options.late == "pace" else None)
         self._models = ModelRequests(self.known, options.tick_s, self._admission)
@@ -245,17 +245,17 @@ class FabricScheduler:
     # What is done after everything that happens.
 
     def _go_on(self) -> None:
-        server, may_commit = self._holders.server(), self._holders.may_commit()
-        if server is not None and may_commit:
-            self._planner.plan(server)
+        servers, may_commit = self._holders.servers(), self._holders.may_commit()
+        if servers and may_commit:
+            self._planner.plan(servers)
             self.known.transfers.pump(self.known.now())
-            blocked = self._commits.order_what_may(server)
+            blocked = self._commits.order_what_may(servers)
             idle = not self._tickets.pending and not len(self._commits) and self._commits.answered
             self.replica.feed(blocked=blocked, idle=idle)
             if not self._tickets.replaying:
                 waiting = [update.held.version for update in self._tickets.pending.values()]
                 planned = self._commits.planned_version
-                self._models.plan(server, self._commits.version, planned, waiting)
+                self._models.plan(servers, self._commits.version, planned, waiting)
         self.known.transfers.pump(self.known.now())
 
     def status(self) -> dict[str, Any]:
@@ -263,6 +263,7 @@ class FabricScheduler:
         return {
             "network_state": self.known.state.name,
             "server": self.known.holder("server"),
+            "servers": list(self.known.servers()),
             "replica": self.known.holder("replica"),
             "replica_in_step": self.replica.in_step,
             "promoted": self._holders.promoted is not None,

@@ -35,6 +35,8 @@ class SchedulerOptions:
         fewer bytes.
     buffer_bytes
         How much a host may keep for the replica before it is replicated whatever the bound.
+    servers
+        Over how many the model is split.
     tick_s
         How often is planned at least, and how far ahead the server's link is booked.
     failover_s
@@ -51,6 +53,7 @@ class SchedulerOptions:
     divergence: DivergenceLimit | None = None
     replicate_patiently: bool = False
     buffer_bytes: float = inf
+    servers: int = 1
     tick_s: float = 0.1
     failover_s: float = 2.0
     transfer_log: Path | None = None
@@ -59,6 +62,11 @@ class SchedulerOptions:
         if self.exact_momentum and self.merge == "weighted-mean":
             raise InvalidOptions(
                 "exact momentum makes a step of every update, a weighted mean one of all: choose one"
+            )
+
+        if self.servers > 1 and self.divergence is not None:
+            raise InvalidOptions(
+                f"a model that is split over {self.servers} servers keeps no replica: give no divergence"
             )
 
     @property
