@@ -11,7 +11,7 @@ from torch import nn
 
 from pace.errors import InvalidOptions, InvalidSchedule, InvalidUse, PaceError, ScheduleMismatch
 from pace.runtime.control.parameters import dtype_name
-from pace.runtime.engine.plan import Plan, PlannedGroup, PlannedSegment
+from pace.runtime.engine.plan import Plan, PlannedGroup, PlannedSegment, PlannedShard
 from pace.runtime.event_log import log
 from pace.runtime.transports.transport import Transport
 
@@ -288,7 +288,13 @@ def decode_plan(payload: bytes) -> Plan:
     """Read what ``encode_plan`` wrote."""
     fields = json.loads(payload)
     fields["groups"] = tuple(
-        PlannedGroup(**{**group, "gradients": tuple(group["gradients"])}) for group in fields["groups"]
+        PlannedGroup(
+            **{**group, "gradients": tuple(group["gradients"]), "shards": tuple(group["shards"])}
+        )
+        for group in fields["groups"]
+    )
+    fields["shards"] = tuple(
+        PlannedShard(**{**shard, "gradients": tuple(shard["gradients"])}) for shard in fields["shards"]
     )
     fields["segments"] = tuple(PlannedSegment(**segment) for segment in fields["segments"])
     return Plan(**fields)
