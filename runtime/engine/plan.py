@@ -148,8 +148,8 @@ def plan_from_schedule(
     """
     if isinstance(schedule, ShardedSchedule):
         raise ScheduleMismatch(
-            "the schedule is in two halves (reduce-scatter and all-gather): give sharding='on' as well, or make"
-            ' a schedule with target "allreduce"'
+            "the schedule is in two halves (reduce-scatter and all-gather): give sharding='on' as well, or"
+            ' make a schedule with target "allreduce"'
         )
     mine = fingerprint(((g.name, g.size_bytes, g.dtype) for g in gradients), workers)
     differences = _differences(schedule, gradients)

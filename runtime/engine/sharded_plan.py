@@ -1,8 +1,8 @@
 """Plans in two halves: reduce-scatters of gradients, then all-gathers of the parameters made of them.
 
-From a schedule in two halves, after a check that it was made for this model and this many workers, or computed
-here. All reduce-scatters come before all gathers, whatever the schedule says: every update of this runtime waits
-for all sums.
+From a schedule in two halves, after a check that it was made for this model and this many workers, or
+computed here. All reduce-scatters come before all gathers, whatever the schedule says: every update of this
+runtime waits for all sums.
 """
 
 from collections.abc import Sequence
@@ -109,6 +109,7 @@ def plan_shards_locally(
         for group in fused.groups
     )
     sent = [number for number, shard in enumerate(shards) if shard.num_columns]
+    halves: list[tuple[HalfName, list[int]]] = [("reduce-scatter", sent), ("all-gather", sent[::-1])]
     groups = [
         PlannedGroup(
             gradients=shards[number].gradients,
@@ -119,7 +120,7 @@ def plan_shards_locally(
             exchange=exchange,
             shards=(number,),
         )
-        for exchange, order in (("reduce-scatter", sent), ("all-gather", sent[::-1]))
+        for exchange, order in halves
         for number in order
     ]
     return Plan(
@@ -138,9 +139,7 @@ def _size_bytes(shard: PlannedShard, workers: int) -> int:
     return workers * shard.num_columns * _ELEMENT_BYTES[shard.dtype]
 
 
-def _differences(
-    schedule: ShardedSchedule, gradients: Sequence[GradientSize], workers: int
-) -> list[str]:
+def _differences(schedule: ShardedSchedule, gradients: Sequence[GradientSize], workers: int) -> list[str]:
     mine = {gradient.name: gradient for gradient in gradients}
     planned = {name for shard in schedule.shards for name in shard.gradients}
     found = [f'the model has no gradient "{name}"' for name in sorted(planned - mine.keys())]

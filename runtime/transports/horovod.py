@@ -150,7 +150,9 @@ class HorovodTransport:
         )
 
         def take(row: torch.Tensor) -> None:
-            for part, piece in zip(parts, row.view(-1).split([p.shape[1] for p in parts]), strict=True):
+            for part, piece in zip(
+                parts, torch.split(row.view(-1), [p.shape[1] for p in parts]), strict=True
+            ):
                 part[self.rank].copy_(piece)
 
         self._waiting.put(_Call(handle, done, None, take))
@@ -161,7 +163,7 @@ class HorovodTransport:
         handle = hvd.allgather_async(mine, name=f"{self._prefix}.{name}", process_set=self._process_set)
 
         def take(rows: torch.Tensor) -> None:
-            for part, piece in zip(parts, rows.split([p.shape[1] for p in parts], dim=1), strict=True):
+            for part, piece in zip(parts, torch.split(rows, [p.shape[1] for p in parts], dim=1), strict=True):
                 part.copy_(piece)
 
         self._waiting.put(_Call(handle, done, None, take))

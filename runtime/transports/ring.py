@@ -4,7 +4,7 @@ Gloo's own reduce-scatter puts as many bytes on the wire as an all-reduce. Here 
 buffer's bytes for each half. Rows travel in chunks: one is passed on while the next is received. Messages are
 matched by the call's name, so ranks need not make calls in the same order.
 
-The sum of a row is added up in the order of ranks, from the one behind its owner on: the same bits every time.
+The sum of a row is added up in the order of ranks, from the one behind its owner on: always the same bits.
 """
 
 import queue

@@ -17,7 +17,7 @@ Done = Callable[[BaseException | None], None]
 After = Callable[[], Any]
 
 Parts = Sequence[torch.Tensor]
-"""Matrices of one dtype side by side, each with a row for every rank; rows are contiguous, matrices need not be."""
+"""Matrices of one dtype side by side, each with a contiguous row for every rank."""
 
 Discipline = Literal["static", "adaptive", "priority", "overtake"]
 """Who decides which segment goes next.
@@ -111,7 +111,7 @@ class Transport(Protocol):
         """
 
     def reduce_scatter(self, parts: Parts, name: str, done: Done) -> None:
-        """Start to sum matrices over all ranks, so that each rank has the sum of its own row; returns at once.
+        """Start to sum matrices over all ranks, so that each has the sum of its own row; returns at once.
 
         What is in the other rows afterwards is undefined.
         """
