@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pace.documents.push_pull_schedule import PushPullSchedule
-from pace.documents.schedule import Schedule
+from pace.documents.any_schedule import AnySchedule
 from pace.errors import InvalidOptions
 from pace.runtime.control.options import (
     Mode,
     Op,
+    Sharding,
     WrapperOptions,
     connecting_timeout_s,
     require_one_of,
@@ -51,7 +51,7 @@ Backend = Literal["allreduce", "ps", "mixed"]
 class _Arguments:
     """What ``DistributedOptimizer`` was given, besides the optimizer and the model."""
 
-    schedule: Schedule | PushPullSchedule | str | Path | None = None
+    schedule: AnySchedule | str | Path | None = None
     service: str | None = None
     job: str | None = None
     api_key: str | None = None
@@ -73,6 +73,8 @@ class _Arguments:
     pacing_bytes_per_s: float | None = None
     ssl_context: ssl.SSLContext | None = None
     pushed: Sequence[str] | None = None
+    max_grad_norm: float | None = None
+    sharding: Sharding = "off"
 
     def connect(self, model: nn.Module) -> GlooTransport:
         """Open the transport; every rank alike."""
@@ -104,6 +106,11 @@ class _Arguments:
         if self.backend == "mixed" and self.consistency != "sync":
             raise InvalidOptions(
                 "backend is 'mixed', where all-reduces wait for all: consistency must be 'sync'"
+            )
+        if self.consistency != "sync" and self.max_grad_norm is not None:
+            raise InvalidOptions(
+                "max_grad_norm: with consistency other than 'sync' no rank has all gradients of a step; clip"
+                " each rank's own in the loop"
             )
         if device_of(model) is not None:
             raise InvalidOptions(
@@ -155,6 +162,8 @@ class _Arguments:
                 credit_bytes=self.credit_bytes,
                 timeout_s=self.timeout_s,
                 broadcast_parameters=self.broadcast_parameters,
+                max_grad_norm=self.max_grad_norm,
+                sharding=self.sharding,
             )
             return options, PlanSource(
                 transport,
@@ -165,6 +174,7 @@ class _Arguments:
                 api_key=self.api_key,
                 timeout_s=self.timeout_s,
                 replanning=self.replanning,
+                sharding=self.sharding,
             )
 
         return prepare
@@ -236,6 +246,13 @@ class DistributedOptimizer(WrappedOptimizer):
     pushed
         With "mixed": names of gradients, or patterns as in "embedding.*"; the weights of all ``nn.Embedding``
         by default.
+    max_grad_norm
+        Clip all gradients together to this norm in every ``step()``; a step whose norm is not finite changes
+        nothing.
+    sharding
+        "on": every rank keeps the optimizer's state of a shard only, updates it and gathers the parameters of
+        the others. "auto": where that can be done, ``mode="auto"`` tries it, too. "off": every rank updates
+        all.
 
     Raises
     ------
@@ -266,7 +283,7 @@ class DistributedOptimizer(WrappedOptimizer):
         optimizer: torch.optim.Optimizer,
         model: nn.Module,
         *,
-        schedule: Schedule | PushPullSchedule | str | Path | None = None,
+        schedule: AnySchedule | str | Path | None = None,
         service: str | None = None,
         job: str | None = None,
         api_key: str | None = None,
@@ -288,6 +305,8 @@ class DistributedOptimizer(WrappedOptimizer):
         pacing_bytes_per_s: float | None = None,
         ssl_context: ssl.SSLContext | None = None,
         pushed: Sequence[str] | None = None,
+        max_grad_norm: float | None = None,
+        sharding: Sharding = "off",
     ) -> None:
         arguments = _Arguments(
             schedule=schedule,
@@ -312,6 +331,8 @@ class DistributedOptimizer(WrappedOptimizer):
             pacing_bytes_per_s=pacing_bytes_per_s,
             ssl_context=ssl_context,
             pushed=pushed,
+            max_grad_norm=max_grad_norm,
+            sharding=sharding,
         )
         transport = arguments.connect(model)
         with released_on_failure(transport):
