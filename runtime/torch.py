@@ -48,8 +48,14 @@ Backend = Literal["allreduce", "ps", "mixed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Arguments:
-    """What ``DistributedOptimizer`` was given, besides the optimizer and the model."""
+class WrapperArguments:
+    """What ``DistributedOptimizer`` was given, besides the optimizer and the model.
+
+    Attributes
+    ----------
+    own_buffers
+        See ``WrapperOptions``; for models that DistributedDataParallel carries.
+    """
 
     schedule: Schedule | PushPullSchedule | str | Path | None = None
     service: str | None = None
@@ -73,6 +79,7 @@ class _Arguments:
     pacing_bytes_per_s: float | None = None
     ssl_context: ssl.SSLContext | None = None
     pushed: Sequence[str] | None = None
+    own_buffers: bool = False
 
     def connect(self, model: nn.Module) -> GlooTransport:
         """Open the transport; every rank alike."""
@@ -155,6 +162,7 @@ class _Arguments:
                 credit_bytes=self.credit_bytes,
                 timeout_s=self.timeout_s,
                 broadcast_parameters=self.broadcast_parameters,
+                own_buffers=self.own_buffers,
             )
             return options, PlanSource(
                 transport,
@@ -250,7 +258,7 @@ class DistributedOptimizer(WrappedOptimizer):
         consistency = options.get("consistency", "sync")
         if consistency != "async" and not isinstance(consistency, Stale):
             return super().__new__(cls)
-        arguments = _Arguments(**options)
+        arguments = WrapperArguments(**options)
         transport = arguments.connect_to_servers(model)
         with released_on_failure(transport):
             return AsynchronousOptimizer(
@@ -289,7 +297,7 @@ class DistributedOptimizer(WrappedOptimizer):
         ssl_context: ssl.SSLContext | None = None,
         pushed: Sequence[str] | None = None,
     ) -> None:
-        arguments = _Arguments(
+        arguments = WrapperArguments(
             schedule=schedule,
             service=service,
             job=job,

@@ -76,7 +76,9 @@ def start_together(
     (options, source, parameters, sizes), statements = exchange(transport, describe)
     source.accept(statements[0].terms)
     plan = agree_on_plan(transport, source.make(sizes))
-    agree_on_weights(transport, model, broadcast=options.broadcast_parameters)
+    agree_on_weights(
+        transport, model, broadcast=options.broadcast_parameters, with_buffers=not options.own_buffers
+    )
     reasons = [(rank, each.barrier_reason) for rank, each in enumerate(statements) if each.barrier_reason]
     return Start(
         options=options,
