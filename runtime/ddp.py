@@ -1,8 +1,8 @@
 """PACE under DistributedDataParallel: for jobs, and frameworks, that wrap the model in it themselves."""
 
+import contextlib
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,8 @@ def attach(
     if inner is not ddp_model and mode != "barrier":
         log.warning(
             "pace.barrier_mode",
-            reason="the model was compiled around DistributedDataParallel: what it uses cannot be seen; compile"
-            " the model first and wrap the result in DistributedDataParallel for mode='overlap'",
+            reason="the model was compiled around DistributedDataParallel, so what it uses cannot be seen:"
+            " compile the model and wrap the result in DistributedDataParallel for mode='overlap'",
         )
         mode = "barrier"
     arguments = WrapperArguments(
@@ -162,13 +162,14 @@ class AttachedOptimizer(WrappedOptimizer):
         finally:
             self._stepping = False
 
-    def no_sync(self) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
         """DistributedDataParallel's own ``no_sync``, where forward passes count."""
         parallel = self._parallel()
         if parallel is None:
             raise InvalidUse("the model is gone")
-        quiet: AbstractContextManager[None] = parallel.no_sync()
-        return quiet
+        with parallel.no_sync():
+            yield
 
     def _close(self, *, linger: bool, reason: str | None = None, drain: bool = True) -> None:
         try:

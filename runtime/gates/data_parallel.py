@@ -1,9 +1,9 @@
 """DistributedDataParallel as the carrier of a model whose gradients the runtime sums.
 
-Torch's reducer sums nothing in a backward pass that it was not prepared for: that is how ``no_sync`` works. So
-the carrier gets a stand-in for its reducer, which prepares nothing and notes what each forward pass would have
-prepared. All else is DistributedDataParallel's own: what it does before and after the model's forward pass,
-its broadcast of buffers, its ``no_sync``, its ``state_dict``.
+What torch does to gradients is all in one part of it, the reducer. While the runtime sums them, a stand-in is
+in its place, which sums nothing and notes which forward passes torch would have had summed: those outside of
+``no_sync``. All else is DistributedDataParallel's own: what it does around the model's forward pass, its
+broadcast of buffers, its ``no_sync``, its ``state_dict``.
 """
 
 import weakref
@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pace.errors import InvalidUse
@@ -20,7 +19,7 @@ from pace.runtime.gates.gradient_gates import local_gradient
 
 
 class Carrier:
-    """A DistributedDataParallel whose reducer stands aside, from ``stand_aside`` to ``close``.
+    """A DistributedDataParallel without a reducer, from ``stand_aside`` to ``close``.
 
     Attributes
     ----------
@@ -30,17 +29,14 @@ class Carrier:
 
     def __init__(self, parallel: DistributedDataParallel) -> None:
         self._parallel = weakref.ref(parallel)
-        self._reducer: Any = parallel.reducer
-        # Whether torch's own first backward pass of a static graph is still to come.
-        self._delayed = getattr(parallel, "_static_graph_delay_allreduce_enqueued", None)
         self.quiet = not parallel.require_backward_grad_sync
 
     def stand_aside(self) -> None:
-        """Have torch's reducer sum nothing from now on."""
-        parallel = self._parallel()
-        if parallel is not None:
-            _guard(parallel).aside = True
-            parallel.reducer = _Aside(self._reducer, self)  # type: ignore[assignment]  # that is the trick
+        """Take the reducer away, with the memory of its buckets."""
+        parallel: Any = self._parallel()
+        parallel.reducer._remove_autograd_hooks()
+        parallel.logger = _Log(parallel._get_ddp_logging_data())  # the other one would keep the reducer
+        parallel.reducer = _Aside(self)
 
     def note_forward(self, *, prepared: bool = False) -> None:
         """Note whether gradients of the forward pass that begins, or is prepared for, are to be summed."""
@@ -53,14 +49,18 @@ class Carrier:
         return parallel is self._parallel()
 
     def close(self) -> None:
-        """Give DistributedDataParallel its reducer back."""
-        parallel = self._parallel()
-        if parallel is None or parallel.reducer is self._reducer:
+        """Give DistributedDataParallel a reducer again, as when it was made, or loaded from a file."""
+        parallel: Any = self._parallel()
+        if parallel is None or not isinstance(parallel.reducer, _Aside):
             return
-        parallel.reducer = self._reducer
-        _guard(parallel).aside = False
-        if self._delayed is not None:
-            parallel._static_graph_delay_allreduce_enqueued = self._delayed
+        parameters, sparse = parallel._build_params_for_reducer()
+        names = parallel._build_debug_param_to_name_mapping(parameters)
+        parallel._has_rebuilt_buckets = False
+        parallel._ddp_init_helper(parameters, sparse, names, parallel.static_graph)
+        if parallel.static_graph:
+            parallel._static_graph_delay_allreduce_enqueued = False
+            parallel.reducer._set_static_graph()
+            parallel.logger._set_static_graph()
 
 
 def refuse_local_step(slots: Iterable[Slot]) -> None:
@@ -104,6 +104,7 @@ def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optim
         Says what, and what to do.
     """
     state = vars(parallel)
+    logged: dict[str, Any] = parallel._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # in torch
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     others = [
         name
@@ -124,7 +125,9 @@ def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optim
             bool(state.get("_use_python_reducer"))
         ),
         "a communication hook is registered, which would not be called: for half precision on the wire give"
-        " compression=": bool(state.get("_comm_hooks")),
+        " compression=": (
+            bool(state.get("_comm_hooks")) or bool(logged.get("comm_hook"))
+        ),
         "a communication hook for buffers is registered, which may wait for torch's own sums": (
             "buffer_hook" in state
         ),
@@ -138,54 +141,34 @@ def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optim
     }
     if found := [reason for reason, holds in reasons.items() if holds]:
         raise InvalidUse(f"DistributedDataParallel: {'; '.join(found)}")
-    _guard(parallel)
 
 
-class _Guard:
-    """What the communication hook of a reducer knows; a hook cannot be taken off again."""
+class _Log:
+    """Stands in for what torch logs of a reducer."""
 
-    def __init__(self, group: Any) -> None:
-        self.group = group
-        self.aside = False
+    def __init__(self, data: dict[str, Any]) -> None:
+        self._data = data
 
-    def sum_bucket(self, bucket: Any) -> Any:
-        """Average a bucket as torch does; an error while the runtime sums gradients."""
-        if self.aside:
-            raise InvalidUse(
-                "DistributedDataParallel began to sum gradients that the runtime sums: attach before a forward"
-                " pass, not between it and its backward pass"
-            )
-        tensor = bucket.buffer()
-        tensor.div_(dist.get_world_size(self.group))
-        work: Any = dist.all_reduce(tensor, group=self.group, async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])
+    def set_runtime_stats_and_log(self) -> None:
+        """Nothing is measured."""
 
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        return self._data
 
-_guards: "weakref.WeakKeyDictionary[DistributedDataParallel, _Guard]" = weakref.WeakKeyDictionary()
+    def _set_static_graph(self) -> None:
+        """See ``Carrier.close``."""
 
-
-def _guard(parallel: DistributedDataParallel) -> _Guard:
-    """Have torch's reducer ask us, should it sum a bucket all the same."""
-    guard = _guards.get(parallel)
-    if guard is None:
-        guard = _Guard(parallel.process_group)
-        try:
-            dist._register_comm_hook(parallel.reducer, guard, _sum_bucket)
-        except RuntimeError as error:
-            raise InvalidUse(f"DistributedDataParallel has a communication hook already: {error}") from error
-        _guards[parallel] = guard
-    return guard
-
-
-def _sum_bucket(guard: _Guard, bucket: Any) -> Any:
-    return guard.sum_bucket(bucket)
+    def _set_uneven_input_join(self) -> None:
+        raise InvalidUse(
+            "join(): ranks with fewer batches than others are not supported with PACE: give every rank as"
+            " many, or close() PACE's wrapper before"
+        )
 
 
 class _Aside:
-    """Stands in for a reducer: all but preparing for a backward pass is the reducer's own."""
+    """Stands in for a reducer."""
 
-    def __init__(self, reducer: Any, carrier: Carrier) -> None:
-        self._reducer = reducer
+    def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
 
     def prepare_for_forward(self) -> None:
@@ -203,17 +186,17 @@ class _Aside:
     def _delay_all_reduce(self) -> None:
         """Nothing is summed at the end of a static graph's first backward pass."""
 
-    def _set_forward_pass_work_handle(self, *_arguments: Any) -> None:
-        raise InvalidUse(
-            "join(): ranks with fewer batches than others are not supported with PACE: give every rank as many,"
-            " or close() PACE's wrapper before"
-        )
+    def _set_static_graph(self) -> None:
+        """See ``Carrier.close``."""
+
+    def _remove_autograd_hooks(self) -> None:
+        """There are none."""
+
+    def _check_reducer_finalized(self) -> None:
+        """Nothing is under way here."""
 
     def _install_post_backward_futures(self, *_arguments: Any) -> None:
         raise InvalidUse("a communication hook for buffers is not supported with PACE")
 
-    def _update_process_group(self, *_arguments: Any) -> None:
+    def _reset_state(self, *_arguments: Any) -> None:
         raise InvalidUse("the process group cannot be changed while PACE is attached: close() it before")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reducer, name)

@@ -9,9 +9,7 @@ import torch
 _MISSING = object()
 
 
-def route(
-    optimizer: torch.optim.Optimizer, name: str, to: Callable[..., Any]
-) -> Callable[[], None]:
+def route(optimizer: torch.optim.Optimizer, name: str, to: Callable[..., Any]) -> Callable[[], None]:
     """Have ``optimizer.name(...)`` call ``to(own, ...)``, where `own` is the method as it was.
 
     Returns
