@@ -125,9 +125,7 @@ def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optim
             bool(state.get("_use_python_reducer"))
         ),
         "a communication hook is registered, which would not be called: for half precision on the wire give"
-        " compression=": (
-            bool(state.get("_comm_hooks")) or bool(logged.get("comm_hook"))
-        ),
+        " compression=": (bool(state.get("_comm_hooks")) or bool(logged.get("comm_hook"))),
         "a communication hook for buffers is registered, which may wait for torch's own sums": (
             "buffer_hook" in state
         ),

@@ -1,5 +1,6 @@
 """Has methods of an optimizer call a wrapper's, for frameworks that keep the optimizer itself."""
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ def route(optimizer: torch.optim.Optimizer, name: str, to: Callable[..., Any]) -
     before = attributes.get(name, _MISSING)
     own = getattr(optimizer, name)
 
+    @functools.wraps(getattr(own, "__func__", own))  # some look at its signature
     def routed(_optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any) -> Any:
         return to(own, *arguments, **named)
 

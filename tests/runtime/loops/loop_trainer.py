@@ -19,7 +19,6 @@ from tests.runtime.loops.loop_readings import Entry, plain, read_gradients
 from tests.runtime.schedules import shuffled_schedule
 from tests.runtime.training import backward, wrap
 
-
 CARRIERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "views": {"gradient_as_bucket_view": True},
