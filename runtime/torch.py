@@ -48,8 +48,14 @@ Backend = Literal["allreduce", "ps", "mixed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Arguments:
-    """What ``DistributedOptimizer`` was given, besides the optimizer and the model."""
+class WrapperArguments:
+    """What ``DistributedOptimizer`` was given, besides the optimizer and the model.
+
+    Attributes
+    ----------
+    own_buffers
+        See ``WrapperOptions``; for models that DistributedDataParallel carries.
+    """
 
     schedule: AnySchedule | str | Path | None = None
     service: str | None = None
@@ -75,6 +81,7 @@ class _Arguments:
     pushed: Sequence[str] | None = None
     max_grad_norm: float | None = None
     sharding: Sharding = "off"
+    own_buffers: bool = False
 
     def connect(self, model: nn.Module) -> GlooTransport:
         """Open the transport; every rank alike."""
@@ -164,6 +171,7 @@ class _Arguments:
                 broadcast_parameters=self.broadcast_parameters,
                 max_grad_norm=self.max_grad_norm,
                 sharding=self.sharding,
+                own_buffers=self.own_buffers,
             )
             return options, PlanSource(
                 transport,
@@ -267,7 +275,7 @@ class DistributedOptimizer(WrappedOptimizer):
         consistency = options.get("consistency", "sync")
         if consistency != "async" and not isinstance(consistency, Stale):
             return super().__new__(cls)
-        arguments = _Arguments(**options)
+        arguments = WrapperArguments(**options)
         transport = arguments.connect_to_servers(model)
         with released_on_failure(transport):
             return AsynchronousOptimizer(
@@ -308,7 +316,7 @@ class DistributedOptimizer(WrappedOptimizer):
         max_grad_norm: float | None = None,
         sharding: Sharding = "off",
     ) -> None:
-        arguments = _Arguments(
+        arguments = WrapperArguments(
             schedule=schedule,
             service=service,
             job=job,

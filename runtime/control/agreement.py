@@ -222,7 +222,9 @@ def agree_on_plan(transport: Transport, plan: Plan) -> Plan:
     return decode_plan(transport.broadcast(encode_plan(plan) if transport.rank == 0 else None))
 
 
-def agree_on_weights(transport: Transport, model: nn.Module, *, broadcast: bool) -> None:
+def agree_on_weights(
+    transport: Transport, model: nn.Module, *, broadcast: bool, with_buffers: bool = True
+) -> None:
     """Give every rank rank 0's parameters and buffers, as DistributedDataParallel does.
 
     Ranks compare hashes first, so that what is equal already is not sent.
@@ -231,6 +233,8 @@ def agree_on_weights(transport: Transport, model: nn.Module, *, broadcast: bool)
     ----------
     broadcast
         Whether to overwrite what differs; otherwise it is an error.
+    with_buffers
+        Whether buffers count too.
 
     Raises
     ------
@@ -241,7 +245,7 @@ def agree_on_weights(transport: Transport, model: nn.Module, *, broadcast: bool)
     """
     if transport.size == 1:
         return
-    named = (*model.named_parameters(), *model.named_buffers())
+    named = (*model.named_parameters(), *(model.named_buffers() if with_buffers else ()))
     state = {name.replace("_orig_mod.", ""): t.detach() for name, t in named if t.layout is torch.strided}
     mine = [[name, str(tensor.dtype), list(tensor.shape), _sha256(tensor)] for name, tensor in state.items()]
     statements: list[list[Any]] = [json.loads(each) for each in transport.gather(json.dumps(mine).encode())]

@@ -33,6 +33,8 @@ class WrapperOptions:
     gradient_predivide_factor
         What gradients are divided by before they are summed, where `op` alone does not say it: for transports
         that do the rest of an average.
+    own_buffers
+        Whether buffers are left as they are at the start, since somebody else sends them.
     """
 
     mode: Mode
@@ -46,6 +48,7 @@ class WrapperOptions:
     gradient_predivide_factor: float | None = None
     max_grad_norm: float | None = None
     sharding: Sharding = "off"
+    own_buffers: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that are not allowed.

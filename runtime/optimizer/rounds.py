@@ -19,6 +19,7 @@ from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Totals
 from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.call_stacks import in_collective, inside_zero_grad
+from pace.runtime.gates.data_parallel import refuse_local_step, refuse_reducing
 from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
 from pace.runtime.gates.gradient_hooks import hook_gradient
 from pace.runtime.gates.parameter_gates import Attention, ForwardWatch
@@ -87,6 +88,7 @@ class Rounds:
         self.slots = [slot for group in self.groups for slot in group.slots]
         self._usage = usage
         self._profiling = profiling
+        self._carrier = settings.carrier
         self._before = Totals()
         self.accumulating = False
         if before is not None:
@@ -199,6 +201,8 @@ class Rounds:
     def arrived(self, slot: Slot) -> None:
         """Take in what autograd has just added to a gradient."""
         self.await_answer()
+        if self._carrier is not None and self._carrier.quiet != self.accumulating:
+            self.accumulate(accumulating=self._carrier.quiet, arriving=slot)
         if self.accumulating:
             self._accumulated = True
             return
@@ -266,11 +270,11 @@ class Rounds:
                 self._usage.adapt(each)
         self.reduction.reopen(slot)
 
-    def accumulate(self, *, accumulating: bool) -> None:
-        """Begin or end to only add gradients up."""
+    def accumulate(self, *, accumulating: bool, arriving: Slot | None = None) -> None:
+        """Begin or end to only add gradients up; see ``Reduction.adopt_replaced`` for `arriving`."""
         self.await_answer()
         if accumulating and self.reduction.sealed:
-            self.reduction.adopt_replaced()
+            self.reduction.adopt_replaced(arriving)
         self.accumulating = accumulating
         if self._accumulated and not accumulating:
             self._accumulated = False
@@ -280,6 +284,8 @@ class Rounds:
 
     def seal(self, *, read: bool) -> None:
         """Make this rank's contribution final: submit what is left, with zeros for what was not computed."""
+        if self._carrier is not None and self._accumulated and not read:
+            refuse_local_step(self.slots)
         with self._lock:
             if self.reduction.sealed:
                 if read or not self.reduction.cleared():
@@ -301,11 +307,8 @@ class Rounds:
         self.reduction.seal(read=read)
 
     def _learn(self) -> None:
-        """Draw conclusions from the first round, and from the first that was watched.
-
-        How often each gradient arrives in a round (reentrant checkpoints deliver in parts), and which
-        parameters were used without the gates noticing.
-        """
+        # In the first round: how often gradients arrive (reentrant checkpoints deliver in parts). In the
+        # first that was watched: which parameters were used without the gates noticing.
         if not self._usage.learned:
             self._usage.learn_passes(self.slots)
         if self._update is None or self._usage.watched:
@@ -445,11 +448,7 @@ class Rounds:
                 self.finish(slot.fused)
 
     def _enter(self) -> None:
-        if nn.parallel.DistributedDataParallel._active_ddp_module is not None:
-            raise InvalidUse(
-                "the model is inside DistributedDataParallel, which would reduce gradients a second time:"
-                " use the model itself"
-            )
+        refuse_reducing(self._carrier)
         self._entered = True
         if self._num_pending:
             for group in self._at_entry:

@@ -85,7 +85,9 @@ def start_together(
     sharding = _sharding(options.sharding, _join(reasons, len(statements)), rank=transport.rank)
     source.shard(sharding)
     plan = agree_on_plan(transport, source.make(sizes))
-    agree_on_weights(transport, model, broadcast=options.broadcast_parameters)
+    agree_on_weights(
+        transport, model, broadcast=options.broadcast_parameters, with_buffers=not options.own_buffers
+    )
     reasons = [(rank, each.barrier_reason) for rank, each in enumerate(statements) if each.barrier_reason]
     return Start(
         options=options,

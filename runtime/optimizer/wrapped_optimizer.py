@@ -7,7 +7,6 @@ in which mode is in ``mode_choice``.
 
 import contextlib
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,8 +24,9 @@ from pace.runtime.engine.divided_plan import divide
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Report, chrome_trace
 from pace.runtime.event_log import log
+from pace.runtime.gates.data_parallel import Carrier
 from pace.runtime.gates.gated_param_groups import gate_param_groups, ungate_param_groups
-from pace.runtime.optimizer.averaging import Averaging
+from pace.runtime.optimizer.averaging import Averaging, mean_loss
 from pace.runtime.optimizer.live_wrappers import live, refuse_wrapped, weakly
 from pace.runtime.optimizer.planned_parameters import PlannedParameters
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
@@ -54,6 +54,9 @@ class WrappedOptimizer(NormAndState):
     prepare
         Checks what the user gave; see ``pace.runtime.optimizer.start``.
     """
+
+    # The DistributedDataParallel around the model, where there is one.
+    _carrier: Carrier | None = None
 
     def __init__(
         self,
@@ -129,6 +132,7 @@ class WrappedOptimizer(NormAndState):
             on_stall=weakly(self._report_stall),
             explain=weakly(self._explain_failure, otherwise=""),
             ask=weakly(self._ask),
+            carrier=self._carrier,
         )
         kind = ShardedRounds if self._plan.shards else Rounds
         return kind(
@@ -248,7 +252,7 @@ class WrappedOptimizer(NormAndState):
                 with torch.enable_grad():
                     loss = closure()
                 self._reduce()
-                return self._mean(loss)
+                return mean_loss(loss, self._transport)
 
             return self.optimizer.step(reduced)
         self._reduce()
@@ -263,14 +267,6 @@ class WrappedOptimizer(NormAndState):
         rounds.take_over()
         self._clip_at_step()
         rounds.end()
-
-    def _mean(self, loss: Any) -> Any:
-        """Average a closure's loss: optimizers that decide by it must decide alike on all ranks."""
-        if not isinstance(loss, torch.Tensor | float):
-            return loss
-        losses = [float(each) for each in self._transport.gather(repr(float(loss)).encode())]
-        mean = math.fsum(losses) / len(losses)
-        return torch.full_like(loss, mean) if isinstance(loss, torch.Tensor) else mean
 
     def _refuse_closed(self) -> None:
         if self._closed:
