@@ -4,6 +4,7 @@
 
     Refused
     ├── InvalidRequest         a body or a parameter that is not what the interface asks for
+    ├── InvalidFile            a file to import that cannot be read
     ├── NotFound               no such resource, or none that this caller may know of
     ├── Unauthorized           no API key or token, or one that is not valid
     ├── Forbidden              the scopes of the API key or token do not allow it
@@ -46,6 +47,10 @@ class Refused(PaceError):
 
 class InvalidRequest(Refused):
     """A body or a parameter that is not what the interface asks for."""
+
+
+class InvalidFile(Refused):
+    """A file to import that cannot be read; the message names the place."""
 
 
 class NotFound(Refused):

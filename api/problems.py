@@ -52,6 +52,7 @@ _KINDS: dict[type[Exception], _Kind] = {
     InvalidSchedule: _Kind(name="invalid-schedule", status=422, title="Invalid schedule"),
     SolverFailed: _Kind(name="solver-failed", status=500, title="Solver failed"),
     errors.InvalidRequest: _INVALID_REQUEST,
+    errors.InvalidFile: _Kind(name="invalid-file", status=422, title="Invalid file"),
     errors.NotFound: _Kind(name="not-found", status=404),
     errors.Unauthorized: _Kind(name="unauthorized", status=401),
     errors.Forbidden: _Kind(name="forbidden", status=403),

@@ -34,6 +34,20 @@ class ReceivedProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedImport:
+    """A valid profile made from another tool's file.
+
+    Attributes
+    ----------
+    found
+        JSON of what the importer found, as ``ImportResource`` answers it.
+    """
+
+    profile: ReceivedProfile
+    found: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedRequest:
     """A valid request for a schedule.
 
@@ -43,6 +57,8 @@ class ReceivedRequest:
         The profile, or None if the request only names one that is stored.
     options
         The options' canonical JSON.
+    asked_by
+        The id of the API key, or whom the issuer's token names; equal requests of two are one.
     """
 
     kind: ClassVar[TaskKindName] = "schedule"
@@ -52,6 +68,7 @@ class ReceivedRequest:
     profile_sha256: str
     profile: ReceivedProfile | None
     options: str
+    asked_by: str | None = None
 
     @property
     def input_sha256(self) -> str:

@@ -21,6 +21,7 @@ from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.documents import DocumentPlaces
 from pace.api.storage.fabric_run_store import FabricRunStore
+from pace.api.storage.job_list import JobList
 from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.objects import H, ObjectStore
@@ -79,6 +80,7 @@ class Service:
         self.what_ifs = WhatIfStore(self.database)
         self.fabric_runs = FabricRunStore(self.database)
         self.predictions = PredictionStore(self.database)
+        self.jobs = JobList(self.database)
         self.keys = KeyRing(self.database)
         self.access = AccessControl(
             self.keys if settings.needs_keys else None,

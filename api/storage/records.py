@@ -95,6 +95,7 @@ class ScheduleRecord(Record):
     profile_sha256: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime]
     asked_at: Mapped[datetime]
+    asked_by: Mapped[str | None] = mapped_column(String(200))
 
     __table_args__ = (
         Index("ix_schedules_newest", "tenant", "job", "fingerprint", "asked_at"),

@@ -147,7 +147,9 @@ class ResourceStore:
     ) -> SchedulePage:
         """Return a page of solved schedules."""
         question = (
-            select(*_SCHEDULE_SUMMARY).join(SolutionRecord, _SOLVED).where(ScheduleRecord.tenant == tenant)
+            select(*_SCHEDULE_SUMMARY, ScheduleRecord.asked_at, ScheduleRecord.asked_by)
+            .join(SolutionRecord, _SOLVED)
+            .where(ScheduleRecord.tenant == tenant)
         )
         if job is not None:
             question = question.where(ScheduleRecord.job == job)
@@ -356,8 +358,10 @@ def save_schedule_request(
         profile_sha256=received.profile_sha256,
         created_at=now,
         asked_at=now,
+        asked_by=received.asked_by,
     )
-    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_={"asked_at": now}))
+    asked = {"asked_at": now, "asked_by": received.asked_by}
+    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=asked))
     return new_id
 
 

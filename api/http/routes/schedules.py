@@ -1,6 +1,7 @@
 """Routes under /v1/schedules."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
@@ -54,6 +55,8 @@ async def create_schedule(
     """
     tenant = principal.tenant
     received = await read_body(request, tenant, read_request)
+    # Bodies that are read once may be sent by several.
+    received = replace(received, asked_by=principal.key_id or principal.subject)
     submitted = await service.submit(tenant, received)
     audit("schedule-requested", principal, schedule=submitted.result_id, profile=received.profile_sha256)
     created = {"Location": f"/v1/schedules/{submitted.result_id}"}
