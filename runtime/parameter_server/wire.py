@@ -81,7 +81,8 @@ class Frame(NamedTuple):
     offset, length
         The part of the segment, or the length of another payload, in bytes.
     turn
-        Its place in the sender's order; smaller goes first.
+        Its place in the sender's order; smaller goes first. Of an ABORT: 1 where a connection was lost and
+        nothing else is wrong, so that the job may go on over other ones.
     """
 
     kind: FrameKind
