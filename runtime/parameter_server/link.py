@@ -211,6 +211,10 @@ class ServerLink:
             Parcel(first, exchange.memory, layout.chunk_bytes, layout.longest_run_bytes, exchange.on_left),
         )
 
+    def is_under_way(self, segment: int) -> bool:
+        """Whether a segment was started and is not back."""
+        return segment in self._pending
+
     def _urgency(self, exchange: PushPullCall, turn: int) -> tuple[int, ...]:
         return exchange.round, turn, exchange.segment
 

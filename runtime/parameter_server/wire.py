@@ -17,7 +17,10 @@ _HEADER = struct.Struct("!4sBBHIIQII")
 assert _HEADER.size == HEADER_BYTES
 
 # What is counted and passed on by itself, and so the least that one write to a socket carries.
-CHUNK_BYTES = 64 << 10
+CHUNK_BYTES = 32 << 10
+
+# The smallest part that plans are to have: for less, hosts work more than links.
+MIN_PARTITION_BYTES = 64 << 10
 
 # One frame carries a run of neighboring chunks where the link is fast, as each costs the interpreter as much
 # as a small one.

@@ -12,7 +12,7 @@ from pace.documents.push_pull import PushPull
 from pace.runtime.parameter_server.measure import TimedExchanges, evaluate, time_exchanges
 from pace.runtime.parameter_server.options import ServerOptions
 from pace.runtime.parameter_server.transport.repeated_rounds import RepeatingTransport
-from pace.runtime.parameter_server.wire import CHUNK_BYTES, FrameKind
+from pace.runtime.parameter_server.wire import MIN_PARTITION_BYTES, FrameKind
 from pace.runtime.transports.transport import After, Done, Sequencing
 
 _MOST_MEASURED_BYTES = 32 << 20
@@ -62,7 +62,7 @@ class PushPullTransport(RepeatingTransport):
             worker_bytes_per_s=busy / found.seconds_per_byte,
             partition_s=found.partition_s,
             round_trip_s=found.round_trip_s,
-            min_partition_bytes=CHUNK_BYTES,
+            min_partition_bytes=MIN_PARTITION_BYTES,
         )
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
