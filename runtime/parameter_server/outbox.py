@@ -173,16 +173,13 @@ class Outbox:
                 self._on_loss(error)
 
     def _write_next(self) -> bool:
+        if not self._heap and self._ending == "open":
+            self._wait_for_work()
         if self._ending in ("open", "finishing"):
             self._stream.wait_writable()
         chosen: tuple[Frame, memoryview] | None = None
         on_left: Callable[[], None] | None = None
         with self._wake:
-            idle = not self._heap and self._ending == "open"
-            if idle:
-                self._rate.pause()
-                if self._wake.wait_for(lambda: self._heap or self._ending != "open", self._beat_s):
-                    return True  # by now another may be more urgent, or the kernel may have no room
             ending = self._ending
             if self._heap and ending in ("open", "finishing"):
                 parcel = self._heap[0][-1]
@@ -205,6 +202,12 @@ class Outbox:
             self._last_words(ending)
             return False
         return True
+
+    def _wait_for_work(self) -> None:
+        self._rate.pause()
+        with self._wake:
+            if not self._heap and self._ending == "open":
+                self._wake.wait(self._beat_s)
 
     def _last_words(self, ending: Ending) -> None:
         if ending == "finishing":
