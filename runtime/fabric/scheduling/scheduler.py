@@ -83,7 +83,6 @@ class FabricScheduler:
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._links: set[FabricLink] = set()
         self._closed = threading.Event()
-        self._watched_s = 0.0
         self._transfer_log = TransferLog(options.transfer_log)
         self._listener = Listener(*bind, self._accept, token=token, ssl_context=ssl_context)
         self.host, self.port = self._listener.host, self._listener.port
@@ -246,7 +245,6 @@ class FabricScheduler:
     # What is done after everything that happens.
 
     def _go_on(self) -> None:
-        self._watch()
         servers, may_commit = self._holders.servers(), self._holders.may_commit()
         if servers and may_commit:
             self._planner.plan(servers)
@@ -259,15 +257,6 @@ class FabricScheduler:
                 planned = self._commits.planned_version
                 self._models.plan(servers, self._commits.version, planned, waiting)
         self.known.transfers.pump(self.known.now())
-
-    def _watch(self) -> None:
-        """Once in a tick, believe less of links whose transfers are overdue."""
-        now = self.known.now()
-        if now < self._watched_s + self.options.tick_s:
-            return
-        self._watched_s = now
-        for transfer, seconds in self.known.transfers.overdue(now):
-            self.known.state.observe(transfer.source, transfer.target, transfer.size_bytes, seconds, now)
 
     def status(self) -> dict[str, Any]:
         """Return what people want to know: a document of ``pace fabric status``."""

@@ -15,9 +15,6 @@ from pace.solver.fabric.capacity import Capacities
 # Less than this share of a link is left to the next transfer's turn; a stopped sender keeps as much.
 _LEAST_SHARE = 0.05
 _LEAST_RATE = 1e5
-# So much later than believed, a transfer says that a link is slower; notices take a moment, too.
-_OVERDUE = 1.5
-_OVERDUE_S = 0.1
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -188,23 +185,6 @@ class TransferQueue:
                 changed = False  # its order says the rate
         if changed:
             self._pace(together[0])
-
-    def overdue(self, now_s: float) -> list[tuple[QueuedTransfer, float]]:
-        """Return transfers that nothing holds back and that are late by far, and for how long each has run.
-
-        A link that became slow shows before its transfer has arrived.
-        """
-        found: list[tuple[QueuedTransfer, float]] = []
-        for transfer in self._transfers.values():
-            if transfer.began_s is None or transfer.paced:
-                continue
-            believed = min(
-                self._state.rates(transfer.source, now_s)[0], self._state.rates(transfer.target, now_s)[1]
-            )
-            elapsed = now_s - transfer.began_s
-            if elapsed > _OVERDUE * transfer.size_bytes / believed + _OVERDUE_S:
-                found.append((transfer, elapsed))
-        return found
 
     def book(self, view: Capacities, number_of: dict[str, int], now_s: float) -> None:
         """Subtract from a view that begins now what these transfers are expected to need still."""
