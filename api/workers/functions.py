@@ -32,6 +32,7 @@ from pace.documents.base import explain
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.profile import Profile, parse_profile
+from pace.documents.profile_json import compact_profile
 from pace.documents.push_pull import PushPull
 from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
@@ -257,7 +258,7 @@ def _receive(profile: Profile, limits: ReadLimits) -> ReceivedProfile:
     ):
         if count > limit:
             raise ContentTooLarge(f"the profile has {count} {what}; this service takes {limit}")
-    document = profile.model_dump_json().encode()
+    document = compact_profile(profile).encode()
     with paused_collector():
         sha256 = profile.sha256
     return ReceivedProfile(
