@@ -154,6 +154,8 @@ def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -
                         time.sleep(0.1)
                     if time.monotonic() >= until or load.faults:
                         break
+                    # Killed again before it has done anything, the service would show nothing.
+                    load.wait_for_work()
                     inject()
                     num_faults += 1
         finally:
