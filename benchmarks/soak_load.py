@@ -26,7 +26,7 @@ REFUSALS = {429, 503, 507}
 GRID: dict[str, Any] = {"bandwidth_gbps": [1.0, 10.0], "policies": ["ddp", "optimal"]}
 LONG_GRID = {"bandwidth_gbps": [1 + step / 10 for step in range(4000)]}
 NUM_SHARED = 3
-MOST_WAIT_S = 120.0
+MOST_WAIT_S = 30.0
 
 
 def profile_of(number: int) -> dict[str, Any]:

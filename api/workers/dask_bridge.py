@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from pace.api.errors import WorkerFailed
 from pace.api.workers.dask_bridge_frames import read_frame, write_frame
@@ -27,14 +27,14 @@ _TELL_EVERY_S = 0.2
 
 
 class _Bridge:
-    def __init__(self, address: str, out: BinaryIO) -> None:
+    def __init__(self, address: str, out: IO[bytes]) -> None:
         self._cluster = DaskCluster(address)
         self._jobs = DaskJobs(self._cluster)
         self._out = out
         self._lock = threading.Lock()
         self._ended: dict[str, threading.Event] = {}
 
-    def serve(self, commands: BinaryIO) -> None:
+    def serve(self, commands: IO[bytes]) -> None:
         self._cluster.start()
         threading.Thread(target=self._tell_capacity, daemon=True).start()
         while True:

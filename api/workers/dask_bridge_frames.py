@@ -2,19 +2,19 @@
 
 import json
 import struct
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 _HEAD = struct.Struct(">II")
 
 
-def write_frame(stream: BinaryIO, told: dict[str, Any], document: bytes = b"") -> None:
+def write_frame(stream: IO[bytes], told: dict[str, Any], document: bytes = b"") -> None:
     """Send a frame; the caller sees to it that no other thread sends one."""
     line = json.dumps(told).encode()
     stream.write(_HEAD.pack(len(line), len(document)) + line + document)
     stream.flush()
 
 
-def read_frame(stream: BinaryIO) -> tuple[dict[str, Any], bytes]:
+def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], bytes]:
     """Receive a frame; raises EOFError at the end, and ValueError for what is none."""
     num_line, num_document = _HEAD.unpack(_exactly(stream, _HEAD.size))
     told = json.loads(_exactly(stream, num_line))
@@ -23,7 +23,7 @@ def read_frame(stream: BinaryIO) -> tuple[dict[str, Any], bytes]:
     return told, _exactly(stream, num_document)
 
 
-def _exactly(stream: BinaryIO, num_bytes: int) -> bytes:
+def _exactly(stream: IO[bytes], num_bytes: int) -> bytes:
     content = stream.read(num_bytes)
     if len(content) < num_bytes:
         raise EOFError

@@ -14,6 +14,7 @@ SECONDS = 36.0
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_nothing_accepted_is_lost_whatever_happens(tmp_path: Path, database: str) -> None:
     """Nothing lost, nothing wrong, memory level; those who could not be served were told why."""
