@@ -381,8 +381,18 @@ class Rounds:
         self.take_over()
         return self.clip(max_norm, 2.0)
 
-    def hand_back(self) -> None:
-        """Give the user's optimizer the state kept elsewhere; every rank alike, with nothing in flight."""
+    def hand_back(self, *, last: bool = False) -> None:
+        """Give the user's optimizer the state kept elsewhere.
+
+        Parameters
+        ----------
+        last
+            Whether this rank takes part in nothing after this.
+        """
+
+    def give_state(self, asked: list[int]) -> bool:  # noqa: ARG002
+        """Answer another rank that asks for state; say whether that was of use."""
+        return False
 
     def take_state(self) -> None:
         """Keep elsewhere what of the user's optimizer's state is to be kept there."""

@@ -115,6 +115,7 @@ class WrappedOptimizer(NormAndState):
         self._peers = transport.peers
         if self._peers is not None:
             self._peers.follow(self._progress, self._answer)
+            self._peers.follow_state(self._give_state)
         self._closed = False
         live.add(self)
 
@@ -166,6 +167,9 @@ class WrappedOptimizer(NormAndState):
 
     def _answer(self, turn: int) -> bool:
         return self._rounds.answer(turn)
+
+    def _give_state(self, asked: list[int]) -> bool:
+        return self._rounds.give_state(asked)
 
     def finish_updates(self) -> None:
         """Apply the updates of the latest ``step()``; gradients computed since then are left as they are."""
@@ -365,7 +369,7 @@ class WrappedOptimizer(NormAndState):
                 self.synchronize()
                 # One rank's exception takes it out of the loop alone: the others would not come.
                 if sys.exc_info()[0] is None and reason is None:
-                    self._rounds.hand_back()
+                    self._rounds.hand_back(last=True)
         finally:
             self._closed = True
             failed = self._rounds.engine.failure is not None

@@ -83,7 +83,7 @@ class NormAndState(StandIn):
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's whole state after every pending update: what a plain optimizer would have.
 
-        Where updates are sharded, every rank must call it.
+        Where updates are sharded, the other ranks give theirs, whatever they are doing.
         """
         self.finish_updates()
         with self._rounds.whole_state():
