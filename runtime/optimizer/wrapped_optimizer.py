@@ -7,7 +7,6 @@ in which mode is in ``mode_choice``.
 
 import contextlib
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Report, chrome_trace
 from pace.runtime.event_log import log
 from pace.runtime.gates.gated_param_groups import gate_param_groups, ungate_param_groups
-from pace.runtime.optimizer.averaging import Averaging
+from pace.runtime.optimizer.averaging import Averaging, mean_loss
 from pace.runtime.optimizer.live_wrappers import live, refuse_wrapped, weakly
 from pace.runtime.optimizer.planned_parameters import PlannedParameters
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
@@ -168,9 +167,6 @@ class WrappedOptimizer(NormAndState):
     def _answer(self, turn: int) -> bool:
         return self._rounds.answer(turn)
 
-    def _give_state(self, asked: list[int]) -> bool:
-        return self._rounds.give_state(asked)
-
     def finish_updates(self) -> None:
         """Apply the updates of the latest ``step()``; gradients computed since then are left as they are."""
         self._rounds.finish_all()
@@ -230,10 +226,6 @@ class WrappedOptimizer(NormAndState):
             hook(own, (), {})
         return loss
 
-    def _clip_at_step(self) -> None:
-        if self._max_grad_norm is not None:
-            self._tell_of_norm(self._rounds.clip_at_step(self._max_grad_norm))
-
     def _end_step(self) -> None:
         # What a scheduler looks at; in overlap mode it does not see the optimizer's own step() being called.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers add it
@@ -252,7 +244,7 @@ class WrappedOptimizer(NormAndState):
                 with torch.enable_grad():
                     loss = closure()
                 self._reduce()
-                return self._mean(loss)
+                return mean_loss(loss, self._transport)
 
             return self.optimizer.step(reduced)
         self._reduce()
@@ -267,14 +259,6 @@ class WrappedOptimizer(NormAndState):
         rounds.take_over()
         self._clip_at_step()
         rounds.end()
-
-    def _mean(self, loss: Any) -> Any:
-        """Average a closure's loss: optimizers that decide by it must decide alike on all ranks."""
-        if not isinstance(loss, torch.Tensor | float):
-            return loss
-        losses = [float(each) for each in self._transport.gather(repr(float(loss)).encode())]
-        mean = math.fsum(losses) / len(losses)
-        return torch.full_like(loss, mean) if isinstance(loss, torch.Tensor) else mean
 
     def _refuse_closed(self) -> None:
         if self._closed:

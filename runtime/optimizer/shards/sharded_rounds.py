@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from pace.errors import CommunicationFailed, InvalidUse
-from pace.runtime.engine.buffers import Slot
+from pace.runtime.engine.buffers import Awaited, Slot
 from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.call_stacks import inside_zero_grad
 from pace.runtime.optimizer.group_update import TwinOptimizer, plain_mode
 from pace.runtime.optimizer.round_settings import RoundSettings
-from pace.runtime.optimizer.rounds import Awaited, Rounds
+from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.shards.clipping import coefficient_for
 from pace.runtime.optimizer.shards.shard_memory import (
     ParameterMemory,

@@ -90,7 +90,7 @@ def _lessons() -> list[Lesson]:
     # A key's bias has no gradient but rounding, which these two make whole steps of; fused SGD as they are.
     unfit = ("rprop", "adagrad", "adagrad-fused", "sgd-fused")
     optimizers = itertools.cycle(name for name in ELEMENTWISE if name not in unfit)
-    options = itertools.cycle(
+    options: Iterator[dict[str, Any]] = itertools.cycle(
         [{"order": "static"}, {"order": "adaptive"}, {"order": "priority"}, {"credit_bytes": 1}]
     )
     return [
@@ -212,9 +212,9 @@ def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(pool: R
 
 
 def _misuse(rank: int) -> Any:
-    said = []
+    said: list[str | None] = []
     for how in ("read after step", "one rank clips", "one rank clears"):
-        model = build("conv", double=True)
+        model: Any = build("conv", double=True)
         optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, sharding="on")
         try:
             for batch in batches("conv", 2, rank, double=True):
@@ -310,7 +310,7 @@ def _groups(rank: int) -> Any:
     parameters = trainable(model)
     groups = [{"params": parameters[::2], "weight_decay": 0.1}, {"params": parameters[1::2], "lr": 3e-3}]
     inner = torch.optim.AdamW(groups, lr=1e-3)
-    optimizer = wrap("gloo", inner, model, sharding="on") if rank >= 0 else inner
+    optimizer: Any = wrap("gloo", inner, model, sharding="on") if rank >= 0 else inner
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
     average = [parameter.detach().clone() for parameter in parameters]
     for step in range(8):
