@@ -102,6 +102,7 @@ class GlooTransport:
         self._control: Any = None
         self._decisions: Any = None
         self._ring: Ring | None = None
+        self._aside: Ring | None = None
         self._other_groups: dict[str, Any] = {}
         self._sockets = Sockets()
         self._sum = AllreduceOptions()
@@ -199,6 +200,37 @@ class GlooTransport:
         """Start to give every rank all rows; see ``Transport``."""
         self.ring.all_gather(parts, name, done)
 
+    def gather_aside(self, payload: bytes, name: str) -> list[bytes]:
+        """Give every rank's payload to every rank; see ``Transport``."""
+        if self._aside is None:
+            # A ring of its own: the other may be waiting for a rank that waits for this.
+            self._aside = Ring(self._segments, self.rank, self.size)
+        with self._control_message("a gathering"):
+            lengths = self._rows(torch.tensor([len(payload)], dtype=torch.int64), f"{name}.lengths")
+            longest = int(lengths.max().item())
+            rows = self._rows(_to_tensor(payload, longest), name)
+        return [
+            row.numpy().tobytes()[: int(length.item())] for row, length in zip(rows, lengths, strict=True)
+        ]
+
+    def _rows(self, mine: torch.Tensor, name: str) -> torch.Tensor:
+        assert self._aside is not None
+        rows = torch.zeros((self.size, len(mine)), dtype=mine.dtype)
+        rows[self.rank] = mine
+        errors: list[BaseException | None] = []
+        ended = threading.Event()
+
+        def done(error: BaseException | None) -> None:
+            errors.append(error)
+            ended.set()
+
+        self._aside.all_gather([rows], f"aside.{name}", done)
+        if not ended.wait(self._timeout.total_seconds()):
+            raise RuntimeError(f"no end within {self._timeout.total_seconds():g} s")
+        if errors[0] is not None:
+            raise errors[0]
+        return rows
+
     def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
         """Nothing to prepare: calls are matched by position."""
 
@@ -257,8 +289,9 @@ class GlooTransport:
             self.peers.close(failed=failed)
             if not failed:
                 self.peers.release()
-        if self._ring is not None:
-            self._ring.close(failed=failed)
+        for ring in (self._ring, self._aside):
+            if ring is not None:
+                ring.close(failed=failed)
         groups = [self._segments, self._control, self._decisions, *self._other_groups.values()]
         self._segments = self._control = self._decisions = None
         self._other_groups = {}
