@@ -1,4 +1,4 @@
-"""``Trainer(strategy="pace")`` trains as ``strategy="ddp"`` does, to the bit, whatever the Trainer is told."""
+"""``Trainer(strategy="pace")`` trains as ``strategy="ddp"`` does, to the bit."""
 
 from collections.abc import Iterator
 from pathlib import Path
