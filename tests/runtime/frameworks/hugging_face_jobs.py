@@ -60,7 +60,7 @@ def both(rank: int, folder: str) -> tuple[list[Any], list[Any]]:
 
 
 def resumed(rank: int, folder: str) -> list[list[Any]]:
-    """Train two epochs with the Trainer at once, and one and from its checkpoint another: without and with PACE."""
+    """Train at once, and on from a checkpoint half-way; by the Trainer alone and under PACE."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
     from pace.runtime.transformers import PaceMixin

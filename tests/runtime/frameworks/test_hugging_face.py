@@ -1,22 +1,14 @@
 """Accelerate and the Transformers Trainer train under PACE as under their own DDP, to the bit."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.runtime.frameworks.hugging_face_jobs import both, resumed
+from tests.runtime.frameworks.programs import without
 from tests.runtime.rank_pool import Failed, RankPool
 
-pytest.importorskip("accelerate")
-pytest.importorskip("transformers")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    """Ranks that stay for all jobs, which load the frameworks once."""
-    with RankPool(2) as ranks:
-        yield ranks
+pytestmark = without("accelerate", "transformers")
 
 
 @pytest.mark.slow
@@ -33,4 +25,6 @@ def test_the_trainer_resumes_under_pace(pool: RankPool, tmp_path: Path) -> None:
     """At once or from a checkpoint, with evaluations between, with the Trainer's clipping."""
     for found in pool.run(resumed, str(tmp_path)):
         assert not isinstance(found, Failed), found.reason
-        assert all(run == found[0] for run in found[1:])
+        own, own_resumed, with_pace, resumed_with_pace = found
+        assert with_pace == own
+        assert resumed_with_pace == own_resumed
