@@ -80,7 +80,7 @@ export class GanttChart {
     let y = AXIS;
     for (const band of this.bands) {
       const title = element("text", { class: "band-title", x: 0, y: y + 16 }, this.svg);
-      title.textContent = band.title;
+      title.textContent = this.width < 480 ? band.short || band.title : band.title;
       const top = y;
       y += TITLE;
       for (const lane of band.lanes) {

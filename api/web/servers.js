@@ -21,7 +21,7 @@ export function Servers({ values }) {
     const control = new AbortController();
     setState({ task: { state: "running" }, control });
     try {
-      const options = { workers: integers(given.workers || "1-12"), steps: 120, skip: 20, seeds: 5 };
+      const options = { workers: integers(given.workers || "1-8"), steps: 100, skip: 20, seeds: 3 };
       if (given.servers) options.servers = integers(given.servers);
       if (given.bandwidth) options.bandwidth_gbps = String(given.bandwidth).split(/[ ,;]+/).filter(Boolean).map(Number);
       const made = await postTask("v1/predictions", { steps: document, options }, { signal: control.signal, progress: (task) => setState({ task, control }) });
@@ -57,7 +57,7 @@ export function Servers({ values }) {
       <${DropFile} id="steps-file" label="Drop a steps document" hint="JSON, as pace import tf-run-metadata or pace import profile writes it" busy=${busy} onFile=${take} />
       <button type="button" disabled=${busy} onClick=${example}>Use the example</button>
       <form onSubmit=${ask}>
-        <${Field} id="ps-workers" label="Workers" hint="1-12, or 1 2 4 8"><input id="ps-workers" name="workers" required pattern="[0-9 ,;:\\-]+" value=${values.workers || "1-12"} aria-describedby="ps-workers-hint" /><//>
+        <${Field} id="ps-workers" label="Workers" hint="1-8, or 1 2 4 8"><input id="ps-workers" name="workers" required pattern="[0-9 ,;:\\-]+" value=${values.workers || "1-8"} aria-describedby="ps-workers-hint" /><//>
         <${Field} id="ps-servers" label="Servers" hint="as recorded where empty"><input id="ps-servers" name="servers" pattern="[0-9 ,;:\\-]*" value=${values.servers || ""} aria-describedby="ps-servers-hint" /><//>
         <${Field} id="ps-bandwidth" label="Bandwidth, Gb/s" hint="as recorded where empty"><input id="ps-bandwidth" name="bandwidth" pattern="[0-9 ,;.]*" value=${values.bandwidth || ""} aria-describedby="ps-bandwidth-hint" /><//>
         <button class="chief" type="submit" disabled=${busy || !steps}>Predict</button>
