@@ -28,6 +28,8 @@
     ├── NotInstalled           something that is not installed with this service
     ├── SpoolFull              no room on the disk for a large body
     ├── StorageTimeout         a database that does not answer in time
+    ├── ObjectsUnavailable     object storage that does not answer, or refuses
+    ├── ObjectLost             a document that object storage does not have
     ├── SchemaTooNew           a database of a newer version, on which this one does not work
     ├── ResultDeleted          a result that was deleted while its request was answered
     └── ServiceStopping        the service is being stopped
@@ -159,6 +161,14 @@ class SpoolFull(Refused):
 
 class StorageTimeout(Refused):
     """A database that does not answer in time."""
+
+
+class ObjectsUnavailable(Refused):
+    """Object storage that does not answer, or refuses."""
+
+
+class ObjectLost(Refused):
+    """A document that the database names and object storage does not have."""
 
 
 class SchemaTooNew(Refused):

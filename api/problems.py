@@ -73,6 +73,8 @@ _KINDS: dict[type[Exception], _Kind] = {
     errors.NotInstalled: _Kind(name="not-installed", status=501),
     errors.SpoolFull: _STORAGE_FULL,
     errors.StorageTimeout: _STORAGE_UNAVAILABLE,
+    errors.ObjectsUnavailable: _STORAGE_UNAVAILABLE,
+    errors.ObjectLost: _Kind(name="document-lost", status=500, title="Document lost"),
     errors.ResultDeleted: _Kind(name="gone", status=503),
     errors.ServiceStopping: _Kind(name="stopping", status=503),
 }
@@ -110,7 +112,7 @@ def headers_of(error: BaseException) -> dict[str, str]:
     match error:
         case errors.Overloaded():
             return {"Retry-After": str(error.retry_after_s)}
-        case errors.ServiceStopping():
+        case errors.ServiceStopping() | errors.ObjectsUnavailable() | errors.StorageTimeout():
             return {"Retry-After": "1"}
         case errors.BodyTimeout():
             return {"Connection": "close"}

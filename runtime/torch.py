@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pace.documents.push_pull_schedule import PushPullSchedule
-from pace.documents.schedule import Schedule
+from pace.documents.any_schedule import AnySchedule
 from pace.errors import InvalidOptions
 from pace.runtime.control.options import (
     Mode,
     Op,
+    Sharding,
     WrapperOptions,
     connecting_timeout_s,
     require_one_of,
@@ -48,10 +48,16 @@ Backend = Literal["allreduce", "ps", "mixed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Arguments:
-    """What ``DistributedOptimizer`` was given, besides the optimizer and the model."""
+class WrapperArguments:
+    """What ``DistributedOptimizer`` was given, besides the optimizer and the model.
 
-    schedule: Schedule | PushPullSchedule | str | Path | None = None
+    Attributes
+    ----------
+    own_buffers
+        See ``WrapperOptions``; for models that DistributedDataParallel carries.
+    """
+
+    schedule: AnySchedule | str | Path | None = None
     service: str | None = None
     job: str | None = None
     api_key: str | None = None
@@ -73,6 +79,9 @@ class _Arguments:
     pacing_bytes_per_s: float | None = None
     ssl_context: ssl.SSLContext | None = None
     pushed: Sequence[str] | None = None
+    max_grad_norm: float | None = None
+    sharding: Sharding = "off"
+    own_buffers: bool = False
 
     def connect(self, model: nn.Module) -> GlooTransport:
         """Open the transport; every rank alike."""
@@ -104,6 +113,11 @@ class _Arguments:
         if self.backend == "mixed" and self.consistency != "sync":
             raise InvalidOptions(
                 "backend is 'mixed', where all-reduces wait for all: consistency must be 'sync'"
+            )
+        if self.consistency != "sync" and self.max_grad_norm is not None:
+            raise InvalidOptions(
+                "max_grad_norm: with consistency other than 'sync' no rank has all gradients of a step; clip"
+                " each rank's own in the loop"
             )
         if device_of(model) is not None:
             raise InvalidOptions(
@@ -155,6 +169,9 @@ class _Arguments:
                 credit_bytes=self.credit_bytes,
                 timeout_s=self.timeout_s,
                 broadcast_parameters=self.broadcast_parameters,
+                max_grad_norm=self.max_grad_norm,
+                sharding=self.sharding,
+                own_buffers=self.own_buffers,
             )
             return options, PlanSource(
                 transport,
@@ -165,6 +182,7 @@ class _Arguments:
                 api_key=self.api_key,
                 timeout_s=self.timeout_s,
                 replanning=self.replanning,
+                sharding=self.sharding,
             )
 
         return prepare
@@ -236,6 +254,13 @@ class DistributedOptimizer(WrappedOptimizer):
     pushed
         With "mixed": names of gradients, or patterns as in "embedding.*"; the weights of all ``nn.Embedding``
         by default.
+    max_grad_norm
+        Clip all gradients together to this norm in every ``step()``; a step whose norm is not finite changes
+        nothing.
+    sharding
+        "on": every rank keeps the optimizer's state of a shard only, updates it and gathers the parameters of
+        the others. "auto": where that can be done, ``mode="auto"`` tries it, too. "off": every rank updates
+        all.
 
     Raises
     ------
@@ -250,7 +275,7 @@ class DistributedOptimizer(WrappedOptimizer):
         consistency = options.get("consistency", "sync")
         if consistency != "async" and not isinstance(consistency, Stale):
             return super().__new__(cls)
-        arguments = _Arguments(**options)
+        arguments = WrapperArguments(**options)
         transport = arguments.connect_to_servers(model)
         with released_on_failure(transport):
             return AsynchronousOptimizer(
@@ -266,7 +291,7 @@ class DistributedOptimizer(WrappedOptimizer):
         optimizer: torch.optim.Optimizer,
         model: nn.Module,
         *,
-        schedule: Schedule | PushPullSchedule | str | Path | None = None,
+        schedule: AnySchedule | str | Path | None = None,
         service: str | None = None,
         job: str | None = None,
         api_key: str | None = None,
@@ -288,8 +313,10 @@ class DistributedOptimizer(WrappedOptimizer):
         pacing_bytes_per_s: float | None = None,
         ssl_context: ssl.SSLContext | None = None,
         pushed: Sequence[str] | None = None,
+        max_grad_norm: float | None = None,
+        sharding: Sharding = "off",
     ) -> None:
-        arguments = _Arguments(
+        arguments = WrapperArguments(
             schedule=schedule,
             service=service,
             job=job,
@@ -312,6 +339,8 @@ class DistributedOptimizer(WrappedOptimizer):
             pacing_bytes_per_s=pacing_bytes_per_s,
             ssl_context=ssl_context,
             pushed=pushed,
+            max_grad_norm=max_grad_norm,
+            sharding=sharding,
         )
         transport = arguments.connect(model)
         with released_on_failure(transport):

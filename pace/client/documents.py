@@ -254,6 +254,7 @@ class Readiness(Document):
     ready: bool
     database: str
     workers: str
+    objects: str = "ok"
 
 
 class Health(Document):

@@ -1,8 +1,13 @@
 """How sums become what the update uses, and what a rank adds to a turn that sends a sum again."""
 
+import math
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from pace.runtime.engine.buffers import Slot
+from pace.runtime.transports.transport import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +55,12 @@ class Averaging:
         elif self.scale != 1:
             slot.view.div_(self.scale)
         return mine and slot.present
+
+
+def mean_loss(loss: Any, transport: Transport) -> Any:
+    """Average a closure's loss: optimizers that decide by it must decide alike on all ranks."""
+    if not isinstance(loss, torch.Tensor | float):
+        return loss
+    losses = [float(each) for each in transport.gather(repr(float(loss)).encode())]
+    mean = math.fsum(losses) / len(losses)
+    return torch.full_like(loss, mean) if isinstance(loss, torch.Tensor) else mean

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from pace.runtime.gates.data_parallel import Carrier
 from pace.runtime.optimizer.averaging import Averaging
 from pace.runtime.transports.transport import Discipline, Order, Sequencing
 
@@ -41,6 +42,9 @@ class RoundSettings:
         See ``Engine``.
     ask
         See ``Reduction.attach``.
+    carrier
+        The DistributedDataParallel around the model, which says which backward passes only add up; None
+        without one.
     """
 
     per_group: bool
@@ -51,6 +55,7 @@ class RoundSettings:
     on_stall: Callable[[int], None]
     explain: Callable[[], str]
     ask: Callable[[int], None]
+    carrier: Carrier | None = None
 
 
 def choose_disciplines(

@@ -97,7 +97,7 @@ async def find_schedules(
             service.store.list_schedules, tenant, job, fingerprint, limit, cursor
         )
         return document_answer(page).response_to(request)
-    stored = await service.in_database(service.store.newest_schedule, tenant, job, fingerprint)
+    stored = await service.read(service.store.newest_schedule, tenant, job, fingerprint)
     if stored is None:
         raise NotFound(f'job "{job}" has no schedule with fingerprint {fingerprint}')
     return answers.keep(tenant, stored).response_to(request)
@@ -164,7 +164,8 @@ async def _drawn(
     found = await service.in_database(service.store.get_documents, principal.tenant, schedule_id)
     if found is None:
         raise NotFound(f'there is no schedule "{schedule_id}"')
-    return await service.compute(draw, *found, tenant=principal.tenant)
+    documents = [(await service.documents.whole(each)).document for each in found]
+    return await service.compute(draw, *documents, tenant=principal.tenant)
 
 
 @router.delete(

@@ -29,13 +29,11 @@ _EXAMPLE = {"profile_id": "0" * 64, "policies": ["fifo", "ddp", "pace"]}
 async def create_simulation(request: Request, service: RunningService, principal: Submitter) -> Response:
     """Simulate a stored profile under several policies. Nothing is stored: same request, same answer."""
     asked = await receive_small(request, SimulationRequest)
-    profile = await service.in_database(
-        service.store.get_profile_document, principal.tenant, asked.profile_id
-    )
+    profile = await service.read(service.store.get_profile_document, principal.tenant, asked.profile_id)
     if profile is None:
         raise InvalidRequest(f"profile_id: there is no profile {asked.profile_id}")
     return PreparedAnswer.of(
-        await service.compute(simulation, profile, asked, tenant=principal.tenant)
+        await service.compute(simulation, profile.document, asked, tenant=principal.tenant)
     ).response()
 
 

@@ -37,7 +37,7 @@ operation                               what the loop does
 ======================================  ======================================================================
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pprint import pformat
 from typing import Any
 
@@ -71,6 +71,9 @@ class Program:
         The seed of a shuffled schedule; None for the plan that the runtime makes.
     watched
         Whether weights are read after every step.
+    carrier
+        How the model is wrapped in DistributedDataParallel, a key of ``loop_trainer.CARRIERS``; None where it
+        is not.
     """
 
     size: int
@@ -81,6 +84,7 @@ class Program:
     plan: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
     watched: bool = True
+    carrier: str | None = None
 
     def __str__(self) -> str:
         return pformat(self, width=110)
@@ -100,6 +104,25 @@ def defined(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
     whole = _Filter()
     kept = whole.run(operations)
     return (*kept, ("step",)) if whole.idle else kept
+
+
+def carried(program: Program, carrier: str) -> Program:
+    """Have DistributedDataParallel carry the model.
+
+    It averages, and its ``no_sync`` lasts until a forward pass outside of it, which so follows every block.
+    """
+    options = {
+        name: value
+        for name, value in program.options.items()
+        if name not in ("op", "backward_passes_per_step")
+    }
+    once = ("compute", "once", ((0,),) * program.size)
+    operations = tuple(
+        each
+        for operation in program.operations
+        for each in ((operation, once) if operation[0] == "no_sync" else (operation,))
+    )
+    return replace(program, carrier=carrier, entry="model", options=options, operations=operations)
 
 
 class _Filter:

@@ -19,6 +19,13 @@ from tests.runtime.loops.loop_readings import Entry, plain, read_gradients
 from tests.runtime.schedules import shuffled_schedule
 from tests.runtime.training import backward, wrap
 
+CARRIERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "views": {"gradient_as_bucket_view": True},
+    "unused": {"find_unused_parameters": True},
+    "static": {"static_graph": True},
+}
+
 
 class Trainer(ABC):
     """Runs the operations of a program.
@@ -255,18 +262,25 @@ class RankTrainer(Trainer):
         super().__init__(program)
         self.rank = rank
         self.entries: list[Entry] = []
-        self.optimizer = self.wrapped()
+        self.wrapper = self.wrapped()
+        if program.carrier is None:
+            self.optimizer = self.wrapper
         self.loss = 0.0
 
     def wrapped(self) -> Any:
-        """Wrap the optimizer as the program says."""
+        """Wrap the optimizer as the program says, or the model: then the loop goes on with the optimizer."""
         program, options = self.program, dict(self.program.options)
         if program.plan is not None:
             options["schedule"] = shuffled_schedule(
                 self.model, program.size, program.plan, max_segment_bytes=200
             )
         options.setdefault("timeout_s", 15.0)
-        return wrap("gloo", self.optimizer, self.model, **options)
+        if program.carrier is None:
+            return wrap("gloo", self.optimizer, self.model, **options)
+        from pace.runtime.ddp import attach
+
+        self.call = nn.parallel.DistributedDataParallel(self.model, **CARRIERS[program.carrier])
+        return attach(self.call, self.optimizer, **options)
 
     def look(self, code: Callable[[], Any]) -> None:
         """Run code that looks at gradients."""
@@ -278,7 +292,7 @@ class RankTrainer(Trainer):
 
     def close(self) -> None:
         """Close the wrapper and look at the weights that it leaves."""
-        self.optimizer.close()
+        self.wrapper.close()
         self.operation = ("close",)
         self._weights("state")
 
@@ -327,7 +341,7 @@ class RankTrainer(Trainer):
                     parameter.grad.zero_()
 
     def _no_sync(self, operations: Sequence[Operation]) -> None:
-        with self.optimizer.no_sync():
+        with self.wrapper.no_sync():
             self.run(operations)
 
     def _step(self) -> None:
@@ -349,10 +363,10 @@ class RankTrainer(Trainer):
         self.after_step()
 
     def _synchronize(self) -> None:
-        self.optimizer.synchronize()
+        self.wrapper.synchronize()
 
     def _report(self) -> None:
-        self.optimizer.report()
+        self.wrapper.report()
 
 
 def assigned(parameter: nn.Parameter, seed: int) -> torch.Tensor:

@@ -1,0 +1,58 @@
+"""PACE with Hugging Face Accelerate: one call after ``prepare()``.
+
+Needs Accelerate (``pip install 'pace[accelerate]'``).
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+try:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer, patch_optimizer_step
+except ImportError as error:
+    raise ImportError(
+        "pace.runtime.accelerate needs Accelerate: pip install 'pace[accelerate]'", name=error.name
+    ) from error
+
+from pace.errors import InvalidOptions
+from pace.runtime.ddp import AttachedOptimizer
+from pace.runtime.ddp import attach as attach_to_ddp
+
+__all__ = ["attach"]
+
+
+def attach(
+    accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any
+) -> AttachedOptimizer | None:
+    """Have PACE sum the gradients of what ``accelerator.prepare()`` returned.
+
+    Parameters
+    ----------
+    model, optimizer
+        As prepared; the loop goes on with them.
+    options
+        As for ``pace.runtime.ddp.attach``.
+
+    Returns
+    -------
+    The wrapper, for ``report()`` and ``close()``; None in a job of one process, where there is nothing to sum.
+
+    Raises
+    ------
+    InvalidOptions
+        When the optimizer was not prepared, or the model is not in DistributedDataParallel.
+    """
+    if accelerator.num_processes == 1:
+        return None
+    if not isinstance(optimizer, AcceleratedOptimizer):
+        raise InvalidOptions(
+            f"optimizer is of type {type(optimizer).__name__}; what accelerator.prepare() returned is needed"
+        )
+    wrapper = attach_to_ddp(model, optimizer.optimizer, **options)
+    if optimizer.scaler is not None:
+        # Accelerate puts its own step() in the optimizer's place for a moment, and what it found there back.
+        optimizer._optimizer_original_step_method = optimizer.optimizer.step
+        optimizer._optimizer_patched_step_method = patch_optimizer_step(optimizer, optimizer.optimizer.step)
+    return wrapper

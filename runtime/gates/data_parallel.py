@@ -1,0 +1,200 @@
+"""DistributedDataParallel as the carrier of a model whose gradients the runtime sums.
+
+What torch does to gradients is all in one part of it, the reducer. While the runtime sums them, a stand-in is
+in its place, which sums nothing and notes which forward passes torch would have had summed: those outside of
+``no_sync``. All else is DistributedDataParallel's own: what it does around the model's forward pass, its
+broadcast of buffers, its ``no_sync``, its ``state_dict``.
+"""
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from pace.errors import InvalidUse
+from pace.runtime.engine.buffers import Slot
+from pace.runtime.gates.gradient_gates import local_gradient
+
+
+class Carrier:
+    """A DistributedDataParallel without a reducer, from ``stand_aside`` to ``close``.
+
+    Attributes
+    ----------
+    quiet
+        Whether the latest forward pass was in ``no_sync``: gradients of its backward pass stay on this rank.
+    """
+
+    def __init__(self, parallel: DistributedDataParallel) -> None:
+        self._parallel = weakref.ref(parallel)
+        self.quiet = not parallel.require_backward_grad_sync
+
+    def stand_aside(self) -> None:
+        """Take the reducer away, with the memory of its buckets."""
+        parallel: Any = self._parallel()
+        parallel.reducer._remove_autograd_hooks()
+        parallel.logger = _Log(parallel._get_ddp_logging_data())  # the other one would keep the reducer
+        parallel.reducer = _Aside(self)
+
+    def note_forward(self, *, prepared: bool = False) -> None:
+        """Note whether gradients of the forward pass that begins, or is prepared for, are to be summed."""
+        parallel = self._parallel()
+        if parallel is not None:
+            self.quiet = not (prepared or parallel.require_backward_grad_sync)
+
+    def carries(self, parallel: DistributedDataParallel) -> bool:
+        """Whether this is the carrier."""
+        return parallel is self._parallel()
+
+    def close(self) -> None:
+        """Give DistributedDataParallel a reducer again, as when it was made, or loaded from a file."""
+        parallel: Any = self._parallel()
+        if parallel is None or not isinstance(parallel.reducer, _Aside):
+            return
+        parameters, sparse = parallel._build_params_for_reducer()
+        names = parallel._build_debug_param_to_name_mapping(parameters)
+        parallel._has_rebuilt_buckets = False
+        parallel._ddp_init_helper(parameters, sparse, names, parallel.static_graph)
+        if parallel.static_graph:
+            parallel._static_graph_delay_allreduce_enqueued = False
+            parallel.reducer._set_static_graph()
+            parallel.logger._set_static_graph()
+
+
+def refuse_local_step(slots: Iterable[Slot]) -> None:
+    """Refuse an update from gradients of this rank alone.
+
+    Raises
+    ------
+    InvalidUse
+        When there are some.
+    """
+    if any(local_gradient(slot.parameter) is not None for slot in slots):
+        raise InvalidUse(
+            "step() after a backward pass in no_sync(): DistributedDataParallel would update from this rank's"
+            " own gradients, and ranks would no longer have the same weights. Run the last forward and"
+            " backward pass before step() outside of no_sync()"
+        )
+
+
+def refuse_reducing(carrier: Carrier | None) -> None:
+    """Refuse a forward pass inside a DistributedDataParallel that sums gradients itself.
+
+    Raises
+    ------
+    InvalidUse
+        When there is one.
+    """
+    active = DistributedDataParallel._active_ddp_module
+    if active is not None and (carrier is None or not carrier.carries(active)):
+        raise InvalidUse(
+            "the model is inside DistributedDataParallel, which would reduce gradients a second time:"
+            " use the model itself, or pace.runtime.ddp.attach"
+        )
+
+
+def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what the runtime would train otherwise than DistributedDataParallel does.
+
+    Raises
+    ------
+    InvalidUse
+        Says what, and what to do.
+    """
+    state = vars(parallel)
+    logged: dict[str, Any] = parallel._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # in torch
+    updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    others = [
+        name
+        for name, parameter in parallel.module.named_parameters()
+        if parameter.requires_grad and parameter not in updated
+    ]
+    reasons = {
+        "mixed_precision= keeps gradients of another dtype than the parameters: use torch.autocast": (
+            state.get("mixed_precision") is not None
+        ),
+        "delay_all_reduce_named_params= sums gradients itself: leave it out": (
+            bool(state.get("_delay_all_reduce_params"))
+        ),
+        "parameters or buffers are ignored, which belong to each rank alone: leave them in": (
+            bool(state.get("parameters_to_ignore"))
+        ),
+        'torch._dynamo.config.optimize_ddp is "python_reducer", which sums gradients itself': (
+            bool(state.get("_use_python_reducer"))
+        ),
+        "a communication hook is registered, which would not be called: for half precision on the wire give"
+        " compression=": (bool(state.get("_comm_hooks")) or bool(logged.get("comm_hook"))),
+        "a communication hook for buffers is registered, which may wait for torch's own sums": (
+            "buffer_hook" in state
+        ),
+        "an optimizer is applied in the backward pass": (
+            any(hasattr(parameter, "_in_backward_optimizers") for parameter in parallel.parameters())
+        ),
+        "it sums gradients of parameters that the optimizer does not update, as others may:"
+        f" {', '.join(others[:5])}; freeze them by requires_grad_(False), or have one optimizer for all": (
+            bool(others)
+        ),
+    }
+    if found := [reason for reason, holds in reasons.items() if holds]:
+        raise InvalidUse(f"DistributedDataParallel: {'; '.join(found)}")
+
+
+class _Log:
+    """Stands in for what torch logs of a reducer."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self._data = data
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Nothing is measured."""
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        return self._data
+
+    def _set_static_graph(self) -> None:
+        """See ``Carrier.close``."""
+
+    def _set_uneven_input_join(self) -> None:
+        raise InvalidUse(
+            "join(): ranks with fewer batches than others are not supported with PACE: give every rank as"
+            " many, or close() PACE's wrapper before"
+        )
+
+
+class _Aside:
+    """Stands in for a reducer."""
+
+    def __init__(self, carrier: Carrier) -> None:
+        self._carrier = carrier
+
+    def prepare_for_forward(self) -> None:
+        """Nothing to count."""
+
+    def prepare_for_backward(self, _outputs: Any) -> None:
+        """Prepare for no sums of torch's own."""
+        self._carrier.note_forward(prepared=True)
+
+    def _rebuild_buckets(self) -> bool:
+        # Called as every forward pass begins that may have a backward pass.
+        self._carrier.note_forward()
+        return False
+
+    def _delay_all_reduce(self) -> None:
+        """Nothing is summed at the end of a static graph's first backward pass."""
+
+    def _set_static_graph(self) -> None:
+        """See ``Carrier.close``."""
+
+    def _remove_autograd_hooks(self) -> None:
+        """There are none."""
+
+    def _check_reducer_finalized(self) -> None:
+        """Nothing is under way here."""
+
+    def _install_post_backward_futures(self, *_arguments: Any) -> None:
+        raise InvalidUse("a communication hook for buffers is not supported with PACE")
+
+    def _reset_state(self, *_arguments: Any) -> None:
+        raise InvalidUse("the process group cannot be changed while PACE is attached: close() it before")

@@ -1,0 +1,157 @@
+"""PACE in Lightning: ``import pace.runtime.lightning``, then ``Trainer(strategy="pace")``.
+
+Needs Lightning 2 (``pip install 'pace[lightning]'``). Lightning learns of strategies when somebody imports them;
+it looks for none in installed packages.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+    from lightning.pytorch.trainer.states import TrainerFn
+except ImportError as error:
+    raise ImportError(
+        "pace.runtime.lightning needs Lightning: pip install 'pace[lightning]'", name=error.name
+    ) from error
+
+from pace.documents.schedule import Schedule
+from pace.errors import InvalidUse
+from pace.runtime.control.options import Mode
+from pace.runtime.ddp import AttachedOptimizer, attach
+from pace.runtime.loggers import metrics_of
+from pace.runtime.replanning import Replanning
+from pace.runtime.transports.compression import Compression
+from pace.runtime.transports.transport import Order
+
+__all__ = ["PaceReport", "PaceStrategy"]
+
+
+class PaceStrategy(DDPStrategy):
+    """Lightning's DDP strategy, with gradients summed by PACE.
+
+    Parameters
+    ----------
+    schedule, service, job, api_key, credit_bytes, compression, mode, order, timeout_s, replanning
+        As for ``pace.runtime.torch.DistributedOptimizer``, whose time-out is `pace_timeout_s` here. Service and
+        job may be given by PACE_URL and PACE_JOB.
+    options
+        All other arguments of ``DDPStrategy``.
+
+    Attributes
+    ----------
+    pace
+        The wrapper, while the Trainer fits a model.
+    """
+
+    strategy_name = "pace"
+
+    def __init__(
+        self,
+        *arguments: Any,
+        schedule: Schedule | str | Path | None = None,
+        service: str | None = None,
+        job: str | None = None,
+        api_key: str | None = None,
+        credit_bytes: int | None = None,
+        compression: Compression = "none",
+        mode: Mode = "auto",
+        order: Order = "auto",
+        pace_timeout_s: float = 300.0,
+        replanning: Replanning | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._pace_options: dict[str, Any] = {
+            "schedule": schedule,
+            "service": service,
+            "job": job,
+            "api_key": api_key,
+            "credit_bytes": credit_bytes,
+            "compression": compression,
+            "mode": mode,
+            "order": order,
+            "timeout_s": pace_timeout_s,
+            "replanning": replanning,
+        }
+        self._raised: BaseException | None = None
+        self.pace: AttachedOptimizer | None = None
+
+    def setup(self, trainer: Trainer) -> None:
+        """Set up as the DDP strategy does, then attach PACE.
+
+        Raises
+        ------
+        InvalidUse
+            When the module has several optimizers, or none, or averages models itself.
+        """
+        super().setup(trainer)
+        if trainer.state.fn != TrainerFn.FITTING or not isinstance(self.model, DistributedDataParallel):
+            return
+        if len(self.optimizers) != 1:
+            raise InvalidUse(
+                f"the module has {len(self.optimizers)} optimizers: with strategy='pace' one is needed, for all"
+                " parameters that are trained; several can be had with strategy='ddp'"
+            )
+        if self._model_averager is not None or self._ddp_comm_hook is not None:
+            raise InvalidUse("ddp_comm_hook= would not be called: for half precision give compression=")
+        self.pace = attach(self.model, self.optimizers[0], **self._pace_options)
+        self.optimizers = self.optimizers  # Lightning's own wrappers are made anew, with PACE's step()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Remember that training has failed."""
+        self._raised = exception
+        super().on_exception(exception)
+
+    def teardown(self) -> None:
+        """Finish what is in flight, then tear down as the DDP strategy does."""
+        pace, self.pace = self.pace, None
+        raised, self._raised = self._raised, None
+        try:
+            if pace is not None:
+                pace.__exit__(None if raised is None else type(raised), raised, None)
+        finally:
+            super().teardown()
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Register "pace", and "pace_find_unused_parameters_true" for those who have it for "ddp"."""
+        for name, options in {
+            "pace": {},
+            "pace_find_unused_parameters_true": {"find_unused_parameters": True},
+        }.items():
+            strategy_registry.register(
+                name, cls, description="DDP with gradients summed by PACE", override=True, **options
+            )
+
+
+class PaceReport(Callback):
+    """Logs ``report()`` through the Trainer's loggers: ``Trainer(callbacks=[PaceReport()])``.
+
+    Parameters
+    ----------
+    every_n_steps
+        How often; as often as the Trainer logs by default.
+    """
+
+    def __init__(self, every_n_steps: int | None = None) -> None:
+        self._every_n_steps = every_n_steps
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log after a step."""
+        pace = getattr(trainer.strategy, "pace", None)
+        every = self._every_n_steps or max(getattr(trainer, "log_every_n_steps", 50), 1)
+        step = trainer.global_step
+        if isinstance(pace, AttachedOptimizer) and step and step % every == 0:
+            metrics = metrics_of(pace.report(wait=False))
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step=step)
+
+
+PaceStrategy.register_strategies(StrategyRegistry)

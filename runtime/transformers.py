@@ -1,0 +1,79 @@
+"""PACE in the Hugging Face Trainer: ``class MyTrainer(PaceMixin, Trainer)``.
+
+Needs Transformers and Accelerate (``pip install 'pace[accelerate]' transformers``).
+"""
+
+from typing import Any
+
+from pace.runtime import accelerate
+from pace.runtime.ddp import AttachedOptimizer
+from pace.runtime.loggers import metrics_of
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise ImportError(
+        "pace.runtime.transformers needs Transformers: pip install transformers", name=error.name
+    ) from error
+
+__all__ = ["PaceCallback", "PaceMixin"]
+
+
+class PaceCallback(TrainerCallback):
+    """Attaches PACE as training begins and closes it as it ends.
+
+    Parameters
+    ----------
+    trainer
+        Which has the model as it is wrapped.
+    options
+        As for ``pace.runtime.ddp.attach``.
+    """
+
+    def __init__(self, trainer: Any, **options: Any) -> None:
+        self._trainer = trainer
+        self._options = options
+        self.pace: AttachedOptimizer | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Attach: model and optimizer are prepared, and loaded if training resumes."""
+        self._close()  # after a training that failed
+        trainer = self._trainer
+        self.pace = accelerate.attach(
+            trainer.accelerator, trainer.model_wrapped, trainer.optimizer, **self._options
+        )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Finish what is in flight."""
+        self._close()
+
+    def _close(self) -> None:
+        pace, self.pace = self.pace, None
+        if pace is not None:
+            pace.close()
+
+
+class PaceMixin:
+    """Goes before ``Trainer`` among the bases of a class; adds the numbers of ``report()`` to what it logs.
+
+    Parameters
+    ----------
+    pace
+        Options as for ``pace.runtime.ddp.attach``; service and job may be given by PACE_URL and PACE_JOB.
+    arguments, options
+        The Trainer's own.
+    """
+
+    def __init__(self, *arguments: Any, pace: dict[str, Any] | None = None, **options: Any) -> None:
+        trainer: Any = super()
+        trainer.__init__(*arguments, **options)
+        self.pace_callback = PaceCallback(self, **(pace or {}))
+        trainer.add_callback(self.pace_callback)
+
+    def log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:
+        """Log, with PACE's numbers while training."""
+        pace = self.pace_callback.pace
+        if pace is not None and "loss" in logs:  # of training, not of an evaluation
+            logs.update(metrics_of(pace.report(wait=False)))
+        trainer: Any = super()
+        trainer.log(logs, *arguments, **named)

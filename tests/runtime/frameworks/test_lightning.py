@@ -1,0 +1,55 @@
+"""``Trainer(strategy="pace")`` trains as ``strategy="ddp"`` does, to the bit, whatever the Trainer is told."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.frameworks.lightning_jobs import VARIANTS, logged, resumed, several, variants
+from tests.runtime.rank_pool import Failed, RankPool
+
+pytest.importorskip("lightning")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    """Ranks that stay for all jobs, which load Lightning once."""
+    with RankPool(2) as ranks:
+        yield ranks
+
+
+@pytest.mark.slow
+def test_variants_train_as_under_ddp(pool: RankPool) -> None:
+    """Weights, running statistics, gradients after clipping, evaluations."""
+    for found in pool.run(variants):
+        assert not isinstance(found, Failed), found.reason
+        assert found.keys() == VARIANTS.keys()
+        for name, (ddp, pace) in found.items():
+            assert pace == ddp, name
+
+
+@pytest.mark.slow
+def test_checkpoints_go_from_one_to_the_other(pool: RankPool, tmp_path: Path) -> None:
+    """Training goes on from a checkpoint as it would have without, with and without PACE."""
+    for found in pool.run(resumed, str(tmp_path)):
+        assert not isinstance(found, Failed), found.reason
+        assert all(run == found[0] for run in found[1:])
+
+
+@pytest.mark.slow
+def test_two_optimizers_are_refused(pool: RankPool) -> None:
+    """With the reason, and nothing is left behind."""
+    for found in pool.run(several):
+        assert not isinstance(found, Failed), found.reason
+        assert "2 optimizers" in found
+
+
+@pytest.mark.slow
+def test_reports_reach_the_trainers_logger(pool: RankPool, tmp_path: Path) -> None:
+    """What TensorBoard reads is the last report."""
+    pytest.importorskip("tensorboard")
+    found = pool.run(logged, str(tmp_path))
+    assert not any(isinstance(each, Failed) for each in found), found
+    assert found[0]["pace/rounds"] == 6
+    assert found[0]["pace/sent_bytes"] > 0
+    assert found[0]["pace/iteration_s"] > 0
