@@ -31,7 +31,7 @@ function useTheme() {
 }
 
 // `series` are [{label, values, band: [low, high]?}] over `x`.
-export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = false, logY = false, time = false }) {
+export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = false, logY = false, time = false, whole = false }) {
   const frame = useRef(null);
   const theme = useTheme();
   useEffect(() => {
@@ -55,7 +55,7 @@ export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = 
     const options = {
       width: Math.max(frame.current.clientWidth, 200), height, series: shown, bands, legend: { show: false },
       scales: { x: { time, distr: logX ? 3 : 1 }, y: logY ? { distr: 3 } : { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.06 : 1] } },
-      axes: [{ ...axis, label: xLabel }, { ...axis, label: yLabel, size: 62, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : compact(tick))) }],
+      axes: [{ ...axis, label: xLabel, ...(whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] } : {}) }, { ...axis, label: yLabel, size: 62, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : compact(tick))) }],
       cursor: { drag: { x: false, y: false }, y: false },
       hooks: { setCursor: [(plot) => tell(plot)] },
     };

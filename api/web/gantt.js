@@ -213,7 +213,7 @@ export class GanttChart {
     this.axis.replaceChildren();
     const [from, to] = this.view;
     const step = niceStep(to - from, Math.max(2, (this.width - this.gutter) / 90));
-    const unit = this.end < 1e-3 ? [1e6, "µs"] : this.end < 10 ? [1e3, "ms"] : [1, "s"];
+    const unit = this.end < 1e-3 ? [1e6, "µs"] : this.end < 2 ? [1e3, "ms"] : [1, "s"];
     for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
       const x = this.x(at);
       if (x < this.gutter - 1) continue;

@@ -62,9 +62,9 @@ function List({ own }) {
     { name: "id", title: "Id", value: ({ id }) => id, show: ({ id }) => html`<code>${id}</code>` },
     { name: "scopes", title: "May", value: ({ scopes }) => scopes.join(", ") },
     { name: "state", title: "State", value: state },
-    { name: "created", title: "Created", value: (key) => key.created_at, show: (key) => moment(key.created_at) },
-    { name: "expires", title: "Ends", value: (key) => key.expires_at, show: (key) => (key.expires_at ? moment(key.expires_at) : "never") },
-    { name: "used", title: "Used last", value: (key) => key.last_used_at, show: (key) => moment(key.last_used_at) },
+    { name: "created", moment: true, title: "Created", value: (key) => key.created_at, show: (key) => moment(key.created_at) },
+    { name: "expires", moment: true, title: "Ends", value: (key) => key.expires_at, show: (key) => (key.expires_at ? moment(key.expires_at) : "never") },
+    { name: "used", moment: true, title: "Used last", value: (key) => key.last_used_at, show: (key) => moment(key.last_used_at) },
     { name: "revoke", title: "", show: (key) => (state(key) === "valid" ? html`<button type="button" class="danger" aria-label=${`Revoke ${key.name}`} onClick=${() => setAsking(key)}>Revoke</button>` : "") },
   ];
   return html`<section class="card" aria-labelledby="new-title">
