@@ -124,7 +124,7 @@ def test_imports_are_bounded_as_other_bodies_are(tmp_path: Path) -> None:
     """Bytes as sent, after gzip however deep, what is stored, and scopes; nothing is left on the disk."""
     spool = tmp_path / "spool"
     spool.mkdir()
-    limits = {
+    limits: dict[str, Any] = {
         "max_body_bytes": 300_000,
         "max_decoded_bytes": 400_000,
         "max_gradients": 40,

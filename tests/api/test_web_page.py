@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, FilePayload, Page, expect
 
 from pace.checker import check
 from pace.documents.profile import Profile
@@ -62,7 +62,7 @@ def visitor(browser: Browser, caller: Caller) -> Iterator[Visitor]:
 def drop(page: Page, label: str, name: str, content: bytes) -> None:
     """Choose a file."""
     page.get_by_label(label).set_input_files(
-        [{"name": name, "mimeType": "application/octet-stream", "buffer": content}]
+        FilePayload(name=name, mimeType="application/octet-stream", buffer=content)
     )
 
 
@@ -196,7 +196,7 @@ def test_what_if_answers_follow_the_sliders_and_the_link(visitor: Visitor, calle
     page.get_by_label("Compute speed, times", exact=True).blur()
 
     def states() -> list[str]:
-        asked = {"kind": "what-if", "limit": 2}
+        asked: dict[str, str | int] = {"kind": "what-if", "limit": 2}
         return [task["state"] for task in caller.http.get("/v1/tasks", params=asked).json()["items"]]
 
     for _ in range(600):

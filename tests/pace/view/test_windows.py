@@ -40,7 +40,7 @@ def two_layers() -> Profile:
 
 def ends(window: LaidOutWindow) -> float:
     """Return when the last op and the last transfer have ended."""
-    return max([0.0, *window.times.ends_s.tolist(), *(moved.end_s for moved in window.transfers)])
+    return max([0.0, *map(float, window.times.ends_s), *(moved.end_s for moved in window.transfers)])
 
 
 def test_fifo_worked_out_by_hand() -> None:
@@ -51,10 +51,9 @@ def test_fifo_worked_out_by_hand() -> None:
     assert window.op_lanes == (0, 0, 0, 0)
     assert window.times.starts_s.tolist() == pytest.approx([0, 0.001, 0.005, 0.006])
     assert window.times.ends_s.tolist() == pytest.approx([0.001, 0.003, 0.006, 0.007])
-    assert [(moved.start_s, moved.end_s, moved.size_bytes) for moved in window.transfers] == [
-        (pytest.approx(0.001), pytest.approx(0.004), 3000),
-        (pytest.approx(0.004), pytest.approx(0.005), 1000),
-    ]
+    assert [moved.start_s for moved in window.transfers] == pytest.approx([0.001, 0.004])
+    assert [moved.end_s for moved in window.transfers] == pytest.approx([0.004, 0.005])
+    assert [moved.size_bytes for moved in window.transfers] == [3000, 1000]
     assert [window.carried[moved.carried].gradients for moved in window.transfers] == [("2",), ("1",)]
     assert phases_of(two_layers()) == ("backward", "backward", "forward", "forward")
 
