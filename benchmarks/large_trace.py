@@ -3,7 +3,8 @@
     python benchmarks/large_trace.py TRACE [--execution-trace ET] [--gbytes 1] [--folder DIR] [--headroom]
 
 Copies follow one another in time and have ids of their own, as the steps of one long recording have. The
-import runs in a process of its own, ``pace import kineto`` or ``pace headroom``; its time and its peak memory are printed.
+import runs in a process of its own, ``pace import kineto`` or ``pace headroom``; its time and its peak memory
+are printed.
 """
 
 import argparse

@@ -30,7 +30,6 @@ from pace.runtime.optimizer.group_update import (
     plain_mode,
     take_existing,
 )
-from pace.runtime.optimizer.planned_parameters import refuse_ddp
 from pace.runtime.optimizer.reduction import Reduction
 from pace.runtime.optimizer.round_settings import Profiling, RoundSettings
 from pace.runtime.optimizer.shards.whole_updates import WholeUpdates
