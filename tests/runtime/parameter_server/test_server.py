@@ -125,7 +125,7 @@ def test_an_urgent_segment_overtakes_bulk() -> None:
 
 
 def test_a_straggler_stops_nobodys_uplink() -> None:
-    """All that one worker pushes leaves it, far more than buffers hold, before another one pushes anything."""
+    """All that one worker pushes leaves it, far more than buffers hold, before another pushes anything."""
     parts = [torch.ones(1 << 18) for _ in range(16)]
     left = threading.Semaphore(0)
     with Server() as server:
