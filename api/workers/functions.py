@@ -41,6 +41,7 @@ from pace.errors import InvalidOptions, InvalidSchedule
 from pace.parameter_server.optimize import ExchangeOptions, optimize_exchange
 from pace.schedule_choice import best_schedule, warm_up
 from pace.simulation import make_policy, simulate
+from pace.view.exchange_chart import plot_exchange
 from pace.view.exchange_timeline import exchange_trace
 from pace.view.schedule_chart import plot
 from pace.view.timeline import chrome_trace
@@ -200,11 +201,12 @@ def chart(profile_document: bytes, schedule_document: bytes) -> bytes:
         raise NotInstalled(detail) from None
     profile = parse_profile(zlib.decompress(profile_document))
     schedule = _drawn(schedule_document)
-    if isinstance(schedule, PushPullSchedule):
-        raise NotInstalled("there are no charts of schedules for parameter servers: ask for the timeline")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chart.svg"
-        plot(profile, schedule, path)
+        if isinstance(schedule, PushPullSchedule):
+            plot_exchange(profile, schedule, path)
+        else:
+            plot(profile, schedule, path)
         return path.read_bytes()
 
 

@@ -23,7 +23,7 @@ from pace.simulation.parameter_server import ExchangeSimulation, simulate_exchan
 from pace.simulation.parameter_server.policies import TicTacExchange
 from pace.simulation.tictac import ordering_efficiency
 
-MODELS = {"vgg16": 32, "inception-v3": 32, "resnet50": 32}
+MODELS = {"alexnet": 512, "vgg16": 32, "inception-v3": 32, "resnet50": 32}
 ORDERS = ("random", "tio", "tao")
 # What is simulated, and which part of a worker's compute the pulls of four workers take.
 KINDS = {"inference": 0.95, "training": 0.475, "training, pulls 0.95": 0.95}

@@ -81,10 +81,10 @@ def optimize(
         warn_if_misleading(loaded)
         if exchange == "ps":
             allreduce_only = (oracle != "jackson", target != "pace", slot_s, max_segment_bytes, scenarios)
-            if any(allreduce_only) or plot or write_lp:
+            if any(allreduce_only) or write_lp:
                 raise InvalidOptions(
                     "--exchange ps takes --fusion, --max-group-bytes, --servers, --colocated, --cluster, "
-                    "--partition-bytes, --output, --timeline and --json"
+                    "--partition-bytes, --output, --timeline, --plot and --json"
                 )
             made = _exchange(
                 loaded,
@@ -99,6 +99,10 @@ def optimize(
                 from pace.view.exchange_timeline import exchange_trace
 
                 timeline.write_text(json.dumps(exchange_trace(loaded, made)))
+            if plot is not None:
+                from pace.view.exchange_chart import plot_exchange
+
+                plot_exchange(loaded, made, plot)
             if as_json:
                 sys.stdout.buffer.write(made.to_json())
             else:

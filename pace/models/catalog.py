@@ -7,6 +7,7 @@ from pace.device_rates import DeviceRates
 from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import DType, Profile
 from pace.errors import InvalidOptions
+from pace.models.alexnet import alexnet
 from pace.models.bert import bert_large
 from pace.models.gpt2 import gpt2
 from pace.models.inception import inception_v3
@@ -18,6 +19,7 @@ from pace.models.vgg import vgg16
 from pace.models.window import LayerTimes, Streams, default_allreduce, window
 
 _ARCHITECTURES: dict[str, Callable[[], Architecture]] = {
+    "alexnet": alexnet,
     "vgg16": vgg16,
     "resnet50": resnet50_preactivation,
     "resnet50-v1.5": resnet50_v15,

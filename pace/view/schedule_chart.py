@@ -1,7 +1,7 @@
 """The predicted window as a chart: compute and network over time, groups in colors, bounds marked."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from pace.view.timeline import Lanes, OpTimes, lanes_of, op_times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MILLISECONDS = 1e3
 BACKWARD, FORWARD, COLLECTIVE = "#8d99ae", "#c9d1dc", "#e6ccb2"
@@ -23,6 +24,22 @@ LABEL_PT = 8
 DIGIT_IN = 0.075  # a digit of that size, with what it needs beside it
 # A line parts ops from the one before if they take this share of the window: more lines would cover them.
 EDGE_SHARE = 0.005
+
+
+class Bounded(Protocol):
+    """What a schedule predicts."""
+
+    @property
+    def iteration_s(self) -> float:
+        """The window."""
+
+    @property
+    def lower_bound_s(self) -> float:
+        """What no schedule is faster than."""
+
+    @property
+    def compute_s(self) -> float:
+        """The window without communication."""
 
 
 def plot(profile: Profile, schedule: Schedule, path: Path) -> None:
@@ -40,17 +57,22 @@ def plot(profile: Profile, schedule: Schedule, path: Path) -> None:
     figure = Figure(figsize=(12, 2.2 + 0.5 * (len(lanes.names) + 1)), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlim(0, end_ms)
-    _draw_ops(axes, profile, times, lanes, end_ms)
+    draw_ops(axes, profile, times, lanes, end_ms)
     _draw_segments(axes, schedule, len(lanes.names), inches_per_ms=10.8 / end_ms)
-    _draw_bounds(axes, schedule)
+    draw_bounds(axes, predicted)
     axes.set_yticks(range(len(lanes.names) + 1), [*lanes.names, "network"])
     axes.set_ylim(len(lanes.names) + 0.65, -0.5)
-    axes.set_xlabel("ms from the start of the backward pass")
     axes.set_title(
         f"{profile.name}: {predicted.iteration_s * MILLISECONDS:.1f} ms predicted, {predicted.gap:.1%} over "
         f"the bound; {len(schedule.groups)} groups in {len(schedule.segments)} segments",
         loc="left",
     )
+    save_figure(figure, axes, path)
+
+
+def save_figure(figure: "Figure", axes: "Axes", path: Path) -> None:
+    """Write a window's chart, with its time axis and its legend."""
+    axes.set_xlabel("ms from the start of the backward pass")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -59,7 +81,8 @@ def plot(profile: Profile, schedule: Schedule, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _draw_ops(axes: "Axes", profile: Profile, times: OpTimes, lanes: Lanes, end_ms: float) -> None:
+def draw_ops(axes: "Axes", profile: Profile, times: OpTimes, lanes: Lanes, end_ms: float) -> None:
+    """Draw a row for each of the profile's streams."""
     lane = np.array(lanes.of_op, dtype=int)
     after_wait = _after_any_wait(profile)
     starts_ms, widths_ms = times.starts_s * MILLISECONDS, (times.ends_s - times.starts_s) * MILLISECONDS
@@ -120,7 +143,7 @@ def _draw_segments(axes: "Axes", schedule: Schedule, lane: int, *, inches_per_ms
             zorder=3 if in_bound else 2,
         )
         if fits:
-            ink = "white" if _is_dark(color) else "black"
+            ink = "white" if is_dark(color) else "black"
             axes.text(middle_ms, lane, text, color=ink, ha="center", va="center", fontsize=LABEL_PT, zorder=4)
         elif middle_ms - needed_ms / 2 > labeled_to_ms:  # below, where nothing stands yet
             axes.text(middle_ms, lane + 0.38, text, ha="center", va="top", fontsize=LABEL_PT - 1)
@@ -137,13 +160,14 @@ def _draw_segments(axes: "Axes", schedule: Schedule, lane: int, *, inches_per_ms
         )
 
 
-def _is_dark(color: str) -> bool:
+def is_dark(color: str) -> bool:
+    """Whether text on a color is better white."""
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue < 140
 
 
-def _draw_bounds(axes: "Axes", schedule: Schedule) -> None:
-    predicted = schedule.predicted
+def draw_bounds(axes: "Axes", predicted: Bounded) -> None:
+    """Mark when the schedule ends, when no schedule ends earlier, and when compute alone would."""
     # Thin over thick, so that all three are seen where they coincide.
     for seconds, style, width, color, label in (
         (predicted.iteration_s, "-", 3.5, "#e8a0a0", "this schedule"),

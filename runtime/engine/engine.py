@@ -14,8 +14,8 @@ collectives equal on all ranks without asking which gradients a rank happened to
   others send what it chose. Where the transport matches collectives by name, the others submit at once
   and rank 0's submission decides.
 
-Groups that are all-reduced and groups that are pushed to servers have a thread and an order each
-(``lanes.py``), in one round.
+Groups that are all-reduced and groups that are pushed to servers have a thread and a credit each
+(``lanes.py``), in one round and one order.
 
 Of tensors on a device (a GPU) the host hands over and waits for groups that the device has yet to compute
 and to sum. A group then counts as submitted when the device has computed it, and a wait blocks the host
@@ -313,11 +313,9 @@ class Engine:
         segment: SegmentSend | None = None
         try:
             while (segment := self._next(lane)) is not None:
-                segment.sent_s = time.perf_counter()
                 call = call_for(self._transport, self._groups[segment.group.number].exchange)
-                segment.summed = call(
-                    segment.tensor, segment.name, functools.partial(self._complete, segment)
-                )
+                completed = functools.partial(self._complete, segment)
+                segment.summed = call(segment.tensor, segment.name, completed)
                 if self._on_device is not None and segment is segment.group.segments[-1]:
                     segment.group.sent.set()
         except Exception as error:  # whatever it is, waiting threads receive it
@@ -355,6 +353,7 @@ class Engine:
         send = segment.group
         if send.unsent == len(send.segments):
             send.sent_s = time.perf_counter()
+        segment.sent_s = time.perf_counter()
         lane.order.take(segment)
         lane.in_flight.add(segment)
         self.sent_segments += 1
@@ -373,8 +372,9 @@ class Engine:
             if send.remaining == 0:
                 send.done_s = segment.done_s
                 send.done.set()
-            if lane.order.num_waiting or self._closed:
-                lane.wake.notify_all()
+            for each in self._lanes:
+                if each.order.num_waiting or self._closed:
+                    each.wake.notify_all()
             if lane.idle or self._closed:
                 self._ended.notify_all()
 

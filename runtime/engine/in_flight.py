@@ -27,6 +27,7 @@ class InFlight:
         self._hand_over_s = hand_over_s
         self._size_bytes = 0
         self._newest: SegmentSend | None = None
+        self._segments: set[SegmentSend] = set()
         self._last_done_s = 0.0
         self.num_segments = 0
 
@@ -42,9 +43,29 @@ class InFlight:
         start_s = max(newest.sent_s, self._last_done_s)
         return start_s + newest.expected_s - self._hand_over_s - time.perf_counter()
 
+    def ends_in_s(self, *, before: tuple[int, int]) -> float:
+        """Return how much longer segments that are needed earlier take, as far as is known; at least 0.
+
+        Parameters
+        ----------
+        before
+            How many rounds of a segment are over, and its place in the plan.
+        """
+        urgent = [
+            each
+            for each in self._segments
+            if (each.rounds - 1, each.number) < before and each.expected_s < math.inf
+        ]
+        if not urgent:
+            return 0.0
+        # One after the other, since the last one ended.
+        start_s = max(min(each.sent_s for each in urgent), self._last_done_s)
+        return max(start_s + sum(each.expected_s for each in urgent) - time.perf_counter(), 0.0)
+
     def add(self, segment: SegmentSend) -> None:
         """Record that a segment is handed over."""
         self._newest = segment
+        self._segments.add(segment)
         self.num_segments += 1
         self._size_bytes += segment.size_bytes
 
@@ -52,5 +73,6 @@ class InFlight:
         """Record that a segment ended at its ``done_s``, and how long the network was busy with it."""
         segment.note(segment.done_s - max(segment.sent_s, self._last_done_s))
         self._last_done_s = segment.done_s
+        self._segments.discard(segment)
         self.num_segments -= 1
         self._size_bytes -= segment.size_bytes

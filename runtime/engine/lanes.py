@@ -1,7 +1,9 @@
-"""What carries segments without regard to the others: all-reduces, or the links to parameter servers.
+"""Two ways over one network card: all-reduces, and the links to parameter servers.
 
-Each lane has an order, a credit and a thread of its own, which asks for the next segment when there is room:
-so an all-reduce never waits for a push, nor a push for the ranks to agree on the next all-reduce.
+Each lane has a credit and a thread of its own, which asks for the next segment when there is room: so a push
+never waits for the ranks to agree on the next all-reduce. Both follow the plan's order: where pushes can fill
+the card, no segment starts beside one of the other lane that is needed earlier, for as long as that one is
+known to take. So nobody waits for a rank that is late.
 """
 
 import threading
@@ -59,6 +61,8 @@ class Lane:
         credit_bytes: int,
     ) -> None:
         self.name = name
+        self._transport = transport
+        self._beside: Lane | None = None
         self.segments = segments
         self.wake = threading.Condition(lock)
         self.sequencing = sequencing
@@ -69,6 +73,10 @@ class Lane:
             credit_bytes=_NO_LIMIT if sequencing == "keyed" else credit_bytes,
             hand_over_s=transport.hand_over_s,
         )
+
+    def share_card_with(self, other: "Lane") -> None:
+        """Let what the other lane has under way, and is needed earlier, go first."""
+        self._beside = other
 
     @property
     def idle(self) -> bool:
@@ -84,7 +92,15 @@ class Lane:
         if self.role == "submitter":
             return 0.0  # rank 0 decides by being last: whoever held back would undo its choice
         patience_s = self.order.patience_s(candidate, idle=self.in_flight.num_segments == 0)
-        return patience_s if patience_s > 0 else self.in_flight.wait_s(candidate)
+        if patience_s > 0:
+            return patience_s
+        return max(self.in_flight.wait_s(candidate), self._yields_s(candidate))
+
+    def _yields_s(self, candidate: SegmentSend) -> float:
+        # With fewer servers than ranks it is the servers' links that pushes fill; this host's card has room.
+        if self._beside is None or self._transport.num_servers < self._transport.size:
+            return 0.0
+        return self._beside.in_flight.ends_in_s(before=(candidate.rounds, candidate.number))
 
 
 def calls_of(segments: Sequence[SegmentSend], lane_of: Sequence[Lane]) -> list[SegmentCall]:
@@ -151,4 +167,7 @@ def lanes_of(
                 credit_bytes=plan.credit_bytes,
             )
         )
+    if len(lanes) == 2:
+        lanes[0].share_card_with(lanes[1])
+        lanes[1].share_card_with(lanes[0])
     return lanes, [lanes[-1] if send.number in pushed else lanes[0] for send in groups]

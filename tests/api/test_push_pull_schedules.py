@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pace.api.errors import NotInstalled
 from pace.api.workers.functions import chart, solve, timeline
 from pace.client.documents import ScheduleResource
 from pace.documents.options import Options
@@ -69,5 +68,4 @@ def test_such_a_profile_gets_a_schedule_of_version_2(profile: Profile) -> None:
         assert pull["ts"] + pull["dur"] == pytest.approx(segment.pull_end_s * 1e6)
     last = max(each["ts"] + each["dur"] for each in trace if each["ph"] == "X")
     assert last == pytest.approx(schedule.predicted.iteration_s * 1e6)
-    with pytest.raises(NotInstalled, match="ask for the timeline"):
-        chart(stored, document)
+    assert b"<svg" in chart(stored, document)

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from pace.errors import CommunicationFailed, InvalidOptions
+from pace.runtime.parameter_server.layout import memory_of
+from pace.runtime.parameter_server.link import PushPullCall
 from pace.runtime.parameter_server.server import Server
 from tests.runtime.parameter_server.links import WITHIN_S, Arrival, Worker, layout_of
 
@@ -120,6 +122,37 @@ def test_an_urgent_segment_overtakes_bulk() -> None:
             each.join(WITHIN_S)
         worker.finish()
     assert done == ["urgent", "bulk"]
+
+
+def test_a_straggler_stops_nobodys_uplink() -> None:
+    """All that one worker pushes leaves it, far more than buffers hold, before another pushes anything."""
+    parts = [torch.ones(1 << 18) for _ in range(16)]
+    left = threading.Semaphore(0)
+    with Server() as server:
+        workers = [Worker(server, rank, 2) for rank in range(2)]
+        for worker in workers:
+            worker.link.announce(layout_of(parts))
+        arrivals = [Arrival() for _ in parts]
+        for number, part in enumerate(parts):
+            workers[0].link.start(
+                PushPullCall(
+                    segment=number,
+                    round=1,
+                    memory=memory_of(part),
+                    done=arrivals[number].done,
+                    on_left=left.release,
+                )
+            )
+        for _ in parts:
+            assert left.acquire(timeout=WITHIN_S)
+        assert not any(arrival.event.is_set() for arrival in arrivals)
+        late = [torch.full((1 << 18,), 2.0) for _ in parts]
+        arrivals += [workers[1].start(number, part) for number, part in enumerate(late)]
+        for arrival in arrivals:
+            arrival.wait()
+        assert all(bool((part == 3.0).all()) for part in [*parts, *late])
+        for worker in workers:
+            worker.finish()
 
 
 def test_a_worker_that_vanishes_is_named_to_the_others() -> None:

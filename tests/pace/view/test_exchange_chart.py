@@ -1,0 +1,44 @@
+"""The chart of a window with parameter servers: what it says, read from the SVG's text."""
+
+import re
+from pathlib import Path
+
+import matplotlib
+
+from pace import Gradient, Op, Profile
+from pace.documents.cluster import Cluster
+from pace.documents.push_pull import PushPull
+from pace.parameter_server.optimize import ExchangeOptions, optimize_exchange
+from pace.view.exchange_chart import plot_exchange
+
+
+def test_the_chart_shows_compute_and_every_connection(tmp_path: Path) -> None:
+    """A row for pushes to and pulls from each server; both messages of a segment have its group's number."""
+    profile = Profile(
+        name="two-layers",
+        workers=2,
+        ops=(
+            Op(name="bwd/b", duration_s=0.01, stream="compute"),
+            Op(name="bwd/a", duration_s=0.01, stream="compute"),
+            Op(name="fwd/a", duration_s=0.01, stream="compute", waits_for=("a",)),
+            Op(name="fwd/b", duration_s=0.01, stream="compute", waits_for=("b",)),
+        ),
+        gradients=(
+            Gradient(name="b", size_bytes=4_000_000, producer="bwd/b"),
+            Gradient(name="a", size_bytes=4_000_000, producer="bwd/a"),
+        ),
+        allreduce=PushPull(servers=2, worker_bytes_per_s=4e8),
+    )
+    exchange = PushPull(servers=2, worker_bytes_per_s=4e8, partition_s=0.0, round_trip_s=0.0)
+    options = ExchangeOptions(fusion="none", partition_bytes=4_000_000)
+    schedule = optimize_exchange(profile, Cluster(name="two", exchange=exchange), options)
+    assert [segment.link for segment in schedule.segments] == [0, 1, 0, 1]  # each group half and half
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        plot_exchange(profile, schedule, tmp_path / "window.svg")
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "window.svg").read_text())
+    for server in (0, 1):
+        assert words.count(f"push to server {server}") == words.count(f"pull from server {server}") == 1
+    assert words.count("1") == 4
+    assert words.count("0") == 5  # that of the axis too
+    assert any("ms predicted" in word and "2 groups in 4 segments" in word for word in words)
+    assert any(word.startswith("no schedule is faster") for word in words)
