@@ -104,7 +104,7 @@ class LocalWorkers:
         self._tell_computing()
         self._want()
 
-    def _tell_computing(self, *, delivered: bool = False) -> None:
+    def _tell_computing(self, delivered: str = "") -> None:
         self._tell(ComputingNotice(versions=tuple(self._computing.values()), delivered=delivered))
 
     def _notify_reduction(self, call: PushCall) -> None:
@@ -127,10 +127,14 @@ class LocalWorkers:
     def deliver(self, order: DeliveryOrder) -> None:
         """Hand a model, or the mean of a round, to the workers that wait for it."""
         kept = self._store.get(order.key)
-        if kept is not None and order.shards > 1:
-            kept = self._joined(order.key, kept)
         if kept is None:
+            if order.round is None:
+                self._tell_computing(self._model_key(order.key))
             return
+        if order.shards > 1:
+            kept = self._joined(order.key, kept)
+            if kept is None:
+                return
         if order.round is not None:
             for update, push in list(self._pushes.items()):
                 if push.call.round == order.round:
@@ -149,8 +153,14 @@ class LocalWorkers:
                     self._computing[link] = kept.version
                     most -= 1
             self._getters = left
-            self._tell_computing(delivered=True)
+            self._tell_computing(self._model_key(order.key))
             self._want()
+
+    @staticmethod
+    def _model_key(key: str) -> str:
+        """Return the key of a model, whose shards have keys of their own."""
+        place = whole_of(key)
+        return key if place is None else place[0]
 
     def _joined(self, key: str, kept: KeptBytes) -> KeptBytes | None:
         """Return a model once all its shards are here."""

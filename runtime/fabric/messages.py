@@ -66,11 +66,11 @@ class ModelWanted(Document):
 
 
 class ComputingNotice(Document):
-    """The versions of the models from which workers of the host compute; `delivered` after a delivery."""
+    """Versions of the models from which workers of the host compute; `delivered` is the key of the newest."""
 
     kind: Literal["computing"] = "computing"
     versions: tuple[Count, ...]
-    delivered: bool = False
+    delivered: str = ""
 
 
 class ReductionNotice(Document):

@@ -19,30 +19,38 @@ class Admission:
     def __init__(self, bound: int | None) -> None:
         self._bound = bound
         self._computing: dict[str, tuple[int, ...]] = {}
-        self._admitted: dict[str, list[int]] = {}
+        self._admitted: dict[str, dict[str, list[int]]] = {}  # host and key of the model: versions
 
-    def note(self, host: str, versions: tuple[int, ...], *, delivered: bool) -> None:
-        """Take in which models a host's workers compute from."""
+    def note(self, host: str, versions: tuple[int, ...], delivered: str = "") -> None:
+        """Take in which models a host's workers compute from, and which model they have just got."""
         self._computing[host] = versions
-        if delivered:
-            self._admitted.pop(host, None)
+        self.take_back(host, delivered)
 
     def lose(self, host: str) -> None:
         """A host is gone, with its workers."""
         self._computing.pop(host, None)
-        self.take_back(host)
-
-    def take_back(self, host: str) -> None:
-        """A host does not get the model after all."""
         self._admitted.pop(host, None)
 
+    def take_back(self, host: str, key: str) -> None:
+        """A host has got a model, or does not get it after all."""
+        self._admitted.get(host, {}).pop(key, None)
+
     def admit(
-        self, host: str, wanted: int, *, version: int, planned_version: int, waiting: Iterable[int]
+        self,
+        host: str,
+        key: str,
+        wanted: int,
+        *,
+        version: int,
+        planned_version: int,
+        waiting: Iterable[int],
     ) -> int | None:
         """Return how many workers of a host may begin from the model as it is; None for all.
 
         Parameters
         ----------
+        key
+            Of the model that they are to get.
         wanted
             How many ask.
         version, planned_version
@@ -53,12 +61,12 @@ class Admission:
         if self._bound is None:
             return None
         under_way = [*waiting]
-        for versions in (*self._computing.values(), *self._admitted.values()):
-            under_way += versions
+        for computed in self._computing.values():
+            under_way += computed
+        for admitted in self._admitted.values():
+            under_way += (each for versions in admitted.values() for each in versions)
         room = self._bound - (planned_version - min([version, *under_way])) - len(under_way)
-        if not under_way:
-            room = max(room, 1)  # nobody could make room later
         allowed = max(min(wanted, room), 0)
         if allowed:
-            self._admitted.setdefault(host, []).extend([version] * allowed)
+            self._admitted.setdefault(host, {})[key] = [version] * allowed
         return allowed

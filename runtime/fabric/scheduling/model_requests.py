@@ -128,10 +128,10 @@ class ModelRequests:
             if host in self._serving:
                 del self._asked[key], self._missing[key]
                 for name, want in hosts.items():
-                    self._again(name, want)
+                    self._again(name, key, want)
 
-    def _again(self, host: str, want: _Want) -> None:
-        self._admission.take_back(host)
+    def _again(self, host: str, key: str, want: _Want) -> None:
+        self._admission.take_back(host, key)
         self._wanted[host] = want
 
     def plan(
@@ -158,9 +158,15 @@ class ModelRequests:
         if max(view.busy_s(server, "up") for server in servers) >= self._tick_s:
             return
         asked: dict[str, _Want] = {}
+        key = f"m/{self._numbers + 1}"
         for host, want in ready.items():
             most = self._admission.admit(
-                host, want.training, version=version, planned_version=planned_version, waiting=waiting
+                host,
+                key,
+                want.training,
+                version=version,
+                planned_version=planned_version,
+                waiting=waiting,
             )
             if most == 0 and want.training and not want.reading:
                 continue
@@ -171,7 +177,6 @@ class ModelRequests:
             return
         self._numbers += 1
         self._serving = tuple(servers)
-        key = f"m/{self._numbers}"
         self._asked[key], self._missing[key] = asked, len(servers)
         for shard, server in enumerate(servers):
             self._known.tell(server, SnapshotOrder(key=shard_key(key, shard, len(servers))))
@@ -197,7 +202,7 @@ class ModelRequests:
         def again(host: str) -> None:
             if host in self._known.hosts:
                 log.info("pace.fabric_model_failed", host=host)
-                self._again(host, _Want(0, hosts[host].training, hosts[host].reading))
+                self._again(host, whole, _Want(0, hosts[host].training, hosts[host].reading))
 
         spread(self._known, self._known.view(), server, here, key, size_bytes, deliver, again)
         return True

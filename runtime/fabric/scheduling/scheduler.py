@@ -159,7 +159,7 @@ class FabricScheduler:
                 training, reading = message.training, message.reading
                 self._models.want(link.host, message.at_least, training=training, reading=reading)
             case ComputingNotice():
-                self._admission.note(link.host, message.versions, delivered=message.delivered)
+                self._admission.note(link.host, message.versions, message.delivered)
             case ReductionNotice():
                 self._reductions.join(link.host, message)
             case ArrivalNotice():

@@ -18,18 +18,22 @@ def test_who_may_begin() -> None:
     """A bound of 3: two begin, a third too; a fourth only once the oldest is committed."""
     admission = Admission(3)
     knows = {"version": 0, "planned_version": 0, "waiting": ()}
-    assert admission.admit("a", 2, **knows) == 2  # type: ignore[arg-type]  # keyword arguments by name
-    admission.note("a", (0, 0), delivered=True)
-    assert admission.admit("b", 4, **knows) == 1  # type: ignore[arg-type]
-    admission.note("b", (0,), delivered=True)
-    assert admission.admit("c", 1, **knows) == 0  # type: ignore[arg-type]
+    assert admission.admit("a", "m/1", 2, **knows) == 2  # type: ignore[arg-type]  # keyword arguments by name
+    admission.note("a", (0, 0), "m/1")
+    assert admission.admit("b", "m/1", 4, **knows) == 1  # type: ignore[arg-type]
+    admission.note("b", (), "m/0")  # another model than the one that was allowed: still under way
+    assert admission.admit("c", "m/1", 1, **knows) == 0  # type: ignore[arg-type]
+    admission.note("b", (0,), "m/1")
+    assert admission.admit("c", "m/1", 1, **knows) == 0  # type: ignore[arg-type]
     # One of a's is committed: the others still count from version 0.
-    admission.note("a", (0,), delivered=False)
-    assert admission.admit("a", 1, version=1, planned_version=1, waiting=()) == 0
-    admission.note("a", (), delivered=False)
-    admission.note("b", (), delivered=False)
-    assert admission.admit("a", 5, version=3, planned_version=3, waiting=()) == 3
-    assert Admission(None).admit("a", 5, version=0, planned_version=0, waiting=()) is None
+    admission.note("a", (0,))
+    assert admission.admit("a", "m/2", 1, version=1, planned_version=1, waiting=()) == 0
+    admission.note("a", ())
+    admission.note("b", ())
+    assert admission.admit("a", "m/3", 5, version=3, planned_version=3, waiting=()) == 3
+    # Nobody computes, but three commits are planned that the model does not have yet.
+    assert Admission(3).admit("b", "m/4", 1, version=0, planned_version=3, waiting=()) == 0
+    assert Admission(None).admit("a", "m/1", 5, version=0, planned_version=0, waiting=()) is None
 
 
 @settings(deadline=None, derandomize=True, max_examples=50)
@@ -41,14 +45,14 @@ def test_no_order_of_events_makes_an_update_late(bound: int, workers: int, choic
     idle = [f"w{number}" for number in range(workers)]
     for version, choice in enumerate(choices):
         for worker in list(idle):
-            if admission.admit(worker, 1, version=version, planned_version=version, waiting=()) == 1:
-                admission.note(worker, (version,), delivered=True)
+            if admission.admit(worker, "m/1", 1, version=version, planned_version=version, waiting=()) == 1:
+                admission.note(worker, (version,), "m/1")
                 computing[worker] = version
                 idle.remove(worker)
         assert computing
         worker = sorted(computing)[choice % len(computing)]
         assert version - computing.pop(worker) < bound
-        admission.note(worker, (), delivered=False)
+        admission.note(worker, ())
         idle.append(worker)
 
 
