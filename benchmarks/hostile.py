@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the numbers here")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        limits = {"auth": "required", "header_timeout_s": 5, "reader_processes": 2}
+        limits: dict[str, Any] = {"auth": "required", "header_timeout_s": 5, "reader_processes": 2}
         with ServiceProcess(Path(name), **limits) as service:
             results = {
                 "load_average": os.getloadavg()[0],

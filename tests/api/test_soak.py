@@ -22,7 +22,7 @@ def test_nothing_accepted_is_lost_whatever_happens(tmp_path: Path, database: str
         pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
     result = soak(tmp_path, database, SECONDS)
     assert result["faults"] == []
-    assert result["accepted"] >= 5
+    assert result["statuses"][201] + result["statuses"].get(202, 0) >= 3
     assert result["faults_injected"] >= 2
     if result["disk_was_filled"]:
         assert result["statuses"][507] > 0
