@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from pace.runtime.capture.update_rule import UpdateRuleWatch
 from tests.runtime.loops.beside_plain import assert_trains_as_plainly
 from tests.runtime.loops.loop_features import MANNERS, Lesson
 from tests.runtime.models import MODELS, batches, build, weights
@@ -142,6 +143,9 @@ def test_training_by_shards_over_horovod(transport: str) -> None:
         pytest.skip("covered by the other tests")
     with RankPool(2, backend="horovod") as ranks:
         found = run(ranks, _unused, "horovod")
+        (saved, *_), (none, *_) = run(ranks, _state, "horovod")
+    assert none is None
+    assert len(saved[0]["state"]) == len(trainable(build("conv")))
     for number, (case, ours) in enumerate(found[0]):
         assert difference(ours, train_plainly(case, 2)) <= (1e-8 if case.double else 1e-4), case
         assert equal_bits(ours, found[1][number][1]), case
@@ -241,10 +245,10 @@ def test_what_would_go_wrong_is_refused_on_every_rank(pool: RankPool) -> None:
         assert "was cleared on some ranks and not on others" in cleared
 
 
-def _state(rank: int) -> Any:
+def _state(rank: int, transport: str) -> Any:
     """Train, save on rank 0 alone while the others go on, and say how much state each rank has."""
     model = build("conv", double=True)
-    optimizer = wrap("gloo", OPTIMIZERS["adamw"](trainable(model)), model, sharding="on")
+    optimizer = wrap(transport, OPTIMIZERS["adamw"](trainable(model)), model, sharding="on")
     saved = None
     for step, batch in enumerate(batches("conv", 8, rank, double=True)):
         if step == 4 and rank == 0:
@@ -286,7 +290,7 @@ def _resume(rank: int, saved: Any, size: int) -> Any:
 
 def test_state_is_a_share_and_checkpoints_hold_at_any_number_of_ranks(pool: RankPool) -> None:
     """Rank 0 saves alone; three, two and one rank go on alike; each rank holds a third of the state."""
-    ranks = run(pool, _state)
+    ranks = run(pool, _state, "gloo")
     saved = ranks[0][0]
     for _, mine, elements, whole, inner, after_close in ranks:
         # Three tensors of float64 for each element, and a number for each piece; padding is below that.
@@ -302,6 +306,28 @@ def test_state_is_a_share_and_checkpoints_hold_at_any_number_of_ranks(pool: Rank
     assert all(equal_bits(three[0], each) for each in three)
     assert difference(three[0], one) <= 1e-8
     assert difference(two[0], one) <= 1e-8
+
+
+def _watched(rank: int) -> Any:
+    found = []
+    for by_call, options in ((False, {}), (True, {}), (False, {"max_grad_norm": 1.0})):
+        model = build("conv")
+        optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, mode="barrier", **options)
+        watch = UpdateRuleWatch(trainable(model))
+        watch.begin()
+        backward(model(*batches("conv", 1, rank)[0]))
+        if by_call:
+            optimizer.clip_grad_norm_(1.0)
+        optimizer.step()
+        watch.end()
+        found.append(watch.rule)
+        optimizer.close()
+    return found
+
+
+def test_a_profile_sees_the_wrappers_own_clipping(pool: RankPool) -> None:
+    """A job that profiles itself clips by the wrapper's call or argument: its updates wait for a norm."""
+    assert run(pool, _watched)[0] == ["per-gradient", "global-norm", "global-norm"]
 
 
 def _groups(rank: int) -> Any:
