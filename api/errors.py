@@ -4,6 +4,7 @@
 
     Refused
     ├── InvalidRequest         a body or a parameter that is not what the interface asks for
+    ├── InvalidFile            a file to import that cannot be read
     ├── NotFound               no such resource, or none that this caller may know of
     ├── Unauthorized           no API key or token, or one that is not valid
     ├── Forbidden              the scopes of the API key or token do not allow it
@@ -27,6 +28,8 @@
     ├── NotInstalled           something that is not installed with this service
     ├── SpoolFull              no room on the disk for a large body
     ├── StorageTimeout         a database that does not answer in time
+    ├── ObjectsUnavailable     object storage that does not answer, or refuses
+    ├── ObjectLost             a document that object storage does not have
     ├── SchemaTooNew           a database of a newer version, on which this one does not work
     ├── ResultDeleted          a result that was deleted while its request was answered
     └── ServiceStopping        the service is being stopped
@@ -44,6 +47,10 @@ class Refused(PaceError):
 
 class InvalidRequest(Refused):
     """A body or a parameter that is not what the interface asks for."""
+
+
+class InvalidFile(Refused):
+    """A file to import that cannot be read; the message names the place."""
 
 
 class NotFound(Refused):
@@ -154,6 +161,14 @@ class SpoolFull(Refused):
 
 class StorageTimeout(Refused):
     """A database that does not answer in time."""
+
+
+class ObjectsUnavailable(Refused):
+    """Object storage that does not answer, or refuses."""
+
+
+class ObjectLost(Refused):
+    """A document that the database names and object storage does not have."""
 
 
 class SchemaTooNew(Refused):

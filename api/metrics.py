@@ -61,6 +61,13 @@ class Metrics:
             registry=self.registry,
         )
         self.observe_database = database.observe
+        objects = Histogram(
+            "pace_objects_seconds",
+            "Time of one call of object storage",
+            buckets=_LATENCIES_S,
+            registry=self.registry,
+        )
+        self.observe_objects = objects.observe
         self._requests = Histogram(
             "pace_request_seconds",
             "Time to answer",

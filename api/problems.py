@@ -52,6 +52,7 @@ _KINDS: dict[type[Exception], _Kind] = {
     InvalidSchedule: _Kind(name="invalid-schedule", status=422, title="Invalid schedule"),
     SolverFailed: _Kind(name="solver-failed", status=500, title="Solver failed"),
     errors.InvalidRequest: _INVALID_REQUEST,
+    errors.InvalidFile: _Kind(name="invalid-file", status=422, title="Invalid file"),
     errors.NotFound: _Kind(name="not-found", status=404),
     errors.Unauthorized: _Kind(name="unauthorized", status=401),
     errors.Forbidden: _Kind(name="forbidden", status=403),
@@ -72,6 +73,8 @@ _KINDS: dict[type[Exception], _Kind] = {
     errors.NotInstalled: _Kind(name="not-installed", status=501),
     errors.SpoolFull: _STORAGE_FULL,
     errors.StorageTimeout: _STORAGE_UNAVAILABLE,
+    errors.ObjectsUnavailable: _STORAGE_UNAVAILABLE,
+    errors.ObjectLost: _Kind(name="document-lost", status=500, title="Document lost"),
     errors.ResultDeleted: _Kind(name="gone", status=503),
     errors.ServiceStopping: _Kind(name="stopping", status=503),
 }
@@ -109,7 +112,7 @@ def headers_of(error: BaseException) -> dict[str, str]:
     match error:
         case errors.Overloaded():
             return {"Retry-After": str(error.retry_after_s)}
-        case errors.ServiceStopping():
+        case errors.ServiceStopping() | errors.ObjectsUnavailable() | errors.StorageTimeout():
             return {"Retry-After": "1"}
         case errors.BodyTimeout():
             return {"Connection": "close"}

@@ -1,8 +1,8 @@
 """What reader processes make of bodies, as plain values."""
 
 import hashlib
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar, cast
 
 from pace.client.documents import TaskKindName
 from pace.version import __version__
@@ -18,6 +18,8 @@ class ReceivedProfile:
         Length of its JSON.
     document
         Its JSON, compressed by zlib, as it is stored.
+    object_key, object_bytes
+        Where the document is and how long, if it is in object storage; then `document` is empty.
     """
 
     sha256: str
@@ -27,6 +29,22 @@ class ReceivedProfile:
     num_gradients: int
     size_bytes: int
     document: bytes
+    object_key: str | None = None
+    object_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedImport:
+    """A valid profile made from another tool's file.
+
+    Attributes
+    ----------
+    found
+        JSON of what the importer found, as ``ImportResource`` answers it.
+    """
+
+    profile: ReceivedProfile
+    found: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +57,8 @@ class ReceivedRequest:
         The profile, or None if the request only names one that is stored.
     options
         The options' canonical JSON.
+    asked_by
+        The id of the API key, or whom the issuer's token names; equal requests of two are one.
     """
 
     kind: ClassVar[TaskKindName] = "schedule"
@@ -48,6 +68,7 @@ class ReceivedRequest:
     profile_sha256: str
     profile: ReceivedProfile | None
     options: str
+    asked_by: str | None = None
 
     @property
     def input_sha256(self) -> str:
@@ -103,8 +124,8 @@ class ReceivedPrediction:
 
     Attributes
     ----------
-    document
-        The steps' JSON, compressed by zlib, as it is stored.
+    document, object_key, object_bytes
+        The steps' JSON, compressed by zlib, or where it is, as for profiles.
     options
         The options' canonical JSON.
     """
@@ -116,6 +137,8 @@ class ReceivedPrediction:
     document: bytes
     options: str
     num_points: int
+    object_key: str | None = None
+    object_bytes: int | None = None
 
     @property
     def input_sha256(self) -> str:
@@ -144,8 +167,8 @@ class ReceivedFabricRun:
 
     Attributes
     ----------
-    document
-        The scenario's JSON, compressed by zlib, as it is stored.
+    document, object_key, object_bytes
+        The scenario's JSON, compressed by zlib, or where it is, as for profiles.
     options
         The policies' canonical JSON.
     """
@@ -157,6 +180,8 @@ class ReceivedFabricRun:
     document: bytes
     options: str
     num_policies: int
+    object_key: str | None = None
+    object_bytes: int | None = None
 
     @property
     def input_sha256(self) -> str:
@@ -182,12 +207,37 @@ class ReceivedFabricRun:
 AnyReceivedTask = ReceivedRequest | ReceivedWhatIf | ReceivedPrediction | ReceivedFabricRun
 
 
-def document_bytes(received: AnyReceivedTask) -> int:
-    """Return how long the document is that a request brings along, as it is stored."""
+def brought_document(
+    received: AnyReceivedTask | ReceivedProfile,
+) -> "ReceivedProfile | ReceivedPrediction | ReceivedFabricRun | None":
+    """Return what holds the document that a request brings along, or None if it brings none."""
     match received:
         case ReceivedRequest() | ReceivedWhatIf():
-            return 0 if received.profile is None else len(received.profile.document)
-    return len(received.document)
+            return received.profile
+    return received
+
+
+def document_bytes(received: AnyReceivedTask | ReceivedProfile) -> int:
+    """Return how long the document is that a request brings along, as it is stored."""
+    brought = brought_document(received)
+    if brought is None:
+        return 0
+    return len(brought.document) if brought.object_bytes is None else brought.object_bytes
+
+
+R = TypeVar("R", bound=AnyReceivedTask | ReceivedProfile)
+
+
+def moved(received: R, object_key: str) -> R:
+    """Return a request whose document is in object storage."""
+    brought = brought_document(received)
+    assert brought is not None
+    elsewhere = replace(brought, document=b"", object_key=object_key, object_bytes=len(brought.document))
+    match received:
+        case ReceivedRequest() | ReceivedWhatIf():
+            assert isinstance(elsewhere, ReceivedProfile)
+            return cast("R", replace(received, profile=elsewhere))
+    return cast("R", elsewhere)
 
 
 def _hash(*parts: str) -> str:

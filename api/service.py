@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -12,14 +13,18 @@ import structlog
 
 from pace.api.access import AccessControl
 from pace.api.body_room import BodyRoom
-from pace.api.errors import StorageTimeout
+from pace.api.errors import QuotaExceeded, Refused, StorageTimeout
 from pace.api.metrics import Metrics
-from pace.api.received import AnyReceivedTask
+from pace.api.object_location import ObjectLocation
+from pace.api.received import AnyReceivedTask, ReceivedProfile
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
+from pace.api.storage.documents import DocumentPlaces
 from pace.api.storage.fabric_run_store import FabricRunStore
+from pace.api.storage.job_list import JobList
 from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import upgrade
+from pace.api.storage.objects import H, ObjectStore
 from pace.api.storage.prediction_store import PredictionStore
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.retention import prune, vacuum
@@ -37,6 +42,7 @@ from pace.api.workers.body_reader import BodyReader
 from pace.api.workers.fair_turns import FairTurns
 from pace.api.workers.functions import ReadLimits
 from pace.api.workers.pool import WorkerPool
+from pace.client.documents import ProfileSummary
 
 if TYPE_CHECKING:
     from pace.api.oidc import OidcIssuer
@@ -47,6 +53,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NUM_COMPUTERS = 2
+_SWEEP_EVERY_S = 3600.0
 _COUNT_TIMEOUT_S = 1.0
 # When in the drain those who wait are let go: they still get their answers.
 _RELEASED = 0.8
@@ -64,9 +71,16 @@ class Service:
         tenants = settings.tenants
         quota = StorageQuota(tenants)
         self.store = ResourceStore(self.database, quota)
+        self.documents = DocumentPlaces(
+            self.database,
+            _objects(settings),
+            2 * settings.objects_timeout_s,
+            metrics.observe_objects,
+        )
         self.what_ifs = WhatIfStore(self.database)
         self.fabric_runs = FabricRunStore(self.database)
         self.predictions = PredictionStore(self.database)
+        self.jobs = JobList(self.database)
         self.keys = KeyRing(self.database)
         self.access = AccessControl(
             self.keys if settings.needs_keys else None,
@@ -119,6 +133,7 @@ class Service:
             timeout_s=settings.solve_timeout_s,
             lease_s=settings.lease_s,
             watches=Watches(self.tasks, self.database_threads),
+            documents=self.documents,
         )
         self._num_queued = math.nan
         self._queued_by_kind: dict[str, float] = {}
@@ -159,12 +174,15 @@ class Service:
         # Enough that a few that hang leave some for others.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(32))
         await asyncio.to_thread(upgrade, self.database)
+        await asyncio.to_thread(self.documents.prepare)
         self.readers.start()
         for name, executor in self.executors.items():
             if KINDS[name].starts_at_once:
                 executor.start()
         self.dispatcher.start()
         self._chores = [asyncio.create_task(self.metrics.watch_event_loop())]
+        if self.documents.has_objects:
+            self._chores.append(asyncio.create_task(self._sweep_hourly()))
         if self.settings.retention_days:
             self._chores.append(asyncio.create_task(self._prune_hourly()))
 
@@ -186,11 +204,26 @@ class Service:
         for executor in (*self.executors.values(), self.readers, self.computers):
             await asyncio.to_thread(executor.close)
         self.database_threads.close()
+        self.documents.close()
         self.database.close()
 
     async def in_database(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Call a method of a store in a thread; raises StorageTimeout if the database does not answer."""
         return await self.database_threads.run(function, *arguments, **named)
+
+    async def read(self, function: Callable[P, H | None], *arguments: P.args, **named: P.kwargs) -> H | None:
+        """Call a method of a store as ``in_database`` does; return what it found with its document."""
+        found = await self.in_database(function, *arguments, **named)
+        return None if found is None else await self.documents.whole(found)
+
+    async def put_profile(self, tenant: str, received: ReceivedProfile) -> ProfileSummary:
+        """Keep a profile; return it as it is stored."""
+        placed = await self.documents.move(tenant, received, self.database_threads)
+        try:
+            return await self.in_database(self.store.put_profile, tenant, placed)
+        except QuotaExceeded:
+            await self.documents.discard(placed)
+            raise
 
     async def count_queued(self) -> None:
         """Count the tasks that wait, for the metrics; they can be read also if that takes too long."""
@@ -220,6 +253,15 @@ class Service:
                 log.exception("prune-failed")
             await asyncio.sleep(3600)
 
+    async def _sweep_hourly(self) -> None:
+        while True:
+            try:
+                grace = timedelta(seconds=self.settings.objects_grace_s)
+                log.info("swept", objects=await asyncio.to_thread(self.documents.sweep, grace))
+            except Exception:
+                log.exception("sweep-failed")
+            await asyncio.sleep(_SWEEP_EVERY_S)
+
     async def submit(self, tenant: str, received: AnyReceivedTask) -> Submitted:
         """Accept a request; equal requests that come while one is being accepted are accepted with it."""
         key = (tenant, *received.identity)
@@ -241,6 +283,18 @@ class Service:
             done.exception()  # seen, also where nobody waits any more
 
     async def _accept(self, tenant: str, received: AnyReceivedTask) -> Submitted:
+        placed = await self.documents.move(tenant, received, self.database_threads)
+        try:
+            submitted = await self._queue(tenant, placed)
+        except Refused:
+            # It was refused before anything was stored.
+            await self.documents.discard(placed)
+            raise
+        if submitted.result is None or submitted.result.object_key is None:
+            return submitted
+        return replace(submitted, result=await self.documents.whole(submitted.result))
+
+    async def _queue(self, tenant: str, received: AnyReceivedTask) -> Submitted:
         with self.dispatcher.place(received.kind) as free:
             submitted = await self.database_threads.run_to_the_end(
                 self.tasks.submit,
@@ -273,6 +327,16 @@ class Service:
                 function, *arguments, timeout_s=self.settings.solve_timeout_s, attempts=3
             )
         return result
+
+
+def _objects(settings: Settings) -> ObjectStore | None:
+    if not settings.objects:
+        return None
+    return ObjectStore(
+        ObjectLocation.of(settings.objects, settings.objects_endpoint),
+        timeout_s=settings.objects_timeout_s,
+        min_bytes=settings.objects_min_bytes,
+    )
 
 
 def _issuer(settings: Settings) -> "OidcIssuer | None":

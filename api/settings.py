@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from pace.api.object_location import ObjectLocation
 from pace.api.tenants import TenantLimits, Tenants, read_entries
 from pace.errors import InvalidOptions
 
@@ -79,6 +80,13 @@ class Settings(BaseSettings):
         SQLAlchemy URL. SQLite file or PostgreSQL.
     database_timeout_s
         A request that waits longer for the database is answered 503.
+    objects, objects_endpoint
+        Where documents of at least `objects_min_bytes` are kept instead of in the database: "s3://BUCKET/PREFIX",
+        and the URL of the server if that is not Amazon's; empty for none.
+    objects_timeout_s
+        To connect to that server, and for it to go on with its answer.
+    objects_grace_s
+        An object that no row has named for so long is deleted.
     auth
         "required": every request needs an API key. "auto": not on loopback, where all requests are of
         the tenant "default".
@@ -161,6 +169,11 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     database_url: str = "sqlite:///pace.db"
     database_timeout_s: Duration = 10.0
+    objects: str = ""
+    objects_endpoint: Annotated[str, Field(pattern=r"^(https?://[^/\s]+/?)?$")] = ""
+    objects_min_bytes: Bytes = MIB // 4
+    objects_timeout_s: Duration = 5.0
+    objects_grace_s: Annotated[float, Field(ge=600, allow_inf_nan=False)] = 86_400.0
     auth: Literal["auto", "required"] = "auto"
     login_failures: str = "60/minute"
     audit: Literal["writes", "all"] = "writes"
@@ -215,6 +228,15 @@ class Settings(BaseSettings):
             backend = ""
         if backend not in ("sqlite", "postgresql", "postgres"):
             raise ValueError("give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
+        return value
+
+    @field_validator("objects")
+    @classmethod
+    def _known_objects(cls, value: str) -> str:
+        if value:
+            ObjectLocation.of(value)
+            if importlib.util.find_spec("boto3") is None:
+                raise ValueError("needs boto3: pip install 'pace[s3]'")
         return value
 
     @field_validator("rate_limit", "login_failures")

@@ -107,7 +107,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 process.wait()
                 if process.stderr is not None:
                     process.stderr.close()
-        return _judged(folder, first, arguments.delay_bound, final, seconds)
+        return judged(folder, first, arguments.delay_bound, final, seconds)
 
 
 def _start_all(
@@ -167,9 +167,8 @@ def _status(host: Host, place: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _judged(
-    folder: Path, first: Vector, bound: int, status: dict[str, Any], seconds: float
-) -> dict[str, Any]:
+def judged(folder: Path, first: Vector, bound: int, status: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Return what the commit log and the transfer log in a folder say of a run."""
     lines = list(read_log(folder / "server.jsonl"))
     commits = [line for line in lines if isinstance(line, LoggedCommit)]
 

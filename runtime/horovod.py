@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from pace.documents.schedule import Schedule
+from pace.documents.sharded_schedule import ShardedSchedule
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.control.options import (
     Mode,
     Op,
+    Sharding,
     WrapperOptions,
     connecting_timeout_s,
     refusal,
@@ -112,7 +114,7 @@ class DistributedOptimizer(WrappedOptimizer):
         process_set: Any = hvd.global_process_set,
         *,
         model: nn.Module,
-        schedule: Schedule | str | Path | None = None,
+        schedule: Schedule | ShardedSchedule | str | Path | None = None,
         service: str | None = None,
         job: str | None = None,
         api_key: str | None = None,
@@ -122,6 +124,8 @@ class DistributedOptimizer(WrappedOptimizer):
         timeout_s: float = 300.0,
         replanning: Replanning | None = None,
         broadcast_parameters: bool = True,
+        max_grad_norm: float | None = None,
+        sharding: Sharding = "off",
     ) -> None:
         if not hvd.is_initialized():
             raise InvalidUse("call pace.runtime.horovod.init() before DistributedOptimizer(...)")
@@ -145,6 +149,8 @@ class DistributedOptimizer(WrappedOptimizer):
                 timeout_s=timeout_s,
                 broadcast_parameters=broadcast_parameters,
                 gradient_predivide_factor=gradient_predivide_factor,
+                max_grad_norm=max_grad_norm,
+                sharding=sharding,
             )
             transport.scale = _scale(options, transport.size)
             if _asks_for_groups(num_groups, groups) and transport.rank == 0:
@@ -159,6 +165,7 @@ class DistributedOptimizer(WrappedOptimizer):
                 api_key=api_key,
                 timeout_s=timeout_s,
                 replanning=replanning,
+                sharding=sharding,
             )
 
         with released_on_failure(transport):

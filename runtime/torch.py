@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pace.documents.push_pull_schedule import PushPullSchedule
-from pace.documents.schedule import Schedule
+from pace.documents.any_schedule import AnySchedule
 from pace.errors import InvalidOptions
 from pace.runtime.control.options import (
     Mode,
     Op,
+    Sharding,
     WrapperOptions,
     connecting_timeout_s,
     require_one_of,
@@ -57,7 +57,7 @@ class WrapperArguments:
         See ``WrapperOptions``; for models that DistributedDataParallel carries.
     """
 
-    schedule: Schedule | PushPullSchedule | str | Path | None = None
+    schedule: AnySchedule | str | Path | None = None
     service: str | None = None
     job: str | None = None
     api_key: str | None = None
@@ -79,6 +79,8 @@ class WrapperArguments:
     pacing_bytes_per_s: float | None = None
     ssl_context: ssl.SSLContext | None = None
     pushed: Sequence[str] | None = None
+    max_grad_norm: float | None = None
+    sharding: Sharding = "off"
     own_buffers: bool = False
 
     def connect(self, model: nn.Module) -> GlooTransport:
@@ -111,6 +113,11 @@ class WrapperArguments:
         if self.backend == "mixed" and self.consistency != "sync":
             raise InvalidOptions(
                 "backend is 'mixed', where all-reduces wait for all: consistency must be 'sync'"
+            )
+        if self.consistency != "sync" and self.max_grad_norm is not None:
+            raise InvalidOptions(
+                "max_grad_norm: with consistency other than 'sync' no rank has all gradients of a step; clip"
+                " each rank's own in the loop"
             )
         if device_of(model) is not None:
             raise InvalidOptions(
@@ -162,6 +169,8 @@ class WrapperArguments:
                 credit_bytes=self.credit_bytes,
                 timeout_s=self.timeout_s,
                 broadcast_parameters=self.broadcast_parameters,
+                max_grad_norm=self.max_grad_norm,
+                sharding=self.sharding,
                 own_buffers=self.own_buffers,
             )
             return options, PlanSource(
@@ -173,6 +182,7 @@ class WrapperArguments:
                 api_key=self.api_key,
                 timeout_s=self.timeout_s,
                 replanning=self.replanning,
+                sharding=self.sharding,
             )
 
         return prepare
@@ -244,6 +254,13 @@ class DistributedOptimizer(WrappedOptimizer):
     pushed
         With "mixed": names of gradients, or patterns as in "embedding.*"; the weights of all ``nn.Embedding``
         by default.
+    max_grad_norm
+        Clip all gradients together to this norm in every ``step()``; a step whose norm is not finite changes
+        nothing.
+    sharding
+        "on": every rank keeps the optimizer's state of a shard only, updates it and gathers the parameters of
+        the others. "auto": where that can be done, ``mode="auto"`` tries it, too. "off": every rank updates
+        all.
 
     Raises
     ------
@@ -274,7 +291,7 @@ class DistributedOptimizer(WrappedOptimizer):
         optimizer: torch.optim.Optimizer,
         model: nn.Module,
         *,
-        schedule: Schedule | PushPullSchedule | str | Path | None = None,
+        schedule: AnySchedule | str | Path | None = None,
         service: str | None = None,
         job: str | None = None,
         api_key: str | None = None,
@@ -296,6 +313,8 @@ class DistributedOptimizer(WrappedOptimizer):
         pacing_bytes_per_s: float | None = None,
         ssl_context: ssl.SSLContext | None = None,
         pushed: Sequence[str] | None = None,
+        max_grad_norm: float | None = None,
+        sharding: Sharding = "off",
     ) -> None:
         arguments = WrapperArguments(
             schedule=schedule,
@@ -320,6 +339,8 @@ class DistributedOptimizer(WrappedOptimizer):
             pacing_bytes_per_s=pacing_bytes_per_s,
             ssl_context=ssl_context,
             pushed=pushed,
+            max_grad_norm=max_grad_norm,
+            sharding=sharding,
         )
         transport = arguments.connect(model)
         with released_on_failure(transport):

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from pace.api.http import docs_page, web_page
 from pace.api.http.docs_page import add_docs
 from pace.api.http.fast_path import FastPath
 from pace.api.http.hosts import HostCheck
@@ -18,6 +19,8 @@ from pace.api.http.openapi import describe
 from pace.api.http.routes import (
     fabric_runs,
     health,
+    imports,
+    jobs,
     keys,
     predictions,
     profiles,
@@ -25,10 +28,12 @@ from pace.api.http.routes import (
     schedules,
     simulations,
     transfer_plans,
+    usage,
     what_ifs,
 )
 from pace.api.http.routes import tasks as task_routes
 from pace.api.http.schedule_answers import ScheduleAnswers
+from pace.api.http.web_page import add_page
 from pace.api.metrics import Metrics
 from pace.api.problems import problem_of
 from pace.api.service import Service
@@ -68,6 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     for routes in (
         health,
+        imports,
         profiles,
         schedules,
         task_routes,
@@ -76,15 +82,18 @@ def create_app(settings: Settings) -> FastAPI:
         simulations,
         transfer_plans,
         fabric_runs,
+        jobs,
         reports,
         keys,
+        usage,
     ):
         app.include_router(routes.router)
     for kind in (PaceError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(FastPath)
     app.add_middleware(HostCheck, allowed=settings.allowed_host_names, loopback=not settings.needs_keys)
-    app.add_middleware(Envelope, metrics=metrics, docs_policy=add_docs(app))
+    policies = {docs_page.PATH: add_docs(app), web_page.PATH: add_page(app)}
+    app.add_middleware(Envelope, metrics=metrics, policies=policies)
     describe(app)
     spans = trace(app)
     return app

@@ -12,7 +12,6 @@ from pace.api.errors import BodyTimeout, ContentTooLarge, InvalidRequest, Unsupp
 from pace.api.service import Service
 from pace.api.spool import BodySpool
 from pace.api.workers.body_reader import Received
-from pace.api.workers.functions import ReadLimits
 from pace.documents.base import explain
 
 MAX_SMALL_BYTES = 20_000
@@ -35,9 +34,21 @@ async def receive_small(request: Request, document: type[D]) -> D:
 
 
 async def read_body(
-    request: Request, tenant: str, function: Callable[[bytes, bool, ReadLimits], Received]
+    request: Request,
+    tenant: str,
+    function: Callable[..., Received],
+    *arguments: str,
+    media_types: tuple[str, ...] = (),
 ) -> Received:
     """Return what a function of ``pace.api.workers.functions`` makes of a tenant's body.
+
+    Parameters
+    ----------
+    arguments
+        Handed to the function behind body, compression and limits.
+    media_types
+        Accepted besides JSON. A page of another site must not be able to send them without being let: neither
+        text/plain nor what forms send.
 
     Raises
     ------
@@ -48,14 +59,19 @@ async def read_body(
     """
     service: Service = request.app.state.service
     with service.body_room.body(tenant) as held, BodySpool(service.settings.spool_folder) as spool:
-        gzipped = await receive_body(request, service.settings.max_body_bytes, spool, held)
+        most_bytes = service.settings.max_body_bytes
+        gzipped = await receive_body(request, most_bytes, spool, held, media_types)
         body = spool.take()
         service.metrics.tenants.count_body(tenant, body.size_bytes)
-        return await service.body_reader.read(function, body, gzipped, tenant)
+        return await service.body_reader.read(function, body, gzipped, tenant, *arguments)
 
 
 async def receive_body(
-    request: Request, max_bytes: int, spool: BodySpool, held: HeldBody | None = None
+    request: Request,
+    max_bytes: int,
+    spool: BodySpool,
+    held: HeldBody | None = None,
+    media_types: tuple[str, ...] = (),
 ) -> bool:
     """Put the body as sent into a spool; return whether it is compressed by gzip. `held` counts its bytes.
 
@@ -66,14 +82,15 @@ async def receive_body(
     ContentTooLarge
         As soon as more than `max_bytes` are announced or arrive.
     UnsupportedMediaType
-        If it is not JSON, or encoded in another way.
+        If it is neither JSON nor of the `media_types`, or encoded in another way.
     SpoolFull
         If the disk has no room for it.
     """
     # Never assumed: a page of another site may send a body without a type, but no JSON unless it is let.
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
-        raise UnsupportedMediaType(f'"{media_type}" is not application/json')
+    accepted = ("application/json", *media_types)
+    if media_type not in accepted and not media_type.endswith("+json"):
+        raise UnsupportedMediaType(f'"{media_type}" is not {" or ".join(accepted)}')
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
         detail = f'the content encoding "{encoding}" is neither gzip nor identity'

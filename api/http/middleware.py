@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 import uuid
+from collections.abc import Mapping
 
 import structlog
 from starlette.datastructures import Headers
@@ -11,7 +12,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pace.api.errors import ServiceStopping
-from pace.api.http import docs_page
 from pace.api.http.answers import problem_response
 from pace.api.http.fast_path import ROUTE_KEY
 from pace.api.metrics import Metrics
@@ -36,13 +36,15 @@ class Envelope:
 
     Parameters
     ----------
-    docs_policy
-        Content security policy of the page under /docs; everything else may load nothing.
+    policies
+        Content security policies of the pages, by their paths; everything else may load nothing.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, docs_policy: str) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, policies: Mapping[str, str]) -> None:
         self.app = app
-        self._docs = (b"content-security-policy", docs_policy.encode())
+        self._policies = {
+            path: (b"content-security-policy", policy.encode()) for path, policy in policies.items()
+        }
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,7 +68,7 @@ class Envelope:
                 headers = list(message["headers"])
                 headers.append((b"x-request-id", request_id.encode()))
                 headers.extend(_SAFE_HEADERS)
-                headers.append(self._docs if scope["path"] == docs_page.PATH else _NOTHING)
+                headers.append(self._policies.get(scope["path"], _NOTHING))
                 if not any(name == b"cache-control" for name, _ in headers):
                     headers.append(_NO_STORE)
                 message = {**message, "headers": headers}

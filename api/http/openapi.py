@@ -9,6 +9,7 @@ from pace.api.http.answers import JSON, PROBLEM_JSON
 from pace.client.documents import Problem, ReportRequest, ScheduleRequest, SimulationRequest
 from pace.client.fabric_documents import FabricRunRequest, FabricRunResource, TransferPlanRequest
 from pace.client.key_documents import KeyRequest
+from pace.client.page_documents import WindowRequest
 from pace.client.prediction_documents import PredictionRequest, PredictionResource
 from pace.client.what_if_documents import WhatIfRequest, WhatIfResource
 from pace.documents.profile import Profile
@@ -62,6 +63,7 @@ def describe(app: FastAPI) -> None:
                 WhatIfResource,
                 PredictionRequest,
                 PredictionResource,
+                WindowRequest,
                 Profile,
                 Problem,
             )

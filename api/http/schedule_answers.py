@@ -21,7 +21,7 @@ class ScheduleAnswers:
             self._service.metrics.cache_hits.inc()
             return answer
         self._service.metrics.cache_misses.inc()
-        stored = await self._service.in_database(self._service.store.get_schedule, tenant, schedule_id)
+        stored = await self._service.read(self._service.store.get_schedule, tenant, schedule_id)
         return None if stored is None else self.keep(tenant, stored)
 
     def keep(self, tenant: str, stored: StoredSchedule) -> PreparedAnswer:

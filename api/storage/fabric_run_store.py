@@ -10,7 +10,8 @@ from pace.api.received import ReceivedFabricRun
 from pace.api.storage.database import Database
 from pace.api.storage.pages import read_page
 from pace.api.storage.records import FabricRunRecord, SolutionRecord
-from pace.api.storage.store import TaskInput, insert
+from pace.api.storage.store import insert
+from pace.api.storage.task_inputs import TaskInput
 from pace.client.fabric_documents import FabricRunPage, FabricRunSummary
 
 _ANSWERED = (SolutionRecord.tenant == FabricRunRecord.tenant) & (SolutionRecord.key == FabricRunRecord.key)
@@ -29,6 +30,7 @@ class StoredFabricRun:
 
     summary: FabricRunSummary
     document: bytes
+    object_key: str | None = None
 
 
 class FabricRunStore:
@@ -80,19 +82,20 @@ def hold_fabric_run(connection: Connection, tenant: str, run_id: str) -> StoredF
     )
 
 
-def _answered(tenant: str, run_id: str) -> Select[str, str, str, int, datetime, bytes]:
+def _answered(tenant: str, run_id: str) -> Select[str, str, str, int, datetime, bytes, str | None]:
     return (
-        select(*_SUMMARY, SolutionRecord.document)
+        select(*_SUMMARY, SolutionRecord.document, SolutionRecord.object_key)
         .join(SolutionRecord, _ANSWERED)
         .where(FabricRunRecord.tenant == tenant, FabricRunRecord.id == run_id)
     )
 
 
-def _stored(row: Row[str, str, str, int, datetime, bytes] | None) -> StoredFabricRun | None:
+def _stored(row: Row[str, str, str, int, datetime, bytes, str | None] | None) -> StoredFabricRun | None:
     if row is None:
         return None
     values = dict(row._mapping)
-    return StoredFabricRun(document=values.pop("document"), summary=FabricRunSummary(**values))
+    held = {name: values.pop(name) for name in ("document", "object_key")}
+    return StoredFabricRun(**held, summary=FabricRunSummary(**values))
 
 
 def no_profile_input(
@@ -111,10 +114,12 @@ def find_scenario_input(
     run_id: str,
 ) -> TaskInput | None:
     """Return the scenario of a run; None if it was deleted."""
-    document = connection.scalar(
-        select(FabricRunRecord.document).where(FabricRunRecord.tenant == tenant, FabricRunRecord.id == run_id)
-    )
-    return None if document is None else TaskInput(document=document, num_gradients=0)
+    row = connection.execute(
+        select(FabricRunRecord.document, FabricRunRecord.object_key).where(
+            FabricRunRecord.tenant == tenant, FabricRunRecord.id == run_id
+        )
+    ).first()
+    return None if row is None else TaskInput(**row._mapping, num_gradients=0)
 
 
 def save_fabric_run_request(
@@ -134,6 +139,8 @@ def save_fabric_run_request(
         scenario_sha256=received.scenario_sha256,
         num_policies=received.num_policies,
         document=received.document,
+        object_key=received.object_key,
+        object_bytes=received.object_bytes,
         created_at=now,
         asked_at=now,
     )

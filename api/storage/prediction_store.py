@@ -10,7 +10,8 @@ from pace.api.received import ReceivedPrediction
 from pace.api.storage.database import Database
 from pace.api.storage.pages import read_page
 from pace.api.storage.records import PredictionRecord, SolutionRecord
-from pace.api.storage.store import TaskInput, insert
+from pace.api.storage.store import insert
+from pace.api.storage.task_inputs import TaskInput
 from pace.client.prediction_documents import PredictionPage, PredictionSummary
 
 _ANSWERED = (SolutionRecord.tenant == PredictionRecord.tenant) & (SolutionRecord.key == PredictionRecord.key)
@@ -29,6 +30,7 @@ class StoredPrediction:
 
     summary: PredictionSummary
     document: bytes
+    object_key: str | None = None
 
 
 class PredictionStore:
@@ -80,19 +82,20 @@ def hold_prediction(connection: Connection, tenant: str, prediction_id: str) -> 
     )
 
 
-def _answered(tenant: str, prediction_id: str) -> Select[str, str, str, int, datetime, bytes]:
+def _answered(tenant: str, prediction_id: str) -> Select[str, str, str, int, datetime, bytes, str | None]:
     return (
-        select(*_SUMMARY, SolutionRecord.document)
+        select(*_SUMMARY, SolutionRecord.document, SolutionRecord.object_key)
         .join(SolutionRecord, _ANSWERED)
         .where(PredictionRecord.tenant == tenant, PredictionRecord.id == prediction_id)
     )
 
 
-def _stored(row: Row[str, str, str, int, datetime, bytes] | None) -> StoredPrediction | None:
+def _stored(row: Row[str, str, str, int, datetime, bytes, str | None] | None) -> StoredPrediction | None:
     if row is None:
         return None
     values = dict(row._mapping)
-    return StoredPrediction(document=values.pop("document"), summary=PredictionSummary(**values))
+    held = {name: values.pop(name) for name in ("document", "object_key")}
+    return StoredPrediction(**held, summary=PredictionSummary(**values))
 
 
 def no_other_input(
@@ -111,12 +114,12 @@ def find_steps_input(
     prediction_id: str,
 ) -> TaskInput | None:
     """Return the steps that a prediction is made from; None if they were deleted."""
-    document = connection.scalar(
-        select(PredictionRecord.document).where(
+    row = connection.execute(
+        select(PredictionRecord.document, PredictionRecord.object_key).where(
             PredictionRecord.tenant == tenant, PredictionRecord.id == prediction_id
         )
-    )
-    return None if document is None else TaskInput(document=document, num_gradients=0)
+    ).first()
+    return None if row is None else TaskInput(**row._mapping, num_gradients=0)
 
 
 def save_prediction_request(
@@ -136,6 +139,8 @@ def save_prediction_request(
         steps_sha256=received.steps_sha256,
         num_points=received.num_points,
         document=received.document,
+        object_key=received.object_key,
+        object_bytes=received.object_bytes,
         created_at=now,
         asked_at=now,
     )

@@ -90,12 +90,15 @@ def stored_bytes(connection: Connection, tenant: str) -> int:
     size_bytes = 0
     for record in _DOCUMENTS:
         held, rows = connection.execute(
-            select(func.coalesce(func.sum(func.length(record.document)), 0), func.count())
+            select(
+                func.coalesce(func.sum(func.coalesce(record.object_bytes, func.length(record.document))), 0),
+                func.count(),
+            )
             .select_from(record)
             .where(record.tenant == tenant)
         ).one()
         size_bytes += int(held) + ROW_BYTES * rows
     for table in _ROWS:
-        rows = connection.scalar(select(func.count()).select_from(table).where(table.tenant == tenant))
-        size_bytes += ROW_BYTES * (rows or 0)
+        counted = connection.scalar(select(func.count()).select_from(table).where(table.tenant == tenant))
+        size_bytes += ROW_BYTES * (counted or 0)
     return size_bytes

@@ -42,7 +42,18 @@ class Record(DeclarativeBase):
     type_annotation_map = {datetime: UtcDateTime(), bytes: LargeBinary()}  # noqa: RUF012
 
 
-class ProfileRecord(Record):
+class DocumentColumns:
+    """A row's document: here, or `object_bytes` of it in object storage under a key, and nothing here.
+
+    Columns are added to what is there: versions that know of no objects leave them empty.
+    """
+
+    document: Mapped[bytes]
+    object_key: Mapped[str | None] = mapped_column(String(100))
+    object_bytes: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class ProfileRecord(DocumentColumns, Record):
     """A profile, once for each tenant that sent it; the document is JSON compressed by zlib."""
 
     __tablename__ = "profiles"
@@ -54,19 +65,21 @@ class ProfileRecord(Record):
     num_ops: Mapped[int]
     num_gradients: Mapped[int]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
-    document: Mapped[bytes]
     created_at: Mapped[datetime]
 
+    __table_args__ = (Index("ix_profiles_object", "object_key"),)
 
-class SolutionRecord(Record):
+
+class SolutionRecord(DocumentColumns, Record):
     """The document for a key: of a schedule (profile, options, solver version), a what-if or a prediction."""
 
     __tablename__ = "solutions"
 
     tenant: Mapped[str] = mapped_column(String(100), primary_key=True)
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
-    document: Mapped[bytes]
     created_at: Mapped[datetime]
+
+    __table_args__ = (Index("ix_solutions_object", "object_key"),)
 
 
 class ScheduleRecord(Record):
@@ -82,6 +95,7 @@ class ScheduleRecord(Record):
     profile_sha256: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime]
     asked_at: Mapped[datetime]
+    asked_by: Mapped[str | None] = mapped_column(String(200))
 
     __table_args__ = (
         Index("ix_schedules_newest", "tenant", "job", "fingerprint", "asked_at"),
@@ -109,7 +123,7 @@ class WhatIfRecord(Record):
     )
 
 
-class PredictionRecord(Record):
+class PredictionRecord(DocumentColumns, Record):
     """That a prediction was asked for, and the steps it is made from, as JSON compressed by zlib."""
 
     __tablename__ = "predictions"
@@ -120,17 +134,17 @@ class PredictionRecord(Record):
     name: Mapped[str] = mapped_column(Text)
     steps_sha256: Mapped[str] = mapped_column(String(64))
     num_points: Mapped[int]
-    document: Mapped[bytes]
     created_at: Mapped[datetime]
     asked_at: Mapped[datetime]
 
     __table_args__ = (
         Index("ix_predictions_key", "tenant", "key"),
         Index("ix_predictions_page", "tenant", "created_at", "id"),
+        Index("ix_predictions_object", "object_key"),
     )
 
 
-class FabricRunRecord(Record):
+class FabricRunRecord(DocumentColumns, Record):
     """That a simulated run was asked for, and its scenario, as JSON compressed by zlib."""
 
     __tablename__ = "fabric_runs"
@@ -141,13 +155,13 @@ class FabricRunRecord(Record):
     name: Mapped[str] = mapped_column(Text)
     scenario_sha256: Mapped[str] = mapped_column(String(64))
     num_policies: Mapped[int]
-    document: Mapped[bytes]
     created_at: Mapped[datetime]
     asked_at: Mapped[datetime]
 
     __table_args__ = (
         Index("ix_fabric_runs_key", "tenant", "key"),
         Index("ix_fabric_runs_page", "tenant", "created_at", "id"),
+        Index("ix_fabric_runs_object", "object_key"),
     )
 
 
@@ -192,6 +206,24 @@ class SchemaFloorRecord(Record):
     __tablename__ = "schema_floor"
 
     revision: Mapped[str] = mapped_column(String(32), primary_key=True)
+
+
+class OrphanRecord(Record):
+    """An object that no row named when somebody looked."""
+
+    __tablename__ = "orphans"
+
+    object_key: Mapped[str] = mapped_column(String(100), primary_key=True)
+    found_at: Mapped[datetime]
+
+
+class ObjectOwnerRecord(Record):
+    """A place in object storage that is this database's, and the id that says so there."""
+
+    __tablename__ = "object_owners"
+
+    place: Mapped[str] = mapped_column(Text, primary_key=True)
+    id: Mapped[str] = mapped_column(String(32))
 
 
 class TaskRecord(Record):

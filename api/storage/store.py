@@ -14,9 +14,10 @@ from sqlalchemy import Connection, Select, delete, exists, select
 from sqlalchemy import insert as plain_insert
 from sqlalchemy.dialects import postgresql, sqlite
 
-from pace.api.errors import InUse, InvalidRequest
-from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
+from pace.api.errors import InUse
+from pace.api.received import ReceivedProfile, ReceivedRequest, document_bytes
 from pace.api.storage.database import Database
+from pace.api.storage.objects import StoredDocument
 from pace.api.storage.pages import read_page
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import (
@@ -68,6 +69,7 @@ class StoredSchedule:
     profile_sha256: str
     created_at: datetime
     document: bytes
+    object_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class StoredProfile:
 
     summary: ProfileSummary
     document: bytes
+    object_key: str | None = None
 
 
 class ResourceStore:
@@ -96,10 +99,15 @@ class ResourceStore:
         with self.database.read() as connection:
             return find_schedule_by_id(connection, tenant, schedule_id)
 
-    def get_documents(self, tenant: str, schedule_id: str) -> tuple[bytes, bytes] | None:
+    def get_documents(self, tenant: str, schedule_id: str) -> tuple[StoredDocument, StoredDocument] | None:
         """Return the compressed profile and the document of a schedule, or None when there is none."""
         question = (
-            select(ProfileRecord.document, SolutionRecord.document.label("schedule"))
+            select(
+                ProfileRecord.document,
+                ProfileRecord.object_key,
+                SolutionRecord.document.label("schedule"),
+                SolutionRecord.object_key.label("schedule_key"),
+            )
             .select_from(ScheduleRecord)
             .join(SolutionRecord, _SOLVED)
             .join(
@@ -111,16 +119,21 @@ class ResourceStore:
         )
         with self.database.read() as connection:
             row = connection.execute(question).first()
-        return None if row is None else (row.document, row.schedule)
+        if row is None:
+            return None
+        return (
+            StoredDocument(document=row.document, object_key=row.object_key),
+            StoredDocument(document=row.schedule, object_key=row.schedule_key),
+        )
 
-    def get_profile_document(self, tenant: str, sha256: str) -> bytes | None:
+    def get_profile_document(self, tenant: str, sha256: str) -> StoredDocument | None:
         """Return a profile's compressed document, or None when there is none."""
+        question = select(ProfileRecord.document, ProfileRecord.object_key).where(
+            ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256
+        )
         with self.database.read() as connection:
-            return connection.scalar(
-                select(ProfileRecord.document).where(
-                    ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256
-                )
-            )
+            row = connection.execute(question).first()
+        return None if row is None else StoredDocument(**row._mapping)
 
     def newest_schedule(self, tenant: str, job: str, fingerprint: str) -> StoredSchedule | None:
         """Return the schedule that the job asked for last, of those that are solved."""
@@ -134,7 +147,9 @@ class ResourceStore:
     ) -> SchedulePage:
         """Return a page of solved schedules."""
         question = (
-            select(*_SCHEDULE_SUMMARY).join(SolutionRecord, _SOLVED).where(ScheduleRecord.tenant == tenant)
+            select(*_SCHEDULE_SUMMARY, ScheduleRecord.asked_at, ScheduleRecord.asked_by)
+            .join(SolutionRecord, _SOLVED)
+            .where(ScheduleRecord.tenant == tenant)
         )
         if job is not None:
             question = question.where(ScheduleRecord.job == job)
@@ -174,7 +189,7 @@ class ResourceStore:
         """Keep a profile; return it as it is stored. Raises QuotaExceeded if there is no room for it."""
         with self.database.write() as connection:
             if hold_profile(connection, tenant, received.sha256) is None:
-                self._quota.require(connection, tenant, len(received.document))
+                self._quota.require(connection, tenant, document_bytes(received))
             save_profile(connection, tenant, received)
             row = connection.execute(
                 select(*_PROFILE_SUMMARY).where(
@@ -187,14 +202,15 @@ class ResourceStore:
         """Return a profile, or None when there is none."""
         with self.database.read() as connection:
             row = connection.execute(
-                select(*_PROFILE_SUMMARY, ProfileRecord.document).where(
+                select(*_PROFILE_SUMMARY, ProfileRecord.document, ProfileRecord.object_key).where(
                     ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256
                 )
             ).first()
         if row is None:
             return None
         values = dict(row._mapping)
-        return StoredProfile(document=values.pop("document"), summary=ProfileSummary(**values))
+        held = {name: values.pop(name) for name in ("document", "object_key")}
+        return StoredProfile(**held, summary=ProfileSummary(**values))
 
     def list_profiles(self, tenant: str, limit: int, cursor: str | None) -> ProfilePage:
         """Return a page of profiles."""
@@ -292,9 +308,11 @@ def hold_schedule(connection: Connection, tenant: str, schedule_id: str) -> Stor
     return None if row is None else StoredSchedule(**row._mapping)
 
 
-def _schedules(tenant: str, *conditions: Any) -> Select[str, str | None, str, str, datetime, bytes]:
+def _schedules(
+    tenant: str, *conditions: Any
+) -> Select[str, str | None, str, str, datetime, bytes, str | None]:
     return (
-        select(*_SCHEDULE_SUMMARY, SolutionRecord.document)
+        select(*_SCHEDULE_SUMMARY, SolutionRecord.document, SolutionRecord.object_key)
         .join(SolutionRecord, _SOLVED)
         .where(ScheduleRecord.tenant == tenant, *conditions)
         .order_by(ScheduleRecord.asked_at.desc(), ScheduleRecord.id)
@@ -340,8 +358,10 @@ def save_schedule_request(
         profile_sha256=received.profile_sha256,
         created_at=now,
         asked_at=now,
+        asked_by=received.asked_by,
     )
-    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_={"asked_at": now}))
+    asked = {"asked_at": now, "asked_by": received.asked_by}
+    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=asked))
     return new_id
 
 
@@ -350,47 +370,3 @@ def insert(connection: Connection, record: type[Record]) -> "sqlite.Insert | pos
     if connection.dialect.name == "sqlite":
         return sqlite.insert(record)
     return postgresql.insert(record)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskInput:
-    """What a task works on besides its options: a document, compressed by zlib."""
-
-    document: bytes
-    num_gradients: int
-
-
-def save_profile_input(
-    connection: Connection, tenant: str, received: ReceivedRequest | ReceivedWhatIf
-) -> str:
-    """Keep the profile of a request, or find the one that it names; return its fingerprint.
-
-    Nobody deletes the profile until this transaction ends.
-
-    Raises
-    ------
-    InvalidRequest
-        If the request names a profile that is not stored.
-    """
-    if received.profile is not None:
-        save_profile(connection, tenant, received.profile)
-        return received.profile.fingerprint
-    fingerprint = hold_profile(connection, tenant, received.profile_sha256)
-    if fingerprint is None:
-        raise InvalidRequest(f"profile_id: there is no profile {received.profile_sha256}")
-    return fingerprint
-
-
-def find_profile_input(
-    connection: Connection,
-    tenant: str,
-    sha256: str,
-    result_id: str,  # noqa: ARG001  # as for predictions: both stand in one table of kinds
-) -> TaskInput | None:
-    """Return the profile that a schedule or a what-if is made from; None if it was deleted."""
-    row = connection.execute(
-        select(ProfileRecord.document, ProfileRecord.num_gradients).where(
-            ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256
-        )
-    ).first()
-    return None if row is None else TaskInput(**row._mapping)

@@ -17,7 +17,7 @@ _MOST_WAITING = 2000
 
 
 class DatabaseThreads:
-    """Calls functions that wait for the database.
+    """Calls functions that wait for the database, or for something else that stores.
 
     Parameters
     ----------
@@ -25,10 +25,18 @@ class DatabaseThreads:
         Callers wait no longer; what hangs goes on hanging in its thread.
     observe
         Is told, in any thread, how many seconds each call took once it had a thread.
+    name
+        Of what is waited for, in messages.
     """
 
-    def __init__(self, timeout_s: float, observe: Callable[[float], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        observe: Callable[[float], None] = lambda _: None,
+        name: str = "the database",
+    ) -> None:
         self.timeout_s = timeout_s
+        self._name = name
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="pace-database")
         self._num_waiting = 0
         self._observe = observe
@@ -45,12 +53,12 @@ class DatabaseThreads:
             async with asyncio.timeout(self.timeout_s):
                 return await self.run_to_the_end(function, *arguments, **named)
         except TimeoutError:
-            raise StorageTimeout(f"the database did not answer in {self.timeout_s:g} s") from None
+            raise StorageTimeout(f"{self._name} did not answer in {self.timeout_s:g} s") from None
 
     async def run_to_the_end(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Return what a function returns, however long it takes; raises StorageTimeout if too many wait."""
         if self._num_waiting >= _MOST_WAITING:
-            raise StorageTimeout(f"{self._num_waiting} requests wait for the database already")
+            raise StorageTimeout(f"{self._num_waiting} requests wait for {self._name} already")
         self._num_waiting += 1
         try:
             call = partial(self._timed, partial(function, *arguments, **named))

@@ -28,6 +28,7 @@ class StoredWhatIf:
 
     summary: WhatIfSummary
     document: bytes
+    object_key: str | None = None
 
 
 class WhatIfStore:
@@ -79,19 +80,20 @@ def hold_what_if(connection: Connection, tenant: str, what_if_id: str) -> Stored
     )
 
 
-def _answered(tenant: str, what_if_id: str) -> Select[str, str, int, datetime, bytes]:
+def _answered(tenant: str, what_if_id: str) -> Select[str, str, int, datetime, bytes, str | None]:
     return (
-        select(*_SUMMARY, SolutionRecord.document)
+        select(*_SUMMARY, SolutionRecord.document, SolutionRecord.object_key)
         .join(SolutionRecord, _ANSWERED)
         .where(WhatIfRecord.tenant == tenant, WhatIfRecord.id == what_if_id)
     )
 
 
-def _stored(row: Row[str, str, int, datetime, bytes] | None) -> StoredWhatIf | None:
+def _stored(row: Row[str, str, int, datetime, bytes, str | None] | None) -> StoredWhatIf | None:
     if row is None:
         return None
     values = dict(row._mapping)
-    return StoredWhatIf(document=values.pop("document"), summary=WhatIfSummary(**values))
+    held = {name: values.pop(name) for name in ("document", "object_key")}
+    return StoredWhatIf(**held, summary=WhatIfSummary(**values))
 
 
 def save_what_if_request(

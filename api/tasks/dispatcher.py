@@ -10,9 +10,10 @@ from typing import Any, ParamSpec
 import structlog
 from sqlalchemy.exc import InterfaceError, OperationalError
 
-from pace.api.errors import WorkerDied
+from pace.api.errors import ObjectsUnavailable, WorkerDied
 from pace.api.metrics import Metrics
 from pace.api.problems import problem_of
+from pace.api.storage.documents import DocumentPlaces
 from pace.api.tasks.kinds import KINDS
 from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.state import ClaimedTask
@@ -39,6 +40,8 @@ class Dispatcher:
         For each kind of task; as many run at once as it has places.
     watches
         Told whenever a task has changed.
+    documents
+        Where what tasks work on comes from, and results go.
     poll_s
         How often to look for tasks that other service processes queued.
     """
@@ -53,6 +56,7 @@ class Dispatcher:
         timeout_s: float,
         lease_s: float,
         watches: Watches,
+        documents: DocumentPlaces,
         poll_s: float = 0.5,
     ) -> None:
         self._tasks = tasks
@@ -70,6 +74,7 @@ class Dispatcher:
         self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
         self.watches = watches
+        self._documents = documents
 
     @property
     def num_running(self) -> int:
@@ -177,6 +182,7 @@ class Dispatcher:
             self._metrics.observe_wait(task.kind, max(0.0, waited_s))
         started = time.perf_counter()
         try:
+            task = await _persist(self._documents.fetch, task)
             about = {"pace.task.attempt": task.attempts, "pace.profile.gradients": task.num_gradients}
             with self._spans.of_task(task.id, kind.span, **about):
                 document = await self._executors[task.kind].run(
@@ -187,7 +193,7 @@ class Dispatcher:
                     progress=self._progress_of(task) if kind.tells_progress else None,
                 )
             seconds = time.perf_counter() - started
-            await _persist(self._tasks.finish, task, document)
+            await _persist(self._finish, task, document)
             kind.observe(self._metrics, task.num_gradients, seconds)
             log.info(kind.done_event, task=task.id, tenant=task.tenant, solve_s=seconds)
         except WorkerDied as error:
@@ -204,6 +210,10 @@ class Dispatcher:
             self._tasks.shares.charge(task.tenant, worked_s)
             self._metrics.tenants.count_work(task.tenant, task.kind, worked_s)
             self.watches.refresh(task.tenant, task.id)
+
+    def _finish(self, task: ClaimedTask, document: bytes) -> None:
+        # An upload is of one attempt: the sweep takes what a row has not named for long.
+        self._tasks.finish(task, self._documents.place(document))
 
     def _progress_of(self, task: ClaimedTask) -> Callable[[int], None]:
         loop = asyncio.get_running_loop()
@@ -235,12 +245,12 @@ class Dispatcher:
 
 
 async def _persist(store: Callable[P, Any], *arguments: P.args, **named: P.kwargs) -> Any:
-    """Store what was worked for, however long the database is gone or its disk full."""
+    """Store what was worked for, or fetch what is to be, however long what stores is gone or full."""
     pause_s = 0.5
     while True:
         try:
             return await asyncio.to_thread(store, *arguments, **named)
-        except (OperationalError, InterfaceError) as error:
-            log.warning("not-stored-yet", error=str(error.orig), again_in_s=pause_s)
+        except (OperationalError, InterfaceError, ObjectsUnavailable) as error:
+            log.warning("not-stored-yet", error=str(getattr(error, "orig", error)), again_in_s=pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -24,12 +24,10 @@ from pace.api.storage.prediction_store import (
 )
 from pace.api.storage.store import (
     StoredSchedule,
-    TaskInput,
-    find_profile_input,
     hold_schedule,
-    save_profile_input,
     save_schedule_request,
 )
+from pace.api.storage.task_inputs import TaskInput, find_profile_input, save_profile_input
 from pace.api.storage.what_if_store import StoredWhatIf, hold_what_if, save_what_if_request
 from pace.api.workers.fabric_runs import answer_fabric_run
 from pace.api.workers.functions import answer_what_if, solve

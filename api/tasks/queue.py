@@ -8,6 +8,7 @@ process finishes it, the first answer stays.
 import uuid
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ from pace.api.errors import ResultDeleted, TaskCancelled, WorkerDied
 from pace.api.problems import problem_of
 from pace.api.received import AnyReceivedTask
 from pace.api.storage.database import Database
+from pace.api.storage.documents import PlacedDocument
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import SolutionRecord, TaskRecord
 from pace.api.storage.store import insert
@@ -264,7 +266,7 @@ class TaskQueue:
         found = KINDS[row.kind].find_input(connection, row.tenant, sha256, result_id)
         if found is None:
             return None
-        return ClaimedTask(**values, num_gradients=found.num_gradients, document=found.document)
+        return ClaimedTask(**values, **asdict(found))
 
     def renew(self, running: Collection[str]) -> list[str]:
         """Keep the leases of all tasks that this process has; return which of them were cancelled."""
@@ -313,7 +315,7 @@ class TaskQueue:
                 .values(state="queued", lease_owner=None, attempts=TaskRecord.attempts - 1)
             )
 
-    def finish(self, task: ClaimedTask, document: bytes) -> None:
+    def finish(self, task: ClaimedTask, placed: PlacedDocument) -> None:
         """Store a task's document unless it was cancelled; an earlier one for the same key stays."""
         now = datetime.now(UTC)
         with self.database.write() as connection:
@@ -332,7 +334,7 @@ class TaskQueue:
                 return
             connection.execute(
                 insert(connection, SolutionRecord)
-                .values(tenant=task.tenant, key=task.key, document=document, created_at=now)
+                .values(tenant=task.tenant, key=task.key, created_at=now, **asdict(placed))
                 .on_conflict_do_nothing()
             )
 

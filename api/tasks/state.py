@@ -35,6 +35,8 @@ class ClaimedTask:
 
     Attributes
     ----------
+    object_key
+        Where the document is, if in object storage.
     request_id
         Of the request that asked for it first.
     """
@@ -46,6 +48,7 @@ class ClaimedTask:
     attempts: int
     num_gradients: int
     document: bytes
+    object_key: str | None
     options: str
     created_at: datetime
     request_id: str | None

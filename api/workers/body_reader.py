@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 from pace.api.received import (
     AnyReceivedTask,
     ReceivedFabricRun,
+    ReceivedImport,
     ReceivedPrediction,
     ReceivedProfile,
     ReceivedRequest,
@@ -19,9 +20,15 @@ from pace.api.workers.fair_turns import FairTurns
 from pace.api.workers.functions import ReadLimits, read_file
 from pace.api.workers.pool import WorkerPool
 
-AnyReceived = ReceivedProfile | AnyReceivedTask
+AnyReceived = ReceivedProfile | ReceivedImport | AnyReceivedTask
 Received = TypeVar(
-    "Received", ReceivedProfile, ReceivedRequest, ReceivedWhatIf, ReceivedPrediction, ReceivedFabricRun
+    "Received",
+    ReceivedProfile,
+    ReceivedImport,
+    ReceivedRequest,
+    ReceivedWhatIf,
+    ReceivedPrediction,
+    ReceivedFabricRun,
 )
 _LARGE_BYTES = 2**20
 
@@ -63,19 +70,22 @@ class BodyReader:
 
     async def read(
         self,
-        function: Callable[[bytes, bool, ReadLimits], Received],
+        function: Callable[..., Received],
         body: ArrivedBody,
         gzipped: bool,
         tenant: str,
+        *arguments: str,
     ) -> Received:
         """Return what a function of ``pace.api.workers.functions`` makes of a body; raises what it raises.
+
+        The function is called with the bytes, whether they are compressed, the limits, and the `arguments`.
 
         The body's file is deleted as soon as it is not needed.
 
         Nothing is shared between tenants: not even the time of an answer tells one what another sent.
         """
         # The digest holds the function's name, hence the casts.
-        named = f"{function.__name__} {gzipped} {tenant}\n".encode()
+        named = "\n".join([f"{function.__name__} {gzipped} {tenant}", *arguments, ""]).encode()
         digest = hashlib.sha256(named + body.sha256).digest()
         if digest in self._read:
             body.delete()
@@ -83,7 +93,7 @@ class BodyReader:
             return cast("Received", self._read[digest][1])
         reading = self._reading.get(digest)
         if reading is None:
-            reading = asyncio.create_task(self._read_in_turn(function, body, gzipped, tenant))
+            reading = asyncio.create_task(self._read_in_turn(function, body, gzipped, tenant, *arguments))
             self._reading[digest] = reading
             reading.add_done_callback(lambda done: self._finish(digest, body, done))
         else:
@@ -92,13 +102,18 @@ class BodyReader:
         return cast("Received", await asyncio.shield(reading))
 
     async def _read_in_turn(
-        self, function: Callable[..., AnyReceived], body: ArrivedBody, gzipped: bool, tenant: str
+        self,
+        function: Callable[..., AnyReceived],
+        body: ArrivedBody,
+        gzipped: bool,
+        tenant: str,
+        *arguments: str,
     ) -> AnyReceived:
         call = (function,) if isinstance(body.content, bytes) else (read_file, function)
         # Compressed ones may be large inside.
         async with self._turns.turn(tenant, large=gzipped or body.size_bytes > _LARGE_BYTES):
             received: AnyReceived = await self._readers.run(
-                *call, body.content, gzipped, self._limits, timeout_s=self._timeout_s, attempts=3
+                *call, body.content, gzipped, self._limits, *arguments, timeout_s=self._timeout_s, attempts=3
             )
             return received
 
@@ -109,7 +124,7 @@ class BodyReader:
             return
         received = done.result()
         held = received
-        if isinstance(held, ReceivedRequest | ReceivedWhatIf):
+        if isinstance(held, ReceivedRequest | ReceivedWhatIf | ReceivedImport):
             size = 1000 + (0 if held.profile is None else len(held.profile.document))
         else:
             size = 1000 + len(held.document)

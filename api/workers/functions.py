@@ -72,7 +72,7 @@ def read_request(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedRequ
     except ValidationError as error:
         _explain(body, error)
         raise InvalidRequest(explain(error)) from None
-    profile = None if request.profile is None else _receive(request.profile, limits)
+    profile = None if request.profile is None else receive(request.profile, limits)
     options = canonical_json(request.options)
     profile_sha256 = request.profile_id if profile is None else profile.sha256
     assert profile_sha256 is not None
@@ -103,7 +103,7 @@ def read_what_if(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedWhat
     profile = None
     if request.profile is not None:
         grid.refuse_misfits(request.profile)
-        profile = _receive(request.profile, limits)
+        profile = receive(request.profile, limits)
     profile_sha256 = request.profile_id if profile is None else profile.sha256
     assert profile_sha256 is not None
     question = WhatIfQuestion(grid=request.grid, target_efficiency=request.target_efficiency)
@@ -117,14 +117,14 @@ def read_what_if(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedWhat
 
 def read_profile(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedProfile:
     """Parse and validate a profile; raises InvalidProfile, InvalidRequest and ContentTooLarge."""
-    return _receive(parse_profile(decompressed(body, limits.max_bytes) if gzipped else body), limits)
+    return receive(parse_profile(decompressed(body, limits.max_bytes) if gzipped else body), limits)
 
 
 def read_file(
-    function: Callable[[bytes, bool, ReadLimits], Any], path: Path, gzipped: bool, limits: ReadLimits
+    function: Callable[..., Any], path: Path, gzipped: bool, limits: ReadLimits, *arguments: str
 ) -> Any:
     """Do what a function here does with a body, with one that is in a file."""
-    return function(path.read_bytes(), gzipped, limits)
+    return function(path.read_bytes(), gzipped, limits, *arguments)
 
 
 def load_solver() -> None:
@@ -247,7 +247,8 @@ def decompressed(body: bytes, max_bytes: int) -> bytes:
     return content
 
 
-def _receive(profile: Profile, limits: ReadLimits) -> ReceivedProfile:
+def receive(profile: Profile, limits: ReadLimits) -> ReceivedProfile:
+    """Return a valid profile as it is stored; raises ContentTooLarge beyond the limits."""
     for what, count, limit in (
         ("ops", len(profile.ops), limits.max_ops),
         ("gradients", len(profile.gradients), limits.max_gradients),

@@ -1,7 +1,8 @@
 """Worker processes: one thread of the service minds each, kills it beyond its limits, replaces it.
 
-Processes are spawned, never forked: a fork would copy a process full of threads. A worker ends when
-the service does, however the service ended.
+Processes are forks of a server process that has loaded what they need and serves nobody, never of the
+service: a fork would copy a process full of threads. A worker ends when the service does, however the
+service ended.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from pace.errors import PaceError, SolverFailed
 
 log = structlog.get_logger(__name__)
 
-_SPAWN = multiprocessing.get_context("spawn")
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["__main__", "pace.api.workers.preloaded"])
 _START_TIMEOUT_S = 120.0
 _LOOK_EVERY_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -61,9 +63,7 @@ class WorkerPool:
         self._supervisor: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start all processes; they get ready in the background, and are replaced if they die while idle."""
-        for worker in self._workers:
-            worker.start()
+        """Start all processes in the background; they are replaced if they die while idle."""
         self._supervisor = threading.Thread(target=self._supervise, name="pace-supervisor", daemon=True)
         self._supervisor.start()
 
@@ -85,6 +85,8 @@ class WorkerPool:
         return sum(worker.memory_bytes for worker in self._workers)
 
     def _supervise(self) -> None:
+        for worker in self._workers:
+            worker.start()  # the first waits for the server that forks to load
         pause_s = _LOOK_EVERY_S
         while not self._closed.wait(pause_s):
             deaths = [death for worker in self._workers if (death := worker.revive()) is not None]
@@ -136,7 +138,8 @@ class WorkerPool:
             worker.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)
         if self._supervisor is not None:
-            self._supervisor.join()
+            # It may be waiting for what the first process needs, which takes long with nothing compiled.
+            self._supervisor.join(timeout=_LOOK_EVERY_S)
         for worker in self._workers:
             worker.discard()
 
@@ -155,7 +158,7 @@ class WorkerCall:
         self.timeout_s = timeout_s
         self.progress = progress
         self.cancelled = False
-        self._process: SpawnProcess | None = None
+        self._process: ForkServerProcess | None = None
         self._lock = threading.Lock()
 
     def cancel(self) -> None:
@@ -165,7 +168,7 @@ class WorkerCall:
             if self._process is not None:
                 self._process.kill()
 
-    def begin(self, process: SpawnProcess) -> None:
+    def begin(self, process: ForkServerProcess) -> None:
         """Say which process works on it."""
         with self._lock:
             self._process = process
@@ -187,9 +190,9 @@ class _Worker:
         self.was_ready = False
         self.num_restarts = 0
         self._ready = False
-        self._process: SpawnProcess | None = None
+        self._process: ForkServerProcess | None = None
         self._connection: Connection[Any, Any] | None = None
-        self._stopped = False
+        self._stopped = threading.Event()
         self._starting = threading.Lock()
         self._in_use = threading.Lock()
 
@@ -208,19 +211,23 @@ class _Worker:
         return int(pages) * resource.getpagesize()
 
     def start(self) -> None:
+        """Start a process if there is none."""
         with self._starting:
-            if self._stopped:
+            if self._stopped.is_set() or self._process is not None:
                 return
-            ours, theirs = _SPAWN.Pipe()
-            self._process = _SPAWN.Process(
+            ours, theirs = _FORKS.Pipe()
+            process = _FORKS.Process(
                 target=_work,
                 args=(theirs, self._memory_bytes, self._prepare),
                 name=f"pace-{self._purpose}",
                 daemon=True,
             )
-            self._process.start()
+            process.start()
             theirs.close()
             self._connection = ours
+            self._process = process
+            if self._stopped.is_set():
+                process.kill()
 
     def revive(self) -> str | None:
         """Replace a process that died while idle and say how; notice whether it is ready."""
@@ -228,7 +235,7 @@ class _Worker:
             return None  # whoever uses it replaces it
         try:
             process, connection = self._process, self._connection
-            if process is None or connection is None or self._stopped:
+            if process is None or connection is None or self._stopped.is_set():
                 return None
             if process.is_alive():
                 try:
@@ -252,6 +259,7 @@ class _Worker:
             return self._call(call)
 
     def _call(self, call: WorkerCall) -> Any:
+        self.start()
         if not self.alive:
             self._replace()
         process, connection = self._process, self._connection
@@ -281,7 +289,7 @@ class _Worker:
         raise value
 
     def _converse(
-        self, process: SpawnProcess, connection: "Connection[Any, Any]", call: WorkerCall
+        self, process: ForkServerProcess, connection: "Connection[Any, Any]", call: WorkerCall
     ) -> tuple[bool, Any]:
         """Return whether the function returned, and its result or its error."""
         connection.send(call.request)
@@ -298,15 +306,14 @@ class _Worker:
                 call.progress(value)
 
     def _replace(self) -> None:
-        self.num_restarts += not self._stopped
+        self.num_restarts += not self._stopped.is_set()
         self.discard()
         self.start()
 
     def stop(self) -> None:
-        with self._starting:
-            self._stopped = True
-            if self._process is not None:
-                self._process.kill()
+        self._stopped.set()  # seen by a start that is under way, which may take long
+        if (process := self._process) is not None:
+            process.kill()
 
     def discard(self) -> None:
         if self._process is not None:

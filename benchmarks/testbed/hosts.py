@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 from benchmarks.testbed.errors import TestbedUnavailable
 from benchmarks.testbed.names import NAMESPACES, SETTINGS, left_behind, new_prefix
@@ -69,6 +70,12 @@ class Host:
     def hosts_file(self) -> Path:
         """What /etc/hosts is for processes on this host."""
         return SETTINGS / self.namespace / "hosts"
+
+    @property
+    def port(self) -> tuple[str, str]:
+        """The switch's namespace, and the device there that leads to this host."""
+        prefix, _, number = self.namespace.rpartition("-host")
+        return f"{prefix}-switch", f"port{number}"
 
 
 def why_unavailable() -> str | None:
@@ -151,15 +158,24 @@ def _make(made: Sequence[Host], switch: str) -> None:
         _choose_congestion_control(host.namespace)
 
 
+def reshape(host: Host, *, up_mbit_s: float, down_mbit_s: float) -> None:
+    """Change what a host's link carries from now on, each way; connections stay."""
+    _limit(host.namespace, INTERFACE, up_mbit_s, "change")
+    _limit(*host.port, down_mbit_s, "change")
+
+
+def _limit(namespace: str, device: str, rate_mbit_s: float, verb: Literal["add", "change"]) -> None:
+    burst = str(max(round(rate_mbit_s * 1e3 / 8 * BURST_MS), PACKET_BYTES * 5 // 4))
+    _run(
+        *("tc", "-n", namespace, "qdisc", verb, "dev", device, "root", "handle", "1:", "tbf"),
+        *("rate", f"{round(rate_mbit_s * 1e6)}bit", "burst", burst, "latency", f"{QUEUE_MS}ms"),
+    )
+
+
 def _shape(namespace: str, device: str, link: Link) -> None:
     size = str(PACKET_BYTES)
     _run("ip", "-n", namespace, "link", "set", device, "gso_max_size", size, "gro_max_size", size)
-    rate = f"{round(link.rate_mbit_s * 1e6)}bit"
-    burst = str(max(round(link.rate_mbit_s * 1e3 / 8 * BURST_MS), PACKET_BYTES * 5 // 4))
-    _run(
-        *("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "handle", "1:", "tbf"),
-        *("rate", rate, "burst", burst, "latency", f"{QUEUE_MS}ms"),
-    )
+    _limit(namespace, device, link.rate_mbit_s, "add")
     if not link.emulated:
         return
     netem = ["netem", "delay", f"{link.delay_ms}ms", f"{link.jitter_ms}ms", "loss", f"{link.loss:%}"]

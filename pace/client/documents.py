@@ -79,13 +79,21 @@ class ProfilePage(Document):
 
 
 class ScheduleSummary(Document):
-    """A stored schedule without its content."""
+    """A stored schedule without its content.
+
+    Attributes
+    ----------
+    asked_at, asked_by
+        When it was asked for last, and by which API key or by whom of an issuer's; null without keys.
+    """
 
     id: ResourceId
     job: JobName | None
     fingerprint: Sha256
     profile_sha256: Sha256
     created_at: datetime
+    asked_at: datetime
+    asked_by: str | None
 
 
 class SchedulePage(Document):
@@ -246,6 +254,7 @@ class Readiness(Document):
     ready: bool
     database: str
     workers: str
+    objects: str = "ok"
 
 
 class Health(Document):

@@ -17,6 +17,8 @@ COMMUNICATION = re.compile(
     r"nccl:|gloo:|c10d::|record_param_comms|aten::(un)?flatten_dense_tensors|"
     r"torch\.distributed\.ddp\.reducer::copy_bucket_to_grad"
 )
+# Of these, what hands a collective to a backend's own thread or stream.
+ISSUES = re.compile(r"c10d::|record_param_comms")
 
 
 @dataclass(slots=True)

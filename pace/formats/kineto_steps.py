@@ -20,6 +20,7 @@ from pace.formats.kineto_records import (
     ACCUMULATE,
     BACKWARD,
     COMMUNICATION,
+    ISSUES,
     ROUNDING_S,
     UPDATE,
     KinetoStep,
@@ -225,10 +226,13 @@ def _between(ops: list[HostOp], start: float, end: float) -> list[HostOp]:
 def _place_communication(
     trace: KinetoTrace, outermost: dict[Thread, Outermost], taken: dict[int, RecordedOp]
 ) -> None:
-    """Note the host's time inside collectives: it is no compute of the op around them."""
+    """Note the host's time for collectives that is no compute of the op around them.
+
+    Issuing one is: it ends before the collective does, and until then the op's thread does nothing else.
+    """
     inner: defaultdict[Thread, float] = defaultdict(float)
     for op in trace.ops:
-        if not COMMUNICATION.match(op.name) or op.start_s < inner[op.thread]:
+        if not COMMUNICATION.match(op.name) or ISSUES.match(op.name) or op.start_s < inner[op.thread]:
             continue
         inner[op.thread] = op.end_s
         around = outermost[op.thread].around(op.start_s)

@@ -11,7 +11,7 @@ from torch import nn
 
 from pace.errors import InvalidOptions, InvalidSchedule, InvalidUse, PaceError, ScheduleMismatch
 from pace.runtime.control.parameters import dtype_name
-from pace.runtime.engine.plan import Plan, PlannedGroup, PlannedSegment
+from pace.runtime.engine.plan import Plan, PlannedGroup, PlannedSegment, PlannedShard
 from pace.runtime.event_log import log
 from pace.runtime.transports.transport import Transport
 
@@ -57,7 +57,7 @@ class Statement:
         Hash of the plan that follows from the schedule given; None without one.
     terms
         Where to ask for a schedule: the first rank's holds for all.
-    barrier_reason
+    barrier_reason, whole_reason
         See ``Start``.
     error
         The class and the text of what was raised.
@@ -68,6 +68,7 @@ class Statement:
     schedule: str | None = None
     terms: list[Any] = field(default_factory=list)
     barrier_reason: str | None = None
+    whole_reason: str | None = None
     error: list[str] | None = None
 
 
@@ -292,7 +293,11 @@ def decode_plan(payload: bytes) -> Plan:
     """Read what ``encode_plan`` wrote."""
     fields = json.loads(payload)
     fields["groups"] = tuple(
-        PlannedGroup(**{**group, "gradients": tuple(group["gradients"])}) for group in fields["groups"]
+        PlannedGroup(**{**group, "gradients": tuple(group["gradients"]), "shards": tuple(group["shards"])})
+        for group in fields["groups"]
+    )
+    fields["shards"] = tuple(
+        PlannedShard(**{**shard, "gradients": tuple(shard["gradients"])}) for shard in fields["shards"]
     )
     fields["segments"] = tuple(PlannedSegment(**segment) for segment in fields["segments"])
     return Plan(**fields)

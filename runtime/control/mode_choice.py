@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 import torch
 
+from pace.runtime.control.options import Sharding
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.replanner import Replanner
 from pace.runtime.control.trial import Candidate, Trial
-from pace.runtime.engine.plan import GradientSize, Plan, plan_plainly
+from pace.runtime.engine.plan import GradientSize, Plan, plan_locally, plan_plainly
+from pace.runtime.engine.sharded_plan import plan_shards_locally
 from pace.runtime.event_log import log
 from pace.runtime.transports.transport import Transport
 
@@ -30,6 +32,8 @@ class Choice:
         Whether to wait for all gradients in ``step()``, where `auto` does not decide it.
     per_group
         Whether the optimizer can be updated group by group.
+    sharding
+        Whether updates may be, or must be, sharded.
     timeout_s
         A wait for peers that is longer fails.
 
@@ -54,6 +58,7 @@ class Choice:
         auto: bool,
         barrier: bool,
         per_group: bool,
+        sharding: Sharding = "off",
         timeout_s: float,
     ) -> None:
         self.measured_s: dict[str, float] = {}
@@ -62,11 +67,14 @@ class Choice:
         self._auto = auto
         self._barrier = barrier
         self._per_group = per_group
+        self._sharding = sharding
         self._trial: Trial | None = None
         self._last_step_s: float | None = None
         self._last_waited_s = 0.0
         self._intervals: collections.deque[float] = collections.deque(maxlen=50)
-        self.replanner = Replanner(plan, source, sizes, transport, model, timeout_s=timeout_s)
+        self.replanner = Replanner(
+            plan, source, sizes, transport, model, timeout_s=timeout_s, may_profile=sharding != "on"
+        )
         # What to go on with after profiling: a way of running, or a plan to be tried first.
         self._afterwards: Candidate | Plan = plan
         if self.replanner.state == "asking" and self.replanner.can_profile:
@@ -147,6 +155,9 @@ class Choice:
 
     def _start(self, plan: Plan) -> Candidate:
         """Return what to run first of a plan: with `auto`, plain operation to compare it with."""
+        if self._sharding == "on" or (plan.shards and not self._auto):
+            return Candidate(name="sharded", plan=self._in_halves(plan), barrier=False)
+        in_halves, plan = plan, plan_locally(self._sizes) if plan.shards else plan
         if not self._auto:
             name = "barrier" if self._barrier else "overlap"
             return Candidate(name=name, plan=plan, barrier=self._barrier)
@@ -156,8 +167,13 @@ class Choice:
         ]
         if self._per_group:
             candidates.append(Candidate(name="overlap", plan=plan, barrier=False))
+        if self._sharding == "auto" and self._transport.size > 1:
+            candidates.append(Candidate(name="sharded", plan=self._in_halves(in_halves), barrier=False))
         self._trial = Trial(candidates, self._transport)
         return self._trial.current
+
+    def _in_halves(self, plan: Plan) -> Plan:
+        return plan if plan.shards else plan_shards_locally(self._sizes, self._transport.size)
 
     def _say(self, event: str, **values: Any) -> None:
         # All ranks know the same: one of them says it.

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
+from pace.documents.sharded_schedule import ShardedSchedule
 from pace.errors import InvalidOptions
 from pace.runtime.replanning import Replanning
 from pace.runtime.transports.compression import Compression
@@ -15,6 +16,7 @@ from pace.runtime.transports.transport import Discipline, Order
 
 Mode = Literal["overlap", "barrier", "auto"]
 Op = Literal["average", "sum"]
+Sharding = Literal["off", "auto", "on"]
 
 DEFAULT_TIMEOUT_S = 300.0
 
@@ -44,6 +46,8 @@ class WrapperOptions:
     timeout_s: float
     broadcast_parameters: bool
     gradient_predivide_factor: float | None = None
+    max_grad_norm: float | None = None
+    sharding: Sharding = "off"
     own_buffers: bool = False
 
     def __post_init__(self) -> None:
@@ -62,6 +66,9 @@ class WrapperOptions:
         if self.credit_bytes is not None:
             require_whole("credit_bytes", self.credit_bytes, least=1)
         require_bool("broadcast_parameters", self.broadcast_parameters)
+        require_one_of("sharding", self.sharding, get_args(Sharding))
+        if self.max_grad_norm is not None and not (is_number(self.max_grad_norm) and self.max_grad_norm > 0):
+            raise refusal("max_grad_norm", self.max_grad_norm, "a positive number")
         if not is_timeout(self.timeout_s):
             raise refusal(
                 "timeout_s", self.timeout_s, f"a positive number of seconds, at most {LONGEST_TIMEOUT_S:g},"
@@ -135,7 +142,10 @@ def check_source(schedule: Any, service: Any, job: Any, api_key: Any, replanning
     """
     if schedule is not None:
         require_instance(
-            "schedule", schedule, (Schedule, PushPullSchedule, str, Path), "a Schedule or the path of one"
+            "schedule",
+            schedule,
+            (Schedule, PushPullSchedule, ShardedSchedule, str, Path),
+            "a Schedule or the path of one",
         )
     for name, value in {"service": service, "job": job, "api_key": api_key}.items():
         if value is not None and (not isinstance(value, str) or not value):

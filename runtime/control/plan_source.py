@@ -9,12 +9,12 @@ from pace.documents.any_schedule import AnySchedule, load_any_schedule, parse_an
 from pace.documents.fingerprint import fingerprint
 from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.documents.push_pull_schedule import PushPullSchedule
-from pace.documents.schedule import Schedule
+from pace.documents.sharded_schedule import ShardedSchedule
 from pace.errors import InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
-from pace.runtime.control.options import check_source
+from pace.runtime.control.options import Sharding, check_source
 from pace.runtime.control.report_sender import ReportSender
 from pace.runtime.engine.plan import GradientSize, Plan, plan_from_schedule, plan_locally
+from pace.runtime.engine.sharded_plan import plan_from_sharded_schedule
 from pace.runtime.event_log import log
 from pace.runtime.replanning import Replanning
 from pace.runtime.transports.transport import Transport
@@ -44,6 +44,8 @@ class PlanSource:
         How long ranks wait for one another.
     replanning
         When to profile; by default what the environment says.
+    sharding
+        Whether plans may be, or must be, in two halves.
 
     Attributes
     ----------
@@ -64,13 +66,14 @@ class PlanSource:
         self,
         transport: Transport,
         *,
-        schedule: Schedule | PushPullSchedule | str | Path | None,
+        schedule: AnySchedule | str | Path | None,
         service: str | None,
         job: str | None,
         credit_bytes: int | None,
         api_key: str | None = None,
         timeout_s: float = 300.0,
         replanning: Replanning | None = None,
+        sharding: Sharding = "off",
     ) -> None:
         check_source(schedule, service, job, api_key, replanning)
         self._transport = transport
@@ -85,6 +88,7 @@ class PlanSource:
             )
         self.asks = schedule is None and self._service is not None and self.job is not None
         self._credit_bytes = credit_bytes
+        self._sharding = sharding
         self._api_key = api_key or os.environ.get("PACE_API_KEY")
         # The others wait for rank 0's answer no longer than the time-out.
         self._start_timeout_s = min(_START_TIMEOUT_S, timeout_s / 2)
@@ -130,6 +134,18 @@ class PlanSource:
         """Go by rank 0's terms: launchers do not give every rank the same environment."""
         self.asks, self.job, self.replanning = terms[0], terms[1], Replanning.from_json(terms[2])
 
+    def shard(self, sharding: Sharding) -> None:
+        """Go by what all ranks can do; every rank must call it, after ``load``.
+
+        Raises
+        ------
+        ScheduleMismatch
+            When the schedule that was given is in two halves, and updates cannot be sharded.
+        """
+        self._sharding = sharding
+        if sharding == "off" and self._plan is not None and self._plan.shards:
+            raise ScheduleMismatch("the schedule is in two halves, and updates cannot be sharded in this job")
+
     def make(self, gradients: list[GradientSize]) -> Plan:
         """Return the plan to start with; every rank must call this alike, after ``load`` and ``accept``."""
         plan = self._plan
@@ -159,6 +175,12 @@ class PlanSource:
 
     def _planned(self, schedule: AnySchedule, gradients: list[GradientSize]) -> Plan:
         transport = self._transport
+        if isinstance(schedule, ShardedSchedule) and self._sharding != "off":
+            return plan_from_sharded_schedule(schedule, gradients, transport.size)
+        if self._sharding == "on":
+            raise ScheduleMismatch(
+                "the schedule is one of all-reduces, and sharding is 'on': make one with target \"sharded\""
+            )
         return plan_from_schedule(schedule, gradients, transport.size, servers=transport.num_servers)
 
     def ask(self, gradients: list[GradientSize]) -> bytes:
@@ -206,8 +228,11 @@ class PlanSource:
 
         assert self._service is not None
         sent = {"service": self._service, "job": self.job, "profile_sha256": profile.sha256}
-        # Behind a norm the service's first choice is in two halves, which this runtime does not follow.
-        options = Options(target="allreduce") if profile.update == "global-norm" else None
+        options = None
+        if self._sharding == "on":
+            options = Options(target="sharded")
+        elif self._sharding == "off" and profile.update == "global-norm":
+            options = Options(target="allreduce")  # the service's first choice is in two halves
         try:
             with Client(self._service, api_key=self._api_key, timeout_s=_SUBMIT_TIMEOUT_S) as client:
                 schedule = client.create_schedule(profile, options, job=self.job)

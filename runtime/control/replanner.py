@@ -40,6 +40,8 @@ class Replanner:
         What all ranks start with.
     timeout_s
         A wait for peers that is longer fails.
+    may_profile
+        Whether training may run plainly for some iterations.
 
     Attributes
     ----------
@@ -56,6 +58,7 @@ class Replanner:
         model: torch.nn.Module,
         *,
         timeout_s: float,
+        may_profile: bool = True,
     ) -> None:
         self._source = source
         self._settings = source.replanning
@@ -63,6 +66,7 @@ class Replanner:
         self._transport = transport
         self._model = model
         self._timeout_s = timeout_s
+        self._may_profile = may_profile
         self._late: schedule_polling.LateSchedule | None = None
         self._searching = False
         self._submitting = False
@@ -106,7 +110,12 @@ class Replanner:
     @property
     def can_profile(self) -> bool:
         """Whether a profile could be made and would be of use; the same on all ranks."""
-        wanted = self._source.asks and self._settings.profile_iterations > 0 and self._transport.size > 1
+        wanted = (
+            self._may_profile
+            and self._source.asks
+            and self._settings.profile_iterations > 0
+            and self._transport.size > 1
+        )
         return wanted and self._failures < ATTEMPTS
 
     def begin_profile(self, reason: str) -> None:

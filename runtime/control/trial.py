@@ -23,8 +23,8 @@ class Candidate:
     Attributes
     ----------
     name
-        "plain" (buckets in order of readiness, then a barrier), "barrier" (the plan, then a barrier) or
-        "overlap".
+        "plain" (buckets in order of readiness, then a barrier), "barrier" (the plan, then a barrier),
+        "overlap" or "sharded" (a plan in two halves).
     """
 
     name: str

@@ -198,7 +198,7 @@ class FusedGroup:
         offset = 0
         for slot, size in zip(self.slots, sizes, strict=True):
             # No views as far as autograd knows: user code may detach gradients in place.
-            slot.view = _like(self.buffer[offset : offset + size], slot.parameter).data
+            slot.view = like(self.buffer[offset : offset + size], slot.parameter).data
             slot.shown = slot.view.data
             offset += size
         self.gradients = self.buffer[:total]
@@ -230,7 +230,7 @@ class FusedGroup:
 _OWN = 2
 
 
-def _like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+def like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """View a flat part of a buffer with a parameter's shape and, where they leave no gaps, its strides.
 
     Fused optimizers go through parameter and gradient in the order in which they lie in memory.
@@ -261,7 +261,7 @@ def closing_group(plan: Plan) -> int:
 
     -1 for a plan that sends nothing.
     """
-    sent = {segment.group for segment in plan.segments}
+    sent = {s.group for s in plan.segments if plan.groups[s.group].exchange != "all-gather"}
     return max(sent, key=lambda number: (plan.groups[number].ready_s, number), default=-1)
 
 

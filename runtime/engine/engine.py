@@ -26,15 +26,16 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from pace.errors import CommunicationFailed
 from pace.runtime.engine.lanes import Lane, lanes_of
 from pace.runtime.engine.on_device import OnDevice
-from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.plan import Exchange, Plan
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
-from pace.runtime.engine.sends import GroupSend, SegmentSend, last_times, sends_of
+from pace.runtime.engine.sends import GroupSend, SegmentMemory, SegmentSend, last_times, sends_of
 from pace.runtime.transports.transport import Discipline, SegmentCall, Transport
 
 
@@ -46,7 +47,7 @@ class Engine:
     plan
         Groups, segments in planned order and credit.
     tensors
-        For every segment of the plan, the contiguous part of its group's buffer that is sent.
+        For every segment of the plan, the part of its group's buffer that is sent.
     discipline
         Who decides which segment goes next.
     pushed_discipline
@@ -63,7 +64,7 @@ class Engine:
     def __init__(
         self,
         plan: Plan,
-        tensors: Sequence[torch.Tensor],
+        tensors: Sequence[SegmentMemory],
         transport: Transport,
         *,
         discipline: Discipline,
@@ -94,6 +95,7 @@ class Engine:
         )
         self._closed = False
         self._failure: CommunicationFailed | None = None
+        self._asides: set[threading.Event] = set()
         self._explained = False
         self.sent_segments = 0
         self.sent_bytes = 0
@@ -109,6 +111,7 @@ class Engine:
                 )
                 for segment in self._segments
                 for lane in [self._lane_of[segment.group.number]]
+                if isinstance(segment.tensor, torch.Tensor)
             ],
             pace_bytes_per_s=plan.pace_bytes_per_s,
         )
@@ -133,7 +136,7 @@ class Engine:
         """The first thing that went wrong; nothing is sent after it."""
         return self._failure
 
-    def rebind(self, group: int, tensors: Sequence[torch.Tensor]) -> None:
+    def rebind(self, group: int, tensors: Sequence[SegmentMemory]) -> None:
         """Send other tensors for the segments of a group that is not under way, in planned order."""
         send = self._group_sends[group]
         assert send.done.is_set(), f"group {group} is under way"
@@ -182,6 +185,41 @@ class Engine:
         with self._lock:
             send.submitted_s = time.perf_counter()
             self._enter(send)
+
+    def leave_out(self, group: int) -> None:
+        """Send nothing of a group in this round; every rank alike, after what was sent in it."""
+        send = self._group_sends[group]
+        lane = self._lane_of[group]
+        with self._lock:
+            lane.order.leave_out(send)
+            lane.wake.notify_all()
+
+    def call_aside(self, exchange: Exchange, group: int, parts: tuple[torch.Tensor, ...], name: str) -> None:
+        """Make one call outside of the plan, with nothing else under way, and wait for it; every rank alike.
+
+        Raises
+        ------
+        CommunicationFailed
+            As ``wait``.
+        """
+        send = self._group_sends[group]
+        ended = threading.Event()
+        with self._lock:
+            self._asides.add(ended)
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                self._fail("failed", send, error)
+            ended.set()
+
+        start = time.perf_counter()
+        if self._failure is None:
+            _call(self._transport, exchange)(parts, name, done)
+            self._block(send, ended)
+        self._asides.discard(ended)
+        self.waited_s += time.perf_counter() - start
+        if self._failure is not None:
+            self._raise_failure()
 
     def done(self, group: int, within_s: float) -> bool:
         """Whether a group is reduced, after waiting for it for at most a moment."""
@@ -287,9 +325,8 @@ class Engine:
         try:
             while (segment := self._next(lane)) is not None:
                 segment.sent_s = time.perf_counter()
-                segment.summed = self._transport.allreduce(
-                    segment.tensor, segment.name, _completion(self, segment)
-                )
+                call = _call(self._transport, self._groups[segment.group.number].exchange)
+                segment.summed = call(segment.tensor, segment.name, _completion(self, segment))
                 if self._on_device is not None and segment is segment.group.segments[-1]:
                     segment.group.sent.set()
         except Exception as error:  # whatever it is, waiting threads receive it
@@ -351,7 +388,8 @@ class Engine:
                 self._ended.notify_all()
 
     def _fail(self, what: str, send: GroupSend | None, error: BaseException | None) -> None:
-        subject = "an all-reduce" if send is None else f"the all-reduce of {self.describe(send.number)}"
+        kind = "all-reduce" if send is None else _word(self._groups[send.number].exchange)
+        subject = f"an {kind}" if send is None else f"the {kind} of {self.describe(send.number)}"
         cause = "" if error is None else f": {error}"
         with self._lock:
             if self._failure is None:
@@ -362,12 +400,24 @@ class Engine:
             for waiting in self._group_sends:
                 waiting.sent.set()
                 waiting.done.set()
+            for ended in self._asides:
+                ended.set()
             self._wake_all()
 
     def describe(self, group: int) -> str:
         """Name a group for people: its number and its first gradients."""
         names = self._groups[group].gradients
         return f"group {group} ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''})"
+
+
+def _call(transport: Transport, exchange: Exchange | None) -> Callable[..., Any]:
+    if exchange == "reduce-scatter":
+        return transport.reduce_scatter
+    return transport.all_gather if exchange == "all-gather" else transport.allreduce
+
+
+def _word(exchange: Exchange | None) -> str:
+    return exchange if exchange in ("reduce-scatter", "all-gather") else "all-reduce"
 
 
 def _completion(engine: Engine, segment: SegmentSend) -> Callable[[BaseException | None], None]:

@@ -21,7 +21,7 @@ from pace.errors import ScheduleMismatch
 
 MEBIBYTE = 1 << 20
 
-Exchange = Literal["allreduce", "push-pull"]
+Exchange = Literal["allreduce", "push-pull", "reduce-scatter", "all-gather"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,9 @@ class PlannedGroup:
     Attributes
     ----------
     exchange
-        How it is summed in a job that has both ways; None where the transport has only one.
+        How it is summed in a job that has several ways; None where the transport has only one.
+    shards
+        The shards whose matrices are its buffer, one behind the other, in a plan in two halves.
     """
 
     gradients: tuple[str, ...]
@@ -49,11 +51,29 @@ class PlannedGroup:
     ready_s: float
     tail_s: float
     exchange: Exchange | None = None
+    shards: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedShard:
+    """Gradients that lie one behind the other in a matrix with a row for each rank, padded at its end.
+
+    Attributes
+    ----------
+    num_columns
+        Elements of a row; at least one.
+    """
+
+    gradients: tuple[str, ...]
+    dtype: str
+    num_columns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSegment:
     """A byte range of a group's buffer; its place in `Plan.segments` is its turn.
+
+    In a plan in two halves it is a range of columns, with the bytes of all rows.
 
     Attributes
     ----------
@@ -80,6 +100,9 @@ class Plan:
         What the schedule promised; None for plans computed here.
     pace_bytes_per_s
         How fast either end of a connection to a server sends; None for no limit.
+    shards
+        In a plan in two halves, what is summed and gathered by rows; groups are then calls, all
+        reduce-scatters before all gathers, and so are segments. Empty for a plan of all-reduces.
     """
 
     source: Literal["schedule", "local", "plain"]
@@ -88,6 +111,7 @@ class Plan:
     credit_bytes: int
     predicted_iteration_s: float | None = None
     pace_bytes_per_s: float | None = None
+    shards: tuple[PlannedShard, ...] = ()
 
     @cached_property
     def sha256(self) -> str:
@@ -97,6 +121,7 @@ class Plan:
             "segments": [asdict(segment) for segment in self.segments],
             "credit_bytes": self.credit_bytes,
             "pace_bytes_per_s": self.pace_bytes_per_s,
+            "shards": [asdict(shard) for shard in self.shards],
         }
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
@@ -123,8 +148,8 @@ def plan_from_schedule(
     """
     if isinstance(schedule, ShardedSchedule):
         raise ScheduleMismatch(
-            "the schedule is in two halves (reduce-scatter and all-gather), which the runtime does not"
-            ' follow: make one with target "allreduce"'
+            "the schedule is in two halves (reduce-scatter and all-gather): give sharding='on' as well, or"
+            ' make a schedule with target "allreduce"'
         )
     mine = fingerprint(((g.name, g.size_bytes, g.dtype) for g in gradients), workers)
     differences = _differences(schedule, gradients)

@@ -99,6 +99,15 @@ class SendOrder:
             heapq.heappop(self._queue)
             if send.unsent:
                 self._push(send)
+        self._pass(segment)
+
+    def leave_out(self, send: GroupSend) -> None:
+        """Take note that a group is not sent in this round."""
+        send.rounds += 1
+        for segment in send.segments:
+            self._pass(segment)
+
+    def _pass(self, segment: SegmentSend) -> None:
         segment.rounds += 1
         while self._order[self._position].rounds > self._rounds:
             self._position += 1

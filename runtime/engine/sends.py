@@ -71,8 +71,12 @@ class GroupSend:
         return self.segments[len(self.segments) - self.unsent]
 
 
+SegmentMemory = torch.Tensor | tuple[torch.Tensor, ...]
+"""What a segment sends: a contiguous tensor, or for one of two halves matrices with a row for every rank."""
+
+
 class SegmentSend:
-    """One all-reduce call.
+    """One call of the transport.
 
     Attributes
     ----------
@@ -101,7 +105,7 @@ class SegmentSend:
     )
 
     def __init__(
-        self, number: int, send: GroupSend, tensor: torch.Tensor, name: str, planned: PlannedSegment
+        self, number: int, send: GroupSend, tensor: SegmentMemory, name: str, planned: PlannedSegment
     ) -> None:
         self.number = number
         self.offset_bytes = planned.offset_bytes
@@ -124,7 +128,7 @@ class SegmentSend:
 
 
 def sends_of(
-    plan: Plan, tensors: Sequence[torch.Tensor], name: str
+    plan: Plan, tensors: Sequence[SegmentMemory], name: str
 ) -> tuple[list[GroupSend], list[SegmentSend]]:
     """Return a plan's groups, and its segments in planned order with the tensors that are sent."""
     sends = [GroupSend(number) for number in range(len(plan.groups))]

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pace.runtime.fabric.commit_log import Vector, add_scaled
+from pace.runtime.fabric.commit_log import Vector, add_scaled, factors_of_steps
 from pace.runtime.fabric.messages import AdditionOrder
+from pace.runtime.fabric.shards import shard_range, whole_of
 
 
 @dataclass(slots=True)
@@ -25,15 +26,22 @@ class ByteStore:
         self._kept: dict[str, KeptBytes] = {}
 
     def __contains__(self, key: str) -> bool:
-        return key in self._kept
+        return self.get(key) is not None
 
     def get(self, key: str) -> KeptBytes | None:
-        """Return what is kept as `key`."""
-        return self._kept.get(key)
+        """Return what is kept as `key`; a shard is cut out of the whole if only that is here."""
+        kept, place = self._kept.get(key), whole_of(key)
+        if kept is None and place is not None and place[0] in self._kept:
+            whole = self._kept[place[0]]
+            first, last = shard_range(len(whole.data) // 4, *place[1:])
+            kept = KeptBytes(whole.data[4 * first : 4 * last], whole.version)
+        return kept
 
     def vector(self, key: str) -> Vector:
         """Return what is kept as `key`, as numbers."""
-        return np.frombuffer(self._kept[key].data, dtype=np.float32)
+        kept = self.get(key)
+        assert kept is not None
+        return np.frombuffer(kept.data, dtype=np.float32)
 
     def own(self, key: str, data: bytearray, version: int) -> None:
         """Keep an update of this host until it is removed."""
@@ -65,11 +73,14 @@ class ByteStore:
 
     def add(self, order: AdditionOrder) -> None:
         """Replace parts by their sum, if all are here."""
-        if any(part not in self._kept for part in order.parts):
+        if any(part not in self for part in order.parts):
             return  # the transfer of the sum will say that there is none
         parts = [self.vector(part) for part in order.parts]
         if len({len(part) for part in parts}) == 1:
-            self.put(order.key, bytearray(add_scaled(parts, order.factors).tobytes()))
+            each = [order.factors]
+            if order.momentum:
+                each = [tuple(factors) for factors in factors_of_steps(order.factors, order.momentum)]
+            self.put(order.key, bytearray(b"".join(add_scaled(parts, f).tobytes() for f in each)))
         del parts
         for part in order.parts:
             self.consume(part)

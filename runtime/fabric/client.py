@@ -15,14 +15,8 @@ from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
 from pace.runtime.addresses import ServerAddress
 from pace.runtime.fabric.commit_log import Vector
 from pace.runtime.fabric.connection import FabricLink, Incoming, connect
-from pace.runtime.fabric.messages import (
-    HeldUpdate,
-    Message,
-    ModelCall,
-    PushCall,
-    TicketOrder,
-    TransferIntro,
-)
+from pace.runtime.fabric.messages import Message, ModelCall, PushCall, TicketOrder, TransferIntro
+from pace.runtime.fabric.update_records import HeldUpdate
 
 UpdateKind = Literal["gradient", "pseudo-gradient", "delta", "rollouts"]
 
@@ -201,8 +195,14 @@ class FabricClient:
         self._send(PushCall(number=number, update=held), data)
         return ticket
 
-    def get(self, *, at_least: int = 0, timeout_s: float | None = None) -> ServedModel:
+    def get(self, *, at_least: int = 0, training: bool = True, timeout_s: float | None = None) -> ServedModel:
         """Return a model of at least this version.
+
+        Parameters
+        ----------
+        training
+            Whether an update is computed from it. Say no where a model is only read: with ``late="pace"``
+            the others would wait for that update.
 
         Raises
         ------
@@ -210,7 +210,7 @@ class FabricClient:
             When there is none in time, or the daemon is gone.
         """
         answer, number = self._ask()
-        self._link.send(ModelCall(number=number, at_least=at_least))
+        self._link.send(ModelCall(number=number, at_least=at_least, training=training))
         incoming = self._wait(answer, number, "a model", timeout_s)
         return ServedModel(incoming.intro.version, np.frombuffer(incoming.data, dtype=np.float32))
 

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from pace.documents.base import Document, explain
 from pace.errors import InvalidFabric
-from pace.runtime.fabric.messages import Amount, CommitMember, Count
+from pace.runtime.fabric.update_records import Amount, CommitMember, Count, Momentum
 
 Vector = NDArray[np.float32]
 
@@ -36,7 +36,7 @@ class LogHead(Document):
     schema_version: Literal[1] = 1
     event: Literal["begin", "adopt", "promote"]
     version: Count
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    momentum: Momentum = 0.0
     network_state: str = ""
 
 
@@ -55,6 +55,8 @@ class LoggedCommit(Document):
         Of what was added, before momentum.
     scaled
         Whether members were summed with their factors on the way; else the one member was scaled here.
+    exact
+        Whether every member was a step of its own with momentum, though they came as sums.
     planned_s, arrived_s
         When it was to arrive, and when it did, on the scheduler's clock.
     """
@@ -67,6 +69,7 @@ class LoggedCommit(Document):
     delays: tuple[int, ...]
     norm: Amount
     scaled: bool
+    exact: bool = False
     planned_s: Amount
     arrived_s: Amount
 
@@ -162,8 +165,12 @@ def replay(
     for line in lines:
         if isinstance(line, LoggedCommit):
             parts = [update(member.id) for member in line.members]
-            step = add_scaled(parts, [member.factor for member in line.members])
-            apply_step(weights, history, step, momentum)
+            factors = [member.factor for member in line.members]
+            if line.exact:
+                moved, kept = (add_scaled(parts, each) for each in factors_of_steps(factors, momentum))
+                apply_steps(weights, history, moved, kept, momentum, len(parts))
+            else:
+                apply_step(weights, history, add_scaled(parts, factors), momentum)
     return weights, history
 
 
@@ -175,3 +182,28 @@ def apply_step(weights: Vector, history: Vector, step: Vector, momentum: float) 
     else:
         history[:] = step
     weights += history
+
+
+def factors_of_steps(factors: Sequence[float], momentum: float) -> tuple[list[float], list[float]]:
+    """Return what multiplies members that are one step each: in the model's move, and in the history.
+
+    After m steps from the history h the model has moved by ``(g + ... + g^m) h`` and the sum over i of
+    ``(1 + ... + g^(m-i)) u_i``, and the history is ``g^m h`` and the sum over i of ``g^(m-i) u_i``.
+    """
+    last = len(factors) - 1
+    kept = [factor * momentum ** (last - place) for place, factor in enumerate(factors)]
+    moved = [
+        factor * sum(momentum**power for power in range(last - place + 1))
+        for place, factor in enumerate(factors)
+    ]
+    return moved, kept
+
+
+def apply_steps(
+    weights: Vector, history: Vector, moved: Vector, kept: Vector, momentum: float, num_steps: int
+) -> None:
+    """Commit steps that come as two sums, in place."""
+    weights += np.float32(sum(momentum**power for power in range(1, num_steps + 1))) * history
+    weights += moved
+    history *= np.float32(momentum**num_steps)
+    history += kept

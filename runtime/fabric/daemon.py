@@ -59,6 +59,8 @@ class HostDaemon:
         What a server or replica holds; None on other hosts.
     part
         Whether the model is the server's or a replica's.
+    shard
+        Which part of the model a server holds, of how many.
     patience_s
         How long pushes wait for a scheduler that is gone.
     """
@@ -72,6 +74,7 @@ class HostDaemon:
         advertise: str | None = None,
         model: HeldModel | None = None,
         replica: bool = False,
+        shard: tuple[int, int] = (0, 1),
         token: str | None = None,
         serving: ssl.SSLContext | None = None,
         trusting: ssl.SSLContext | None = None,
@@ -79,7 +82,7 @@ class HostDaemon:
         patience_s: float = 600.0,
     ) -> None:
         self.name, self.model = name, model
-        self._replica = replica
+        self._replica, self._shard = replica, shard
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._callers: set[FabricLink] = set()
         self._closed = threading.Event()
@@ -172,6 +175,8 @@ class HostDaemon:
             digest="" if held is None else held.digest,
             updates=tuple(self._workers.updates.values()),
             recent=() if held is None else tuple(held.recent.items()),
+            shard=self._shard[0],
+            shards=self._shard[1],
         )
 
     def _begin_again(self) -> None:

@@ -14,6 +14,7 @@ from pace.runtime.fabric.commit_log import (
     Vector,
     add_scaled,
     apply_step,
+    apply_steps,
 )
 from pace.runtime.fabric.messages import CommitOrder
 
@@ -84,7 +85,7 @@ class HeldModel:
         InvalidUse
             When the value does not fit the model.
         """
-        if len(value) != len(self.weights):
+        if len(value) != (1 + order.exact) * len(self.weights):
             raise InvalidUse(f"{order.key} has {len(value):,} numbers, the model {len(self.weights):,}")
         # A failover can leave the model older than what an update was computed from: that is no delay.
         delays = [max(self.version + place - m.version, 0) for place, m in enumerate(order.members)]
@@ -95,7 +96,11 @@ class HeldModel:
             if late:
                 return tuple(late)
         step = value if order.scaled else add_scaled([value], [order.members[0].factor])
-        apply_step(self.weights, self.history, step, self.momentum)
+        if order.exact:
+            step, kept = value[: len(self.weights)], value[len(self.weights) :]
+            apply_steps(self.weights, self.history, step, kept, self.momentum, len(order.members))
+        else:
+            apply_step(self.weights, self.history, step, self.momentum)
         before, self.version = self.version, self.version + len(order.members)
         for place, member in enumerate(order.members, start=1):
             self.recent[member.id] = before + place
@@ -110,6 +115,7 @@ class HeldModel:
                 delays=tuple(delays),
                 norm=float(np.linalg.norm(step.astype(np.float64))),
                 scaled=order.scaled,
+                exact=order.exact,
                 planned_s=order.planned_s,
                 arrived_s=order.arrived_s,
             )

@@ -7,8 +7,8 @@ from pace.runtime.event_log import log
 from pace.runtime.fabric.byte_store import ByteStore, KeptBytes
 from pace.runtime.fabric.connection import FabricLink, Incoming
 from pace.runtime.fabric.messages import (
+    ComputingNotice,
     DeliveryOrder,
-    HeldUpdate,
     Message,
     ModelCall,
     ModelWanted,
@@ -19,6 +19,8 @@ from pace.runtime.fabric.messages import (
     TransferIntro,
     UpdateNotice,
 )
+from pace.runtime.fabric.shards import whole_of
+from pace.runtime.fabric.update_records import HeldUpdate
 
 
 @dataclass(slots=True)
@@ -49,6 +51,8 @@ class LocalWorkers:
         self._pushes: dict[str, _Push] = {}
         self._expected: dict[tuple[FabricLink, str], PushCall] = {}
         self._getters: list[tuple[FabricLink, ModelCall]] = []
+        self._computing: dict[FabricLink, int] = {}
+        self._shards: dict[str, dict[int, KeptBytes]] = {}
 
     # What workers say.
 
@@ -79,11 +83,15 @@ class LocalWorkers:
             return True
         self.updates[update.id] = update
         self._tell(UpdateNotice(update=update))
+        if self._computing.pop(link, None) is not None:
+            self._tell_computing()
         return True
 
     def forget(self, link: FabricLink) -> None:
         """A worker is gone; what it has pushed stays."""
         self._getters = [each for each in self._getters if each[0] is not link]
+        if self._computing.pop(link, None) is not None:
+            self._tell_computing()
         self._expected = {at: call for at, call in self._expected.items() if at[0] is not link}
 
     # What the scheduler is told.
@@ -93,7 +101,11 @@ class LocalWorkers:
         for push in self._pushes.values():
             if push.call.round is not None:
                 self._notify_reduction(push.call)
+        self._tell_computing()
         self._want()
+
+    def _tell_computing(self, *, delivered: bool = False) -> None:
+        self._tell(ComputingNotice(versions=tuple(self._computing.values()), delivered=delivered))
 
     def _notify_reduction(self, call: PushCall) -> None:
         assert call.round is not None
@@ -101,13 +113,22 @@ class LocalWorkers:
 
     def _want(self) -> None:
         if self._getters:
-            self._tell(ModelWanted(at_least=min(call.at_least for _, call in self._getters)))
+            training = sum(call.training for _, call in self._getters)
+            self._tell(
+                ModelWanted(
+                    at_least=min(call.at_least for _, call in self._getters),
+                    training=training,
+                    reading=len(self._getters) - training,
+                )
+            )
 
     # What the scheduler orders.
 
     def deliver(self, order: DeliveryOrder) -> None:
         """Hand a model, or the mean of a round, to the workers that wait for it."""
         kept = self._store.get(order.key)
+        if kept is not None and order.shards > 1:
+            kept = self._joined(order.key, kept)
         if kept is None:
             return
         if order.round is not None:
@@ -117,11 +138,35 @@ class LocalWorkers:
                     del self._pushes[update]
                     self.release(update)
         else:
+            left: list[tuple[FabricLink, ModelCall]] = []
+            most = len(self._getters) if order.most is None else order.most
             for link, call in self._getters:
-                if call.at_least <= order.version:
-                    self._hand_over(link, call.number, order.key, kept)
-            self._getters = [each for each in self._getters if each[1].at_least > order.version]
+                if call.at_least > order.version or (call.training and most <= 0):
+                    left.append((link, call))
+                    continue
+                self._hand_over(link, call.number, order.key, kept)
+                if call.training:
+                    self._computing[link] = kept.version
+                    most -= 1
+            self._getters = left
+            self._tell_computing(delivered=True)
             self._want()
+
+    def _joined(self, key: str, kept: KeptBytes) -> KeptBytes | None:
+        """Return a model once all its shards are here."""
+        place = whole_of(key)
+        assert place is not None
+        whole, shard, shards = place
+        found = self._shards.setdefault(whole, {})
+        found[shard] = kept
+        if len(found) < shards:
+            return None
+        del self._shards[whole]
+        for older in list(self._shards)[:-8]:  # of deliveries that were given up
+            del self._shards[older]
+        if len({each.version for each in found.values()}) > 1:
+            log.error("pace.fabric_shards_apart", versions=[each.version for each in found.values()])
+        return KeptBytes(bytearray(b"".join(found[each].data for each in range(shards))), kept.version)
 
     def _hand_over(self, link: FabricLink, number: int, key: str, kept: KeptBytes) -> None:
         size, version = len(kept.data), kept.version

@@ -9,37 +9,16 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from pace.documents.base import Document, explain
+from pace.runtime.fabric.update_records import (
+    Amount,
+    CommitMember,
+    Count,
+    Finite,
+    HeldUpdate,
+    Momentum,
+    Text,
+)
 from pace.runtime.parameter_server.wire import WireFault
-
-Count = Annotated[int, Field(ge=0, lt=2**53)]
-Text = Annotated[str, Field(min_length=1, max_length=200)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-DropWord = Literal["expired", "infeasible", "overtaken", "undeliverable"]
-
-
-class HeldUpdate(Document):
-    """An update that a host keeps.
-
-    Attributes
-    ----------
-    version
-        Of the model that it was computed from.
-    norm
-        Euclidean; of the update as it was pushed.
-    weight
-        Its share in a weighted mean; in a sum, what it is multiplied by.
-    committed
-        Whether its ticket has ended, and it is only kept for the replica.
-    """
-
-    id: Text
-    version: Count
-    size_bytes: Count
-    norm: Amount
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    kind: Literal["gradient", "pseudo-gradient", "delta", "rollouts"] = "gradient"
-    committed: bool = False
 
 
 class HostRegistration(Document):
@@ -51,6 +30,8 @@ class HostRegistration(Document):
         SHA-256 of the model and its history: equal models need no snapshot.
     recent
         The last commits of a host with a model: update ids and the version afterwards.
+    shard, shards
+        Which part of a model a server holds, and into how many it is split.
     """
 
     kind: Literal["register"] = "register"
@@ -64,6 +45,8 @@ class HostRegistration(Document):
     digest: str = ""
     updates: tuple[HeldUpdate, ...] = ()
     recent: tuple[tuple[Text, Count], ...] = ()
+    shard: Count = 0
+    shards: Annotated[int, Field(ge=1, le=1024)] = 1
 
 
 class UpdateNotice(Document):
@@ -74,10 +57,20 @@ class UpdateNotice(Document):
 
 
 class ModelWanted(Document):
-    """Somebody on the host waits for a model of at least this version."""
+    """Workers on the host wait for a model of at least this version: to train from it, or only to read it."""
 
     kind: Literal["want"] = "want"
     at_least: Count = 0
+    training: Count = 1
+    reading: Count = 0
+
+
+class ComputingNotice(Document):
+    """The versions of the models from which workers of the host compute; `delivered` after a delivery."""
+
+    kind: Literal["computing"] = "computing"
+    versions: tuple[Count, ...]
+    delivered: bool = False
 
 
 class ReductionNotice(Document):
@@ -147,22 +140,20 @@ class RateOrder(Document):
 
 
 class AdditionOrder(Document):
-    """Store the sum of factors times parts, added in this order, in float32."""
+    """Store the sum of factors times parts, added in this order, in float32.
+
+    Attributes
+    ----------
+    momentum
+        With one, two sums are stored, one after the other: what the model moves by, and what the history
+        becomes, when the parts are steps of their own with this momentum.
+    """
 
     kind: Literal["add"] = "add"
     key: Text
     parts: Annotated[tuple[Text, ...], Field(min_length=1)]
     factors: tuple[Finite, ...]
-
-
-class CommitMember(Document):
-    """An update of a commit, as the log has it; the worker is the id without its number."""
-
-    id: Text
-    host: Text
-    version: Count
-    norm: Amount
-    factor: Finite
+    momentum: Momentum = 0.0
 
 
 class CommitOrder(Document):
@@ -172,6 +163,8 @@ class CommitOrder(Document):
     ----------
     scaled
         Whether `key` is a sum of members times factors; otherwise it is one member as pushed.
+    exact
+        Whether `key` is the two sums that make a step of every member.
     planned_s, arrived_s
         When it was to arrive, and when it did, on the scheduler's clock.
     delay_bound
@@ -183,6 +176,7 @@ class CommitOrder(Document):
     key: Text
     members: Annotated[tuple[CommitMember, ...], Field(min_length=1)]
     scaled: bool
+    exact: bool = False
     planned_s: Amount
     arrived_s: Amount
     delay_bound: Count | None = None
@@ -216,12 +210,18 @@ class DeliveryOrder(Document):
     ----------
     round
         Of a reduction; None for a model.
+    most
+        How many workers may begin to train from it; None for all.
+    shards
+        Of how many parts of a model `key` is one: the last one to come delivers it.
     """
 
     kind: Literal["deliver"] = "deliver"
     key: Text
     round: Text | None = None
     version: Count = 0
+    most: Count | None = None
+    shards: Annotated[int, Field(ge=1, le=1024)] = 1
 
 
 class ForgetOrder(Document):
@@ -254,7 +254,7 @@ class WelcomeOrder(Document):
     """What a daemon learns when it is registered."""
 
     kind: Literal["welcome"] = "welcome"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    momentum: Momentum = 0.0
     network_state: str
     merge: Literal["sum", "weighted-mean"] = "sum"
 
@@ -294,6 +294,7 @@ class ModelCall(Document):
     kind: Literal["get"] = "get"
     number: Count
     at_least: Count = 0
+    training: bool = True
 
 
 class StatusCall(Document):
@@ -345,6 +346,7 @@ Message = Annotated[
     HostRegistration
     | UpdateNotice
     | ModelWanted
+    | ComputingNotice
     | ReductionNotice
     | ArrivalNotice
     | FailureNotice

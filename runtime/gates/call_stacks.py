@@ -16,13 +16,14 @@ from pace.runtime.gates.gradient_gates import READING
 _CLEARING = frozenset(
     [nn.Module.zero_grad.__code__, inspect.unwrap(torch.optim.Optimizer.zero_grad).__code__]
 )
+_UNSCALING = frozenset([torch.amp.GradScaler._unscale_grads_.__code__])
 _TRACERS = ("torch._dynamo", "torch._subclasses", "torch._functorch", "torch._inductor")
 _COLLECTIVES = ("torch.distributed", "horovod")
 
 # From a module's dict of parameters up to zero_grad: the generators behind parameters() lie in between.
 _DEEPEST = 8
 
-Reader = Literal["user", "clearing", "zeroing", "tracing"]
+Reader = Literal["user", "clearing", "zeroing", "unscaling", "tracing"]
 
 
 def reader() -> Reader:
@@ -31,7 +32,9 @@ def reader() -> Reader:
     Returns
     -------
     "clearing" and "zeroing" for torch's own ``zero_grad`` with and without ``set_to_none``: it only looks
-    whether there is a gradient. "tracing" for the compiler, which looks at any time. Otherwise "user".
+    whether there is a gradient. "unscaling" for torch's own ``GradScaler``, which changes each element by
+    itself and asks whether any is not finite. "tracing" for the compiler, which looks at any time. Otherwise
+    "user".
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not READING:
@@ -41,6 +44,8 @@ def reader() -> Reader:
     caller = frame.f_back
     if caller.f_code in _CLEARING:
         return "clearing" if caller.f_locals.get("set_to_none", True) else "zeroing"
+    if caller.f_code in _UNSCALING:
+        return "unscaling"
     name: str = caller.f_globals.get("__name__", "")
     return "tracing" if name.startswith(_TRACERS) else "user"
 

@@ -53,7 +53,7 @@ class GradientAccess:
             return self._read_in_backward(slot)
         reduction = self._reduction
         unsealed = reduction.open and not reduction.sealed
-        if unsealed or slot.fused.pending:
+        if unsealed or slot.fused.pending or reduction.by_rows:
             who = reader()
             if who == "tracing":
                 return local_gradient(slot.parameter)
@@ -65,9 +65,21 @@ class GradientAccess:
             self._progress.finish(slot.fused)
             if unsealed and reduction.live():
                 self._progress.seal(read=True)
+            if who == "unscaling" and reduction.sealed and reduction.by_rows:
+                found, piece = reduction.for_scaler(slot)
+                if found:
+                    return piece
         if reduction.sealed:
             reduction.resolve(slot.fused)
+        self._refuse_held(slot)
         return self._current(slot)
+
+    def _refuse_held(self, slot: Slot) -> None:
+        if slot in self._reduction.held:
+            raise InvalidUse(
+                f"the gradient of {slot.name} was read after step(), when no rank has all of a gradient that"
+                " is summed by shards: read it before step(), or give sharding='off'"
+            )
 
     def _current(self, slot: Slot) -> torch.Tensor | None:
         local = local_gradient(slot.parameter)
@@ -85,6 +97,7 @@ class GradientAccess:
     def _read_accumulating(self, slot: Slot) -> torch.Tensor | None:
         """Return what this rank has computed, on top of what was reduced before."""
         local = local_gradient(slot.parameter)
+        self._refuse_held(slot)
         if not slot.base or slot.fused.pending:
             return local
         return slot.shown if local is None else slot.view + local
@@ -162,7 +175,7 @@ class GradientAccess:
         local = local_gradient(slot.parameter)
         if reduction.open and not reduction.sealed:
             submitted = slot.fused.submitted
-            had = local is not None or slot.base or slot.zeroed
+            had = local is not None or slot.base or slot.zeroed or slot in reduction.held
             had = had or (submitted and slot.here and not slot.dropped)
             self._clear(slot)
             if not slot.dropped:
@@ -173,6 +186,9 @@ class GradientAccess:
             return
         if reduction.sealed:
             reduction.resolve(slot.fused)
+        elif slot in reduction.held:
+            reduction.drop(slot)
+            slot.zeroed = True
         with torch.no_grad():
             if local is not None:
                 local.zero_()

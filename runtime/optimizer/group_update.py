@@ -1,7 +1,8 @@
 """Applies the user's optimizer to one group at a time, as it stood when ``step()`` was called."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from pace.runtime.engine.buffers import FusedGroup, Slot, dense
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient, without_gates
 
 
-def _unhooked(kind: type[torch.optim.Optimizer]) -> Any:
+def unhooked(kind: type[torch.optim.Optimizer]) -> Any:
+    """Return a class's ``step`` without what watches it."""
     # Optimizer.__init__ wraps the class's step for profiling and hooks, once a class.
     step: Any = kind.step
     return step.__wrapped__ if getattr(step, "hooked", False) else step
@@ -19,7 +21,7 @@ def _unhooked(kind: type[torch.optim.Optimizer]) -> Any:
 # Their step updates each parameter from its own gradient and state alone, so that any subset of the
 # parameters may be updated at any time. Adafactor and Muon look at a whole parameter, never at two.
 _PER_PARAMETER = frozenset(
-    _unhooked(getattr(torch.optim, name))
+    unhooked(getattr(torch.optim, name))
     for name in (
         "ASGD",
         "Adadelta",
@@ -41,34 +43,30 @@ _PER_PARAMETER = frozenset(
 
 def why_not_per_group(optimizer: torch.optim.Optimizer) -> str | None:
     """Say why this optimizer's update cannot be applied group by group; None when it can."""
-    if _unhooked(type(optimizer)) not in _PER_PARAMETER:
+    if unhooked(type(optimizer)) not in _PER_PARAMETER:
         return f"{type(optimizer).__name__} is not known to update each parameter from its own gradient alone"
     return None
 
 
-class GroupUpdate:
-    """Updates the parameters of one group with the hyper-parameters of the last ``snapshot``.
+class TwinOptimizer:
+    """A twin of the user's optimizer that updates some parameters, with the hyper-parameters of ``snapshot``.
 
-    State (momentum and the like) is the user's optimizer's own: the same tensors under the same keys.
+    It shares everything with the user's optimizer but the list of parameter groups.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, groups: Sequence[FusedGroup]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._step = _unhooked(type(optimizer))
-        # A twin that shares everything with the user's optimizer but the list of parameter groups.
+        self._step = unhooked(type(optimizer))
         self._twin: torch.optim.Optimizer = object.__new__(type(optimizer))
-        owner = {
+        self._hyper: list[dict[str, Any]] = []
+
+    def owners(self) -> dict[torch.Tensor, int]:
+        """Return the index of each parameter's group."""
+        return {
             parameter: index
-            for index, param_group in enumerate(optimizer.param_groups)
+            for index, param_group in enumerate(self._optimizer.param_groups)
             for parameter in param_group["params"]
         }
-        self._members: list[list[tuple[int, list[Slot]]]] = []
-        for group in groups:
-            by_owner: dict[int, list[Slot]] = {}
-            for slot in group.slots:
-                by_owner.setdefault(owner[slot.parameter], []).append(slot)
-            self._members.append(sorted(by_owner.items(), key=lambda item: item[0]))
-        self._hyper: list[dict[str, Any]] = []
 
     def snapshot(self) -> None:
         """Keep the hyper-parameters now in force, and what a GradScaler left for a fused update."""
@@ -83,14 +81,48 @@ class GroupUpdate:
             if name in attributes:
                 attributes[name] = _kept(attributes[name])
 
+    def step(self, members: Mapping[int, Sequence[torch.Tensor]], state: Any = None) -> None:
+        """Update tensors as members of parameter groups.
+
+        Parameters
+        ----------
+        state
+            By tensor, instead of the user's optimizer's own.
+        """
+        self._twin.param_groups = [
+            self._hyper[index] | {"params": list(tensors)} for index, tensors in members.items()
+        ]
+        if state is not None:
+            self._twin.state = state
+        self._step(self._twin)
+
+    @staticmethod
+    def new_state() -> Any:
+        """Return an empty state, as optimizers begin with."""
+        return defaultdict(dict)
+
+
+class GroupUpdate(TwinOptimizer):
+    """Updates the parameters of one group at a time.
+
+    State (momentum and the like) is the user's optimizer's own: the same tensors under the same keys.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, groups: Sequence[FusedGroup]) -> None:
+        super().__init__(optimizer)
+        owner = self.owners()
+        self._members: list[list[tuple[int, list[Slot]]]] = []
+        for group in groups:
+            by_owner: dict[int, list[Slot]] = {}
+            for slot in group.slots:
+                by_owner.setdefault(owner[slot.parameter], []).append(slot)
+            self._members.append(sorted(by_owner.items(), key=lambda item: item[0]))
+
     def apply(self, group: int) -> None:
         """Update the parameters of a group from the gradients in its buffer."""
-        self._twin.param_groups = [
-            self._hyper[index] | {"params": [slot.parameter for slot in slots]}
-            for index, slots in self._members[group]
-        ]
+        members = {index: [slot.parameter for slot in slots] for index, slots in self._members[group]}
         with gradients_in_place([slot for _, slots in self._members[group] for slot in slots]):
-            self._step(self._twin)
+            self.step(members)
 
 
 # What a GradScaler sets on an optimizer whose fused update divides by the scale itself.

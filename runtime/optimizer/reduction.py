@@ -11,6 +11,7 @@ collectives in the same order on all ranks whatever each of them computes.
 """
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
 import torch
 
@@ -48,7 +49,14 @@ class Reduction:
         How many steps have been taken.
     turn
         How often all groups have been submitted.
+    by_rows
+        Whether this rank has only its rows of the sums, until ``resolve``.
+    held
+        Gradients of the last step that user code has not cleared, and of which this rank has only its rows.
     """
+
+    by_rows = False
+    held: AbstractSet[Slot] = frozenset()
 
     def __init__(
         self, plan: Plan, groups: list[FusedGroup], transport: Transport, averaging: Averaging
@@ -60,7 +68,7 @@ class Reduction:
         self._averaging = averaging
         self.closing = next((group for group in groups if group.num_codes), None)
         self._engine: Engine | None = None
-        self._marks = RoundMarks(transport, len(groups), scale=averaging.scale)
+        self._marks = self._marks_of(groups)
         self._void: list[int] = []
         self._keeping = False
         self._evaluated = True
@@ -74,6 +82,9 @@ class Reduction:
         self.sealed = False
         self.scattered = False
         self.step = 0
+
+    def _marks_of(self, groups: list[FusedGroup]) -> RoundMarks:
+        return RoundMarks(self._transport, len(groups), scale=self._averaging.scale)
 
     def attach(self, engine: Engine, ask: Callable[[int], None] | None = None) -> None:
         """Send through this engine.
@@ -234,10 +245,7 @@ class Reduction:
         """Learn how the round went on all ranks, and send what came late."""
         if self._evaluated or self.closing is None:
             return
-        if not self._marks.beside:
-            self._wait_for_others()
-            self.engine.wait(self.closing.number)
-        codes = self._marks.codes(self.closing)
+        codes = self._learn_codes(self.closing)
         fault = disagreement(codes)
         if fault:
             self.engine.abandon()
@@ -258,6 +266,12 @@ class Reduction:
             self._keeping = False
             for slot in self._slots:
                 slot.sent = None
+
+    def _learn_codes(self, closing: FusedGroup) -> list[RoundCode]:
+        if not self._marks.beside:
+            self._wait_for_others()
+            self.engine.wait(closing.number)
+        return self._marks.codes(closing)
 
     def _wait_for_others(self) -> None:
         """Give them some time, and then ask: where this rank reads gradients, it may be the only one.
@@ -373,6 +387,10 @@ class Reduction:
                 slot.passes = 0
 
     # The rest.
+
+    def for_scaler(self, slot: Slot) -> tuple[bool, torch.Tensor | None]:  # noqa: ARG002
+        """Return whether a GradScaler may be given a part of a gradient, and the part."""
+        return False, None
 
     def _leave_to_user(self, group: FusedGroup) -> None:
         """Keep what user code holds on to from being overwritten."""

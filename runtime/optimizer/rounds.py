@@ -6,7 +6,8 @@ Hooks on parameters and the updates still to be applied; a round ends with the n
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -16,17 +17,36 @@ from pace.runtime.engine.buffers import FusedGroup, Slot, build_groups, segment_
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Totals
+from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.call_stacks import in_collective, inside_zero_grad
 from pace.runtime.gates.data_parallel import refuse_local_step, refuse_reducing
 from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
 from pace.runtime.gates.gradient_hooks import hook_gradient
 from pace.runtime.gates.parameter_gates import Attention, ForwardWatch
 from pace.runtime.optimizer.gradient_access import Gate, GradientAccess
-from pace.runtime.optimizer.group_update import GroupUpdate, gradients_in_place, plain_mode
+from pace.runtime.optimizer.group_update import (
+    GroupUpdate,
+    TwinOptimizer,
+    gradients_in_place,
+    plain_mode,
+)
 from pace.runtime.optimizer.reduction import Reduction
 from pace.runtime.optimizer.round_settings import Profiling, RoundSettings
+from pace.runtime.optimizer.shards.clipping import clip_in_place
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.transport import Transport
+
+
+class Awaited(Protocol):
+    """What a parameter's use may have to wait for.
+
+    Attributes
+    ----------
+    pending
+        Whether it does.
+    """
+
+    pending: bool
 
 
 class Rounds:
@@ -63,9 +83,9 @@ class Rounds:
         profiling: Profiling,
         before: "Rounds | None",
     ) -> None:
-        self.groups = build_groups(plan, parameters, num_ranks=transport.size)
+        self._plan, self._transport = plan, transport
+        self.reduction = self._lay_out(parameters, settings)
         self.slots = [slot for group in self.groups for slot in group.slots]
-        self.reduction = Reduction(plan, self.groups, transport, settings.averaging)
         self._usage = usage
         self._profiling = profiling
         self._carrier = settings.carrier
@@ -89,7 +109,7 @@ class Rounds:
         self.access = GradientAccess(self, self.reduction, usage)
         self._gates = [(slot, Gate(self.access, slot)) for slot in self.slots]
         self._handles = [hook_gradient(self, slot) for slot in self.slots]
-        self._update = GroupUpdate(optimizer, self.groups) if settings.per_group else None
+        self._update = self._update_of(optimizer) if settings.per_group else None
         # Without updates to come there is nothing to be finished before a parameter is used.
         watched = {slot.parameter: slot for slot in self.slots} if settings.per_group else {}
         self._attention = Attention()
@@ -100,7 +120,7 @@ class Rounds:
         # Last: a model that cannot be hooked is to leave no thread behind.
         self.engine = Engine(
             plan,
-            segment_tensors(plan, self.groups),
+            self._tensors(),
             transport,
             discipline=settings.disciplines.segments,
             pushed_discipline=settings.disciplines.pushed,
@@ -114,11 +134,25 @@ class Rounds:
             self._take_existing(slot)
             open_gate(slot.parameter, gate)
 
+    groups: list[FusedGroup]
+
+    def _lay_out(self, parameters: Mapping[str, nn.Parameter], settings: RoundSettings) -> Reduction:
+        """Allocate what gradients are summed in, as `groups`."""
+        self.groups = build_groups(self._plan, parameters, num_ranks=self._transport.size)
+        return Reduction(self._plan, self.groups, self._transport, settings.averaging)
+
+    def _update_of(self, optimizer: torch.optim.Optimizer) -> TwinOptimizer:
+        return GroupUpdate(optimizer, self.groups)
+
+    def _tensors(self) -> Sequence[SegmentMemory]:
+        """Return what each segment sends."""
+        return segment_tensors(self._plan, self.groups)
+
     def _attend(self) -> None:
         learning = self._update is not None and not self._usage.watched
         self._attention.needed = learning or self._num_pending > 0
 
-    def _groups_with(self, names: frozenset[str]) -> list[FusedGroup]:
+    def _groups_with(self, names: frozenset[str]) -> Sequence[Awaited]:
         return [group for group in self.groups if not names.isdisjoint(group.planned.gradients)]
 
     def _take_existing(self, slot: Slot) -> None:
@@ -339,6 +373,27 @@ class Rounds:
         if self.reduction.sealed:
             self.wait_for_all()
 
+    def clip(self, max_norm: float, norm_type: float) -> float:
+        """Clip all gradients of a round by their norm, and return it; drop them if it is not finite."""
+        if not self.reduction.sealed:
+            self.seal(read=True)
+        return clip_in_place(self.slots, self.access, max_norm, norm_type)
+
+    def clip_at_step(self, max_norm: float) -> float:
+        """Clip a round that is sealed, as a part of ``step()`` on every rank; see ``clip``."""
+        self.take_over()
+        return self.clip(max_norm, 2.0)
+
+    def hand_back(self) -> None:
+        """Give the user's optimizer the state kept elsewhere; every rank alike, with nothing in flight."""
+
+    def take_state(self) -> None:
+        """Keep elsewhere what of the user's optimizer's state is to be kept there."""
+
+    def whole_state(self) -> contextlib.AbstractContextManager[bool]:
+        """Inside, the user's optimizer has its whole state; whether that is put together for this only."""
+        return contextlib.nullcontext(enter_result=False)
+
     def zero(self, *, set_to_none: bool) -> None:
         """Clear all gradients; what is in flight for the last step's update is left alone."""
         self.await_answer()
@@ -355,18 +410,19 @@ class Rounds:
 
     # From the engine to the parameters.
 
-    def finish(self, group: FusedGroup) -> None:
+    def finish(self, group: Awaited) -> None:
         """Wait for a group's all-reduce and apply its update, if one is pending."""
         if group.pending:
             with self._lock:
                 self._apply(group)
 
-    def _apply(self, group: FusedGroup) -> None:
+    def _apply(self, group: Awaited) -> None:
         if not group.pending:  # another thread was faster
             return
+        assert isinstance(group, FusedGroup)
+        assert isinstance(self._update, GroupUpdate)
         self.reduction.resolve(group)
         self.reduction.take_over()
-        assert self._update is not None
         group.pending = False
         self._num_pending -= 1
         self._attend()

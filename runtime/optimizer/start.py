@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from pace.errors import CommunicationFailed, InvalidUse, PaceError
+from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse, PaceError
 from pace.runtime.control.agreement import Statement, agree_on_plan, agree_on_weights, exchange, forms_of
-from pace.runtime.control.options import WrapperOptions, require_instance
+from pace.runtime.control.options import Sharding, WrapperOptions, require_instance
 from pace.runtime.control.parameters import gradient_sizes, trained_parameters
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.engine.plan import GradientSize, Plan
+from pace.runtime.event_log import log
 from pace.runtime.optimizer.group_update import why_not_per_group
+from pace.runtime.optimizer.shards.eligibility import why_not_sharded
 from pace.runtime.optimizer.stand_in import StandIn
 from pace.runtime.transports.transport import Transport
 
@@ -35,6 +37,8 @@ class Start:
         What is trained, by name, and the gradients as the schedule's fingerprint sees them.
     barrier_reason
         Why updates cannot be applied group by group, on at least one rank; None when they can.
+    sharding
+        What was asked for, or "off" where updates cannot be sharded on at least one rank.
     """
 
     options: WrapperOptions
@@ -43,6 +47,7 @@ class Start:
     sizes: list[GradientSize]
     plan: Plan
     barrier_reason: str | None
+    sharding: Sharding
 
 
 def start_together(
@@ -67,6 +72,7 @@ def start_together(
         mine.forms = forms_of(model, parameters)
         mine.barrier_reason = why_not_per_group(optimizer)
         options, source = prepare()
+        mine.whole_reason = why_not_sharded(optimizer, model, parameters, options, transport)
         mine.options = asdict(options) | {"optimizer": type(optimizer).__name__}
         mine.terms = source.terms
         given = source.load(sizes)
@@ -75,6 +81,9 @@ def start_together(
 
     (options, source, parameters, sizes), statements = exchange(transport, describe)
     source.accept(statements[0].terms)
+    reasons = [(rank, each.whole_reason) for rank, each in enumerate(statements) if each.whole_reason]
+    sharding = _sharding(options.sharding, _join(reasons, len(statements)), rank=transport.rank)
+    source.shard(sharding)
     plan = agree_on_plan(transport, source.make(sizes))
     agree_on_weights(
         transport, model, broadcast=options.broadcast_parameters, with_buffers=not options.own_buffers
@@ -87,7 +96,18 @@ def start_together(
         sizes=sizes,
         plan=plan,
         barrier_reason=_join(reasons, len(statements)),
+        sharding=sharding,
     )
+
+
+def _sharding(asked: Sharding, reason: str | None, *, rank: int) -> Sharding:
+    if asked == "off" or reason is None:
+        return asked
+    if asked == "on":
+        raise InvalidOptions(f"sharding is 'on', and updates cannot be sharded: {reason}")
+    if rank == 0:
+        log.info("pace.not_sharded", reason=reason)
+    return "off"
 
 
 def check_trained(optimizer: Any, model: Any) -> None:

@@ -7,6 +7,7 @@ in which mode is in ``mode_choice``.
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ from pace.runtime.optimizer.live_wrappers import live, refuse_wrapped, weakly
 from pace.runtime.optimizer.planned_parameters import PlannedParameters
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
 from pace.runtime.optimizer.rounds import Rounds
-from pace.runtime.optimizer.stand_in import StandIn
+from pace.runtime.optimizer.shards.norm_and_state import NormAndState
+from pace.runtime.optimizer.shards.sharded_rounds import ShardedRounds
 from pace.runtime.optimizer.start import Prepare, start_together
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.compression import compressed
@@ -40,7 +42,7 @@ from pace.runtime.transports.transport import Transport
 _EXIT_S = 5.0
 
 
-class WrappedOptimizer(StandIn):
+class WrappedOptimizer(NormAndState):
     """Common to all transports; use ``pace.runtime.torch`` or ``pace.runtime.horovod``.
 
     Parameters
@@ -83,6 +85,7 @@ class WrappedOptimizer(StandIn):
             mean=mean,
             rank=transport.rank,
         )
+        self._max_grad_norm = options.max_grad_norm
         self._usage = Usage(options.backward_passes_per_step)
         self._transport: Transport = compressed(transport, options.compression)
         self.parameters_by_name = start.parameters
@@ -99,6 +102,7 @@ class WrappedOptimizer(StandIn):
             auto=options.mode == "auto",
             barrier=options.mode == "barrier" or reason is not None,
             per_group=reason is None,
+            sharding=start.sharding,
             timeout_s=options.timeout_s,
         )
         self._sizes = start.sizes
@@ -130,7 +134,8 @@ class WrappedOptimizer(StandIn):
             ask=weakly(self._ask),
             carrier=self._carrier,
         )
-        return Rounds(
+        kind = ShardedRounds if self._plan.shards else Rounds
+        return kind(
             self._plan,
             self.model,
             self.optimizer,
@@ -154,6 +159,7 @@ class WrappedOptimizer(StandIn):
         """Go on with another plan; every rank must call this after the same step."""
         self.synchronize()
         before = self._rounds
+        before.hand_back()
         before.close()
         self._plan, self._barrier = self._divided(plan), barrier
         self._rounds = self._install(before)
@@ -168,11 +174,6 @@ class WrappedOptimizer(StandIn):
     def finish_updates(self) -> None:
         """Apply the updates of the latest ``step()``; gradients computed since then are left as they are."""
         self._rounds.finish_all()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the optimizer's state, after every pending update."""
-        super().load_state_dict(state_dict)
-        gate_param_groups(self.optimizer, weakly(self.finish_updates))
 
     def _progress(self) -> dict[str, Any]:
         return {
@@ -220,6 +221,7 @@ class WrappedOptimizer(StandIn):
             hook(own, (), {})
         self._rounds.seal(read=False)
         self._rounds.adopt_replaced()
+        self._clip_at_step()
         self._rounds.end_pending()
         after = (*own._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values())
         if after:  # they expect all parameters to be updated
@@ -227,6 +229,10 @@ class WrappedOptimizer(StandIn):
         for hook in after:
             hook(own, (), {})
         return loss
+
+    def _clip_at_step(self) -> None:
+        if self._max_grad_norm is not None:
+            self._tell_of_norm(self._rounds.clip_at_step(self._max_grad_norm))
 
     def _end_step(self) -> None:
         # What a scheduler looks at; in overlap mode it does not see the optimizer's own step() being called.
@@ -259,6 +265,7 @@ class WrappedOptimizer(StandIn):
         rounds.wait_for_all()
         rounds.adopt_replaced()
         rounds.take_over()
+        self._clip_at_step()
         rounds.end()
 
     def _refuse_closed(self) -> None:
@@ -352,6 +359,9 @@ class WrappedOptimizer(StandIn):
         try:
             if drain and not failed:
                 self.synchronize()
+                # One rank's exception takes it out of the loop alone: the others would not come.
+                if sys.exc_info()[0] is None and reason is None:
+                    self._rounds.hand_back()
         finally:
             self._closed = True
             failed = self._rounds.engine.failure is not None

@@ -58,6 +58,7 @@ class PushPullTransport(GlooTransport):
     """
 
     sequencing: Sequencing = "keyed"
+    has_halves = False
     # What the testbed exchanges to run other systems' policies over the same wire.
     link_type: type[ServerLink] = ServerLink
     server_type: type[Server] = Server

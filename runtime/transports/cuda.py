@@ -19,6 +19,8 @@ class CudaTransport(GlooTransport):
     host, which has to wait for them.
     """
 
+    has_halves = False
+
     def __init__(self, device: CudaDevice, *, timeout_s: float, process_group: Any = None) -> None:
         super().__init__(timeout_s=timeout_s, process_group=process_group)
         self.device: CudaDevice = device

@@ -30,8 +30,16 @@ from pace.runtime.transports.deadline import call_within
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.peers import Store as PeerStore
+from pace.runtime.transports.ring import Ring
 from pace.runtime.transports.sockets import Sockets
-from pace.runtime.transports.transport import After, Done, SegmentCall, Sequencing, control_message
+from pace.runtime.transports.transport import (
+    After,
+    Done,
+    Parts,
+    SegmentCall,
+    Sequencing,
+    control_message,
+)
 
 _closing: list[tuple[threading.Thread, Sockets]] = []
 
@@ -69,6 +77,7 @@ class GlooTransport:
     peers: Peers | None = None
     num_servers: int = 0
     pushed: frozenset[str] | None = None
+    has_halves: bool = True
 
     def __init__(self, *, timeout_s: float, process_group: dist.ProcessGroup | None = None) -> None:
         if not dist.is_initialized():
@@ -87,6 +96,7 @@ class GlooTransport:
         self._segments: Any = None
         self._control: Any = None
         self._decisions: Any = None
+        self._ring: Ring | None = None
         self._sockets = Sockets()
         self._sum = AllreduceOptions()
         self._sum.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
@@ -162,6 +172,21 @@ class GlooTransport:
 
         work.get_future().add_done_callback(complete)
 
+    @property
+    def ring(self) -> Ring:
+        """What carries the two halves; opened at first need."""
+        if self._ring is None:
+            self._ring = Ring(self._segments, self.rank, self.size)
+        return self._ring
+
+    def reduce_scatter(self, parts: Parts, name: str, done: Done) -> None:
+        """Start to sum matrices by rows; see ``Transport``."""
+        self.ring.reduce_scatter(parts, name, done)
+
+    def all_gather(self, parts: Parts, name: str, done: Done) -> None:
+        """Start to give every rank all rows; see ``Transport``."""
+        self.ring.all_gather(parts, name, done)
+
     def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
         """Nothing to prepare: calls are matched by position."""
 
@@ -217,6 +242,8 @@ class GlooTransport:
             self.peers.close(failed=failed)
             if not failed:
                 self.peers.release()
+        if self._ring is not None:
+            self._ring.close(failed=failed)
         groups = [self._segments, self._control, self._decisions]
         self._segments = self._control = self._decisions = None
         if failed:

@@ -9,7 +9,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -22,7 +22,14 @@ from pace.runtime.event_log import log
 from pace.runtime.transports.deadline import call_within
 from pace.runtime.transports.device import Device, apart
 from pace.runtime.transports.peers import Peers
-from pace.runtime.transports.transport import After, Done, SegmentCall, Sequencing, control_message
+from pace.runtime.transports.transport import (
+    After,
+    Done,
+    Parts,
+    SegmentCall,
+    Sequencing,
+    control_message,
+)
 
 _STORE_TIMEOUT_S = 30.0
 _ADDRESS_BYTES = 300
@@ -45,6 +52,7 @@ class _Call(NamedTuple):
     handle: int
     done: Done
     after: After | None
+    take: Callable[[Any], None] | None = None
 
 
 class HorovodTransport:
@@ -86,6 +94,7 @@ class HorovodTransport:
         self._root: int = process_set.ranks[0]
         self.scale = 1.0
         self.device = device
+        self.has_halves = device is None
         number = process_set.process_set_id
         self._prefix = f"pace.{number}.{next(_instances[number])}"
         self._calls = itertools.count()
@@ -130,6 +139,35 @@ class HorovodTransport:
             )
         self._waiting.put(_Call(handle, done, after))
 
+    def reduce_scatter(self, parts: Parts, name: str, done: Done) -> None:
+        """Start to sum matrices by rows; see ``Transport``."""
+        handle = hvd.reducescatter_async(
+            _side_by_side(parts),
+            name=f"{self._prefix}.{name}",
+            op=hvd.Sum,
+            postscale_factor=self.scale,
+            process_set=self._process_set,
+        )
+
+        def take(row: torch.Tensor) -> None:
+            for part, piece in zip(
+                parts, torch.split(row.view(-1), [p.shape[1] for p in parts]), strict=True
+            ):
+                part[self.rank].copy_(piece)
+
+        self._waiting.put(_Call(handle, done, None, take))
+
+    def all_gather(self, parts: Parts, name: str, done: Done) -> None:
+        """Start to give every rank all rows; see ``Transport``."""
+        mine = _side_by_side([part[self.rank : self.rank + 1] for part in parts])
+        handle = hvd.allgather_async(mine, name=f"{self._prefix}.{name}", process_set=self._process_set)
+
+        def take(rows: torch.Tensor) -> None:
+            for part, piece in zip(parts, torch.split(rows, [p.shape[1] for p in parts], dim=1), strict=True):
+                part.copy_(piece)
+
+        self._waiting.put(_Call(handle, done, None, take))
+
     def _watch(self) -> None:
         under_way: list[_Call] = []
         while True:
@@ -152,7 +190,10 @@ class HorovodTransport:
 
     def _finish(self, call: "_Call") -> None:
         with apart(self.device):
-            hvd.synchronize(call.handle)
+            output = hvd.synchronize(call.handle)
+            if call.take is not None:
+                with torch.no_grad():
+                    call.take(output)
             if call.after is not None:
                 call.after()
             moment = None if self.device is None else self.device.now()
@@ -228,6 +269,11 @@ class HorovodTransport:
                 self.peers.release()
         self._waiting.put(None)
         self._thread.join(timeout=1.0 if failed else None)
+
+
+def _side_by_side(parts: Parts) -> torch.Tensor:
+    """Return the matrices as one that is contiguous and not theirs."""
+    return torch.cat([part.detach() for part in parts], dim=1).contiguous()
 
 
 def open_store(*, anew: bool) -> None:

@@ -16,6 +16,9 @@ Done = Callable[[BaseException | None], None]
 
 After = Callable[[], Any]
 
+Parts = Sequence[torch.Tensor]
+"""Matrices of one dtype side by side, each with a contiguous row for every rank."""
+
 Discipline = Literal["static", "adaptive", "priority", "overtake"]
 """Who decides which segment goes next.
 
@@ -86,6 +89,8 @@ class Transport(Protocol):
     """Who is alive and how far; None where ranks have no store in common."""
     device: Device | None
     """Where segments lie; None for the host's memory."""
+    has_halves: bool
+    """Whether it can reduce-scatter and gather."""
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """Start to sum `segment` over all ranks in place; returns at once.
@@ -104,6 +109,15 @@ class Transport(Protocol):
         -------
         On a device, the moment when the sum is in place, if that is known beforehand; else None.
         """
+
+    def reduce_scatter(self, parts: Parts, name: str, done: Done) -> None:
+        """Start to sum matrices over all ranks, so that each has the sum of its own row; returns at once.
+
+        What is in the other rows afterwards is undefined.
+        """
+
+    def all_gather(self, parts: Parts, name: str, done: Done) -> None:
+        """Start to give every rank the row of every other rank; returns at once."""
 
     def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
         """Learn which segments will be summed from now on, with nothing under way; every rank alike.

@@ -4,8 +4,8 @@ The first updates of an order go directly. The following are sent to aggregators
 adds and then sends one sum (store and forward). A group ends where another member would let the target wait.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -93,6 +93,15 @@ class Aggregation:
         return sum(len(updates) * at for updates, at in self.groups) / number if number else 0.0
 
 
+def renumber(plan: Aggregation, number: Mapping[int, int]) -> Aggregation:
+    """Return a plan whose updates have other numbers: as in a longer batch, for example."""
+    return replace(
+        plan,
+        hops=tuple(replace(hop, updates=tuple(number[u] for u in hop.updates)) for hop in plan.hops),
+        groups=tuple((tuple(number[u] for u in group), at) for group, at in plan.groups),
+    )
+
+
 def fastest_hosts(
     capacities: Capacities, candidates: Sequence[int], most: int | None = None, *, seed: int | None = None
 ) -> tuple[int, ...]:
@@ -160,6 +169,37 @@ def aggregate(
     if num_direct < 0:
         return None
     return split(updates, listed, capacities, chosen, goal, num_direct, group_end, size, begin_s)
+
+
+def aggregate_alike(
+    plan: Aggregation,
+    updates: Updates,
+    order: Sequence[int],
+    capacities: Capacities,
+    *,
+    target: int,
+    size: AggregateSize = DENSE,
+    begin_s: float = 0.0,
+) -> Aggregation:
+    """Return a plan with another's groups and aggregators: parts of the same updates for another target."""
+    relays: list[int] = []
+    ends: list[int] = []
+    place = plan.num_direct
+    for group, _ in plan.groups[plan.num_direct :]:
+        relays.append(next(hop.source for hop in plan.hops if hop.updates == group and hop.after))
+        place += len(group)
+        ends.append(place)
+    return split(
+        updates,
+        np.array(order, dtype=np.int64),
+        capacities.copy(),
+        np.array(relays, dtype=np.int64),
+        target,
+        plan.num_direct,
+        np.array(ends, dtype=np.int64),
+        size,
+        begin_s,
+    )
 
 
 def split(

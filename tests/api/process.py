@@ -1,5 +1,6 @@
 """Starts and ends real service processes on free loopback ports."""
 
+import contextlib
 import json
 import os
 import runpy
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import psutil
 
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
@@ -164,6 +166,14 @@ class ServiceProcess:
         """The process's id."""
         assert self._process is not None
         return self._process.pid
+
+    def workers(self) -> list[psutil.Process]:
+        """Return its worker processes: what the server that it started forked."""
+        found = []
+        for server in psutil.Process(self.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += server.children()
+        return found
 
     def stop(self) -> int:
         """Ask the process to end, as an orchestrator would; return its exit status."""

@@ -103,10 +103,11 @@ def _busy_worker(cluster: Cluster) -> psutil.Process:
         for started in cluster.processes[1:]:
             family = [psutil.Process(started.pid), *psutil.Process(started.pid).children(recursive=True)]
             for process in family:
-                # A process for tasks is a child that uses time, which one that is idle never does; on a busy
-                # machine it gets little.
-                for child in process.children():
-                    if "spawn_main" in " ".join(child.cmdline()) and child.cpu_percent(0.3) > 3:
+                # A process for tasks is a fork of a child and uses time, which one that is idle never does;
+                # on a busy machine it gets little.
+                for server in process.children():
+                    forks = server.children() if "forkserver" in " ".join(server.cmdline()) else []
+                    if any(fork.cpu_percent(0.3) > 3 for fork in forks):
                         return process
         time.sleep(0.05)
 

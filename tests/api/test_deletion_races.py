@@ -16,6 +16,7 @@ from pace.api.errors import InUse, InvalidRequest
 from pace.api.received import ReceivedRequest
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
+from pace.api.storage.documents import PlacedDocument
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.records import ProfileRecord, ScheduleRecord, SolutionRecord
 from pace.api.storage.retention import prune
@@ -168,7 +169,10 @@ def test_a_request_for_a_profile_that_is_being_deleted_is_refused(
 def _solve(queue: TaskQueue, request: ReceivedRequest) -> str:
     submitted = queue.submit("a", request, claim=True)
     assert submitted.claimed is not None
-    queue.finish(submitted.claimed, solve(submitted.claimed.document, submitted.claimed.options))
+    queue.finish(
+        submitted.claimed,
+        PlacedDocument(document=solve(submitted.claimed.document, submitted.claimed.options)),
+    )
     return submitted.result_id
 
 
@@ -210,7 +214,7 @@ def test_a_result_that_comes_between_two_looks_is_found(shared: Shared) -> None:
 
     def finish(_c: object, _cursor: object, statement: str, *_: object) -> None:
         if statement.startswith("SELECT tasks.id") and document_left:
-            queue.finish(running, document_left.pop())
+            queue.finish(running, PlacedDocument(document=document_left.pop()))
 
     document_left = [document]
     event.listen(other.database.engine, "before_cursor_execute", finish)

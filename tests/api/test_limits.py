@@ -31,13 +31,7 @@ ASYNC = {"Prefer": "respond-async"}
 
 
 def _worker_pids(service: ServiceProcess) -> set[int]:
-    pids = set()
-    for child in psutil.Process(service.pid).children():
-        # One that was just killed is there still, and has no command line any more.
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "spawn_main" in " ".join(child.cmdline()):
-                pids.add(child.pid)
-    return pids
+    return {worker.pid for worker in service.workers()}
 
 
 @pytest.mark.races_with_machine(reason="the small solve after it must end within 0.3 s")
@@ -150,10 +144,10 @@ def test_a_solve_that_keeps_killing_its_worker_is_reported(tmp_path: Path, datab
 def test_workers_do_not_outlive_their_service(victim: ServiceProcess) -> None:
     """After kill -9 of the service no process of its is left."""
     assert victim.post_schedule(layered_profile(3)).status_code == 201
-    workers = [psutil.Process(pid) for pid in _worker_pids(victim)]
-    assert workers
+    assert victim.workers()
+    family = psutil.Process(victim.pid).children(recursive=True)
     victim.kill()
-    _, alive = psutil.wait_procs(workers, timeout=120)
+    _, alive = psutil.wait_procs(family, timeout=120)
     assert alive == []
     victim.start()
 

@@ -1,13 +1,14 @@
 """What the service tells about itself: metrics, logs, ids, headers."""
 
+import contextlib
 import json
 import platform
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
-import psutil
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pace.api.errors import WorkerFailed
@@ -77,9 +78,8 @@ def test_tenants_have_metrics_if_wanted(tmp_path: Path) -> None:
 def test_replaced_workers_are_counted(own_service: ServiceProcess) -> None:
     """Whoever ended them."""
     own_service.post_schedule(layered_profile(3)).raise_for_status()
-    for child in psutil.Process(own_service.pid).children():
-        if "spawn_main" in " ".join(child.cmdline()):
-            child.kill()
+    for worker in own_service.workers():
+        worker.kill()
     own_service.events("worker-restarted", 2)
     samples = _samples(own_service)
     assert samples["pace_worker_restarts_total", (("pool", "schedule"),)] == 1
@@ -167,17 +167,25 @@ def test_the_id_of_its_request_outlives_a_restart(tmp_path: Path, database_url: 
     assert done == {f"request-{number}" for number in range(3)}
 
 
-def _fail() -> None:
+def fail() -> None:
+    """Raise what no function of a worker's raises."""
     raise RuntimeError("nobody foresaw this")
 
 
-def test_errors_of_workers_are_one_line_of_json(capfd: pytest.CaptureFixture[str]) -> None:
-    """With their tracebacks inside."""
+def let_a_worker_fail() -> None:
+    """Call it in a worker process."""
     pool = WorkerPool("the test", 1, 2**32)
-    with pytest.raises(WorkerFailed):
-        pool.call(WorkerCall(_fail, (), 60, None))
+    with contextlib.suppress(WorkerFailed):
+        pool.call(WorkerCall(fail, (), 60, None))
     pool.close()
-    (line,) = capfd.readouterr().err.splitlines()
+
+
+def test_errors_of_workers_are_one_line_of_json() -> None:
+    """With their tracebacks inside."""
+    # In a process of its own: workers write where the first of the process did.
+    program = "from tests.api.test_observability import let_a_worker_fail; let_a_worker_fail()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    (line,) = ended.stderr.splitlines()
     entry = json.loads(line)
     assert entry["event"] == "worker-failed"
     assert "nobody foresaw this" in entry["exception"]

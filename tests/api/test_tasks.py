@@ -10,6 +10,7 @@ from pace.api.errors import InUse, QueueFull
 from pace.api.received import ReceivedRequest
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
+from pace.api.storage.documents import PlacedDocument
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.records import ProfileRecord, ScheduleRecord
 from pace.api.storage.store import ResourceStore
@@ -46,7 +47,9 @@ def test_a_task_is_claimed_as_it_is_accepted_where_none_waits(queue: TaskQueue) 
     status = queue.status("a", accepted.claimed.id)
     assert status is not None
     assert status.state == "running"
-    queue.finish(accepted.claimed, solve(accepted.claimed.document, accepted.claimed.options))
+    queue.finish(
+        accepted.claimed, PlacedDocument(document=solve(accepted.claimed.document, accepted.claimed.options))
+    )
     again = queue.submit("a", _request(3), claim=True)
     assert again.result is not None
     assert (again.task_id, again.claimed) == (None, None)
@@ -126,7 +129,9 @@ def test_what_cannot_be_read_cannot_be_deleted(queue: TaskQueue) -> None:
     accepted = queue.submit("a", _request(3), claim=True)
     assert accepted.claimed is not None
     assert not store.delete_schedule("a", accepted.result_id)
-    queue.finish(accepted.claimed, solve(accepted.claimed.document, accepted.claimed.options))
+    queue.finish(
+        accepted.claimed, PlacedDocument(document=solve(accepted.claimed.document, accepted.claimed.options))
+    )
     assert store.delete_schedule("a", accepted.result_id)
     assert not store.delete_schedule("a", accepted.result_id)
 

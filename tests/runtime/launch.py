@@ -268,6 +268,8 @@ def load() -> None:
         # What cannot be loaded is an error of the rank that needs it.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # Nearly all make a plan; loading what is compiled takes a second of each.
+    importlib.import_module("pace.allreduce.optimize").warm_up()
 
 
 def run(arguments: list[str]) -> int:

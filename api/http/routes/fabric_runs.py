@@ -54,7 +54,7 @@ async def create_fabric_run(request: Request, service: RunningService, principal
         unfinished = await wait_for_result(service, tenant, submitted, request.headers.get("prefer", ""))
         if unfinished is not None:
             return unfinished
-        stored = await service.in_database(service.fabric_runs.get, tenant, submitted.result_id)
+        stored = await service.read(service.fabric_runs.get, tenant, submitted.result_id)
     if not isinstance(stored, StoredFabricRun):
         raise ResultDeleted("the answer was deleted while it was made; send it again")
     answer = await asyncio.to_thread(fabric_run_answer, stored)
@@ -88,7 +88,7 @@ async def get_fabric_run(
     request: Request, service: RunningService, principal: Reader, run_id: FabricRunId
 ) -> Response:
     """Return a stored run."""
-    stored = await service.in_database(service.fabric_runs.get, principal.tenant, run_id)
+    stored = await service.read(service.fabric_runs.get, principal.tenant, run_id)
     if stored is None:
         raise NotFound(f'there is no fabric run "{run_id}"')
     return (await asyncio.to_thread(fabric_run_answer, stored)).response_to(request)

@@ -30,23 +30,28 @@ async def healthz() -> Health:
     responses={503: {"model": Readiness, "description": "Not now"}},
 )
 async def readyz(service: RunningService) -> Response:
-    """Say whether database and worker processes are there."""
+    """Say whether database, object storage and worker processes are there."""
 
     def ask_database() -> None:
         with service.database.read() as connection:
             connection.execute(text("SELECT 1"))
 
-    database, workers = "ok", "ok"
+    database, workers, objects = "ok", "ok", "ok"
     try:
         await service.in_database(ask_database)
     except Exception as error:  # whatever it is, the answer is "not ready"
         log.warning("database-not-ready", error=str(error))
         database = "does not answer"
+    try:
+        await service.documents.check()
+    except Exception as error:
+        log.warning("objects-not-ready", error=str(error))
+        objects = "does not answer"
     for name, pool in (("solver", service.executors["schedule"]), ("reader", service.readers)):
         if not pool.num_alive:
             workers = f"no {name} process is alive"
-    ready = database == workers == "ok"
-    answer = document_answer(Readiness(ready=ready, database=database, workers=workers))
+    ready = database == workers == objects == "ok"
+    answer = document_answer(Readiness(ready=ready, database=database, workers=workers, objects=objects))
     return answer.response(200 if ready else 503)
 
 

@@ -64,7 +64,7 @@ async def create_prediction(request: Request, service: RunningService, principal
         unfinished = await wait_for_result(service, tenant, submitted, request.headers.get("prefer", ""))
         if unfinished is not None:
             return unfinished
-        stored = await service.in_database(service.predictions.get, tenant, submitted.result_id)
+        stored = await service.read(service.predictions.get, tenant, submitted.result_id)
     if not isinstance(stored, StoredPrediction):
         raise ResultDeleted("the answer was deleted while it was made; send it again")
     answer = await asyncio.to_thread(prediction_answer, stored)
@@ -101,7 +101,7 @@ async def get_prediction(
     request: Request, service: RunningService, principal: Reader, prediction_id: PredictionId
 ) -> Response:
     """Return a stored prediction."""
-    stored = await service.in_database(service.predictions.get, principal.tenant, prediction_id)
+    stored = await service.read(service.predictions.get, principal.tenant, prediction_id)
     if stored is None:
         raise NotFound(f'there is no prediction "{prediction_id}"')
     varies = {"Vary": "Accept"}

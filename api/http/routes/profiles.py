@@ -34,7 +34,7 @@ router = APIRouter(prefix="/v1/profiles")
 async def create_profile(request: Request, service: RunningService, principal: Submitter) -> Response:
     """Store a profile under the hash of its content, for schedules to refer to."""
     received = await read_body(request, principal.tenant, read_profile)
-    summary = await service.in_database(service.store.put_profile, principal.tenant, received)
+    summary = await service.put_profile(principal.tenant, received)
     audit("profile-stored", principal, profile=summary.id)
     return document_answer(summary).response(201, {"Location": f"/v1/profiles/{summary.id}"})
 
@@ -58,7 +58,7 @@ async def get_profile(
     request: Request, service: RunningService, principal: Reader, profile_id: Annotated[Sha256, Path()]
 ) -> Response:
     """Return a stored profile."""
-    stored = await service.in_database(service.store.get_profile, principal.tenant, profile_id)
+    stored = await service.read(service.store.get_profile, principal.tenant, profile_id)
     if stored is None:
         raise NotFound(f"there is no profile {profile_id}")
     return (await asyncio.to_thread(profile_answer, stored)).response_to(request)

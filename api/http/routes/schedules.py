@@ -1,6 +1,7 @@
 """Routes under /v1/schedules."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
@@ -54,6 +55,8 @@ async def create_schedule(
     """
     tenant = principal.tenant
     received = await read_body(request, tenant, read_request)
+    # Bodies that are read once may be sent by several.
+    received = replace(received, asked_by=principal.key_id or principal.subject)
     submitted = await service.submit(tenant, received)
     audit("schedule-requested", principal, schedule=submitted.result_id, profile=received.profile_sha256)
     created = {"Location": f"/v1/schedules/{submitted.result_id}"}
@@ -94,7 +97,7 @@ async def find_schedules(
             service.store.list_schedules, tenant, job, fingerprint, limit, cursor
         )
         return document_answer(page).response_to(request)
-    stored = await service.in_database(service.store.newest_schedule, tenant, job, fingerprint)
+    stored = await service.read(service.store.newest_schedule, tenant, job, fingerprint)
     if stored is None:
         raise NotFound(f'job "{job}" has no schedule with fingerprint {fingerprint}')
     return answers.keep(tenant, stored).response_to(request)
@@ -161,7 +164,8 @@ async def _drawn(
     found = await service.in_database(service.store.get_documents, principal.tenant, schedule_id)
     if found is None:
         raise NotFound(f'there is no schedule "{schedule_id}"')
-    return await service.compute(draw, *found, tenant=principal.tenant)
+    documents = [(await service.documents.whole(each)).document for each in found]
+    return await service.compute(draw, *documents, tenant=principal.tenant)
 
 
 @router.delete(

@@ -1,16 +1,18 @@
-"""The route /v1/simulations: what an iteration would take under the policies of the field."""
+"""Routes under /v1/simulations: an iteration under the policies of the field, its length and its course."""
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pace.api.errors import InvalidRequest
+from pace.api.errors import InvalidRequest, NotFound
 from pace.api.http.answers import PreparedAnswer
 from pace.api.http.body import receive_small
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import RunningService
 from pace.api.http.security import Submitter
 from pace.api.workers.functions import simulation
+from pace.api.workers.windows import windows
 from pace.client.documents import SimulationRequest, SimulationResult
+from pace.client.page_documents import WindowRequest, WindowResult
 
 router = APIRouter(prefix="/v1/simulations")
 
@@ -27,11 +29,38 @@ _EXAMPLE = {"profile_id": "0" * 64, "policies": ["fifo", "ddp", "pace"]}
 async def create_simulation(request: Request, service: RunningService, principal: Submitter) -> Response:
     """Simulate a stored profile under several policies. Nothing is stored: same request, same answer."""
     asked = await receive_small(request, SimulationRequest)
-    profile = await service.in_database(
-        service.store.get_profile_document, principal.tenant, asked.profile_id
-    )
+    profile = await service.read(service.store.get_profile_document, principal.tenant, asked.profile_id)
     if profile is None:
         raise InvalidRequest(f"profile_id: there is no profile {asked.profile_id}")
     return PreparedAnswer.of(
-        await service.compute(simulation, profile, asked, tenant=principal.tenant)
+        await service.compute(simulation, profile.document, asked, tenant=principal.tenant)
+    ).response()
+
+
+@router.post(
+    "/windows",
+    summary="Lay out windows in time",
+    response_model=WindowResult,
+    responses=problems(401, 403, 404, 408, 413, 415, 422, 429, 500, 503),
+    openapi_extra=json_body(WindowRequest, _EXAMPLE),
+)
+async def create_windows(request: Request, service: RunningService, principal: Submitter) -> Response:
+    """Say when every op runs and when every transfer is on the network: of a schedule, and under policies.
+
+    Nothing is stored: same request, same answer.
+    """
+    asked, tenant = await receive_small(request, WindowRequest), principal.tenant
+    profile = await service.in_database(service.store.get_profile_document, tenant, asked.profile_id)
+    if profile is None:
+        raise InvalidRequest(f"profile_id: there is no profile {asked.profile_id}")
+    schedule: bytes | None = None
+    if asked.schedule_id is not None:
+        found = await service.in_database(service.store.get_schedule, tenant, asked.schedule_id)
+        if found is None:
+            raise NotFound(f'there is no schedule "{asked.schedule_id}"')
+        if found.profile_sha256 != asked.profile_id:
+            raise InvalidRequest(f"schedule_id: this schedule is for the profile {found.profile_sha256}")
+        schedule = found.document
+    return PreparedAnswer.of(
+        await service.compute(windows, profile, schedule, asked, tenant=tenant)
     ).response()

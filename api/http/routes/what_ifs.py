@@ -54,7 +54,7 @@ async def create_what_if(request: Request, service: RunningService, principal: S
         unfinished = await wait_for_result(service, tenant, submitted, request.headers.get("prefer", ""))
         if unfinished is not None:
             return unfinished
-        stored = await service.in_database(service.what_ifs.get, tenant, submitted.result_id)
+        stored = await service.read(service.what_ifs.get, tenant, submitted.result_id)
     if not isinstance(stored, StoredWhatIf):
         raise ResultDeleted("the answer was deleted while it was made; send it again")
     answer = await asyncio.to_thread(what_if_answer, stored)
@@ -89,7 +89,7 @@ async def get_what_if(
     request: Request, service: RunningService, principal: Reader, what_if_id: WhatIfId
 ) -> Response:
     """Return a stored what-if."""
-    stored = await service.in_database(service.what_ifs.get, principal.tenant, what_if_id)
+    stored = await service.read(service.what_ifs.get, principal.tenant, what_if_id)
     if stored is None:
         raise NotFound(f'there is no what-if "{what_if_id}"')
     varies = {"Vary": "Accept"}

@@ -68,6 +68,14 @@ def trusting_context(authority: Path | None) -> ssl.SSLContext | None:
     return None if authority is None else ssl.create_default_context(cafile=str(authority))
 
 
+def shard_of(text: str) -> tuple[int, int]:
+    """Return N and M of N/M."""
+    number, slash, shards = text.partition("/")
+    if not slash or not number.isdigit() or not shards.isdigit() or int(number) >= int(shards):
+        raise InvalidOptions(f"--shard {text!r}: N/M with N from 0 to M - 1 is needed")
+    return int(number), int(shards)
+
+
 def until_stopped(address: str) -> None:
     """Say where the process listens, and wait for SIGTERM or SIGINT."""
     stopped = threading.Event()
@@ -81,10 +89,13 @@ def scheduler(
     bind: Bind = "127.0.0.1:7080",
     delay_bound: Annotated[int | None, typer.Option(min=1, help="Delays stay below it.")] = None,
     late: Annotated[
-        str, typer.Option(help="What becomes of late updates: drop, hold or downweight.")
+        str, typer.Option(help="What becomes of late updates: drop, hold, downweight, or pace: none is.")
     ] = "drop",
     merge: Annotated[str, typer.Option(help="A commit adds a sum, or a weighted-mean.")] = "sum",
     momentum: Annotated[float, typer.Option(min=0, max=0.999, help="Of every commit.")] = 0.0,
+    exact_momentum: Annotated[
+        bool, typer.Option(help="Every update is a step of its own; sums are two vectors then.")
+    ] = False,
     aggregators: Annotated[
         int | None, typer.Option(min=0, help="How many hosts may add at most; all unless given.")
     ] = None,
@@ -94,6 +105,12 @@ def scheduler(
     divergence_updates: Annotated[
         int | None, typer.Option(min=0, help="Keep a replica within so many updates of the server.")
     ] = None,
+    replicate_patiently: Annotated[
+        bool, typer.Option(help="Send nothing to the replica until half of that is used: fewer bytes.")
+    ] = False,
+    replica_buffer_bytes: Annotated[
+        float, typer.Option(min=0, help="What a host may keep for the replica.", show_default="no limit")
+    ] = float("inf"),
     network: Annotated[
         Path | None, typer.Option(help="A network document: what links carry at first.", exists=True)
     ] = None,
@@ -103,6 +120,7 @@ def scheduler(
             min=0, help="For experiments: believe the document, so many seconds late, not receivers."
         ),
     ] = None,
+    servers: Annotated[int, typer.Option(min=1, max=1024, help="Over how many the model is split.")] = 1,
     tick_s: Annotated[float, typer.Option(min=0.001, help="Plan at least so often.")] = 0.1,
     failover_s: Annotated[float, typer.Option(min=0, help="How long the server may be gone.")] = 2.0,
     transfer_log: Annotated[Path | None, typer.Option(help="Append a line for every transfer here.")] = None,
@@ -122,8 +140,8 @@ def scheduler(
 
         if divergence is not None and divergence_updates is not None:
             raise InvalidOptions("--divergence and --divergence-updates are two bounds: give one")
-        if late not in ("drop", "hold", "downweight"):
-            raise InvalidOptions(f"--late {late!r}: a running scheduler takes drop, hold or downweight")
+        if late not in ("drop", "hold", "downweight", "pace"):
+            raise InvalidOptions(f"--late {late!r}: drop, hold, downweight or pace is needed")
         if merge not in ("sum", "weighted-mean"):
             raise InvalidOptions(f"--merge {merge!r}: sum or weighted-mean is needed")
         limit = None
@@ -142,6 +160,10 @@ def scheduler(
             late=late,  # type: ignore[arg-type]  # checked above
             merge=merge,  # type: ignore[arg-type]
             momentum=momentum,
+            exact_momentum=exact_momentum,
+            replicate_patiently=replicate_patiently,
+            buffer_bytes=replica_buffer_bytes,
+            servers=servers,
             aggregators=document.aggregators if document is not None and document.aggregators else None,
             most_aggregators=aggregators,
             divergence=limit,
@@ -171,6 +193,7 @@ def _run_host(
     silence_s: float,
     *,
     replica: bool = False,
+    shard: tuple[int, int] = (0, 1),
 ) -> None:
     from pace.runtime.addresses import parse_address, read_token
     from pace.runtime.fabric.daemon import HostDaemon
@@ -182,6 +205,7 @@ def _run_host(
         advertise=advertise,
         model=model,
         replica=replica,
+        shard=shard,
         token=read_token(token_file, TOKEN),
         serving=serving_context(tls[0], tls[1]),
         trusting=trusting_context(tls[2]),
@@ -213,6 +237,9 @@ def serve(
     model: ModelFile,
     log: LogFile = None,
     replica: Annotated[bool, typer.Option(help="Hold the replica instead of the server's model.")] = False,
+    shard: Annotated[
+        str, typer.Option(help="N/M: this server holds the N-th of M equal parts, counted from 0.")
+    ] = "0/1",
     bind: Bind = "127.0.0.1:7081",
     advertise: Advertised = None,
     token_file: TokenFile = None,
@@ -224,10 +251,25 @@ def serve(
     """Run the daemon of the host that holds the model, or its replica, until stopped."""
     with reported():
         from pace.runtime.fabric.held_model import HeldModel, load_model
+        from pace.runtime.fabric.shards import shard_range
 
-        held = HeldModel(load_model(model), log=log)
+        number, shards = shard_of(shard)
+        weights = load_model(model)
+        first, last = shard_range(len(weights), number, shards)
+        held = HeldModel(weights[first:last].copy(), log=log)
         tls = (tls_cert, tls_key, tls_ca)
-        _run_host(name, scheduler, bind, advertise, held, tls, token_file, silence_s, replica=replica)
+        _run_host(
+            name,
+            scheduler,
+            bind,
+            advertise,
+            held,
+            tls,
+            token_file,
+            silence_s,
+            replica=replica,
+            shard=(number, shards),
+        )
 
 
 def status(

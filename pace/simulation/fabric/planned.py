@@ -5,7 +5,7 @@ deadlines; all updates of an iteration are committed before any model is sent.
 """
 
 import heapq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from pace.documents.fabric.scenario import FabricScenario
 from pace.simulation.fabric.booked import BookedNetwork
 from pace.simulation.fabric.draws import Computations, draw_links, rates_at
 from pace.simulation.fabric.records import CommitRecord, FabricRun
-from pace.solver.fabric.aggregation import Aggregation, Hop, aggregate, fastest_hosts
+from pace.solver.fabric.aggregation import Aggregation, Hop, aggregate, fastest_hosts, renumber
 from pace.solver.fabric.capacity import SAME_MOMENT_S, Capacities
 from pace.solver.fabric.distribution import distribute
 from pace.solver.fabric.ordering import order_updates
@@ -241,7 +241,7 @@ class _Scheduler:
         made = replicate(
             queue,
             np.zeros(len(senders)),
-            _numbered(plan, place),
+            renumber(plan, place),
             len(punted),
             view,
             self.replica_host,
@@ -253,7 +253,7 @@ class _Scheduler:
             return plan, {}
         self.unreplicated.senders = [senders[number] for number in made.punted]
         back = {number: update for update, number in place.items()}
-        moved = _numbered(made.server, back)
+        moved = renumber(made.server, back)
         ends = self._execute(made.frozen, float(updates.ready[0]))
         needed = {}
         for number, (hop, before) in enumerate(zip(moved.hops, plan.hops, strict=True)):
@@ -290,14 +290,6 @@ class _Scheduler:
                 self._begin(sender, self.version, at)
             else:
                 self._begin_or_hold(sender, self.version, at)
-
-
-def _numbered(plan: Aggregation, number: dict[int, int]) -> Aggregation:
-    return replace(
-        plan,
-        hops=tuple(replace(hop, updates=tuple(number[u] for u in hop.updates)) for hop in plan.hops),
-        groups=tuple((tuple(number[u] for u in group), at) for group, at in plan.groups),
-    )
 
 
 def simulate_planned(scenario: FabricScenario, *, synchronous: bool = False) -> FabricRun:

@@ -1,19 +1,24 @@
 """Updates on their way to the server, the groups that are committed together, and their plan."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 
-from pace.runtime.fabric.messages import AdditionOrder, CommitMember, HeldUpdate
+from pace.runtime.fabric.messages import AdditionOrder
 from pace.runtime.fabric.scheduling.known_hosts import NetworkView
 from pace.runtime.fabric.scheduling.transfer_queue import TransferQueue
-from pace.solver.fabric.aggregation import Aggregation, Hop, aggregate
+from pace.runtime.fabric.shards import shard_bytes, shard_key
+from pace.runtime.fabric.update_records import CommitMember, HeldUpdate
+from pace.solver.fabric.aggregation import DENSE, AggregateSize, Aggregation, Hop, aggregate
 from pace.solver.fabric.ordering import Drop, Late, order_updates
+from pace.solver.fabric.plain_ordering import ShardedServers, order_plainly
 from pace.solver.fabric.updates import NO_DEADLINE, Updates, deadlines
 
 Merge = Literal["sum", "weighted-mean"]
+NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -64,16 +69,24 @@ class CommitGroup:
         The host that adds them; None for one update that comes directly.
     number
         Of its commit, in planned order.
+    missing, unanswered
+        How many servers have not received it, and have not said that it is committed.
     """
 
     number: int
     members: list[FabricUpdate]
     aggregator: str | None
     planned_s: float
-    arrived: bool = False
+    missing: int = 1
+    unanswered: int = 1
     arrived_s: float = 0.0
     hosts: set[str] = field(default_factory=set)
     transfers: list[int] = field(default_factory=list)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether every server has received it."""
+        return self.missing <= 0
 
     @property
     def key(self) -> str:
@@ -82,10 +95,15 @@ class CommitGroup:
 
 
 def updates_of(
-    waiting: Sequence[FabricUpdate], view: NetworkView, target: str, version: int, bound: int | None
+    waiting: Sequence[FabricUpdate],
+    view: NetworkView,
+    target: str,
+    version: int,
+    bound: int | None,
+    shard: tuple[int, int] = (0, 1),
 ) -> Updates:
-    """Return updates as the solver's arrays."""
-    sizes = np.array([update.held.size_bytes for update in waiting], dtype=float)
+    """Return updates, or a shard of each, as the solver's arrays."""
+    sizes = np.array([shard_bytes(update.held.size_bytes, *shard) for update in waiting], dtype=float)
     hosts = np.array([view.number[update.host] for update in waiting], dtype=np.int64)
     last = np.full(len(waiting), NO_DEADLINE)
     if bound is not None:
@@ -95,23 +113,45 @@ def updates_of(
 
 
 def order_batch(
-    waiting: Sequence[FabricUpdate], updates: Updates, view: NetworkView, late: Late
+    waiting: Sequence[FabricUpdate],
+    updates: Updates,
+    view: NetworkView,
+    late: Late,
+    servers: Sequence[str],
 ) -> tuple[list[int], tuple[Drop, ...]]:
-    """Return the order of commits and what is dropped; factors of updates that come late are lowered."""
+    """Return the order of commits and what is dropped; factors of updates that come late are lowered.
+
+    On several servers, each with a shard of the model, an update has arrived when its last shard has.
+    """
     if all(update.again for update in waiting):
         return list(range(len(waiting))), ()
-    ordering = order_updates(updates, view.capacities, late=late)
+    if len(servers) > 1:
+        sizes = [
+            [shard_bytes(u.held.size_bytes, n, len(servers)) for n in range(len(servers))] for u in waiting
+        ]
+        at = tuple(view.number[server] for server in servers)
+        placed = ShardedServers(
+            np.array(sizes, dtype=float), updates.host, at, view.capacities.copy(), updates.ready
+        )
+        ordering = order_plainly(placed, updates.deadline, late=late)
+    else:
+        ordering = order_updates(updates, view.capacities, late=late)
     for place in ordering.commits:
         waiting[place].factor *= float(ordering.weights[place])
     return list(ordering.commits), ordering.dropped
 
 
 def towards(
-    updates: Updates, order: Sequence[int], view: NetworkView, relays: Sequence[int], target: str
+    updates: Updates,
+    order: Sequence[int],
+    view: NetworkView,
+    relays: Sequence[int],
+    target: str,
+    size: AggregateSize = DENSE,
 ) -> Aggregation | None:
     """Return how updates reach a host; None if they do not."""
     chosen = [host for host in relays if host != view.number[target]]
-    return aggregate(updates, order, view.capacities, chosen, target=view.number[target])
+    return aggregate(updates, order, view.capacities, chosen, target=view.number[target], size=size)
 
 
 def submit_hops(
@@ -126,11 +166,25 @@ def submit_hops(
     *,
     urgency: int = 1,
     purpose: str = "update",
+    momentum: float = 0.0,
+    earlier: Sequence[int] = (),
+    waits: Mapping[int, Sequence[int]] = NOTHING,
+    shard: tuple[int, int] = (0, 1),
 ) -> list[int]:
     """Queue planned hops; return their numbers.
 
     Parameters
     ----------
+    hops
+        Of a plan, from the one on that follows `earlier`.
+    momentum
+        Of steps that sums keep apart; 0 where a sum is one step.
+    earlier
+        Numbers of the plan's hops before these.
+    waits
+        Transfers that a hop, by its place in the plan, waits for though they are none of the plan.
+    shard
+        Which part of the updates is sent, of how many.
     parts
         The updates that hops name by number.
     sum_key
@@ -139,20 +193,21 @@ def submit_hops(
         Called with the updates of a hop to `target` when it has arrived, and with those of any hop that
         failed.
     """
-    numbers: list[int] = []
+    numbers = list(earlier)
     for hop in hops:
         final = names[hop.target] == target
         relayed = final and bool(hop.after)
         members = hop.updates
         prepare: tuple[AdditionOrder, ...] = ()
-        key = parts[members[0]].key
+        key = shard_key(parts[members[0]].key, *shard)
         if relayed:
-            key = sum_key(members)
+            key = shard_key(sum_key(members), *shard)
             prepare = (
                 AdditionOrder(
                     key=key,
-                    parts=tuple(parts[place].key for place in members),
+                    parts=tuple(shard_key(parts[place].key, *shard) for place in members),
                     factors=tuple(parts[place].factor for place in members),
+                    momentum=momentum if len(members) > 1 else 0.0,
                 ),
             )
 
@@ -169,10 +224,10 @@ def submit_hops(
                 ended,
                 urgency=urgency,
                 planned_s=now_s + hop.reservation.end_s,
-                after=tuple(numbers[earlier] for earlier in hop.after),
+                after=(*(numbers[place] for place in hop.after), *waits.get(len(numbers), ())),
                 prepare=prepare,
                 once=relayed,
                 purpose=purpose if final else f"{purpose} to a relay",
             )
         )
-    return numbers
+    return numbers[len(earlier) :]

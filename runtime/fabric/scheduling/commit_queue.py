@@ -1,12 +1,15 @@
 """Groups of updates from their plan to their commit, in the order in which the server commits them."""
 
 from collections import deque
+from collections.abc import Sequence
 
 from pace.runtime.fabric.messages import CommitNotice, CommitOrder, ForgetOrder
 from pace.runtime.fabric.scheduling.commit_groups import CommitGroup, FabricUpdate
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
-from pace.runtime.fabric.scheduling.replica_feed import ReplicaFeed
+from pace.runtime.fabric.scheduling.replication.replica_feed import ReplicaFeed
+from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.update_tickets import UpdateTickets
+from pace.runtime.fabric.shards import shard_key
 
 
 class CommitQueue:
@@ -21,10 +24,10 @@ class CommitQueue:
     """
 
     def __init__(
-        self, known: KnownHosts, tickets: UpdateTickets, replica: ReplicaFeed, delay_bound: int | None
+        self, known: KnownHosts, tickets: UpdateTickets, replica: ReplicaFeed, options: SchedulerOptions
     ) -> None:
         self._known, self._tickets, self._replica = known, tickets, replica
-        self._delay_bound = delay_bound
+        self._delay_bound, self._step_momentum = options.delay_bound, options.step_momentum
         self._numbers = known.transfers.numbers
         self._planned: deque[CommitGroup] = deque()
         self._ordered: dict[int, CommitGroup] = {}
@@ -79,10 +82,12 @@ class CommitQueue:
         self._replica.remove(group.members)
         keys = tuple(member.key for member in group.members)
         if group.aggregator is not None:
-            self._known.tell(group.aggregator, ForgetOrder(keys=keys))
-        server = self._known.holder("server")
-        if server is not None:
-            self._known.tell(server, ForgetOrder(keys=(group.key,)))
+            shards = max(len(self._known.servers()), 1)
+            forgotten = tuple(shard_key(key, shard, shards) for key in keys for shard in range(shards))
+            self._known.tell(group.aggregator, ForgetOrder(keys=forgotten))
+        servers = self._known.servers()
+        for shard, server in enumerate(servers):
+            self._known.tell(server, ForgetOrder(keys=(shard_key(group.key, shard, len(servers)),)))
         self._tickets.wait_again(group.members)
 
     def lose(self, host: str) -> None:
@@ -103,7 +108,12 @@ class CommitQueue:
 
     # Commits.
 
-    def order_what_may(self, server: str) -> bool:
+    @property
+    def ordered_version(self) -> int:
+        """Of the model once all commits are made that the server was told to make."""
+        return self.version + sum(len(group.members) for group in self._ordered.values())
+
+    def order_what_may(self, servers: Sequence[str]) -> bool:
         """Order commits from the head of the queue; return whether the replica's bound holds one back."""
         while self._planned and self._planned[0].arrived:
             group = self._planned[0]
@@ -112,25 +122,29 @@ class CommitQueue:
             self._planned.popleft()
             self._ordered[group.number] = group
             self._replica.order(group.members)
-            self._known.tell(
-                server,
-                CommitOrder(
+            for shard, server in enumerate(servers):
+                order = CommitOrder(
                     number=group.number,
-                    key=group.key,
+                    key=shard_key(group.key, shard, len(servers)),
                     members=tuple(member.member() for member in group.members),
                     scaled=group.aggregator is not None,
+                    exact=self._step_momentum > 0 and len(group.members) > 1,
                     planned_s=group.planned_s,
                     arrived_s=group.arrived_s,
                     delay_bound=self._delay_bound,
-                ),
-            )
+                )
+                self._known.tell(server, order)
         return False
 
     def answer(self, notice: CommitNotice) -> bool:
         """Take the server's answer; return whether it was told to make this commit."""
-        group = self._ordered.pop(notice.number, None)
+        group = self._ordered.get(notice.number)
         if group is None:
             return False
+        group.unanswered -= 1
+        if group.unanswered > 0:
+            return True
+        del self._ordered[notice.number]
         self.version = notice.version
         if notice.expired:
             # The guard of the server: a plan keeps every bound, so this is for what no plan can know.

@@ -73,6 +73,13 @@ class KnownHosts:
         """Return the host that plays a part."""
         return next((name for name, host in self.hosts.items() if host.part == part), None)
 
+    def servers(self) -> tuple[str, ...]:
+        """Return the hosts that serve the model, in the order of its shards."""
+        serving = [
+            (host.registration.shard, name) for name, host in self.hosts.items() if host.part == "server"
+        ]
+        return tuple(name for _, name in sorted(serving))
+
     def view(self) -> NetworkView:
         """Return the network from now on, with everything booked that is planned."""
         now, names = self.now(), tuple(self.hosts)

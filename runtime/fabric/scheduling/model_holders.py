@@ -4,7 +4,7 @@ from pace.runtime.event_log import log
 from pace.runtime.fabric.messages import HostRegistration, PromotionOrder
 from pace.runtime.fabric.scheduling.commit_queue import CommitQueue
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
-from pace.runtime.fabric.scheduling.replica_feed import ReplicaFeed
+from pace.runtime.fabric.scheduling.replication.replica_feed import ReplicaFeed
 from pace.runtime.fabric.scheduling.update_tickets import UpdateTickets
 
 
@@ -15,6 +15,8 @@ class ModelHolders:
     ----------
     failover_s
         How long the server may be gone before that.
+    num_servers
+        Over how many the model is split.
 
     Attributes
     ----------
@@ -29,22 +31,42 @@ class ModelHolders:
         commits: CommitQueue,
         replica: ReplicaFeed,
         failover_s: float,
+        num_servers: int = 1,
     ) -> None:
         self._known, self._tickets, self._commits, self._replica = known, tickets, commits, replica
-        self._failover_s = failover_s
+        self._failover_s, self._num_servers = failover_s, num_servers
         self._server_lost_s: float | None = None
         self._had_replica = False
         self.promoted: str | None = None
 
     def refusal(self, message: HostRegistration) -> str | None:
         """Return why a host may not play its part; None if it may."""
-        holder = None if message.part == "worker" else self._known.holder(message.part)
+        if message.part == "server":
+            reason = self._refusal_of_server(message)
+            if reason is not None:
+                return reason
+        holder = self._known.holder("replica") if message.part == "replica" else None
         if holder is not None and holder != message.host:
             return f"{holder} is the {message.part} already"
         if self.promoted not in (None, message.host) and message.part == "server":
             return "the replica has taken the server's place"
         if message.part == "replica" and not self._replica.wanted:
             return "this scheduler keeps no replica: it was given no divergence bound"
+        return None
+
+    def _refusal_of_server(self, message: HostRegistration) -> str | None:
+        if (message.shards, message.shard < message.shards) != (self._num_servers, True):
+            return (
+                f"shard {message.shard} of {message.shards}: this scheduler has the model on"
+                f" {self._num_servers} servers"
+            )
+        others = [name for name in self._known.servers() if name != message.host]
+        for name in others:
+            if self._known.hosts[name].registration.shard == message.shard:
+                return f"{name} is the server already"
+        expected = self._commits.ordered_version
+        if others and message.version != expected:
+            return f"it has version {message.version}, the other servers {expected}: start all from one model"
         return None
 
     def join(self, message: HostRegistration) -> None:
@@ -76,11 +98,12 @@ class ModelHolders:
         self._server_lost_s = self._known.now()
         self._commits.lose_server()
 
-    def server(self) -> str | None:
-        """Return the server; the replica in its place once it has been gone for too long."""
-        if self._known.holder("server") is None:
+    def servers(self) -> tuple[str, ...]:
+        """Return the servers, none unless all are here; a replica takes the place of one that is gone."""
+        if len(self._known.servers()) < self._num_servers:
             self._replace_server()
-        return self._known.holder("server")
+        found = self._known.servers()
+        return found if len(found) == self._num_servers else ()
 
     def may_commit(self) -> bool:
         """Return whether a replica that is asked for has called; when it has died since, all may go on."""

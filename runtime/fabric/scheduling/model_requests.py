@@ -1,10 +1,13 @@
 """Models to the hosts that ask for them: one version for all who wait, sent on by hosts that have it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pace.runtime.event_log import log
 from pace.runtime.fabric.messages import DeliveryOrder, ForgetOrder, SnapshotOrder
+from pace.runtime.fabric.scheduling.admission import Admission
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts, NetworkView
+from pace.runtime.fabric.shards import shard_key, whole_of
 from pace.solver.fabric.distribution import distribute
 
 
@@ -81,6 +84,16 @@ def spread(
     used(source)
 
 
+@dataclass(slots=True)
+class _Want:
+    """A version, how many workers wait for it to train or to read, and how many may train."""
+
+    at_least: int
+    training: int = 0
+    reading: int = 0
+    most: int | None = None
+
+
 class ModelRequests:
     """Hosts that wait for a model.
 
@@ -88,29 +101,45 @@ class ModelRequests:
     ----------
     tick_s
         The server's way up is planned once it is booked for less than this.
+    admission
+        How many workers may begin to train.
     """
 
-    def __init__(self, known: KnownHosts, tick_s: float) -> None:
-        self._known, self._tick_s = known, tick_s
-        self._wanted: dict[str, int] = {}
-        self._asked: dict[str, dict[str, int]] = {}  # snapshots that were ordered: key to hosts
+    def __init__(self, known: KnownHosts, tick_s: float, admission: Admission) -> None:
+        self._known, self._tick_s, self._admission = known, tick_s, admission
+        self._wanted: dict[str, _Want] = {}
+        self._asked: dict[str, dict[str, _Want]] = {}  # snapshots that were ordered: key to hosts
         self._numbers = 0
+        self._next_s = 0.0
+        self._missing: dict[str, int] = {}  # shards of a snapshot that are not taken yet
+        self._serving: tuple[str, ...] = ()
 
-    def want(self, host: str, at_least: int) -> None:
+    def want(self, host: str, at_least: int, *, training: int = 0, reading: int = 0) -> None:
         """Put a host on the list."""
-        self._wanted[host] = max(self._wanted.get(host, 0), at_least)
+        before = self._wanted.get(host)
+        least = max(0 if before is None else before.at_least, at_least)
+        self._wanted[host] = _Want(least, training, reading)
 
     def lose(self, host: str) -> None:
         """Take a host off the list; if it was the server, those it was asked for wait again."""
         self._wanted.pop(host, None)
         for key, hosts in list(self._asked.items()):
             hosts.pop(host, None)
-            if self._known.holder("server") is None:
-                del self._asked[key]
-                self._wanted.update(hosts)
+            if host in self._serving:
+                del self._asked[key], self._missing[key]
+                for name, want in hosts.items():
+                    self._again(name, want)
 
-    def plan(self, server: str, version: int, planned_version: int) -> None:
+    def _again(self, host: str, want: _Want) -> None:
+        self._admission.take_back(host)
+        self._wanted[host] = want
+
+    def plan(
+        self, servers: Sequence[str], version: int, planned_version: int, waiting: Sequence[int]
+    ) -> None:
         """Order a snapshot for all whose version is there, if the server's way up is nearly free.
+
+        At most once in a tick, so that those who ask at about the same time are served together.
 
         Parameters
         ----------
@@ -118,35 +147,57 @@ class ModelRequests:
             Of the model once all commits that were ordered are applied.
         planned_version
             The newest that can be waited for: after a failover the model may be older than what was asked.
+        waiting
+            Versions that updates were computed from which wait for a plan.
         """
-        ready = {h: v for h, v in self._wanted.items() if min(v, planned_version) <= version}
-        if not ready or self._asked:
+        ready = {h: w for h, w in self._wanted.items() if min(w.at_least, planned_version) <= version}
+        if not ready or self._asked or self._known.now() < self._next_s:
             return
-        if self._known.view().busy_s(server, "up") >= self._tick_s:
+        self._next_s = self._known.now() + self._tick_s
+        view = self._known.view()
+        if max(view.busy_s(server, "up") for server in servers) >= self._tick_s:
+            return
+        asked: dict[str, _Want] = {}
+        for host, want in ready.items():
+            most = self._admission.admit(
+                host, want.training, version=version, planned_version=planned_version, waiting=waiting
+            )
+            if most == 0 and want.training and not want.reading:
+                continue
+            want.most = most
+            asked[host] = want
+            del self._wanted[host]
+        if not asked:
             return
         self._numbers += 1
+        self._serving = tuple(servers)
         key = f"m/{self._numbers}"
-        for host in ready:
-            del self._wanted[host]
-        self._asked[key] = ready
-        self._known.tell(server, SnapshotOrder(key=key))
+        self._asked[key], self._missing[key] = asked, len(servers)
+        for shard, server in enumerate(servers):
+            self._known.tell(server, SnapshotOrder(key=shard_key(key, shard, len(servers))))
 
     def taken(self, server: str, key: str, version: int, size_bytes: int) -> bool:
         """Send a snapshot that was taken to those who wait; return whether it was for a model."""
-        hosts = self._asked.pop(key, None)
+        place = whole_of(key)
+        whole, shards = (key, 1) if place is None else (place[0], place[2])
+        hosts = self._asked.get(whole)
         if hosts is None:
             return False
+        self._missing[whole] -= 1
+        if not self._missing[whole]:
+            del self._asked[whole], self._missing[whole]
         here = [host for host in hosts if host in self._known.hosts]
-        most = max((hosts[host] for host in here), default=0)
+        newest = max((hosts[host].at_least for host in here), default=0)
 
         def deliver(host: str) -> None:
             # A worker may have asked for a version that a dead server had: it takes what there is.
-            self._known.tell(host, DeliveryOrder(key=key, version=max(version, most)))
+            order = DeliveryOrder(key=key, version=max(version, newest), most=hosts[host].most, shards=shards)
+            self._known.tell(host, order)
 
         def again(host: str) -> None:
             if host in self._known.hosts:
                 log.info("pace.fabric_model_failed", host=host)
-                self.want(host, 0)
+                self._again(host, _Want(0, hosts[host].training, hosts[host].reading))
 
         spread(self._known, self._known.view(), server, here, key, size_bytes, deliver, again)
         return True

@@ -18,8 +18,8 @@ from pace.runtime.fabric.connection import FabricLink, Listener
 from pace.runtime.fabric.messages import (
     ArrivalNotice,
     CommitNotice,
+    ComputingNotice,
     FailureNotice,
-    HeldUpdate,
     HostRegistration,
     Message,
     ModelWanted,
@@ -31,6 +31,7 @@ from pace.runtime.fabric.messages import (
     UpdateNotice,
     WelcomeOrder,
 )
+from pace.runtime.fabric.scheduling.admission import Admission
 from pace.runtime.fabric.scheduling.batch_planner import BatchPlanner
 from pace.runtime.fabric.scheduling.commit_queue import CommitQueue
 from pace.runtime.fabric.scheduling.known_hosts import KnownHost, KnownHosts
@@ -38,10 +39,11 @@ from pace.runtime.fabric.scheduling.link_rates import MeasuredState, NetworkStat
 from pace.runtime.fabric.scheduling.model_holders import ModelHolders
 from pace.runtime.fabric.scheduling.model_requests import ModelRequests
 from pace.runtime.fabric.scheduling.reductions import Reductions
-from pace.runtime.fabric.scheduling.replica_feed import ReplicaFeed
+from pace.runtime.fabric.scheduling.replication.replica_feed import ReplicaFeed
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.transfer_log import TransferLog
 from pace.runtime.fabric.scheduling.update_tickets import UpdateTickets
+from pace.runtime.fabric.update_records import HeldUpdate
 
 
 class FabricScheduler:
@@ -68,14 +70,15 @@ class FabricScheduler:
             aggregators=options.aggregators,
             most_aggregators=options.most_aggregators,
         )
-        self.replica = ReplicaFeed(self.known, options.divergence, options.momentum)
+        self.replica = ReplicaFeed(self.known, options)
         self._tickets = UpdateTickets(self.known)
-        self._commits = CommitQueue(self.known, self._tickets, self.replica, options.delay_bound)
-        self._planner = BatchPlanner(options, self.known, self._tickets, self._commits)
+        self._commits = CommitQueue(self.known, self._tickets, self.replica, options)
+        self._planner = BatchPlanner(options, self.known, self._tickets, self._commits, self.replica)
         self._holders = ModelHolders(
-            self.known, self._tickets, self._commits, self.replica, options.failover_s
+            self.known, self._tickets, self._commits, self.replica, options.failover_s, options.servers
         )
-        self._models = ModelRequests(self.known, options.tick_s)
+        self._admission = Admission(options.delay_bound if options.late == "pace" else None)
+        self._models = ModelRequests(self.known, options.tick_s, self._admission)
         self._reductions = Reductions(self.known)
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._links: set[FabricLink] = set()
@@ -144,7 +147,7 @@ class FabricScheduler:
             self._register(link, message)
             return
         if isinstance(message, StatusCall):
-            link.send(StatusAnswer(document=json.dumps(self._status())))
+            link.send(StatusAnswer(document=json.dumps(self.status())))
             return
         host = self.known.hosts.get(link.host)
         if host is None or host.link is not link:
@@ -153,7 +156,10 @@ class FabricScheduler:
             case UpdateNotice():
                 self._hear(message.update, link.host)
             case ModelWanted():
-                self._models.want(link.host, message.at_least)
+                training, reading = message.training, message.reading
+                self._models.want(link.host, message.at_least, training=training, reading=reading)
+            case ComputingNotice():
+                self._admission.note(link.host, message.versions, delivered=message.delivered)
             case ReductionNotice():
                 self._reductions.join(link.host, message)
             case ArrivalNotice():
@@ -210,6 +216,7 @@ class FabricScheduler:
             self.replica.leave()
         else:
             self.replica.lose(link.host)
+        self._admission.lose(link.host)
         self._models.lose(link.host)
 
     # What hosts say.
@@ -238,22 +245,25 @@ class FabricScheduler:
     # What is done after everything that happens.
 
     def _go_on(self) -> None:
-        server, may_commit = self._holders.server(), self._holders.may_commit()
-        if server is not None and may_commit:
-            self._planner.plan(server)
+        servers, may_commit = self._holders.servers(), self._holders.may_commit()
+        if servers and may_commit:
+            self._planner.plan(servers)
             self.known.transfers.pump(self.known.now())
-            blocked = self._commits.order_what_may(server)
-            if blocked or self.replica.wanted:
-                self.replica.feed(blocked=blocked)
+            blocked = self._commits.order_what_may(servers)
+            idle = not self._tickets.pending and not len(self._commits) and self._commits.answered
+            self.replica.feed(blocked=blocked, idle=idle)
             if not self._tickets.replaying:
-                self._models.plan(server, self._commits.version, self._commits.planned_version)
+                waiting = [update.held.version for update in self._tickets.pending.values()]
+                planned = self._commits.planned_version
+                self._models.plan(servers, self._commits.version, planned, waiting)
         self.known.transfers.pump(self.known.now())
 
-    def _status(self) -> dict[str, Any]:
-        """Return what people want to know."""
+    def status(self) -> dict[str, Any]:
+        """Return what people want to know: a document of ``pace fabric status``."""
         return {
             "network_state": self.known.state.name,
             "server": self.known.holder("server"),
+            "servers": list(self.known.servers()),
             "replica": self.known.holder("replica"),
             "replica_in_step": self.replica.in_step,
             "promoted": self._holders.promoted is not None,

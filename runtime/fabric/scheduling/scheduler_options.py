@@ -1,11 +1,14 @@
 """How a scheduler plans: what its owner chooses once, for as long as it runs."""
 
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from pace.documents.fabric.batch import DivergenceLimit
 from pace.documents.fabric.transfer_plan import LatePolicy
+from pace.errors import InvalidOptions
 from pace.runtime.fabric.scheduling.commit_groups import Merge
+from pace.solver.fabric.aggregation import AggregateSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +25,18 @@ class SchedulerOptions:
         Whether a commit adds its updates, or their mean with their weights.
     aggregators, most_aggregators
         Hosts that may add, all of them if None; and how many at most.
+    exact_momentum
+        Whether every update is a step of its own with momentum: sums are two vectors then. Otherwise a
+        commit is one step with its sum.
     divergence
         How far the server may lead its replica; None for no replica.
+    replicate_patiently
+        Whether the replica receives nothing until half of that is used, which makes larger sums and so
+        fewer bytes.
+    buffer_bytes
+        How much a host may keep for the replica before it is replicated whatever the bound.
+    servers
+        Over how many the model is split.
     tick_s
         How often is planned at least, and how far ahead the server's link is booked.
     failover_s
@@ -34,9 +47,34 @@ class SchedulerOptions:
     late: LatePolicy = "drop"
     merge: Merge = "sum"
     momentum: float = 0.0
+    exact_momentum: bool = False
     aggregators: tuple[str, ...] | None = None
     most_aggregators: int | None = None
     divergence: DivergenceLimit | None = None
+    replicate_patiently: bool = False
+    buffer_bytes: float = inf
+    servers: int = 1
     tick_s: float = 0.1
     failover_s: float = 2.0
     transfer_log: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.exact_momentum and self.merge == "weighted-mean":
+            raise InvalidOptions(
+                "exact momentum makes a step of every update, a weighted mean one of all: choose one"
+            )
+
+        if self.servers > 1 and self.divergence is not None:
+            raise InvalidOptions(
+                f"a model that is split over {self.servers} servers keeps no replica: give no divergence"
+            )
+
+    @property
+    def step_momentum(self) -> float:
+        """What sums must keep apart: the momentum if every update is a step of its own, else 0."""
+        return self.momentum if self.exact_momentum else 0.0
+
+    @property
+    def sum_size(self) -> AggregateSize:
+        """How large sums are."""
+        return AggregateSize(vectors=2 if self.step_momentum else 1)

@@ -30,7 +30,9 @@ class QueuedTransfer:
     on_end
         Called once, with whether it has arrived.
     rate
-        What it may send at most; None while nobody shares its links.
+        What it may send at most, with all others between the same hosts; None while nobody shares its links.
+    paced
+        Whether it had to leave something to others.
     """
 
     number: int
@@ -138,6 +140,8 @@ class TransferQueue:
     def pump(self, now_s: float) -> None:
         """Start what may start, and give every sender its rate."""
         left: dict[tuple[str, str], float] = {}
+        pairs: dict[tuple[str, str], list[QueuedTransfer]] = {}
+        allowed: dict[int, float | None] = {}
         for transfer in self:
             if transfer.number not in self._transfers or (transfer.began_s is None and transfer.after):
                 continue
@@ -161,15 +165,26 @@ class TransferQueue:
             )
             for end, all_of_it in zip(ends, whole, strict=True):
                 left[end] = max(left.get(end, all_of_it) - taken, 0.0)
-            allowed = None if rate is None else max(rate, _LEAST_RATE)
+            allowed[transfer.number] = None if rate is None else max(rate, _LEAST_RATE)
+            transfer.paced = transfer.paced or rate is not None
+            pairs.setdefault((transfer.source, transfer.target), []).append(transfer)
+        for both_hosts in pairs.values():
+            together = [transfer for transfer in both_hosts if transfer.number in self._transfers]
+            self._give(together, [allowed[transfer.number] for transfer in together], now_s)
+
+    def _give(self, together: list[QueuedTransfer], rates: list[float | None], now_s: float) -> None:
+        """Give transfers between the same hosts their rate: one connection carries them in turn."""
+        known = [rate for rate in rates if rate is not None]
+        rate = sum(known) if len(known) == len(rates) else None
+        changed = any(transfer.began_s is not None and transfer.rate != rate for transfer in together)
+        for transfer in together:
+            transfer.rate = rate
             if transfer.began_s is None:
-                transfer.began_s, transfer.rate = now_s, allowed
-                transfer.paced = allowed is not None
+                transfer.began_s = now_s
                 self._start(transfer)
-            elif allowed != transfer.rate:
-                transfer.rate = allowed
-                transfer.paced = transfer.paced or allowed is not None
-                self._pace(transfer)
+                changed = False  # its order says the rate
+        if changed:
+            self._pace(together[0])
 
     def book(self, view: Capacities, number_of: dict[str, int], now_s: float) -> None:
         """Subtract from a view that begins now what these transfers are expected to need still."""

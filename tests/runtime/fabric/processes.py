@@ -22,6 +22,7 @@ from pace.runtime.fabric.scheduling.link_rates import NetworkState
 from pace.runtime.fabric.scheduling.scheduler import FabricScheduler
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.warm_up import warm_up
+from pace.runtime.fabric.shards import shard_range
 from pace.runtime.fabric.status import ask_status
 
 PACE = [sys.executable, "-c", "from pace.cli.main import app; app()", "fabric"]
@@ -109,7 +110,7 @@ class Fabric:
         warm_up()
         try:
             self.start_scheduler()
-            holders = ([] if without_server else ["server"]) + (["replica"] if replica else [])
+            holders = ([] if without_server else self.servers) + (["replica"] if replica else [])
             for name in [*holders, *(f"h{number}" for number in range(hosts))]:
                 self.start(name)
             self.wait(lambda status: len(status["hosts"]) == hosts + len(holders))
@@ -144,22 +145,32 @@ class Fabric:
             arguments += ["--delay-bound", f"{options.delay_bound}"]
         self.members["scheduler"] = Started("scheduler", "--bind", f"{bind[0]}:{bind[1]}", *arguments)
 
+    @property
+    def servers(self) -> list[str]:
+        """Names of the servers: "server", or "server0" and so on where the model is split."""
+        number = self.options.servers
+        return ["server"] if number == 1 else [f"server{shard}" for shard in range(number)]
+
     def start(self, name: str) -> None:
         """Start a host."""
-        holds, place = name in ("server", "replica"), self.place("scheduler")
+        holds, place = name in (*self.servers, "replica"), self.place("scheduler")
+        shard = (self.servers.index(name), len(self.servers)) if name in self.servers else (0, 1)
         if name in self.killable:
             arguments = ["--name", name, "--scheduler", f"{place.host}:{place.port}", "--bind", "127.0.0.1:0"]
             if holds:
                 arguments += ["--model", f"{self.folder / 'model.npy'}", "--log", f"{self.folder / name}.log"]
-                arguments += ["--replica"] if name == "replica" else []
+                arguments += ["--replica"] if name == "replica" else ["--shard", f"{shard[0]}/{shard[1]}"]
             self.members[name] = Started("serve" if holds else "daemon", *arguments)
             return
-        model = HeldModel(self.first.copy(), log=self.folder / f"{name}.log") if holds else None
+        first, last = shard_range(len(self.first), *shard)
+        log = self.folder / f"{name}.log"
+        model = HeldModel(self.first[first:last].copy(), log=log) if holds else None
         self.members[name] = HostDaemon(
             name,
             place,
             model=model,
             replica=name == "replica",
+            shard=shard,
             token=TOKEN,
             serving=self.serving,
             trusting=self.trusting,

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pace.documents.fabric.batch import DivergenceLimit
 from pace.documents.fabric.network import FabricNetwork
 from pace.errors import CommunicationFailed
 from pace.runtime.fabric.client import FabricClient
@@ -70,6 +71,38 @@ def test_a_batch_is_added_on_the_way(tmp_path: Path) -> None:
         status = fabric.status()
         assert status["hosts"]["server"]["received_bytes"] == status["planned_server_bytes"]
         assert status["planned_server_bytes"] == len(commits) * 80_000
+
+
+def test_sums_make_every_step_of_momentum(tmp_path: Path) -> None:
+    """With exact momentum a batch that is summed on the way ends where its updates one by one would.
+
+    The log replays bit by bit, and server and replica, which sum differently, agree but for rounding.
+    """
+    options = SchedulerOptions(
+        momentum=0.9,
+        exact_momentum=True,
+        divergence=DivergenceLimit(kind="updates", max=5),
+        tick_s=0.02,
+    )
+    with Fabric(tmp_path, 6, options, without_server=True, replica=True, numbers=2_000) as fabric:
+        tickets = [fabric.push(fabric.client(number)) for number in range(6)]
+        fabric.wait(lambda status: status["pending"] == 6)
+        fabric.start("server")
+        ends = [ticket.wait() for ticket in tickets]
+        assert [end.outcome for end in ends] == ["committed"] * 6
+        lines = fabric.log()
+        commits = [line for line in lines if isinstance(line, LoggedCommit)]
+        assert any(line.exact and len(line.members) > 1 for line in commits)
+        served = fabric.clients[0].get(at_least=6).weights
+        assert np.array_equal(fabric.replayed(lines), served)
+        weights, history = fabric.first.astype(np.float64), np.zeros(2_000)
+        for member in (member for line in commits for member in line.members):
+            history = fabric.updates[member.id] + 0.9 * history
+            weights += history
+        assert np.allclose(served, weights, atol=1e-4)
+        fabric.wait(lambda status: status["replica_applied"] == 6)
+        assert np.allclose(fabric.replayed(fabric.log("replica")), weights, atol=1e-4)
+        assert fabric.status()["greatest_lead"] <= 5
 
 
 def test_what_would_be_late_is_dropped_with_its_reason(tmp_path: Path) -> None:

@@ -78,14 +78,22 @@ def test_a_worker_dies_before_its_update_is_committed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("momentum", "kind", "most"), [(0.5, "norm", 150.0), (0.0, "updates", 2.0)])
+@pytest.mark.parametrize(
+    ("momentum", "exact", "kind", "most"),
+    [(0.5, True, "norm", 150.0), (0.5, False, "norm", 150.0), (0.0, False, "updates", 2.0)],
+)
 def test_the_server_dies_and_the_replica_is_within_its_bound(
-    tmp_path: Path, momentum: float, kind: str, most: float
+    tmp_path: Path, momentum: float, exact: bool, kind: str, most: float
 ) -> None:
     """The models differ by no more than the bound; what the server had committed is committed again."""
     limit = DivergenceLimit.model_validate({"kind": kind, "max": most})
     options = SchedulerOptions(
-        delay_bound=20, momentum=momentum, divergence=limit, tick_s=0.02, failover_s=0.1
+        delay_bound=20,
+        momentum=momentum,
+        exact_momentum=exact,
+        divergence=limit,
+        tick_s=0.02,
+        failover_s=0.1,
     )
     with Fabric(tmp_path, 3, options, killable=("server",), replica=True) as fabric:
         workers = [fabric.client(number) for number in range(3)]

@@ -1,15 +1,14 @@
 """What the replica still has to receive, and by how much the server may lead it.
 
-The replica gets the same updates in the same order. Without momentum they may be summed on the way in groups
-of their own; with momentum a group of the server is a group of the replica, because a sum of several steps
-is not a step. What it has received in order counts as had: it is applied after the server's commit, or when
-the server is gone.
+The replica gets the same updates in the same order, as planned with every batch. They may be summed on the
+way in groups of their own, unless there is momentum and a commit is one step: then a group of the server is a
+group of the replica. What it has received in order counts as had: it is applied after the server's commit, or
+when the server is gone. Plans rest on estimates; that the bound holds does not.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
-from pace.documents.fabric.batch import DivergenceLimit
 from pace.runtime.event_log import log
 from pace.runtime.fabric.messages import (
     AdditionOrder,
@@ -20,25 +19,13 @@ from pace.runtime.fabric.messages import (
     SnapshotOrder,
 )
 from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate, submit_hops, towards, updates_of
-from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
+from pace.runtime.fabric.scheduling.known_hosts import KnownHosts, NetworkView
+from pace.runtime.fabric.scheduling.replication.batch_share import ReplicaShare, plan_share
+from pace.runtime.fabric.scheduling.replication.replica_unit import ReplicaUnit, whole_steps
+from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
+from pace.solver.fabric import divergence
+from pace.solver.fabric.aggregation import Aggregation, Hop
 from pace.solver.fabric.replication import LeadLimit
-
-# From this share of the bound on the replica is fed; the longer a queue, the larger its sums.
-_FEED_SHARE = 0.5
-
-
-@dataclass(slots=True, eq=False)
-class _Unit:
-    """Updates that the replica applies at once."""
-
-    number: int
-    members: list[FabricUpdate]
-    key: str
-    scaled: bool
-    missing: int
-    relayed: bool
-    transfers: list[int] = field(default_factory=list)
-    failed: bool = False
 
 
 class ReplicaFeed:
@@ -46,13 +33,16 @@ class ReplicaFeed:
 
     Parameters
     ----------
-    limit
-        None where no replica is asked for.
+    options
+        Without a limit on the divergence there is no replica.
     """
 
-    def __init__(self, known: KnownHosts, limit: DivergenceLimit | None, momentum: float) -> None:
-        self._known, self._momentum = known, momentum
-        self._limit = None if limit is None else LeadLimit(kind=limit.kind, most=limit.max, gamma=momentum)
+    def __init__(self, known: KnownHosts, options: SchedulerOptions) -> None:
+        self._known, self._options = known, options
+        limit = options.divergence
+        self._limit = (
+            None if limit is None else LeadLimit(kind=limit.kind, most=limit.max, gamma=options.momentum)
+        )
         self.in_step = False
         self._resync: str | None = None
         self._snapshot_bytes = 0
@@ -60,8 +50,8 @@ class ReplicaFeed:
         self.history_norm = 0.0
         self.version = 0
         self._waiting: list[FabricUpdate] = []  # in commit order, from the first that is not applied
-        self._units: list[_Unit] = []
-        self._applying: dict[int, _Unit] = {}
+        self._units: list[ReplicaUnit] = []
+        self._applying: dict[int, ReplicaUnit] = {}
         self._ordered: list[FabricUpdate] = []  # of those that wait, what the server was told to commit
         self._committed: set[str] = set()
         self._lost: set[str] = set()
@@ -120,15 +110,19 @@ class ReplicaFeed:
         here, ahead = self._received(), [*self._ordered, *more]
         received = [update for update in self._waiting[:here] if update in ahead]
         rest = [update for update in ahead if update not in set(received)]
-        limit = LeadLimit(
-            kind=self._limit.kind,
-            most=self._limit.most,
-            gamma=self._limit.gamma,
-            history_norm=self.history_norm,
-        )
+        limit = replace(self._limit, history_norm=self.history_norm)
         if limit.kind == "updates":
             return limit.lead([], [1.0] * len(rest))
-        return limit.lead(_steps(received), _steps(rest))
+        return limit.lead(self._steps(received), self._steps(rest))
+
+    def _steps(self, updates: Sequence[FabricUpdate]) -> list[float]:
+        """Return a bound on the norm of each of the server's steps."""
+        if self._options.exact_momentum:
+            return [update.norm for update in updates]
+        steps: dict[int, float] = {}
+        for update in updates:
+            steps[update.sequence[0]] = steps.get(update.sequence[0], 0.0) + update.norm
+        return list(steps.values())
 
     def _received(self) -> int:
         """Return how many of the waiting updates the replica has without a gap."""
@@ -141,12 +135,45 @@ class ReplicaFeed:
 
     # What the replica receives.
 
-    def feed(self, *, blocked: bool) -> None:
-        """Plan transfers to the replica if the lead has grown, or at once if the server waits for it."""
+    def share(
+        self,
+        batch: Sequence[FabricUpdate],
+        order: Sequence[int],
+        plan: Aggregation,
+        view: NetworkView,
+        server: str,
+    ) -> ReplicaShare | None:
+        """Plan what the replica receives of a batch, and which of the server's transfers wait for it.
+
+        Parameters
+        ----------
+        batch, order
+            The updates in commit order, and their numbers in `plan`.
+        """
+        replica = self._known.holder("replica")
+        if self._limit is None or replica is None or not self.in_step:
+            return None
+        under_way = {m.held.id for u in (*self._units, *self._applying.values()) for m in u.members}
+        here = [update for update in self._waiting if update.held.id in under_way]
+        punted = [update for update in self._waiting if update.held.id not in under_way]
+        if any(update.held.id in self._lost for update in punted):
+            return None
+        norms = self._steps(here)
+        history = divergence.history_bound(norms, self.history_norm, self._limit.gamma)
+        limit = replace(self._limit, history_norm=history)
+        relays = self._relays(view)
+        return plan_share(punted, batch, order, plan, view, (server, replica), limit, relays, self._options)
+
+    def _relays(self, view: NetworkView) -> tuple[int, ...]:
+        one_step = self._options.momentum > 0 and not self._options.exact_momentum
+        return () if one_step else self._known.relays(view)
+
+    def feed(self, *, blocked: bool, idle: bool) -> None:
+        """Send all that the replica lacks, if the server waits for it, or if there is nothing else to do."""
         replica = self._known.holder("replica")
         if self._limit is None or replica is None or not self.in_step or self._units or self._applying:
             return
-        if not self._waiting or not (blocked or self._lead([]) > _FEED_SHARE * self._limit.most):
+        if not self._waiting or not (blocked or (idle and not self._options.replicate_patiently)):
             return
         prefix = list(self._waiting)
         if self._failures > 1 or any(update.held.id in self._lost for update in prefix):
@@ -154,26 +181,36 @@ class ReplicaFeed:
             return
         view = self._known.view()
         updates = updates_of(prefix, view, replica, 0, None)
-        relays = () if self._momentum else self._known.relays(view)
-        plan = towards(updates, range(len(prefix)), view, relays, replica)
+        relays = self._relays(view)
+        size = self._options.sum_size
+        plan = towards(updates, range(len(prefix)), view, relays, replica, size)
         if plan is None:
             return
-        units: dict[tuple[int, ...], _Unit] = {}
-        for group in self._groups(prefix, [group for group, _ in plan.groups]):
+        groups = [group for group, _ in plan.groups]
+        if self._options.momentum and not self._options.exact_momentum:
+            groups = whole_steps([update.sequence for update in prefix])
+        self._send(prefix, groups, plan.hops, view, urgency=0 if blocked else 2)
+
+    def send(self, share: ReplicaShare) -> list[int]:
+        """Queue the replica's transfers of a batch; return their numbers."""
+        return self._send(share.queue, share.groups, share.hops, share.view, urgency=1)
+
+    def _send(
+        self,
+        queue: Sequence[FabricUpdate],
+        groups: Sequence[tuple[int, ...]],
+        hops: Sequence[Hop],
+        view: NetworkView,
+        urgency: int,
+    ) -> list[int]:
+        replica = self._known.holder("replica")
+        assert replica is not None
+        units: dict[tuple[int, ...], ReplicaUnit] = {}
+        for group in groups:
             self._numbers += 1
-            members = [prefix[place] for place in group]
-            relayed = any(hop.after and hop.updates == group for hop in plan.hops)
-            summed = len(members) > 1 or relayed
-            unit = _Unit(
-                number=self._numbers,
-                members=members,
-                key=f"p/{self._numbers}" if summed else members[0].key,
-                scaled=summed,
-                missing=1 if relayed else len(members),
-                relayed=relayed,
-            )
+            unit = ReplicaUnit.of(self._numbers, group, queue, hops)
             self._units.append(unit)
-            units |= {(place,): unit for place in group}
+            units |= dict.fromkeys(((place,) for place in group), unit)
             units[group] = unit
 
         def ended(members: tuple[int, ...], arrived: bool) -> None:
@@ -191,30 +228,22 @@ class ReplicaFeed:
 
         numbers = submit_hops(
             self._known.transfers,
-            plan.hops,
+            hops,
             view.names,
-            prefix,
+            queue,
             replica,
             self._known.now(),
             lambda members: units[members].key,
             ended,
-            urgency=0 if blocked else 2,
+            urgency=urgency,
             purpose="replica",
+            momentum=self._options.step_momentum,
         )
-        for hop, number in zip(plan.hops, numbers, strict=True):
+        for hop, number in zip(hops, numbers, strict=True):
             units[hop.updates[:1]].transfers.append(number)
+        return numbers
 
-    def _groups(
-        self, prefix: Sequence[FabricUpdate], planned: Sequence[tuple[int, ...]]
-    ) -> list[tuple[int, ...]]:
-        if not self._momentum:
-            return list(planned)
-        steps: dict[int, list[int]] = {}
-        for place, update in enumerate(prefix):
-            steps.setdefault(update.sequence[0], []).append(place)
-        return [tuple(places) for places in steps.values()]
-
-    def _drop_unit(self, unit: _Unit) -> None:
+    def _drop_unit(self, unit: ReplicaUnit) -> None:
         """Give up a unit, and with it those that come later: they are planned again."""
         if unit not in self._units:
             return
@@ -239,7 +268,7 @@ class ReplicaFeed:
                 return
             self._send_commit(replica, unit)
 
-    def _send_commit(self, replica: str, unit: _Unit) -> None:
+    def _send_commit(self, replica: str, unit: ReplicaUnit) -> None:
         self._units.remove(unit)
         self._applying[unit.number] = unit
         now = self._known.now()
@@ -250,6 +279,7 @@ class ReplicaFeed:
                 key=unit.key,
                 members=tuple(member.member() for member in unit.members),
                 scaled=unit.scaled,
+                exact=self._options.step_momentum > 0 and len(unit.members) > 1,
                 planned_s=now,
                 arrived_s=now,
             ),
@@ -361,11 +391,3 @@ class ReplicaFeed:
         self._ordered.clear()
         self._limit = None  # nothing follows the new server
         return version, lacking
-
-
-def _steps(updates: Sequence[FabricUpdate]) -> list[float]:
-    """Return a bound on the norm of each of the server's steps."""
-    steps: dict[int, float] = {}
-    for update in updates:
-        steps[update.sequence[0]] = steps.get(update.sequence[0], 0.0) + update.norm
-    return list(steps.values())

@@ -1,0 +1,63 @@
+"""The route /v1/imports: profiles from other tools' files."""
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from pace.api.http.answers import JSON, document_answer
+from pace.api.http.audit import audit
+from pace.api.http.body import read_body
+from pace.api.http.openapi import problems
+from pace.api.http.parameters import RunningService
+from pace.api.http.security import Submitter
+from pace.api.workers.imports import read_import
+from pace.client.documents import example_profile
+from pace.client.page_documents import ImportQuestion, ImportResource
+
+router = APIRouter(prefix="/v1/imports")
+
+# A page of another site cannot send it without being let.
+BYTES = "application/octet-stream"
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "The file as it is, or compressed by gzip, itself or as Content-Encoding says",
+        "content": {
+            BYTES: {"schema": {"type": "string", "format": "binary"}},
+            JSON: {"schema": {}, "example": example_profile()},
+        },
+    }
+}
+
+
+@router.post(
+    "",
+    summary="Make a profile from a file",
+    status_code=201,
+    responses={
+        201: {"model": ImportResource, "description": "Stored; Location is the profile's"},
+        **problems(401, 403, 408, 413, 415, 422, 429, 500, 501, 503, 507),
+    },
+    openapi_extra=_BODY,
+)
+async def create_import(
+    request: Request,
+    service: RunningService,
+    principal: Submitter,
+    question: Annotated[ImportQuestion, Query()],
+) -> Response:
+    """Store the profile that a profiler's, Horovod's or Chakra's trace or a table of layers comes to.
+
+    The format is told from the file unless `format` names it; tables and Chakra's traces also need `workers`,
+    tables `bandwidth_gbps`.
+    """
+    received = await read_body(
+        request, principal.tenant, read_import, question.model_dump_json(), media_types=(BYTES,)
+    )
+    summary = await service.in_database(service.store.put_profile, principal.tenant, received.profile)
+    found = json.loads(received.found)
+    audit("profile-imported", principal, profile=summary.id, format=found["format"])
+    document = ImportResource(**summary.model_dump(), **found)
+    return document_answer(document).response(201, {"Location": f"/v1/profiles/{summary.id}"})

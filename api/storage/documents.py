@@ -1,0 +1,150 @@
+"""Where documents are kept: in the database, or, if they are large and there is one, in object storage."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import Connection, exists, select
+
+from pace.api.errors import ObjectsUnavailable
+from pace.api.received import (
+    AnyReceivedTask,
+    R,
+    ReceivedFabricRun,
+    ReceivedPrediction,
+    ReceivedProfile,
+    brought_document,
+    moved,
+)
+from pace.api.storage.database import Database
+from pace.api.storage.object_sweep import raise_floor, sweep
+from pace.api.storage.objects import H, ObjectStore
+from pace.api.storage.records import FabricRunRecord, PredictionRecord, ProfileRecord
+from pace.api.storage.threads import DatabaseThreads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedDocument:
+    """A document as its row has it: here, or in object storage; then `document` is empty."""
+
+    document: bytes
+    object_key: str | None = None
+    object_bytes: int | None = None
+
+
+class DocumentPlaces:
+    """Brings documents to where they are kept, and back.
+
+    Parameters
+    ----------
+    objects
+        Object storage, if there is any.
+    observe
+        Is told how many seconds each call of object storage took, waiting for a thread not counted.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        objects: ObjectStore | None,
+        timeout_s: float,
+        observe: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self._database = database
+        self._objects = objects
+        # Apart from those for the database: slow objects hold up none who need no object.
+        self.threads = DatabaseThreads(timeout_s, observe, "object storage")
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether there is object storage."""
+        return self._objects is not None
+
+    def fetch(self, held: H) -> H:
+        """Return the same with its document, wherever that is; blocks."""
+        if held.object_key is None:
+            return held
+        return self._needed().whole(held)
+
+    async def whole(self, held: H) -> H:
+        """Return the same with its document, wherever that is.
+
+        Raises
+        ------
+        ObjectsUnavailable, StorageTimeout
+            If object storage does not answer, or not in time.
+        """
+        return held if held.object_key is None else await self.threads.run(self.fetch, held)
+
+    def place(self, document: bytes) -> PlacedDocument:
+        """Bring a document to where it is kept; blocks."""
+        if self._objects is None or len(document) < self._objects.min_bytes:
+            return PlacedDocument(document=document)
+        key = self._objects.put(document)
+        return PlacedDocument(document=b"", object_key=key, object_bytes=len(document))
+
+    async def move(self, tenant: str, received: R, database_threads: DatabaseThreads) -> R:
+        """Upload what a request brings along if it is large and not stored already.
+
+        If it is deleted before the request is stored, it comes into the database, however large.
+        """
+        brought = brought_document(received)
+        if self._objects is None or brought is None or len(brought.document) < self._objects.min_bytes:
+            return received
+        if await database_threads.run(self._is_stored, tenant, brought):
+            return received
+        return moved(received, await self.threads.run(self._objects.put, brought.document))
+
+    async def discard(self, received: AnyReceivedTask | ReceivedProfile) -> None:
+        """Delete what was uploaded for a request that was refused; what fails is left to the sweep."""
+        brought = brought_document(received)
+        if self._objects is None or brought is None or brought.object_key is None:
+            return
+        try:
+            await self.threads.run(self._objects.delete, [brought.object_key])
+        except ObjectsUnavailable:
+            return
+
+    async def check(self) -> None:
+        """Raise ObjectsUnavailable or StorageTimeout unless object storage, if there is any, answers."""
+        if self._objects is not None:
+            await self.threads.run(self._objects.check)
+
+    def prepare(self) -> None:
+        """Let the database know that documents may be elsewhere. Blocks."""
+        if self._objects is not None:
+            raise_floor(self._database)
+
+    def sweep(self, grace: timedelta) -> int:
+        """Delete the objects that no row has named for so long; return how many. Blocks."""
+        return 0 if self._objects is None else sweep(self._database, self._objects, grace)
+
+    def close(self) -> None:
+        """Start nothing more."""
+        self.threads.close()
+        if self._objects is not None:
+            self._objects.close()
+
+    def _needed(self) -> ObjectStore:
+        if self._objects is None:
+            raise ObjectsUnavailable("the document is in object storage, and PACE_OBJECTS is not set")
+        return self._objects
+
+    def _is_stored(
+        self, tenant: str, brought: ReceivedProfile | ReceivedPrediction | ReceivedFabricRun
+    ) -> bool:
+        with self._database.read() as connection:
+            return _is_stored(connection, tenant, brought)
+
+
+def _is_stored(
+    connection: Connection, tenant: str, brought: ReceivedProfile | ReceivedPrediction | ReceivedFabricRun
+) -> bool:
+    match brought:
+        case ReceivedProfile():
+            there = exists().where(ProfileRecord.tenant == tenant, ProfileRecord.sha256 == brought.sha256)
+        case ReceivedPrediction():
+            there = exists().where(PredictionRecord.tenant == tenant, PredictionRecord.key == brought.key)
+        case ReceivedFabricRun():
+            there = exists().where(FabricRunRecord.tenant == tenant, FabricRunRecord.key == brought.key)
+    return bool(connection.scalar(select(there)))

@@ -1,0 +1,99 @@
+"""Deletes the objects that no row names: what was deleted, replaced, or uploaded for a request that failed.
+
+An object that no row names is marked, and deleted when it was found so again after the grace time. So a
+backup of the database that is no older than the grace time finds all its objects, and an upload whose
+transaction is still under way is safe.
+"""
+
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import structlog
+from sqlalchemy import Connection, delete, select, update
+
+from pace.api.storage.database import Database
+from pace.api.storage.objects import ObjectStore
+from pace.api.storage.records import (
+    FabricRunRecord,
+    ObjectOwnerRecord,
+    OrphanRecord,
+    PredictionRecord,
+    ProfileRecord,
+    SchemaFloorRecord,
+    SolutionRecord,
+)
+from pace.api.storage.store import insert
+
+log = structlog.get_logger(__name__)
+
+# The first revision whose code knows that a document may be elsewhere.
+FLOOR = "0007"
+_DOCUMENTS = (ProfileRecord, SolutionRecord, PredictionRecord, FabricRunRecord)
+
+
+def raise_floor(database: Database) -> None:
+    """Let no version start on this database that does not know that documents may be elsewhere."""
+    with database.write() as connection:
+        connection.execute(
+            update(SchemaFloorRecord).where(SchemaFloorRecord.revision < FLOOR).values(revision=FLOOR)
+        )
+
+
+def owns_objects(database: Database, objects: ObjectStore) -> bool:
+    """Whether the documents in this place are this database's; a place that is nobody's becomes so."""
+    place = f"{objects.location.bucket}/{objects.location.prefix}"
+    with database.write() as connection:
+        ours = connection.scalar(select(ObjectOwnerRecord.id).where(ObjectOwnerRecord.place == place))
+        theirs = objects.owner()
+        if ours is None and theirs is None:
+            ours = uuid.uuid4().hex
+            connection.execute(insert(connection, ObjectOwnerRecord).values(place=place, id=ours))
+            theirs = objects.owner(ours)
+    if ours != theirs:
+        log.error("objects-of-another-database", place=place, ours=ours, theirs=theirs)
+    return ours == theirs
+
+
+def sweep(database: Database, objects: ObjectStore, grace: timedelta, now: datetime | None = None) -> int:
+    """Mark what no row names, delete what was marked a grace time ago; return how many were deleted.
+
+    Nothing is deleted in a place that belongs to another database.
+    """
+    if not owns_objects(database, objects):
+        return 0
+    now = now or datetime.now(UTC)
+    num_deleted = 0
+    for keys in objects.pages():
+        with database.read() as connection:
+            named = _named(connection, keys)
+            marked = dict(
+                connection.execute(
+                    select(OrphanRecord.object_key, OrphanRecord.found_at).where(
+                        OrphanRecord.object_key.in_(keys)
+                    )
+                ).all()
+            )
+        orphans = [key for key in keys if key not in named]
+        old = [key for key in orphans if key in marked and marked[key] <= now - grace]
+        with database.write() as connection:
+            found_again = [key for key in named if key in marked]
+            if found_again:
+                connection.execute(delete(OrphanRecord).where(OrphanRecord.object_key.in_(found_again)))
+            for key in orphans:
+                if key not in marked:
+                    mark = insert(connection, OrphanRecord).values(object_key=key, found_at=now)
+                    connection.execute(mark.on_conflict_do_nothing())
+        objects.delete(old)
+        with database.write() as connection:
+            connection.execute(delete(OrphanRecord).where(OrphanRecord.object_key.in_(old)))
+        num_deleted += len(old)
+    return num_deleted
+
+
+def _named(connection: Connection, keys: list[str]) -> set[str]:
+    """Which of the keys a row names."""
+    named: set[str] = set()
+    for record in _DOCUMENTS:
+        found = connection.scalars(select(record.object_key).where(record.object_key.in_(keys)))
+        named.update(key for key in found if key is not None)
+    return named

@@ -1,0 +1,86 @@
+// Curves by uPlot, in the page's colors, with the numbers as a table for those who do not see them.
+import uPlot from "./vendor/uplot.js";
+import { html, useEffect, useRef, useState } from "./elements.js";
+import { compact } from "./numbers.js";
+
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// What getPropertyValue gives may be light-dark(...), which a canvas does not know: resolved through an element.
+function resolved(name) {
+  const probe = document.createElement("i");
+  probe.style.color = `var(${name})`;
+  probe.hidden = true;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found || color(name);
+}
+
+function useTheme() {
+  const [theme, setTheme] = useState(0);
+  useEffect(() => {
+    const media = matchMedia("(prefers-color-scheme: dark)");
+    const turn = () => setTheme((number) => number + 1);
+    media.addEventListener("change", turn);
+    addEventListener("pace-theme", turn);
+    return () => {
+      media.removeEventListener("change", turn);
+      removeEventListener("pace-theme", turn);
+    };
+  }, []);
+  return theme;
+}
+
+// `series` are [{label, values, band: [low, high]?}] over `x`.
+export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = false, logY = false, time = false }) {
+  const frame = useRef(null);
+  const theme = useTheme();
+  useEffect(() => {
+    const ink = resolved("--muted");
+    const grid = { stroke: resolved("--line"), width: 1 };
+    const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 20 };
+    const shown = [{ label: xLabel }];
+    const data = [x];
+    const bands = [];
+    series.forEach((each, number) => {
+      const stroke = resolved(`--curve-${number % 6}`);
+      data.push(each.values);
+      shown.push({ label: each.label, stroke, width: 2, points: { show: x.length < 60, size: 6, fill: stroke }, dash: each.dash, value: (_, value) => compact(value) });
+      if (each.band) {
+        const at = data.length;
+        data.push(each.band[1], each.band[0]);
+        shown.push({ label: "high", stroke: "transparent", points: { show: false } }, { label: "low", stroke: "transparent", points: { show: false } });
+        bands.push({ series: [at, at + 1], fill: stroke.replace("rgb(", "rgba(").replace(")", ", 0.18)") });
+      }
+    });
+    const options = {
+      width: Math.max(frame.current.clientWidth, 200), height, series: shown, bands, legend: { show: false },
+      scales: { x: { time, distr: logX ? 3 : 1 }, y: logY ? { distr: 3 } : { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.06 : 1] } },
+      axes: [{ ...axis, label: xLabel }, { ...axis, label: yLabel, size: 62, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : compact(tick))) }],
+      cursor: { drag: { x: false, y: false }, y: false },
+      hooks: { setCursor: [(plot) => tell(plot)] },
+    };
+    const note = frame.current.parentElement.querySelector(".reading");
+    const tell = (plot) => {
+      const at = plot.cursor.idx;
+      if (at == null) { note.textContent = ""; return; }
+      const where = time ? new Date(x[at] * 1000).toLocaleString("en-GB") : compact(x[at]);
+      note.textContent = `${xLabel} ${where}: ${series.map((each) => `${each.label} ${compact(each.values[at])}${each.band && each.band[0][at] != null ? ` (${compact(each.band[0][at])} to ${compact(each.band[1][at])})` : ""}`).join(", ")}`;
+    };
+    const plot = new uPlot(options, data, frame.current);
+    plot.root.setAttribute("aria-hidden", "true");
+    const observer = new ResizeObserver(([entry]) => {
+      const width = Math.floor(entry.contentRect.width);
+      if (width && width !== plot.width) plot.setSize({ width, height });
+    });
+    observer.observe(frame.current);
+    return () => {
+      observer.disconnect();
+      plot.destroy();
+    };
+  }, [JSON.stringify(x), JSON.stringify(series), theme, logX, logY, xLabel, yLabel]);
+  return html`<figure class="curves" aria-label=${label}>
+    <ul class="legend">${series.map((each, number) => html`<li><i class=${`line c${number % 6} ${each.dash ? "dashed" : ""}`}></i>${each.label}${each.band ? " with its error band" : ""}</li>`)}</ul>
+    <div ref=${frame} class="plot"></div>
+    <p class="reading faint" aria-hidden="true"></p>
+  </figure>`;
+}

@@ -1,0 +1,44 @@
+// Numbers as people read them.
+
+const digits = (value) => (Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2);
+
+export function seconds(value) {
+  if (value == null) return "–";
+  if (value === 0) return "0 ms";
+  for (const [limit, factor, unit] of [[1e-3, 1e6, "µs"], [1, 1e3, "ms"], [Infinity, 1, "s"]]) {
+    if (Math.abs(value) < limit) return `${(value * factor).toFixed(digits(value * factor))} ${unit}`;
+  }
+  return `${value} s`;
+}
+
+// Always milliseconds, so that numbers of one column or sum can be compared.
+export const milliseconds = (value) => (value == null ? "–" : `${(value * 1e3).toFixed(3)} ms`);
+
+export function bytes(value) {
+  if (value == null) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let power = 0;
+  while (value >= 1024 && power < units.length - 1) {
+    value /= 1024;
+    power += 1;
+  }
+  return `${power ? value.toFixed(digits(value)) : value} ${units[power]}`;
+}
+
+export const percent = (share, signed = false) =>
+  share == null ? "–" : `${signed && share > 0 ? "+" : ""}${(share * 100).toFixed(Math.abs(share) < 0.1 ? 2 : 1)} %`;
+
+export const count = (value) => value.toLocaleString("en-US");
+
+export function moment(text) {
+  if (!text) return "–";
+  const at = new Date(text);
+  const two = (number) => String(number).padStart(2, "0");
+  return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${two(at.getHours())}:${two(at.getMinutes())}`;
+}
+
+export function compact(value) {
+  if (value == null || !Number.isFinite(value)) return "–";
+  if (value === 0) return "0";
+  return Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+}

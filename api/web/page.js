@@ -1,0 +1,109 @@
+// The page: who asks, which tab, and what is said when the service is gone.
+import { html, render, useEffect, useRef, useState } from "./elements.js";
+import { TABS, linkTo, useAddress } from "./address.js";
+import { Fabric } from "./fabric.js";
+import { Jobs } from "./jobs.js";
+import { Keys } from "./keys.js";
+import { Field, ProblemNote } from "./parts.js";
+import { Result } from "./result.js";
+import { Servers } from "./servers.js";
+import { getJson, getKey, onReachable, setKey } from "./service.js";
+import { Start } from "./start.js";
+import { WhatIf } from "./what-if.js";
+
+const VIEWS = { start: Start, result: Result, "what-if": WhatIf, servers: Servers, fabric: Fabric, jobs: Jobs, keys: Keys };
+const NAMES = { start: "Start", result: "Result", "what-if": "What if", servers: "Servers", fabric: "Fabric", jobs: "Jobs", keys: "Keys" };
+
+function Page() {
+  const { tab, values } = useAddress();
+  const [usage, setUsage] = useState(null);
+  const [error, setError] = useState(null);
+  const [reachable, setReachable] = useState(true);
+  const [round, setRound] = useState(0);
+  const main = useRef(null);
+  const lost = useRef(false);
+  useEffect(() => onReachable((now) => {
+    setReachable(now);
+    if (now && lost.current) setRound((number) => number + 1);
+    lost.current = !now;
+  }), []);
+  useEffect(() => {
+    const needed = ({ detail }) => { setUsage(null); setError(detail); };
+    addEventListener("pace-key-needed", needed);
+    return () => removeEventListener("pace-key-needed", needed);
+  }, []);
+  useEffect(() => {
+    let current = true;
+    getJson("v1/usage").then(
+      (found) => { if (current) { setUsage(found); setError(null); } },
+      (problem) => { if (current && problem.kind !== "unreachable") { setError(problem); setUsage(null); } },
+    );
+    return () => { current = false; };
+  }, [round, tab === "keys"]);
+  const first = useRef(true);
+  useEffect(() => {
+    document.title = `${NAMES[tab]} – PACE`;
+    // Someone who hears the page must learn that it changed; at the first time it begins at its top.
+    if (!first.current) main.current?.focus({ preventScroll: true });
+    first.current = false;
+    scrollTo(0, 0);
+  }, [tab]);
+  const enter = (key) => {
+    setKey(key);
+    setError(null);
+    setUsage(null);
+    setRound((number) => number + 1);
+  };
+  const View = VIEWS[tab];
+  const carried = Object.fromEntries(["profile", "clip"].filter((name) => values[name] !== undefined && ["result", "what-if"].includes(tab)).map((name) => [name, values[name]]));
+  return html`
+    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current?.focus(); }}>To the content</a>
+    <header>
+      <a class="brand" href=${linkTo("start")}><img src="web/icon.svg" alt="" width="22" height="22" />PACE</a>
+      <nav aria-label="Main"><ul>${TABS.map((name) => html`<li><a href=${linkTo(name, ["result", "what-if"].includes(name) ? carried : {})}
+        aria-current=${tab === name ? "page" : undefined}>${NAMES[name]}</a></li>`)}</ul></nav>
+      <div class="row tight who">
+        ${usage && html`<span class="faint name" title="Tenant">${usage.tenant}</span>`}
+        ${getKey() && html`<button type="button" onClick=${() => enter("")}>Sign out</button>`}
+        <${Theme} />
+        <a href="docs">API</a>
+      </div>
+    </header>
+    ${!reachable && html`<p class="banner" role="alert">The service does not answer. What is shown stays; the page goes on as soon as it is back.</p>`}
+    <main id="main" tabindex="-1" ref=${main}>
+      <h1 class="hidden">${NAMES[tab]}</h1>
+      ${usage ? html`<${View} values=${values} usage=${usage} key=${`${tab} ${usage.tenant} ${usage.key_id}`} />`
+        : error ? html`<${SignIn} error=${error} enter=${enter} />` : html`<p role="status" class="busy">Asking the service…</p>`}
+    </main>`;
+}
+
+function SignIn({ error, enter }) {
+  const give = (event) => {
+    event.preventDefault();
+    enter(new FormData(event.target).get("key").trim());
+  };
+  const wrong = Boolean(getKey());
+  return html`<section class="card narrow" aria-labelledby="sign-title">
+    <h2 id="sign-title">${error.status === 401 ? "This service wants a key" : "The service refused"}</h2>
+    ${(wrong || error.status !== 401) && html`<${ProblemNote} error=${error} />`}
+    <form onSubmit=${give}>
+      <${Field} id="key" label="API key" hint="Kept in this tab only, until it is closed"><input id="key" name="key" type="password" required autocomplete="off" aria-describedby="key-hint" /><//>
+      <button class="chief" type="submit">Go on</button>
+    </form>
+    <p class="faint">An admin makes keys under Keys, the operator with <code>pace keys create</code>.</p>
+  </section>`;
+}
+
+function Theme() {
+  const [theme, setTheme] = useState(localStorage.getItem("pace.theme") || "system");
+  useEffect(() => {
+    document.documentElement.dataset.theme = theme;
+    if (theme === "system") localStorage.removeItem("pace.theme");
+    else localStorage.setItem("pace.theme", theme);
+    dispatchEvent(new CustomEvent("pace-theme"));
+  }, [theme]);
+  return html`<select class="theme" aria-label="Colors" value=${theme} onChange=${(event) => setTheme(event.target.value)}>
+    <option value="system">System</option><option value="light">Light</option><option value="dark">Dark</option></select>`;
+}
+
+render(html`<${Page} />`, document.getElementById("page"));

@@ -1,0 +1,155 @@
+// Small parts that the tabs share: problems, progress, tables, questions, files.
+import { html, useEffect, useMemo, useRef, useState } from "./elements.js";
+
+// Each line of a problem's detail begins with the field that it is about.
+export function ProblemNote({ error, retry }) {
+  if (!error || error.name === "AbortError") return null;
+  const lines = error.message.split("\n").slice(0, 20);
+  const unexpected = !error.title;
+  return html`<div class="note bad" role="alert">
+    <strong>${error.title || "The page failed"}</strong>
+    ${lines.map((line) => {
+      const [, field, rest] = line.match(/^([\w."/ -]{1,80}?(?:: [\w."/ -]{1,60})*?): (.+)$/) || [];
+      return html`<p>${field && !unexpected ? html`<code>${field}</code> ${rest}` : line}</p>`;
+    })}
+    ${error.requestId && html`<p class="faint">Request ${error.requestId}</p>`}
+    ${retry && html`<button type="button" onClick=${retry}>Try again</button>`}
+  </div>`;
+}
+
+export function Warnings({ lines }) {
+  if (!lines?.length) return null;
+  return html`<div class="note warn" role="status">
+    <strong>What to know about this profile</strong>
+    <ul>${lines.map((line) => html`<li>${line}</li>`)}</ul>
+  </div>`;
+}
+
+export function Progress({ task, what, cancel }) {
+  if (!task) return null;
+  const { num_done: done, num_total: total, state } = task;
+  const text = state === "queued" ? `${what}: waiting for a free worker` : total ? `${what}: ${done || 0} of ${total}` : `${what}…`;
+  return html`<div class="progress" role="status">
+    <span>${text}</span>
+    ${total && state === "running"
+      ? html`<progress aria-label=${what} max=${total} value=${done || 0}></progress>`
+      : html`<progress aria-label=${what}></progress>`}
+    ${cancel && html`<button type="button" onClick=${cancel}>Cancel</button>`}
+  </div>`;
+}
+
+export function Empty({ title, children }) {
+  return html`<div class="empty"><p class="empty-title">${title}</p>${children}</div>`;
+}
+
+// A table that sorts by its columns: {name, title, value, show, numeric}.
+export function Table({ caption, columns, rows, first, descending = false, pageSize = 50, rowKey }) {
+  const [order, setOrder] = useState({ by: first, descending });
+  const [page, setPage] = useState(0);
+  const sorted = useMemo(() => {
+    const column = columns.find(({ name }) => name === order.by);
+    if (!column) return rows;
+    const way = order.descending ? -1 : 1;
+    const keyed = rows.map((row, at) => [column.value(row), at, row]);
+    keyed.sort(([a, i], [b, j]) => (a == null) - (b == null) || (a < b ? -way : a > b ? way : i - j));
+    return keyed.map(([, , row]) => row);
+  }, [rows, order, columns]);
+  const pages = Math.max(1, Math.ceil(rows.length / pageSize));
+  const at = Math.min(page, pages - 1);
+  const sortBy = (name) => {
+    setOrder((now) => ({ by: name, descending: now.by === name ? !now.descending : false }));
+    setPage(0);
+  };
+  return html`<div class="table">
+    <div class="scroll" role="region" aria-label=${caption} tabindex="0">
+      <table>
+        <caption class="hidden">${caption}</caption>
+        <thead><tr>${columns.map((column) => html`<th scope="col" class=${column.numeric ? "number" : ""}
+          aria-sort=${order.by === column.name ? (order.descending ? "descending" : "ascending") : undefined}>
+          ${column.value
+            ? html`<button type="button" class="sort" onClick=${() => sortBy(column.name)}>${column.title}<span
+                aria-hidden="true">${order.by === column.name ? (order.descending ? " ↓" : " ↑") : ""}</span></button>`
+            : column.title || html`<span class="hidden">Actions</span>`}
+        </th>`)}</tr></thead>
+        <tbody>${sorted.slice(at * pageSize, (at + 1) * pageSize).map((row, number) => html`<tr
+          key=${rowKey ? rowKey(row) : number}>${columns.map((column) => html`<td class=${column.numeric ? "number" : ""}>
+          ${column.show ? column.show(row) : column.value(row)}</td>`)}</tr>`)}</tbody>
+      </table>
+    </div>
+    ${pages > 1 && html`<div class="pager">
+      <button type="button" disabled=${at === 0} onClick=${() => setPage(at - 1)}>Previous</button>
+      <span role="status">${caption}: page ${at + 1} of ${pages}</span>
+      <button type="button" disabled=${at === pages - 1} onClick=${() => setPage(at + 1)}>Next</button>
+    </div>`}
+  </div>`;
+}
+
+// Asks before something that cannot be undone.
+export function Confirm({ title, children, action, onYes, onNo }) {
+  const dialog = useRef(null);
+  useEffect(() => dialog.current.showModal(), []);
+  return html`<dialog ref=${dialog} aria-labelledby="confirm-title" onCancel=${(event) => { event.preventDefault(); onNo(); }}>
+    <h2 id="confirm-title">${title}</h2>
+    ${children}
+    <div class="row end">
+      <button type="button" onClick=${onNo}>Keep</button>
+      <button type="button" class="danger" onClick=${onYes}>${action}</button>
+    </div>
+  </dialog>`;
+}
+
+export function Field({ label, hint, id, children }) {
+  return html`<div class="field">
+    <label for=${id}>${label}</label>
+    ${children}
+    ${hint && html`<span class="faint" id=${`${id}-hint`}>${hint}</span>`}
+  </div>`;
+}
+
+export function DropFile({ id, label, hint, onFile, busy }) {
+  const [over, setOver] = useState(false);
+  const take = (event) => {
+    event.preventDefault();
+    setOver(false);
+    const [file] = event.dataTransfer.files;
+    if (file) onFile(file);
+  };
+  return html`<div class=${`drop ${over ? "over" : ""}`} onDragOver=${(event) => { event.preventDefault(); setOver(true); }}
+    onDragLeave=${() => setOver(false)} onDrop=${take}>
+    <label for=${id}>${label}</label>
+    <input id=${id} type="file" disabled=${busy} aria-describedby=${`${id}-hint`}
+      onChange=${(event) => { const [file] = event.target.files; if (file) onFile(file); event.target.value = ""; }} />
+    <span class="faint" id=${`${id}-hint`}>${hint}</span>
+  </div>`;
+}
+
+export function save(name, content, type = "application/json") {
+  const blob = content instanceof Blob ? content : new Blob([content], { type });
+  const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+export function csv(header, rows) {
+  const cell = (value) => (/[",\n]/.test(String(value ?? "")) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
+  return [header, ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
+}
+
+export function Copyable({ text, label }) {
+  const [copied, setCopied] = useState(false);
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      setCopied(true);
+      setTimeout(() => setCopied(false), 2000);
+    } catch {
+      // no clipboard without a secure context: the text can be marked
+    }
+  };
+  return html`<div class="copyable">
+    <pre tabindex="0" aria-label=${label}><code>${text}</code></pre>
+    <button type="button" onClick=${copy}>${copied ? "Copied" : "Copy"}</button>
+  </div>`;
+}

@@ -1,0 +1,194 @@
+// Speaks to the service, and only under v1/: problems become errors, tasks are followed through their events.
+
+const KEY = "pace.key";
+const listeners = new Set();
+let reachable = true;
+let watching = false;
+
+export class Problem extends Error {
+  constructor(document, status) {
+    super(document.detail || document.title || `The service answered ${status}.`);
+    this.status = status;
+    this.title = document.title || "Problem";
+    this.kind = (document.type || "").split(":").pop();
+    this.requestId = document.request_id;
+  }
+}
+
+export class Unreachable extends Error {
+  constructor() {
+    super("The service does not answer.");
+    this.title = "No connection";
+    this.kind = "unreachable";
+  }
+}
+
+export const getKey = () => sessionStorage.getItem(KEY) || "";
+
+export function setKey(key) {
+  if (key) sessionStorage.setItem(KEY, key);
+  else sessionStorage.removeItem(KEY);
+}
+
+// Tells whether the service answers, whenever that changes.
+export function onReachable(listener) {
+  listeners.add(listener);
+  listener(reachable);
+  return () => listeners.delete(listener);
+}
+
+function setReachable(now) {
+  if (now === reachable) return;
+  reachable = now;
+  for (const listener of listeners) listener(now);
+}
+
+async function watchUntilBack() {
+  if (watching) return;
+  watching = true;
+  setReachable(false);
+  for (let pause = 500; ; pause = Math.min(2 * pause, 4000)) {
+    await new Promise((resolve) => setTimeout(resolve, pause));
+    try {
+      const answer = await fetch("v1/usage", { headers: headers(), cache: "no-store" });
+      if (answer.status < 500) break;
+    } catch {
+      // not yet
+    }
+  }
+  watching = false;
+  setReachable(true);
+}
+
+function headers(more = {}) {
+  const key = getKey();
+  return { Accept: "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}), ...more };
+}
+
+export async function ask(path, { method = "GET", body, more, signal } = {}) {
+  let answer;
+  try {
+    answer = await fetch(path.replace(/^\//, ""), {
+      method, body, signal, headers: headers(more), cache: "no-cache",
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    watchUntilBack();
+    throw new Unreachable();
+  }
+  if (!answer.ok) {
+    let document = {};
+    try {
+      document = await answer.json();
+    } catch {
+      // a proxy's words, not the service's
+    }
+    if ([502, 503, 504].includes(answer.status) && !document.type) {
+      watchUntilBack();
+      throw new Unreachable();
+    }
+    const problem = new Problem(document, answer.status);
+    if (answer.status === 401) dispatchEvent(new CustomEvent("pace-key-needed", { detail: problem }));
+    throw problem;
+  }
+  return answer;
+}
+
+export const getJson = async (path, signal) => (await ask(path, { signal })).json();
+
+export async function postJson(path, document, { signal, prefer } = {}) {
+  const more = { "Content-Type": "application/json", ...(prefer ? { Prefer: prefer } : {}) };
+  return (await ask(path, { method: "POST", body: JSON.stringify(document), more, signal })).json();
+}
+
+export const remove = (path) => ask(path, { method: "DELETE" });
+
+// Asks for work that may take long, follows its task, and returns the result.
+// `progress` is called with the task; when `signal` aborts, the task is cancelled too.
+export async function postTask(path, document, { signal, progress = () => {} } = {}) {
+  const more = { "Content-Type": "application/json", Prefer: "wait=1" };
+  const answer = await ask(path, { method: "POST", body: JSON.stringify(document), more, signal });
+  const content = await answer.json();
+  if (answer.status !== 202) return content;
+  const cancel = () => ask(`v1/tasks/${content.id}`, { method: "DELETE" }).catch(() => {});
+  signal?.addEventListener("abort", cancel);
+  try {
+    const task = await followTask(content, { signal, progress });
+    if (task.problem) throw new Problem(task.problem, task.problem.status);
+    return await getJson(task.location, signal);
+  } finally {
+    signal?.removeEventListener("abort", cancel);
+  }
+}
+
+const live = (task) => task.state === "queued" || task.state === "running";
+
+export async function followTask(task, { signal, progress }) {
+  let current = task;
+  progress(current);
+  while (live(current)) {
+    try {
+      const answer = await ask(`v1/tasks/${task.id}/events`, { signal, more: { Accept: "text/event-stream" } });
+      for await (const event of readEvents(answer.body)) {
+        current = JSON.parse(event);
+        progress(current);
+      }
+    } catch (error) {
+      // A stream may break off with the service: it is asked again until it answers.
+      if (error.name === "AbortError" || error instanceof Problem) throw error;
+    }
+    if (!live(current)) break;
+    await new Promise((resolve) => setTimeout(resolve, 500));
+    if (signal?.aborted) throw new DOMException("superseded", "AbortError");
+    try {
+      current = await getJson(`v1/tasks/${task.id}`, signal);
+    } catch (error) {
+      if (!(error instanceof Unreachable)) throw error;
+    }
+  }
+  return current;
+}
+
+// Yields the data of server-sent events; fetch is used because EventSource sends no key.
+async function* readEvents(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text = (text + value).replaceAll("\r\n", "\n");
+    for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
+      const lines = text.slice(0, end).split("\n");
+      text = text.slice(end + 2);
+      const data = lines.filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim());
+      if (data.length) yield data.join("\n");
+    }
+  }
+}
+
+// Sends a file as it is; a large one is compressed on the way unless it is already.
+export async function importFile(file, values, signal) {
+  const question = new URLSearchParams({ filename: file.name.slice(-200) || "file" });
+  for (const [name, value] of Object.entries(values)) if (value !== "" && value != null) question.set(name, value);
+  const more = { "Content-Type": "application/octet-stream" };
+  let body = file;
+  if (file.size > 2 ** 20 && !/\.(gz|zip|zst)$/i.test(file.name)) {
+    body = await new Response(file.stream().pipeThrough(new CompressionStream("gzip"))).blob();
+    more["Content-Encoding"] = "gzip";
+  }
+  return (await ask(`v1/imports?${question}`, { method: "POST", body, more, signal })).json();
+}
+
+// The same profile with updates that wait for the norm of all gradients, or that do not: its id.
+const variants = new Map();
+export async function profileWith(profileId, update, signal) {
+  const known = variants.get(`${profileId} ${update}`);
+  if (known) return known;
+  const { profile } = await getJson(`v1/profiles/${profileId}`, signal);
+  let id = profileId;
+  if ((profile.update || "per-gradient") !== update) {
+    id = (await postJson("v1/profiles", { ...profile, update }, { signal })).id;
+  }
+  variants.set(`${profileId} ${update}`, id);
+  return id;
+}

@@ -1,0 +1,145 @@
+// What the job would gain elsewhere: one axis is swept, the others stand where their sliders are.
+import { html, useMemo } from "./elements.js";
+import { adjust, linkTo } from "./address.js";
+import { Curves } from "./curves.js";
+import { useLoaded, useSettled } from "./loading.js";
+import { compact, percent, seconds } from "./numbers.js";
+import { Empty, Field, ProblemNote, Progress, Table, csv, save } from "./parts.js";
+import { getJson, postTask, profileWith } from "./service.js";
+import { policyName } from "./windows.js";
+
+const POLICIES = ["optimal", "ddp", "horovod", "bytescheduler", "fifo", "sharded"];
+const FIRST = "optimal,ddp,bytescheduler";
+const METRICS = {
+  iteration_s: { name: "Iteration, ms", of: (cell) => cell.iteration_s * 1e3 },
+  throughput: { name: "Throughput", of: (cell) => cell.throughput },
+  scaling_efficiency: { name: "Scaling efficiency", of: (cell) => cell.scaling_efficiency },
+  speedup: { name: "Speed-up over DDP", of: (cell) => cell.speedup },
+};
+// Sliders move in steps of a twentieth of a decade, or by whole numbers.
+const AXES = {
+  bandwidth: { field: "bandwidth_gbps", name: "Bandwidth, Gb/s", least: 0.1, most: 800, sweep: [1, 100], log: true },
+  workers: { field: "workers", name: "Workers", least: 2, most: 1024, sweep: [2, 64], log: true, whole: true },
+  latency: { field: "latency_s", name: "Latency of a message, µs", least: 0.1, most: 1e4, sweep: [1, 1000], log: true, factor: 1e-6 },
+  compute: { field: "compute_speedup", name: "Compute speed, times", least: 0.1, most: 10, sweep: [0.5, 4], log: true },
+  compression: { field: "compression", name: "Compression, times", least: 1, most: 1000, sweep: [1, 32], log: true },
+};
+const NUM_POINTS = 14;
+
+function sweep(axis, from, to) {
+  const values = new Set();
+  for (let at = 0; at < NUM_POINTS; at += 1) {
+    const value = from * (to / from) ** (at / (NUM_POINTS - 1));
+    values.add(axis.whole ? Math.round(value) : Number(value.toPrecision(4)));
+  }
+  return [...values].sort((a, b) => a - b);
+}
+
+const number = (text, otherwise) => (text !== undefined && text !== "" && Number(text) > 0 ? Number(text) : otherwise);
+
+export function WhatIf({ values }) {
+  if (!values.profile) {
+    return html`<${Empty} title="No profile is chosen"><p>Choose one under <a href=${linkTo("start")}>Start</a>.</p><//>`;
+  }
+  return html`<${Asked} key=${values.profile} values=${values} />`;
+}
+
+function Asked({ values }) {
+  const over = AXES[values.over] ? values.over : "bandwidth";
+  const axis = AXES[over];
+  const low = Math.max(number(values.low, axis.sweep[0]), axis.least);
+  const high = Math.max(number(values.high, axis.sweep[1]), low * 1.01);
+  const policies = (values.policies || FIRST).split(",").filter((name) => POLICIES.includes(name));
+  const metric = METRICS[values.metric] ? values.metric : "iteration_s";
+  const clipped = values.clip === "1";
+  const grid = { policies: policies.length ? policies : ["optimal"], baseline: policies.includes("ddp") ? "ddp" : (policies[0] || "optimal") };
+  grid[axis.field] = sweep(axis, low, high).map((value) => value * (axis.factor || 1));
+  for (const [name, { field, factor = 1 }] of Object.entries(AXES)) {
+    if (name !== over && number(values[name])) grid[field] = [number(values[name]) * factor];
+  }
+  if (values.algorithm) grid.algorithm = [values.algorithm];
+  const question = useSettled({ grid, clip: values.clip });
+  const answer = useLoaded(async (signal, progress) => {
+    const profileId = question.clip === undefined ? values.profile : await profileWith(values.profile, clipped ? "global-norm" : "per-gradient", signal);
+    return postTask("v1/what-if", { profile_id: profileId, grid: question.grid }, { signal, progress });
+  }, [values.profile, JSON.stringify(question)]);
+  const profile = useLoaded((signal) => getJson(`v1/profiles/${values.profile}`, signal), [values.profile]);
+  const whatIf = answer.value?.what_if;
+  const shown = useMemo(() => {
+    if (!whatIf) return null;
+    const field = Object.values(AXES).find(({ field: name }) => new Set(whatIf.cells.map((cell) => cell[name])).size > 1)?.field || axis.field;
+    const factor = Object.values(AXES).find(({ field: name }) => name === field).factor || 1;
+    const xs = [...new Set(whatIf.cells.map((cell) => cell[field]))].sort((a, b) => a - b);
+    const names = [...new Set(whatIf.cells.map((cell) => cell.policy))];
+    const series = names.map((name) => {
+      const by = new Map(whatIf.cells.filter((cell) => cell.policy === name).map((cell) => [cell[field], METRICS[metric].of(cell)]));
+      return { label: policyName(name), values: xs.map((value) => by.get(value) ?? null) };
+    });
+    return { field, factor, x: xs.map((value) => Number((value / factor).toPrecision(6))), series };
+  }, [whatIf, metric]);
+  const set = (name) => (event) => adjust({ [name]: event.target.value });
+  const toggle = (name) => adjust({ policies: (policies.includes(name) ? policies.filter((each) => each !== name) : [...policies, name]).join(",") });
+  const xName = shown ? Object.values(AXES).find(({ field }) => field === shown.field).name : axis.name;
+  return html`<div class="side-by-side">
+    <section class="card controls" aria-labelledby="axes-title">
+      <h2 id="axes-title">What if…</h2>
+      <p class="name">${profile.value?.name || ""} <a href=${linkTo("result", { profile: values.profile, clip: values.clip })}>Result</a></p>
+      <${Field} id="over" label="Over"><select id="over" value=${over} onChange=${(event) => adjust({ over: event.target.value, low: "", high: "" })}>
+        ${Object.entries(AXES).map(([name, { name: text }]) => html`<option value=${name}>${text}</option>`)}</select><//>
+      <div class="fields two">
+        <${Field} id="low" label="From"><input id="low" type="number" step="any" min=${axis.least} value=${low} onChange=${set("low")} /><//>
+        <${Field} id="high" label="To"><input id="high" type="number" step="any" min=${axis.least} value=${high} onChange=${set("high")} /><//>
+      </div>
+      ${Object.entries(AXES).filter(([name]) => name !== over).map(([name, each]) => html`<${Slider} key=${name} name=${name} axis=${each} value=${number(values[name])} profiled=${profiledValue(name, profile.value?.profile)} />`)}
+      <${Field} id="algorithm" label="Algorithm"><select id="algorithm" value=${values.algorithm || ""} onChange=${set("algorithm")}>
+        ${["", "ring", "tree", "halving-doubling"].map((name) => html`<option value=${name}>${name || "as profiled"}</option>`)}</select><//>
+      <label class="switch"><input type="checkbox" role="switch" checked=${values.clip === undefined ? profile.value?.profile.update === "global-norm" : clipped}
+        onChange=${(event) => adjust({ clip: event.target.checked ? "1" : "0" })} /> Clipping by the global norm</label>
+      <fieldset class="checks"><legend>Policies</legend>${POLICIES.map((name) => html`<label><input type="checkbox" checked=${policies.includes(name)} onChange=${() => toggle(name)} />${policyName(name)}</label>`)}</fieldset>
+      <button type="button" onClick=${() => { location.hash = linkTo("what-if", { profile: values.profile }); }}>As profiled</button>
+    </section>
+    <section class="card" aria-labelledby="answer-title" aria-busy=${String(answer.busy)}>
+      <div class="row between"><h2 id="answer-title">${METRICS[metric].name}</h2>
+        <div class="row" role="group" aria-label="What is drawn">${Object.entries(METRICS).map(([name, each]) => html`<button type="button" aria-pressed=${String(name === metric)} onClick=${() => adjust({ metric: name })}>${each.name}</button>`)}</div></div>
+      <${ProblemNote} error=${answer.error} retry=${answer.again} />
+      <div class="steady">${answer.busy && html`<${Progress} task=${answer.task || { state: "running" }} what="Simulating" />`}</div>
+      ${shown && html`<${Curves} label=${`${METRICS[metric].name} over ${xName}`} x=${shown.x} xLabel=${xName} logX=${true}
+        yLabel=${metric === "throughput" ? whatIf.throughput_unit : METRICS[metric].name} series=${shown.series} height=${360} logY=${["iteration_s", "throughput"].includes(metric)} />
+      <${Table} caption="Simulated points" first="x" rows=${whatIf.cells} pageSize=${28} columns=${[
+        { name: "x", title: xName, value: (cell) => cell[shown.field] / shown.factor, show: (cell) => compact(cell[shown.field] / shown.factor), numeric: true },
+        { name: "policy", title: "Policy", value: (cell) => policyName(cell.policy) },
+        { name: "iteration", title: "Iteration", value: (cell) => cell.iteration_s, show: (cell) => seconds(cell.iteration_s), numeric: true },
+        { name: "throughput", title: "Throughput", value: (cell) => cell.throughput, show: (cell) => compact(cell.throughput), numeric: true },
+        { name: "efficiency", title: "Efficiency", value: (cell) => cell.scaling_efficiency, show: (cell) => percent(cell.scaling_efficiency), numeric: true },
+        { name: "speedup", title: "Speed-up", value: (cell) => cell.speedup, show: (cell) => compact(cell.speedup), numeric: true },
+      ]} />
+      <div class="row"><button type="button" onClick=${() => save("what-if.csv", csv(Object.keys(whatIf.cells[0]), whatIf.cells.map(Object.values)), "text/csv")}>Points (CSV)</button></div>
+      <details><summary>What is assumed to scale how</summary><ul>${whatIf.assumptions.map((line) => html`<li>${line}</li>`)}</ul></details>`}
+    </section>
+  </div>`;
+}
+
+// What the profile says of an axis; undefined where its cost does not come from a network's numbers.
+function profiledValue(name, profile) {
+  if (!profile) return undefined;
+  const { bandwidth_bytes_per_s: rate, latency_s: latency, kind } = profile.allreduce;
+  const network = ["ring", "tree", "halving-doubling"].includes(kind);
+  return { bandwidth: network ? rate * 8e-9 : undefined, workers: profile.workers, latency: network && latency ? latency * 1e6 : undefined, compute: 1, compression: 1 }[name];
+}
+
+function Slider({ name, axis, value, profiled }) {
+  const position = (at) => Math.round(20 * Math.log10(Math.min(Math.max(at, axis.least), axis.most) / axis.least));
+  const slide = (event) => {
+    const found = axis.least * 10 ** (Number(event.target.value) / 20);
+    adjust({ [name]: axis.whole ? Math.round(found) : Number(found.toPrecision(3)) });
+  };
+  const id = `axis-${name}`;
+  return html`<div class="field slider">
+    <label for=${id}>${axis.name}</label>
+    <div class="row tight">
+      <input type="range" aria-label=${`${axis.name}, slider`} min="0" max=${position(axis.most)} step="1" value=${position(value ?? profiled ?? axis.least)}
+        aria-valuetext=${value ? compact(value) : `as profiled${profiled ? `, ${compact(profiled)}` : ""}`} onInput=${slide} />
+      <input id=${id} type="number" step="any" min=${axis.least} value=${value ?? ""} placeholder=${profiled ? compact(profiled) : "profiled"} onChange=${(event) => adjust({ [name]: event.target.value })} />
+    </div>
+  </div>`;
+}

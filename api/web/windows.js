@@ -1,0 +1,102 @@
+// Bands of the Gantt chart from windows that the service laid out in time.
+import { KINDS, groupKind } from "./gantt.js";
+import { bytes, percent, seconds } from "./numbers.js";
+
+export const POLICY_NAMES = {
+  schedule: "PACE, this schedule", ddp: "PyTorch DDP", "ddp-best": "DDP, best buckets", fifo: "FIFO", horovod: "Horovod",
+  bytescheduler: "ByteScheduler", p3: "P3", tictac: "TicTac", "mg-wfbp": "MG-WFBP", dear: "DeAR", pace: "PACE",
+  optimal: "PACE", "zero-1": "ZeRO-1", "zero-redundancy": "ZeRO", sharded: "PACE, sharded",
+};
+export const policyName = (name) => POLICY_NAMES[name] || name;
+
+export function windowBands(result, certificate) {
+  const now = result.rows.find(({ name }) => name === "ddp");
+  return result.rows.map((row) => {
+    const gain = now && row !== now && now.iteration_s ? `, ${percent(row.iteration_s / now.iteration_s - 1, true)} against DDP` : "";
+    const lanes = [...opLanes(result, row), ...linkLanes(row)];
+    if (row.name === "schedule" && certificate?.length) lanes.push(certificateLane(certificate));
+    return { title: `${policyName(row.name)}: ${seconds(row.iteration_s)}${gain}`, lanes, marks: [{ at: row.iteration_s, name: "end" }] };
+  });
+}
+
+function lane(label, order, starts, ends, kindOf, more) {
+  return {
+    label, starts: Float64Array.from(order, (at) => starts[at]), ends: Float64Array.from(order, (at) => ends[at]),
+    kinds: Uint8Array.from(order, kindOf), ...more,
+  };
+}
+
+function opLanes(result, row) {
+  return row.lanes.map((label, number) => {
+    const order = [];
+    for (let at = 0; at < row.op_lanes.length; at += 1) {
+      if (row.op_lanes[at] === number && row.op_ends_s[at] > row.op_starts_s[at]) order.push(at);
+    }
+    order.sort((a, b) => row.op_starts_s[a] - row.op_starts_s[b]);
+    return lane(label, order, row.op_starts_s, row.op_ends_s, (at) => KINDS[result.op_phases[at]], {
+      text: (item) => result.op_names[order[item]],
+      describe: (item) => [
+        result.op_names[order[item]],
+        `${seconds(row.op_starts_s[order[item]])} to ${seconds(row.op_ends_s[order[item]])}`,
+        `takes ${seconds(row.op_ends_s[order[item]] - row.op_starts_s[order[item]])}`,
+      ],
+    });
+  });
+}
+
+function linkLanes(row) {
+  return row.links.map((label, number) => {
+    const order = [];
+    for (let at = 0; at < row.transfer_links.length; at += 1) if (row.transfer_links[at] === number) order.push(at);
+    order.sort((a, b) => row.transfer_starts_s[a] - row.transfer_starts_s[b]);
+    const carried = (item) => row.groups[row.transfer_groups[order[item]]];
+    return lane(label, order, row.transfer_starts_s, row.transfer_ends_s, (at) => groupKind(row.transfer_groups[at]), {
+      critical: Uint8Array.from(order, (at) => Number(row.groups[row.transfer_groups[at]].critical)),
+      text: (item) => carried(item).name.replace(/^group /, ""),
+      describe: (item) => {
+        const { name, gradients, size_bytes: whole, critical } = carried(item);
+        const at = order[item];
+        return [
+          name,
+          `${seconds(row.transfer_starts_s[at])} to ${seconds(row.transfer_ends_s[at])}, takes ${seconds(row.transfer_ends_s[at] - row.transfer_starts_s[at])}`,
+          row.transfer_bytes[at] === whole ? bytes(whole) : `${bytes(row.transfer_bytes[at])} of ${bytes(whole)}`,
+          gradients.length > 1 ? `${gradients.length} gradients: ${gradients[0]} …` : gradients[0] === name ? "one gradient" : gradients[0] || "",
+          ...(critical ? ["part of the certificate"] : []),
+        ];
+      },
+    });
+  });
+}
+
+// The numbers that add up to the bound, one behind the other.
+export function certificateParts(schedule) {
+  const proof = schedule.certificate;
+  if (!proof) return [];
+  if (schedule.schema_version === 1) {
+    return [
+      { name: "ready", kind: "ready", value: proof.min_ready_s, means: "no gradient of the set is ready earlier" },
+      { name: "all-reduce", kind: "carried", value: proof.total_allreduce_s, means: "the network needs this for the set" },
+      { name: "tail", kind: "tail", value: proof.min_tail_s, means: "compute that follows the last of them at least" },
+    ];
+  }
+  if (schedule.schema_version === 3) {
+    return [
+      { name: "ready", kind: "ready", value: proof.min_ready_s, means: "no gradient of the set is ready earlier" },
+      { name: "reduce-scatter", kind: "carried", value: proof.total_reduce_scatter_s, means: "the first half on the network" },
+      { name: "norm", kind: "ready", value: proof.norm_s, means: "the norm of all gradients" },
+      { name: "all-gather", kind: "carried", value: proof.total_all_gather_s, means: "the second half on the network" },
+      { name: "tail", kind: "tail", value: proof.min_tail_s, means: "compute that follows at least" },
+    ].filter(({ name, value }) => name !== "norm" || value > 0);
+  }
+  return [];
+}
+
+function certificateLane(parts) {
+  const ends = [];
+  parts.reduce((sum, { value }) => { ends.push(sum + value); return sum + value; }, 0);
+  return {
+    label: "certificate", starts: Float64Array.from(parts, ({ value }, at) => ends[at] - value), ends: Float64Array.from(ends),
+    kinds: Uint8Array.from(parts, ({ kind }) => KINDS[kind]), text: (item) => `${parts[item].name} ${seconds(parts[item].value)}`,
+    describe: (item) => [parts[item].name, seconds(parts[item].value), parts[item].means],
+  };
+}

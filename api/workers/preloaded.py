@@ -1,0 +1,12 @@
+"""Loads and compiles what workers need, once, in the process that forks them."""
+
+import contextlib
+import gc
+
+from pace.api.workers.functions import load_solver
+
+# A worker that cannot go without it tries again and tells its pool what went wrong.
+with contextlib.suppress(Exception):
+    load_solver()
+
+gc.freeze()  # a collection in a fork would copy every page that it looks at

@@ -1,0 +1,1 @@
+"""Asynchronous training over shaped links that change: the fabric and three others."""

@@ -1,0 +1,53 @@
+"""Clips gradients by their norm, as ``torch.nn.utils.clip_grad_norm_`` does."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from pace.errors import InvalidUse
+from pace.runtime.control.options import is_number, refusal
+from pace.runtime.engine.buffers import Slot
+from pace.runtime.optimizer.gradient_access import GradientAccess
+
+# torch adds it to the norm before it divides by it.
+_EPSILON = 1e-6
+
+
+def coefficient_for(max_norm: float, norm: float) -> float:
+    """Return what torch multiplies gradients of this norm by; at most 1."""
+    return min(max_norm / (norm + _EPSILON), 1.0)
+
+
+def clip_in_place(slots: Sequence[Slot], access: GradientAccess, max_norm: float, norm_type: float) -> float:
+    """Clip whole gradients, and return their norm; take them away where it is not finite."""
+    read = [(slot, access.read(slot)) for slot in slots]
+    gradients = [gradient for _, gradient in read if gradient is not None]
+    if not gradients:
+        return 0.0
+    with torch.no_grad():
+        norms = [torch.linalg.vector_norm(each, norm_type, dtype=torch.float64) for each in gradients]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms), norm_type))
+        if not math.isfinite(norm):
+            for slot, gradient in read:
+                if gradient is not None:
+                    access.clear(slot)
+            return norm
+        coefficient = coefficient_for(max_norm, norm)
+        if coefficient < 1.0:
+            torch._foreach_mul_(gradients, coefficient)
+    return norm
+
+
+def check_norms(max_norm: float, norm_type: float) -> None:
+    """Refuse what is no norm.
+
+    Raises
+    ------
+    InvalidUse
+        Names the argument.
+    """
+    if not is_number(max_norm) or not max_norm > 0:
+        raise InvalidUse(str(refusal("max_norm", max_norm, "a positive number")))
+    if not is_number(norm_type) or not norm_type > 0:
+        raise InvalidUse(str(refusal("norm_type", norm_type, "a positive number, or infinity,")))

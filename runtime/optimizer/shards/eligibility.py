@@ -1,0 +1,28 @@
+"""Whether a job's updates can be sharded at all."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from pace.runtime.control.options import WrapperOptions
+from pace.runtime.optimizer.shards.shard_memory import why_not_in_shards
+from pace.runtime.optimizer.shards.shard_update import why_not_elementwise
+from pace.runtime.transports.transport import Transport
+
+
+def why_not_sharded(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    options: WrapperOptions,
+    transport: Transport,
+) -> str | None:
+    """Say why updates cannot be sharded on this rank; None when they can."""
+    if transport.device is not None:
+        return "the model is on a GPU"
+    if not transport.has_halves:
+        return "gradients go over parameter servers"
+    if options.compression != "none":
+        return f"compression is {options.compression!r}"
+    return why_not_elementwise(optimizer) or why_not_in_shards(parameters, model)

@@ -1,0 +1,137 @@
+"""What ranks tell one another once a round's gradients are summed by rows, in one small message each."""
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self, get_args
+
+from pace.runtime.engine.buffers import FusedGroup, Slot
+from pace.runtime.optimizer.round_codes import RoundCode
+from pace.runtime.optimizer.round_marks import RoundMarks
+from pace.runtime.transports.transport import Transport
+
+Want = Literal["gradients", "norm", "step"]
+"""What a rank waits for: all rows of all gradients, their norm, or the others' ``step()``."""
+
+_WANTS: tuple[Want, ...] = get_args(Want)
+_HEAD = struct.Struct("<BBBddd")
+_HERE, _HELD = 1, 2
+_UNSCALED, _DROPPED, _COUNTED = 1, 2, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardMessage:
+    """What one rank says.
+
+    Attributes
+    ----------
+    code
+        How its round went.
+    coefficient
+        What it has multiplied its rows by, to clip them.
+    unscaled
+        Whether a GradScaler has divided its rows by the scale.
+    dropped
+        Whether its gradients are not to be used, as their norm was infinite or no number.
+    norm_type
+        The norm that it asks for, or adds to.
+    power
+        What its rows add to the norm: a sum of powers, or the largest absolute value. None where it has not
+        computed that.
+    marks
+        By gradient: whether it contributed, and whether it still has an earlier sum of it, not cleared.
+    """
+
+    want: Want
+    code: RoundCode
+    coefficient: float
+    unscaled: bool
+    dropped: bool
+    norm_type: float
+    power: float | None
+    marks: bytes
+
+    def encode(self) -> bytes:
+        """Serialize, always with as many bytes for as many gradients."""
+        flags = _UNSCALED * self.unscaled + _DROPPED * self.dropped + _COUNTED * (self.power is not None)
+        power = 0.0 if self.power is None else self.power
+        head = _HEAD.pack(
+            _WANTS.index(self.want), int(self.code), flags, self.coefficient, self.norm_type, power
+        )
+        return head + self.marks
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Self:
+        """Read what ``encode`` wrote."""
+        want, code, flags, coefficient, norm_type, power = _HEAD.unpack_from(payload)
+        return cls(
+            want=_WANTS[want],
+            code=RoundCode.decode(code),
+            coefficient=coefficient,
+            unscaled=bool(flags & _UNSCALED),
+            dropped=bool(flags & _DROPPED),
+            norm_type=norm_type,
+            power=power if flags & _COUNTED else None,
+            marks=payload[_HEAD.size :],
+        )
+
+
+def total_norm(messages: Sequence[ShardMessage], norm_type: float) -> float:
+    """Put all ranks' parts of a norm together; the same number on every rank."""
+    powers = [message.power for message in messages if message.power is not None]
+    assert len(powers) == len(messages)
+    if any(math.isnan(power) for power in powers):
+        return math.nan
+    if norm_type == math.inf or any(power == math.inf for power in powers):
+        return max(powers)
+    total: float = math.fsum(powers) ** (1.0 / norm_type)
+    return total
+
+
+class ShardMarks(RoundMarks):
+    """Marks and codes that travel in ``ShardMessage``; a second turn's in a message of their own."""
+
+    def __init__(self, transport: Transport, groups: Sequence[FusedGroup]) -> None:
+        super().__init__(transport, len(groups), scale=1.0)
+        self.beside = True
+        self._sizes = [len(group.slots) for group in groups]
+        self.code = RoundCode(late=False, read=False, idle=True, step=0)
+
+    def exchange(self, code: RoundCode) -> None:
+        """Keep what this rank says of its round until rows are summed."""
+        self.code = code
+
+    def mine(self, held: set[Slot], groups: Sequence[FusedGroup]) -> bytes:
+        """Return this rank's marks."""
+        return bytes(
+            _HERE * here + _HELD * (slot in held)
+            for group in groups
+            for slot, here in zip(group.slots, self._marks[group.number], strict=True)
+        )
+
+    def learn(self, messages: Sequence[ShardMessage]) -> int | None:
+        """Take in all ranks' codes and marks.
+
+        Returns
+        -------
+        A gradient of which some ranks have cleared an earlier sum, and others not; None where there is none.
+        """
+        self._codes = [message.code for message in messages]
+        columns = list(zip(*(message.marks for message in messages), strict=True))
+        self._spread([any(mark & _HERE for mark in column) for column in columns])
+        return next(
+            (number for number, column in enumerate(columns) if len({mark & _HELD for mark in column}) > 1),
+            None,
+        )
+
+    def exchange_again(self) -> None:
+        """Give all ranks what ``write`` put down on each; every rank calls it."""
+        mine = json.dumps([mark for marks in self._marks for mark in marks]).encode()
+        replies = [json.loads(each) for each in self._transport.gather(mine)]
+        self._spread([any(column) for column in zip(*replies, strict=True)])
+
+    def _spread(self, marks: Sequence[bool]) -> None:
+        rest = iter(marks)
+        self._marks = [[next(rest) for _ in range(size)] for size in self._sizes]

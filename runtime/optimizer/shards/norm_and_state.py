@@ -1,0 +1,122 @@
+"""What a wrapper offers whether or not updates are sharded: clipping, and the optimizer's whole state."""
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import torch
+
+from pace.errors import InvalidUse
+from pace.runtime.event_log import log
+from pace.runtime.gates.gated_param_groups import gate_param_groups
+from pace.runtime.optimizer.live_wrappers import weakly
+from pace.runtime.optimizer.rounds import Rounds
+from pace.runtime.optimizer.shards.clipping import check_norms
+from pace.runtime.optimizer.shards.shard_state import PieceState
+from pace.runtime.optimizer.shards.sharded_rounds import ShardedRounds
+from pace.runtime.optimizer.stand_in import StandIn
+
+
+class NormAndState(StandIn):
+    """A stand-in whose gradients can be clipped, and whose state may lie on all ranks."""
+
+    _rounds: Rounds
+    _told_of_norm = False
+
+    @abstractmethod
+    def _refuse_closed(self) -> None:
+        """Raise when the wrapper was closed."""
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """The rank of this process."""
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Clip all gradients together by their norm, between the backward pass and ``step()``.
+
+        As ``torch.nn.utils.clip_grad_norm_`` of the optimizer's parameters, and as exact; where updates are
+        sharded, ranks exchange one number for it, and gradients need not be gathered. Every rank must call
+        it. If the norm is infinite or no number, the gradients are dropped on all ranks: ``step()`` then
+        changes nothing.
+
+        Parameters
+        ----------
+        norm_type
+            Infinity for the largest absolute value.
+        error_if_nonfinite
+            Whether to raise RuntimeError, as torch does, if the norm is not finite.
+
+        Returns
+        -------
+        The norm before clipping, the same on all ranks.
+
+        Raises
+        ------
+        CommunicationFailed
+            When an exchange failed or a peer is gone.
+        InvalidUse
+            When the arguments make no sense, or gradients only add up for now.
+        """
+        self._refuse_closed()
+        check_norms(max_norm, norm_type)
+        if self._rounds.accumulating:
+            raise InvalidUse("clip_grad_norm_: gradients only add up inside no_sync(): call it after that")
+        norm = self._rounds.clip(float(max_norm), float(norm_type))
+        self._tell_of_norm(norm)
+        if error_if_nonfinite and not math.isfinite(norm):
+            raise RuntimeError(f"the total norm of order {norm_type} of the gradients is {norm}")
+        wide = max(
+            (slot.parameter.dtype for slot in self._rounds.slots), key=lambda d: d.itemsize, default=None
+        )
+        return torch.tensor(norm, dtype=wide, device=next((s.view.device for s in self._rounds.slots), None))
+
+    def _tell_of_norm(self, norm: float) -> None:
+        if not math.isfinite(norm) and not self._told_of_norm and self.rank == 0:
+            self._told_of_norm = True
+            log.warning("pace.step_skipped", norm=norm, consequence="parameters stay as they are; said once")
+
+    # The optimizer's state.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's whole state after every pending update: what a plain optimizer would have.
+
+        Where updates are sharded, every rank must call it.
+        """
+        self.finish_updates()
+        with self._rounds.whole_state():
+            return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the optimizer's whole state, after every pending update; from any number of ranks."""
+        super().load_state_dict(state_dict)
+        gate_param_groups(self.optimizer, weakly(self.finish_updates))
+        self._rounds.take_state()
+
+    def sharded_state(self) -> dict[str, PieceState]:
+        """Return this rank's part of the optimizer's state, by the parameters' names.
+
+        Raises
+        ------
+        InvalidUse
+            When updates are not sharded.
+        """
+        self.finish_updates()
+        if not isinstance(self._rounds, ShardedRounds):
+            raise InvalidUse("sharded_state: updates are not sharded, every rank has the whole state")
+        return self._rounds.sharded_state()
+
+    @property
+    def state(self) -> Any:
+        """The user's optimizer's own state, after every pending update; where sharded, put together anew."""
+        self.finish_updates()
+        with self._rounds.whole_state() as gathered:
+            return dict(self.optimizer.state) if gathered else self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.finish_updates()
+        self.optimizer.state = state
+        self._rounds.take_state()

@@ -1,0 +1,360 @@
+"""Rounds that are summed by rows: what a rank may do with its rows, and when all ranks need all of them.
+
+After the backward pass every rank holds the sums of its own rows. Ranks then exchange small messages
+(``exchanges``) until all of them have come to ``step()``: for the norm, or because one of them needs whole
+gradients, for user code that reads them, say. Then all ranks gather all rows, and go on as after an
+all-reduce.
+A rank that has come to ``step()`` takes part until the others have, too.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from pace.errors import InvalidUse
+from pace.runtime.engine.buffers import FusedGroup, Slot
+from pace.runtime.engine.plan import Plan
+from pace.runtime.gates.gradient_gates import local_gradient
+from pace.runtime.optimizer.averaging import Averaging
+from pace.runtime.optimizer.reduction import Reduction
+from pace.runtime.optimizer.round_codes import RoundCode
+from pace.runtime.optimizer.shards.exchanges import ShardMarks, ShardMessage, Want, total_norm
+from pace.runtime.optimizer.shards.shard_memory import ShardedGroup
+from pace.runtime.transports.transport import Transport
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What has happened since a round was sealed.
+
+    Attributes
+    ----------
+    summed
+        Whether rows are.
+    whole
+        Whether every rank has all rows.
+    replies
+        The latest messages, as long as they say what is in the rows.
+    agreed
+        Whether all ranks have come to ``step()``.
+    infinities
+        What stands for gradients that are not finite, for a GradScaler to find.
+    """
+
+    summed: bool = False
+    whole: bool = False
+    coefficient: float = 1.0
+    unscaled: bool = False
+    dropped: bool = False
+    agreed: bool = False
+    norm_type: float | None = None
+    replies: list[ShardMessage] | None = None
+    infinities: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
+
+
+class ShardReduction(Reduction):
+    """The buffers of reduce-scatters, and what ranks make of their rows.
+
+    Parameters
+    ----------
+    gathers
+        The numbers of the plan's gathers, which a turn without an update leaves out.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        groups: Sequence[ShardedGroup],
+        gathers: Sequence[int],
+        transport: Transport,
+        averaging: Averaging,
+        *,
+        tensors_of: Callable[[int], Sequence[object]],
+    ) -> None:
+        super().__init__(plan, list(groups), transport, averaging)
+        self._calls = groups
+        self._gathers = gathers
+        self._tensors_of = tensors_of
+        self._turn = _Turn()
+        self._want: Want = "gradients"
+        self._carried: dict[Slot, torch.Tensor] = {}
+        self.held: set[Slot] = set()
+
+    by_rows = True
+    _marks: ShardMarks
+
+    def _marks_of(self, groups: list[FusedGroup]) -> ShardMarks:
+        return ShardMarks(self._transport, groups)
+
+    # This rank's contribution.
+
+    def _submit(self, group: FusedGroup, code: RoundCode | None = None) -> None:
+        if self.held:
+            for slot, piece in self._calls[group.number].pieces.items():
+                if slot in self.held:
+                    self._carried[slot] = piece.clone()
+        super()._submit(group, code)
+
+    def _absent(self, slot: Slot) -> bool:
+        return super()._absent(slot) or slot in self.held
+
+    def seal(self, *, read: bool) -> None:
+        """Hand over all that is left; see ``Reduction``."""
+        self._turn = _Turn()
+        super().seal(read=read)
+
+    def drop(self, slot: Slot) -> None:
+        """Take back this rank's contribution to a gradient; see ``Reduction``."""
+        super().drop(slot)
+        self.held.discard(slot)
+
+    # What all ranks make of it.
+
+    def _learn_codes(self, closing: FusedGroup) -> list[RoundCode]:
+        self._exchange()
+        return self._marks.codes(closing)
+
+    def _exchange(self) -> None:
+        """Wait for this rank's rows, and tell the other ranks about them."""
+        turn = self._turn
+        first = not turn.summed
+        if first:
+            self._wait_for_others()
+            for number in range(len(self._groups)):
+                self.engine.wait(number)
+            for slot, row in self._carried.items():
+                self._calls[slot.fused.number].pieces[slot].add_(row)
+            self._carried.clear()
+            turn.summed = True
+        mine = ShardMessage(
+            want=self._want,
+            code=self._marks.code,
+            coefficient=turn.coefficient,
+            unscaled=turn.unscaled,
+            dropped=turn.dropped,
+            norm_type=turn.norm_type or 2.0,
+            power=None if turn.norm_type is None else self._power(turn.norm_type),
+            marks=self._marks.mine(self.held, self._groups) if first else b"",
+        )
+        replies = [ShardMessage.decode(each) for each in self._transport.gather(mine.encode())]
+        turn.replies = replies
+        if first:
+            differing = self._marks.learn(replies)
+            self.held.clear()
+            if differing is not None:
+                self._refuse(
+                    f"the last step's gradient of {self._slots[differing].name} was cleared on some ranks and"
+                    " not on others: every rank must clear gradients alike"
+                )
+        asked = [each.norm_type for each in replies if each.want == "norm"]
+        if asked and turn.norm_type is None:
+            turn.norm_type = asked[0]
+        self._follow(replies)
+
+    def _follow(self, replies: list[ShardMessage]) -> None:
+        """On a rank without a backward pass: do to its rows what the others have done to theirs."""
+        turn = self._turn
+        leading = [each for each in replies if not each.code.idle]
+        if not self._marks.code.idle or not leading:
+            return
+        if leading[0].dropped and not turn.dropped:
+            self.drop_all()
+        if leading[0].coefficient != turn.coefficient:
+            self._multiply(leading[0].coefficient / turn.coefficient)
+            turn.coefficient = leading[0].coefficient
+
+    def _evaluate(self) -> None:
+        if self._evaluated or self.closing is None:
+            return
+        super()._evaluate()
+        self._serve()
+
+    def _meet(self, want: Want) -> None:
+        self._want = want
+        self._exchange()
+        self._serve()
+
+    def _serve(self) -> None:
+        """Gather all rows, on all ranks, if one of them needs whole gradients."""
+        replies = self._turn.replies
+        if replies is None or self._turn.whole or all(each.want != "gradients" for each in replies):
+            return
+        self._refuse_differences(replies)
+        for group in self._calls:
+            self.engine.call_aside("all-gather", group.number, group.parts, f"whole.{group.number}")
+        self._turn.whole = True
+        for group in self._groups:
+            self._read_marks(group)
+
+    def resolve(self, group: FusedGroup) -> None:
+        """Make sure that this rank has a group's whole gradients, which all ranks then have."""
+        if group.resolved:
+            return
+        self._want = "gradients"
+        self._evaluate()
+        while not group.resolved:
+            self._meet("gradients")
+
+    def cleared(self) -> bool:
+        """Whether nothing is left of a sealed round; see ``Reduction``."""
+        if self._turn.whole:
+            return super().cleared()
+        self._want = "step"
+        self._evaluate()
+        return not any(
+            (mark and not slot.dropped) or local_gradient(slot.parameter) is not None
+            for group in self._groups
+            for slot, mark in zip(group.slots, self._marks.read(group), strict=True)
+        )
+
+    def reopen(self, arriving: Slot | None = None) -> None:
+        """Begin another turn of the same step; see ``Reduction``."""
+        super().reopen(arriving)
+        self._turn = _Turn()
+        for number in self._gathers:
+            self.engine.leave_out(number)
+
+    def _send_again(self, owner: int | None) -> None:
+        """Run a second turn with calls of its own, as all ranks have all rows of the first."""
+        self.resolve_all()
+        hidden = [slot for slot in self._slots if slot.present and not slot.base]
+        self.turn += 1
+        with torch.no_grad():
+            for group in self._calls:
+                if group.seen:
+                    self._leave_to_user(group)
+                mine = owner == self._transport.rank
+                here = [
+                    self._averaging.join(slot) if owner is None else self._averaging.hand_on(slot, mine=mine)
+                    for slot in group.slots
+                ]
+                self._marks.write(group, here, None)
+                for exchange in ("reduce-scatter", "all-gather"):
+                    self.engine.call_aside(exchange, group.number, group.parts, f"again.{group.number}")
+        self._marks.exchange_again()
+        for group in self._groups:
+            self._read_marks(group)
+        for slot in hidden:
+            slot.base = False
+        self._turn.replies = None
+
+    # What is done with rows.
+
+    def _power(self, norm_type: float) -> float:
+        """Return what this rank's rows add to the norm."""
+        pieces = [piece for group in self._calls for slot, piece in group.pieces.items() if not slot.dropped]
+        norms = [float(torch.linalg.vector_norm(piece, norm_type, dtype=torch.float64)) for piece in pieces]
+        if norm_type == math.inf:
+            return math.nan if any(map(math.isnan, norms)) else max(norms, default=0.0)
+        return math.fsum(norm**norm_type for norm in norms) if all(map(math.isfinite, norms)) else sum(norms)
+
+    def norm(self, norm_type: float) -> float:
+        """Return the norm of all gradients; every rank calls it, or ``step()``."""
+        turn = self._turn
+        if not turn.agreed:
+            turn.norm_type, turn.replies = norm_type, None
+        self._want = "norm"
+        self._evaluate()
+        while turn.replies is None or any(each.power is None for each in turn.replies):
+            self._meet("norm")
+        if any(each.norm_type != norm_type for each in turn.replies):
+            self._refuse("ranks take norms of different types: every rank must clip alike")
+        return total_norm(turn.replies, norm_type)
+
+    def multiply(self, coefficient: float) -> None:
+        """Clip: multiply all gradients by a number."""
+        self._multiply(coefficient)
+        self._turn.coefficient *= coefficient
+
+    def _multiply(self, coefficient: float) -> None:
+        with torch.no_grad():
+            for group in self._calls:
+                if self._turn.whole:
+                    group.gradients.mul_(coefficient)
+                else:
+                    for piece in group.pieces.values():
+                        piece.mul_(coefficient)
+
+    def drop_all(self) -> None:
+        """Leave parameters as they are in this step: the gradients are not finite."""
+        for slot in self._slots:
+            self.drop(slot)
+        self._turn.dropped = True
+
+    def for_scaler(self, slot: Slot) -> tuple[bool, torch.Tensor | None]:
+        """Return what a GradScaler may find of a gradient: this rank's piece, or infinity on every rank.
+
+        Nothing where it needs the whole gradient: a rank without a backward pass takes over what others make
+        of it.
+        """
+        self._want = "norm"
+        self._evaluate()
+        turn = self._turn
+        if self.closing is None or turn.whole or any(c.idle for c in self._marks.codes(self.closing)):
+            return False, None
+        if not turn.unscaled:
+            finite = math.isfinite(self.norm(2.0))
+            turn.unscaled = True
+            if not finite:
+                for group in self._calls:
+                    turn.infinities.setdefault(group.buffer.dtype, group.buffer.new_full((1,), math.inf))
+        call = self._calls[slot.fused.number]
+        mark = self._marks.read(call)[call.slots.index(slot)]
+        if not mark or slot.dropped:
+            return True, None
+        infinity = turn.infinities.get(call.buffer.dtype)
+        if infinity is not None:
+            return True, infinity
+        piece = call.pieces.get(slot)
+        return True, call.buffer.new_zeros(1) if piece is None else piece
+
+    def agree(self, norm_type: float | None = None) -> None:
+        """Wait until all ranks have come to ``step()``, and learn which gradients exist.
+
+        Parameters
+        ----------
+        norm_type
+            A norm that all ranks will ask for at once.
+        """
+        if self._turn.agreed:
+            return
+        if norm_type is not None:
+            self._turn.norm_type, self._turn.replies = norm_type, None
+        self._want = "step"
+        self._evaluate()
+        while self._turn.replies is None or any(each.want != "step" for each in self._turn.replies):
+            self._meet("step")
+        self._refuse_differences(self._turn.replies)
+        self._turn.agreed = True
+        self.take_over()
+        for group in self._groups:
+            if not group.resolved:
+                self._read_marks(group)
+                for slot in group.slots:
+                    slot.base = slot.zeroed = False
+
+    def end(self) -> None:
+        """End the round; see ``Reduction``."""
+        if not self._turn.whole:
+            self.held = {slot for slot in self._slots if slot.present}
+        super().end()
+
+    def _refuse_differences(self, replies: list[ShardMessage]) -> None:
+        leading = [each for each in replies if not each.code.idle]
+        if len({(each.coefficient, each.unscaled, each.dropped) for each in leading}) > 1:
+            self._refuse(
+                "ranks have clipped or unscaled their gradients differently: every rank must do so alike"
+                " before step()"
+            )
+
+    def _refuse(self, fault: str) -> None:
+        self.engine.abandon()
+        raise InvalidUse(fault)
+
+    def _leave_to_user(self, group: FusedGroup) -> None:
+        if group.release_kept():
+            group.allocate()
+            self.engine.rebind(group.number, self._tensors_of(group.number))  # type: ignore[arg-type]
+            group.settle_references()

@@ -1,0 +1,161 @@
+"""Applies the user's optimizer to this rank's rows, with an optimizer state of these rows only."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pace.runtime.engine.buffers import Slot, like
+from pace.runtime.gates.gradient_gates import without_gates
+from pace.runtime.optimizer.group_update import TwinOptimizer, unhooked
+from pace.runtime.optimizer.shards.shard_memory import ParameterMemory, ShardedGroup
+from pace.runtime.optimizer.shards.shard_state import PieceState, SlotState, joined, loaded, saved
+from pace.runtime.transports.transport import Transport
+
+# Their step computes every element from the same element of gradient and state, and numbers that all have.
+_ELEMENTWISE = frozenset(
+    unhooked(getattr(torch.optim, name))
+    for name in (
+        "ASGD",
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+    )
+)
+
+
+def why_not_elementwise(optimizer: torch.optim.Optimizer) -> str | None:
+    """Say why this optimizer's update cannot be applied to parts of parameters; None when it can."""
+    if unhooked(type(optimizer)) not in _ELEMENTWISE:
+        return f"{type(optimizer).__name__} is not known to update each element from its own gradient alone"
+    return None
+
+
+class ShardUpdate(TwinOptimizer):
+    """Updates this rank's pieces of parameters; takes the user's optimizer's state until ``hand_back``.
+
+    Parameters
+    ----------
+    calls
+        By number, the gradients' buffers.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        slots: Sequence[Slot],
+        calls: Sequence[ShardedGroup],
+        memory: ParameterMemory,
+    ) -> None:
+        super().__init__(optimizer)
+        self._slots = slots
+        self._calls = calls
+        self._memory = memory
+        self._owner = self.owners()
+        self.state: dict[torch.Tensor, dict[str, Any]] = {}
+        self.take_state()
+
+    def apply(self, slots: Iterable[Slot]) -> None:
+        """Update this rank's pieces of parameters, with the hyper-parameters of the last ``snapshot``."""
+        members: dict[int, list[torch.Tensor]] = {}
+        for slot in slots:
+            piece = self._memory.pieces.get(slot)
+            if piece is not None and slot.present:
+                piece.grad = self._calls[slot.fused.number].pieces[slot]
+                members.setdefault(self._owner[slot.parameter], []).append(piece)
+        if not members:
+            return
+        try:
+            with without_gates():
+                self.step(dict(sorted(members.items())), state=self.state)
+        finally:
+            for pieces in members.values():
+                for piece in pieces:
+                    piece.grad = None
+
+    # The optimizer's state.
+
+    def take_state(self) -> None:
+        """Keep this rank's pieces of the user's optimizer's state, and take all of it away there."""
+        own = self._optimizer.state
+        self.state = self.new_state()
+        for slot in self._slots:
+            values = own.pop(slot.parameter, None)
+            piece = self._memory.pieces.get(slot)
+            if values and piece is not None:
+                self.state[piece] = _piece_of(values, slot, self._memory)
+
+    def take_away(self) -> None:
+        """Take the whole state away from the user's optimizer again."""
+        for slot in self._slots:
+            self._optimizer.state.pop(slot.parameter, None)
+
+    def hand_back(self, transport: Transport) -> None:
+        """Give the user's optimizer the whole state again; every rank must call it."""
+        own = self._optimizer.state
+        for slot, values in self.gathered(transport).items():
+            own[slot.parameter] = values
+
+    def gathered(self, transport: Transport) -> dict[Slot, SlotState]:
+        """Put all ranks' pieces together; every rank must call it."""
+        found: dict[Slot, SlotState] = {}
+        for number in range(len(self._memory.matrices)):
+            slots = [slot for slot in self._slots if self._memory.places[slot.name].shard == number]
+            mine = saved(self._pieces(slots))
+            everyone = [loaded(each) for each in transport.gather(mine)]
+            for slot in slots:
+                parts = [each[slot.name] for each in everyone if slot.name in each]
+                if parts:
+                    found[slot] = joined(
+                        parts,
+                        slot.parameter.numel(),
+                        lambda flat, slot=slot: like(flat, slot.parameter),  # type: ignore[misc]
+                    )
+        return found
+
+    def sharded(self) -> dict[str, PieceState]:
+        """Return this rank's pieces of the state, by the parameters' names."""
+        return self._pieces(self._slots)
+
+    def _pieces(self, slots: Iterable[Slot]) -> dict[str, PieceState]:
+        found = {}
+        for slot in slots:
+            piece = self._memory.pieces.get(slot)
+            if piece is not None and piece in self.state:
+                place = self._memory.places[slot.name]
+                found[slot.name] = PieceState(place.start, place.end, self.state[piece])
+        return found
+
+    @property
+    def num_state_bytes(self) -> int:
+        """How much memory the state of this rank's rows takes."""
+        return sum(
+            value.numel() * value.element_size()
+            for values in self.state.values()
+            for value in values.values()
+            if isinstance(value, torch.Tensor)
+        )
+
+
+def _piece_of(values: Mapping[str, Any], slot: Slot, memory: ParameterMemory) -> SlotState:
+    place = memory.places[slot.name]
+    found: SlotState = {}
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor) and value.shape == slot.parameter.shape and name not in SCALARS:
+            flat = value.new_empty(place.size)
+            like(flat, slot.parameter).copy_(value)
+            found[name] = flat[place.start : place.end].clone()
+        else:
+            found[name] = value.clone() if isinstance(value, torch.Tensor) else value
+    return found
+
+
+# Entries of the state that are a number for the whole parameter, of one element also where it has only one.
+SCALARS = frozenset({"step", "eta", "mu", "mu_product"})

@@ -1,0 +1,201 @@
+"""Rounds whose gradients are summed, clipped and updated by shards, and whose parameters are gathered.
+
+``step()`` waits for this rank's rows of all sums, updates its parameters, and hands over the gathers; the
+next forward pass waits for each gather as it uses its parameters.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from pace.errors import InvalidUse
+from pace.runtime.engine.buffers import Slot
+from pace.runtime.engine.sends import SegmentMemory
+from pace.runtime.gates.call_stacks import inside_zero_grad
+from pace.runtime.optimizer.group_update import TwinOptimizer, plain_mode
+from pace.runtime.optimizer.round_settings import RoundSettings
+from pace.runtime.optimizer.rounds import Awaited, Rounds
+from pace.runtime.optimizer.shards.clipping import coefficient_for
+from pace.runtime.optimizer.shards.shard_memory import (
+    ParameterMemory,
+    ShardedGroup,
+    half_tensors,
+    places_of,
+    sharded_groups,
+)
+from pace.runtime.optimizer.shards.shard_reduction import ShardReduction
+from pace.runtime.optimizer.shards.shard_state import PieceState
+from pace.runtime.optimizer.shards.shard_update import ShardUpdate
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class GatherCall:
+    """An all-gather of updated parameters.
+
+    Attributes
+    ----------
+    number
+        In the plan.
+    pending
+        Whether it is handed over and was not waited for.
+    """
+
+    number: int
+    slots: list[Slot]
+    pending: bool = False
+
+
+class ShardedRounds(Rounds):
+    """Rounds under a plan in two halves; see ``Rounds``."""
+
+    reduction: ShardReduction
+
+    def _lay_out(self, parameters: Mapping[str, nn.Parameter], settings: RoundSettings) -> ShardReduction:
+        plan, transport = self._plan, self._transport
+        places = places_of(plan, parameters, transport.rank)
+        self._calls: list[ShardedGroup] = sharded_groups(plan, parameters, places, transport.size)
+        self.groups = list(self._calls)
+        slots = {slot.name: slot for group in self.groups for slot in group.slots}
+        self._memory = ParameterMemory(plan, list(slots.values()), places, transport.size)
+        self._gathers = [
+            GatherCall(number=number, slots=[slots[name] for name in group.gradients])
+            for number, group in enumerate(plan.groups)
+            if group.exchange == "all-gather"
+        ]
+        self._gather_of = {slot: gather for gather in self._gathers for slot in gather.slots}
+        first = {segment.group: place for place, segment in reversed(list(enumerate(plan.segments)))}
+        self._gathers.sort(key=lambda gather: first[gather.number])
+        return ShardReduction(
+            plan,
+            self._calls,
+            [gather.number for gather in self._gathers],
+            transport,
+            settings.averaging,
+            tensors_of=lambda number: half_tensors(plan, self._calls, self._memory, number),
+        )
+
+    def _update_of(self, optimizer: torch.optim.Optimizer) -> TwinOptimizer:
+        self._shard_update = ShardUpdate(optimizer, list(self._gather_of), self._calls, self._memory)
+        return self._shard_update
+
+    def _tensors(self) -> Sequence[SegmentMemory]:
+        return half_tensors(self._plan, self._calls, self._memory)
+
+    def _groups_with(self, names: frozenset[str]) -> Sequence[Awaited]:
+        return [each for each in self._gathers if any(slot.name in names for slot in each.slots)]
+
+    def close(self) -> None:
+        """Take hooks and gates off; parameters get memory of their own. See ``Rounds``."""
+        super().close()
+        self._memory.leave()
+
+    # From the backward pass to the update.
+
+    def arrived(self, slot: Slot) -> None:
+        """Take in what autograd has just added to a gradient."""
+        if self._gather_of[slot].pending and not self.accumulating:
+            raise InvalidUse(
+                f"{slot.name} was used in a way the runtime cannot see before its last update was gathered;"
+                f" call synchronize() before using it"
+            )
+        super().arrived(slot)
+
+    def clip(self, max_norm: float, norm_type: float) -> float:
+        """Clip all gradients of a round by their norm; see ``Rounds``."""
+        if not self.reduction.sealed:
+            self.seal(read=True)
+        self.reduction.adopt_replaced()
+        return self._clip(max_norm, norm_type)
+
+    def clip_at_step(self, max_norm: float) -> float:
+        """Clip as a part of ``step()``; see ``Rounds``."""
+        self.reduction.agree(norm_type=2.0)
+        return self._clip(max_norm, 2.0)
+
+    def _clip(self, max_norm: float, norm_type: float) -> float:
+        norm = self.reduction.norm(norm_type)
+        if not math.isfinite(norm):
+            self.reduction.drop_all()
+        elif (coefficient := coefficient_for(max_norm, norm)) < 1.0:
+            self.reduction.multiply(coefficient)
+        return norm
+
+    def end_pending(self) -> None:
+        """Update this rank's rows, hand over the gathers, and end the round."""
+        self.reduction.agree()
+        self._shard_update.snapshot()
+        self._memory.adopt()
+        self._memory.announce()
+        device = self._calls[0].buffer.device.type if self._calls else "cpu"
+        for gather in self._gathers:
+            with plain_mode(device):
+                self._shard_update.apply(gather.slots)
+            self.engine.submit(gather.number)
+        for slot in self.slots:
+            slot.cleared = slot.zeroed_later = False
+        self._end(pending=False)
+        for gather in self._gathers:
+            gather.pending = True
+        self._num_pending = len(self._gathers)
+        self._attend()
+        for awaited in self._at_step:
+            self.finish(awaited)
+
+    # From the gathers to the parameters.
+
+    def _apply(self, group: Awaited) -> None:
+        if not group.pending:  # another thread was faster
+            return
+        assert isinstance(group, GatherCall)
+        self.engine.wait(group.number)
+        group.pending = False
+        self._num_pending -= 1
+        self._attend()
+
+    def finish_all(self) -> None:
+        """Wait for every gather."""
+        if self._num_pending:
+            for gather in self._gathers:
+                self.finish(gather)
+
+    def _look(self, slots: Iterable[Slot]) -> None:
+        if self._num_pending and not inside_zero_grad():
+            self._use(slots)
+
+    def _use(self, slots: Iterable[Slot]) -> None:
+        for slot in slots:
+            gather = self._gather_of[slot]
+            if gather.pending:
+                self.finish(gather)
+
+    # The optimizer's state.
+
+    def hand_back(self) -> None:
+        """Give the user's optimizer its whole state; see ``Rounds``."""
+        self._shard_update.hand_back(self._transport)
+
+    def take_state(self) -> None:
+        """Keep this rank's pieces of the user's optimizer's state only."""
+        self._shard_update.take_state()
+
+    @contextlib.contextmanager
+    def whole_state(self) -> Iterator[bool]:
+        """Inside, the user's optimizer has its whole state; every rank must call it."""
+        self.hand_back()
+        try:
+            yield True
+        finally:
+            self._shard_update.take_away()
+
+    def sharded_state(self) -> dict[str, PieceState]:
+        """Return this rank's pieces of the optimizer's state, by the parameters' names."""
+        return self._shard_update.sharded()
+
+    @property
+    def num_state_bytes(self) -> int:
+        """How much memory this rank's optimizer state takes."""
+        return self._shard_update.num_state_bytes

@@ -1,0 +1,144 @@
+"""Reduce-scatters and all-gathers over the point-to-point messages of a process group, in a ring.
+
+Gloo's own reduce-scatter puts as many bytes on the wire as an all-reduce. Here a rank sends (W - 1) / W of a
+buffer's bytes for each half. Rows travel in chunks: one is passed on while the next is received. Messages are
+matched by the call's name, so ranks need not make calls in the same order.
+
+The sum of a row is added up in the order of ranks, from the one behind its owner on: always the same bits.
+"""
+
+import queue
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from pace.runtime.transports.transport import Done
+
+# Small enough that a row of a buffer of some megabytes has several, so that the next rank can begin early.
+CHUNK_BYTES = 512 << 10
+
+# How many chunks may arrive before they are taken.
+_AHEAD = 4
+
+
+class _Call(NamedTuple):
+    run: Callable[[], None]
+    done: Done
+
+
+class Ring:
+    """Makes one call after the other, in a thread of its own; ranks in a ring.
+
+    Parameters
+    ----------
+    group
+        A process group with ``send`` and ``recv`` that nobody else sends messages through.
+
+    Attributes
+    ----------
+    sent_bytes
+        What this rank has put on the wire so far.
+    """
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self._group = group
+        self._rank = rank
+        self._size = size
+        self.sent_bytes = 0
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="pace.ring", daemon=True)
+        self._thread.start()
+
+    def reduce_scatter(self, parts: Sequence[torch.Tensor], name: str, done: Done) -> None:
+        """Start to sum matrices by rows; see ``Transport``. Other rows than this rank's are overwritten."""
+        self._calls.put(_Call(lambda: self._reduce_scatter(parts, _tag(name)), done))
+
+    def all_gather(self, parts: Sequence[torch.Tensor], name: str, done: Done) -> None:
+        """Start to give every rank all rows; see ``Transport``."""
+        self._calls.put(_Call(lambda: self._all_gather(parts, _tag(name)), done))
+
+    def close(self, *, failed: bool) -> None:
+        """End the thread after the calls under way; after a failure they may be left behind."""
+        self._calls.put(None)
+        self._thread.join(timeout=1.0 if failed else None)
+        self._group = None
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            error: BaseException | None = None
+            try:
+                call.run()
+            except Exception as raised:  # whatever it is, waiting threads receive it
+                error = raised
+            call.done(error)
+            del call
+
+    def _reduce_scatter(self, parts: Sequence[torch.Tensor], tag: int) -> None:
+        # In step s a rank passes on row (rank - 1 - s), and receives and adds the one before it.
+        def into(_step: int, own: torch.Tensor) -> torch.Tensor:
+            return torch.empty_like(own)
+
+        self._circulate(parts, tag, first=-1, into=into, take=lambda own, received: own.add_(received))
+
+    def _all_gather(self, parts: Sequence[torch.Tensor], tag: int) -> None:
+        # In step s a rank passes on row (rank - s), and receives the one before it where it belongs.
+        self._circulate(parts, tag, first=0, into=lambda _step, own: own, take=lambda _own, _received: None)
+
+    def _circulate(
+        self,
+        parts: Sequence[torch.Tensor],
+        tag: int,
+        *,
+        first: int,
+        into: Callable[[int, torch.Tensor], torch.Tensor],
+        take: Callable[[torch.Tensor, torch.Tensor], object],
+    ) -> None:
+        """Pass rows around: each that is received is taken, and passed on but for the last.
+
+        Parameters
+        ----------
+        first
+            The row that is sent first, counted from this rank's.
+        into
+            Where to receive a chunk, given the step and this rank's own memory of it.
+        """
+        rank, size = self._rank, self._size
+        after, before = (rank + 1) % size, (rank - 1) % size
+        rows = [list(_chunks(parts, (rank + first - step) % size)) for step in range(size)]
+        # The chunks that arrive, in order, each with the step of the ring.
+        arriving = [(step, chunk) for step, row in enumerate(rows[1:]) for chunk in row]
+        sends = [self._send(chunk, after, tag) for chunk in (rows[0] if size > 1 else [])]
+        waiting: list[tuple[Any, torch.Tensor]] = []
+        for number, (step, chunk) in enumerate(arriving):
+            for ahead_step, ahead in arriving[number + len(waiting) : number + _AHEAD]:
+                buffer = into(ahead_step, ahead)
+                waiting.append((self._group.recv([buffer], before, tag), buffer))
+            work, received = waiting.pop(0)
+            work.wait()
+            take(chunk, received)
+            if step < size - 2:
+                sends.append(self._send(chunk, after, tag))
+        for work in sends:
+            work.wait()
+
+    def _send(self, chunk: torch.Tensor, to: int, tag: int) -> Any:
+        self.sent_bytes += chunk.numel() * chunk.element_size()
+        return self._group.send([chunk], to, tag)
+
+
+def _tag(name: str) -> int:
+    return zlib.crc32(name.encode()) & 0x7FFFFFFF
+
+
+def _chunks(parts: Sequence[torch.Tensor], row: int) -> Iterator[torch.Tensor]:
+    """Yield a row in contiguous chunks."""
+    for part in parts:
+        step = max(CHUNK_BYTES // part.element_size(), 1)
+        ends = [*range(0, part.shape[1], step), part.shape[1]]
+        for start, end in pairwise(ends):
+            if end > start:
+                yield part[row, start:end]

@@ -1,0 +1,73 @@
+"""A model on several servers: one order for all, one version, and logs that give their parts of the model."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pace.documents.fabric.batch import DivergenceLimit
+from pace.errors import InvalidOptions
+from pace.runtime.fabric.commit_log import LoggedCommit, replay, violations
+from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
+from pace.runtime.fabric.shards import shard_bytes, shard_key, shard_range, whole_of
+from tests.runtime.fabric.processes import Fabric
+
+
+def test_shards_are_the_whole() -> None:
+    """Ten numbers on three servers: 3, 3 and 4; keys say which."""
+    assert [shard_range(10, shard, 3) for shard in range(3)] == [(0, 3), (3, 6), (6, 10)]
+    assert [shard_bytes(40, shard, 3) for shard in range(3)] == [12, 12, 16]
+    assert whole_of(shard_key("u/w-1", 2, 3)) == ("u/w-1", 2, 3)
+    assert shard_key("u/w-1", 0, 1) == "u/w-1"
+    assert whole_of("u/w#1") is None
+
+
+def test_servers_commit_in_one_order(tmp_path: Path) -> None:
+    """Six updates, then one more: each server has its part of every commit, and workers get the whole."""
+    options = SchedulerOptions(delay_bound=7, servers=3, momentum=0.5, exact_momentum=True, tick_s=0.02)
+    with Fabric(tmp_path, 6, options, without_server=True, numbers=10_001) as fabric:
+        workers = [fabric.client(number) for number in range(6)]
+        tickets = [fabric.push(worker) for worker in workers]
+        fabric.wait(lambda status: status["pending"] == 6)
+        for server in fabric.servers:
+            fabric.start(server)
+        ends = [ticket.wait() for ticket in tickets]
+        assert [end.outcome for end in ends] == ["committed"] * 6
+        assert sorted(end.version or 0 for end in ends) == [1, 2, 3, 4, 5, 6]
+        model = workers[0].get(at_least=6)
+        assert model.version == 6
+        assert fabric.push(workers[1], 6).wait().version == 7
+        model = workers[2].get(at_least=7)
+        logs = [fabric.log(server) for server in fabric.servers]
+        orders = [
+            [[member.id for member in line.members] for line in log if isinstance(line, LoggedCommit)]
+            for log in logs
+        ]
+        assert orders[0] == orders[1] == orders[2]
+        assert any(len(members) > 1 for members in orders[0])
+        parts = []
+        for shard, log in enumerate(logs):
+            assert violations(log, 7) == []
+            first, last = shard_range(10_001, shard, 3)
+
+            def update(name: str, first: int = first, last: int = last) -> np.ndarray:
+                return fabric.updates[name][first:last]
+
+            parts.append(replay(fabric.first[first:last], log, update)[0])
+        assert np.array_equal(np.concatenate(parts), model.weights)
+        status = fabric.status()
+        assert status["servers"] == fabric.servers
+        received = sum(status["hosts"][server]["received_bytes"] for server in fabric.servers)
+        assert received == status["planned_server_bytes"]
+
+
+def test_a_server_of_another_split_is_refused(tmp_path: Path) -> None:
+    """A whole model has no place beside halves; halves keep no replica."""
+    with Fabric(tmp_path, 0, SchedulerOptions(servers=2), without_server=True) as fabric:
+        fabric.options = SchedulerOptions()
+        fabric.start("server")
+        member = fabric.members["server"]
+        assert member.wait_registered(200.0)  # type: ignore[union-attr]  # a daemon of this process
+        assert "on 2 servers" in (member.refused or "")  # type: ignore[union-attr]
+    with pytest.raises(InvalidOptions, match="no replica"):
+        SchedulerOptions(servers=2, divergence=DivergenceLimit(kind="updates", max=1))
