@@ -31,13 +31,15 @@ function useTheme() {
 }
 
 // `series` are [{label, values, band: [low, high]?}] over `x`.
-export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = false, logY = false, time = false }) {
+export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = false, logY = false, time = false, whole = false }) {
   const frame = useRef(null);
   const theme = useTheme();
   useEffect(() => {
+    const unit = Math.max(parseFloat(getComputedStyle(document.documentElement).fontSize) / 15, 0.9);
+    const font = `${Math.round(12 * unit)}px system-ui, sans-serif`;
     const ink = resolved("--muted");
     const grid = { stroke: resolved("--line"), width: 1 };
-    const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 20 };
+    const axis = { stroke: ink, grid, ticks: grid, font, labelFont: font, labelSize: 20 * unit };
     const shown = [{ label: xLabel }];
     const data = [x];
     const bands = [];
@@ -53,9 +55,9 @@ export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = 
       }
     });
     const options = {
-      width: Math.max(frame.current.clientWidth, 200), height, series: shown, bands, legend: { show: false },
+      width: Math.max(frame.current.clientWidth, 200), height: height * unit, series: shown, bands, legend: { show: false },
       scales: { x: { time, distr: logX ? 3 : 1 }, y: logY ? { distr: 3 } : { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.06 : 1] } },
-      axes: [{ ...axis, label: xLabel }, { ...axis, label: yLabel, size: 62, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : compact(tick))) }],
+      axes: [{ ...axis, label: xLabel, ...(whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] } : {}) }, { ...axis, label: yLabel, size: 62 * unit, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : compact(tick))) }],
       cursor: { drag: { x: false, y: false }, y: false },
       hooks: { setCursor: [(plot) => tell(plot)] },
     };
@@ -70,7 +72,7 @@ export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = 
     plot.root.setAttribute("aria-hidden", "true");
     const observer = new ResizeObserver(([entry]) => {
       const width = Math.floor(entry.contentRect.width);
-      if (width && width !== plot.width) plot.setSize({ width, height });
+      if (width && width !== plot.width) plot.setSize({ width, height: height * unit });
     });
     observer.observe(frame.current);
     return () => {

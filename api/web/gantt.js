@@ -8,13 +8,15 @@ const NUM_KINDS = KINDS.group + NUM_COLORS;
 export const groupKind = (number) => KINDS.group + (number % NUM_COLORS);
 
 const NS = "http://www.w3.org/2000/svg";
-const LANE = 20;
-const LANE_GAP = 7;
-const TITLE = 24;
-const AXIS = 26;
-const BAND_GAP = 12;
-const LETTER = 6.7;
 const WIDE = 4;
+
+// Heights grow with the page's letters, so that large screens have a large chart.
+let [LANE, LANE_GAP, TITLE, AXIS, BAND_GAP, LETTER, BASE] = [];
+function fit() {
+  const unit = Math.max(parseFloat(getComputedStyle(document.documentElement).fontSize) / 15, 0.9);
+  [LANE, LANE_GAP, TITLE, AXIS, BAND_GAP, LETTER, BASE] = [20, 7, 24, 26, 12, 6.7, 4].map((size) => size * unit);
+}
+fit();
 
 function element(name, attributes = {}, parent = null) {
   const made = document.createElementNS(NS, name);
@@ -68,10 +70,11 @@ export class GanttChart {
   }
 
   get gutter() {
-    return Math.max(64, Math.min(150, this.width * 0.2));
+    return Math.max(64, Math.min(22 * LETTER, this.width * 0.2));
   }
 
   build() {
+    fit();
     this.svg.replaceChildren();
     const clip = element("clipPath", { id: "gantt-clip" }, element("defs", {}, this.svg));
     this.clip = element("rect", {}, clip);
@@ -79,13 +82,13 @@ export class GanttChart {
     this.drawn = [];
     let y = AXIS;
     for (const band of this.bands) {
-      const title = element("text", { class: "band-title", x: 0, y: y + 16 }, this.svg);
-      title.textContent = band.title;
+      const title = element("text", { class: "band-title", x: 0, y: y + TITLE * 0.66 }, this.svg);
+      title.textContent = this.width < 480 ? band.short || band.title : band.title;
       const top = y;
       y += TITLE;
       for (const lane of band.lanes) {
         const group = element("g", {}, this.svg);
-        const label = element("text", { class: "lane-label", x: 0, y: y + LANE / 2 + 4 }, group);
+        const label = element("text", { class: "lane-label", x: 0, y: y + LANE / 2 + BASE }, group);
         const room = Math.floor((this.gutter - 8) / LETTER);
         label.textContent = lane.label.length > room ? `${lane.label.slice(0, room - 1)}…` : lane.label;
         if (lane.label.length > room) element("title", {}, label).textContent = lane.label;
@@ -179,10 +182,10 @@ export class GanttChart {
       if (right - left >= WIDE) {
         const wide = (right - left - 0.8).toFixed(1);
         shapes[kind].push(`M${left.toFixed(1)} ${y}h${wide}v${LANE}h-${wide}z`);
-        const text = right - left > 20 ? lane.text(item) : "";
+        const text = right - left > LANE ? lane.text(item) : "";
         const room = Math.floor((right - left - 6) / LETTER);
         if (text && room >= Math.min(text.length, 4)) {
-          const word = element("text", { x: (left + 3).toFixed(1), y: y + LANE / 2 + 4, class: `w${kind}` }, words);
+          const word = element("text", { x: (left + 3).toFixed(1), y: y + LANE / 2 + BASE, class: `w${kind}` }, words);
           word.textContent = text.length > room ? `${text.slice(0, room - 1)}…` : text;
         }
       } else if (left - runs[2 * kind + 1] < 1) {
@@ -212,8 +215,8 @@ export class GanttChart {
   drawAxis() {
     this.axis.replaceChildren();
     const [from, to] = this.view;
-    const step = niceStep(to - from, Math.max(2, (this.width - this.gutter) / 90));
-    const unit = this.end < 1e-3 ? [1e6, "µs"] : this.end < 10 ? [1e3, "ms"] : [1, "s"];
+    const step = niceStep(to - from, Math.max(2, (this.width - this.gutter) / (13 * LETTER)));
+    const unit = this.end < 1e-3 ? [1e6, "µs"] : this.end < 2 ? [1e3, "ms"] : [1, "s"];
     for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
       const x = this.x(at);
       if (x < this.gutter - 1) continue;
@@ -221,7 +224,7 @@ export class GanttChart {
       const places = Math.max(0, -Math.floor(Math.log10(step * unit[0]) + 1e-9));
       const text = `${(at * unit[0]).toFixed(Math.min(places, 6))} ${unit[1]}`;
       const last = x > this.width - 40;
-      element("text", { x, y: AXIS - 11, "text-anchor": last ? "end" : x < this.gutter + 20 ? "start" : "middle" }, this.axis).textContent = text;
+      element("text", { x, y: AXIS * 0.57, "text-anchor": last ? "end" : x < this.gutter + 20 ? "start" : "middle" }, this.axis).textContent = text;
     }
   }
 

@@ -53,7 +53,7 @@ function List({ values }) {
 const JOB_COLUMNS = [
   { name: "job", title: "Job", show: ({ job }) => html`<a class="name" href=${linkTo("jobs", { job })}>${job}</a>` , value: ({ job }) => job },
   { name: "schedules", title: "Schedules", value: (row) => row.num_schedules, numeric: true },
-  { name: "asked", title: "Asked for last", value: (row) => row.asked_at, show: (row) => moment(row.asked_at) },
+  { name: "asked", moment: true, title: "Asked for last", value: (row) => row.asked_at, show: (row) => moment(row.asked_at) },
   { name: "by", title: "By", value: (row) => row.asked_by || "", show: (row) => html`<code>${row.asked_by || "–"}</code>` },
   { name: "predicted", title: "Predicted", value: (row) => row.predicted_iteration_s, show: (row) => milliseconds(row.predicted_iteration_s), numeric: true },
   { name: "measured", title: "Measured", value: (row) => row.measured_iteration_s, show: (row) => milliseconds(row.measured_iteration_s), numeric: true },
@@ -91,15 +91,15 @@ function Job({ job, mayDelete }) {
     schedules.again();
   };
   const columns = [
-    { name: "asked", title: "Asked for last", value: (row) => row.asked_at, show: (row) => html`<a href=${linkTo("result", { schedule: row.id })}>${moment(row.asked_at)}</a>` },
-    { name: "solved", title: "Solved", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
+    { name: "asked", moment: true, title: "Asked for last", value: (row) => row.asked_at, show: (row) => html`<a href=${linkTo("result", { schedule: row.id })}>${moment(row.asked_at)}</a>` },
+    { name: "solved", moment: true, title: "Solved", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
     { name: "by", title: "By", value: (row) => row.asked_by || "", show: (row) => html`<code>${row.asked_by || "–"}</code>` },
     { name: "model", title: "Model", value: (row) => row.fingerprint, show: (row) => html`<code title=${row.fingerprint}>${row.fingerprint.slice(0, 12)}</code>` },
     { name: "profile", title: "Profile", value: (row) => row.profile_sha256, show: (row) => html`<a href=${linkTo("result", { profile: row.profile_sha256 })}><code>${row.profile_sha256.slice(0, 12)}</code></a>` },
     ...(mayDelete ? [{ name: "delete", title: "", show: (row) => html`<button type="button" class="danger" aria-label=${`Delete the schedule of ${moment(row.asked_at)}`} onClick=${() => setAsking(row.id)}>Delete</button>` }] : []),
   ];
   const reportColumns = [
-    { name: "when", title: "Reported", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
+    { name: "when", moment: true, title: "Reported", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
     { name: "predicted", title: "Predicted", value: (row) => row.predicted_iteration_s, show: (row) => milliseconds(row.predicted_iteration_s), numeric: true },
     { name: "measured", title: "Measured", value: (row) => row.measured_iteration_s, show: (row) => milliseconds(row.measured_iteration_s), numeric: true },
     { name: "drift", title: "Against predicted", value: drift, show: (row) => html`<${Drift} row=${row} />`, numeric: true },
@@ -154,7 +154,7 @@ function Tasks({ mayCancel }) {
     { name: "kind", title: "Work", value: ({ kind }) => kind },
     { name: "state", title: "State", value: ({ state }) => state, show: ({ state, num_done: done, num_total: total, problem }) => html`<span class=${state === "failed" ? "bad-text" : ""}>${state}${state === "running" && total ? ` ${done || 0} of ${total}` : ""}</span>${
       problem && state === "failed" ? html`<span class="faint"> ${problem.detail.slice(0, 120)}</span>` : ""}` },
-    { name: "created", title: "Accepted", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
+    { name: "created", moment: true, title: "Accepted", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
     { name: "seconds", title: "Took", value: (row) => (row.finished_at ? Date.parse(row.finished_at) - Date.parse(row.started_at || row.created_at) : null), show: (row) => (row.finished_at && row.started_at ? `${((Date.parse(row.finished_at) - Date.parse(row.started_at)) / 1000).toFixed(1)} s` : "–"), numeric: true },
     { name: "action", title: "", show: (row) => (mayCancel && LIVE.includes(row.state) ? html`<button type="button" onClick=${() => cancel(row.id)} aria-label=${`Cancel the ${row.kind} of ${moment(row.created_at)}`}>Cancel</button>`
       : row.state === "done" && row.kind === "schedule" ? html`<a href=${linkTo("result", { schedule: row.location.split("/").pop() })}>Open</a>`

@@ -17,8 +17,8 @@ function Usage({ usage }) {
   return html`<section class="card" aria-labelledby="usage-title">
     <h2 id="usage-title">In use by <span class="name">${usage.tenant}</span></h2>
     <dl class="numbers">
-      <div><dt>Stored</dt><dd>${bytes(usage.stored_bytes)} <span class="faint">${share === null ? "without a limit" : `of ${bytes(usage.max_stored_bytes)}`}</span></dd>
-        ${share !== null && html`<meter aria-label="Stored" min="0" max="1" high="0.8" value=${share}></meter>`}</div>
+      <div><dt>Stored</dt><dd>${bytes(usage.stored_bytes)} <span class="faint">${share === null ? "without a limit" : `of ${bytes(usage.max_stored_bytes)}`}</span>
+        ${share !== null && html`<meter aria-label="Stored" min="0" max="1" high="0.8" value=${share}></meter>`}</dd></div>
       <div><dt>Tasks that wait</dt><dd>${count(usage.num_queued)} <span class="faint">of ${count(usage.max_queued)}</span></dd></div>
       <div><dt>Tasks that run</dt><dd>${count(usage.num_running)} <span class="faint">of ${count(usage.max_running)}</span></dd></div>
       <div><dt>This key may</dt><dd>${usage.scopes.join(", ")}</dd></div>
@@ -62,9 +62,9 @@ function List({ own }) {
     { name: "id", title: "Id", value: ({ id }) => id, show: ({ id }) => html`<code>${id}</code>` },
     { name: "scopes", title: "May", value: ({ scopes }) => scopes.join(", ") },
     { name: "state", title: "State", value: state },
-    { name: "created", title: "Created", value: (key) => key.created_at, show: (key) => moment(key.created_at) },
-    { name: "expires", title: "Ends", value: (key) => key.expires_at, show: (key) => (key.expires_at ? moment(key.expires_at) : "never") },
-    { name: "used", title: "Used last", value: (key) => key.last_used_at, show: (key) => moment(key.last_used_at) },
+    { name: "created", moment: true, title: "Created", value: (key) => key.created_at, show: (key) => moment(key.created_at) },
+    { name: "expires", moment: true, title: "Ends", value: (key) => key.expires_at, show: (key) => (key.expires_at ? moment(key.expires_at) : "never") },
+    { name: "used", moment: true, title: "Used last", value: (key) => key.last_used_at, show: (key) => moment(key.last_used_at) },
     { name: "revoke", title: "", show: (key) => (state(key) === "valid" ? html`<button type="button" class="danger" aria-label=${`Revoke ${key.name}`} onClick=${() => setAsking(key)}>Revoke</button>` : "") },
   ];
   return html`<section class="card" aria-labelledby="new-title">

@@ -82,15 +82,15 @@ function SignIn({ error, enter }) {
     event.preventDefault();
     enter(new FormData(event.target).get("key").trim());
   };
-  const wrong = Boolean(getKey());
+  const keyed = [401, 403].includes(error.status);
   return html`<section class="card narrow" aria-labelledby="sign-title">
     <h2 id="sign-title">${error.status === 401 ? "This service wants a key" : "The service refused"}</h2>
-    ${(wrong || error.status !== 401) && html`<${ProblemNote} error=${error} />`}
-    <form onSubmit=${give}>
+    ${(getKey() || error.status !== 401) && html`<${ProblemNote} error=${error} retry=${keyed ? null : () => enter(getKey())} />`}
+    ${keyed && html`<form onSubmit=${give}>
       <${Field} id="key" label="API key" hint="Kept in this tab only, until it is closed"><input id="key" name="key" type="password" required autocomplete="off" aria-describedby="key-hint" /><//>
       <button class="chief" type="submit">Go on</button>
     </form>
-    <p class="faint">An admin makes keys under Keys, the operator with <code>pace keys create</code>.</p>
+    <p class="faint">An admin makes keys under Keys, the operator with <code>pace keys create</code>.</p>`}
   </section>`;
 }
 

@@ -72,7 +72,7 @@ export function Table({ caption, columns, rows, first, descending = false, pageS
             : column.title || html`<span class="hidden">Actions</span>`}
         </th>`)}</tr></thead>
         <tbody>${sorted.slice(at * pageSize, (at + 1) * pageSize).map((row, number) => html`<tr
-          key=${rowKey ? rowKey(row) : number}>${columns.map((column) => html`<td class=${column.numeric ? "number" : ""}>
+          key=${rowKey ? rowKey(row) : number}>${columns.map((column) => html`<td class=${column.numeric ? "number" : column.moment ? "moment" : ""}>
           ${column.show ? column.show(row) : column.value(row)}</td>`)}</tr>`)}</tbody>
       </table>
     </div>

@@ -85,7 +85,8 @@ function Windows({ resource, result, values, policies, busy }) {
     for (const band of made) band.marks.push({ at: bound, name: "bound" });
     return made;
   }, [result, parts]);
-  const end = Math.max(...result.rows.map(({ iteration_s: length }) => length)) * 1.005;
+  // What nobody waits for may end behind the iteration.
+  const end = useMemo(() => 1.005 * result.rows.reduce((latest, row) => row.transfer_ends_s.reduce((one, other) => Math.max(one, other), Math.max(latest, row.iteration_s)), 0), [result]);
   const timer = useRef(0);
   const remember = (view) => {
     clearTimeout(timer.current);

@@ -21,7 +21,7 @@ export function Servers({ values }) {
     const control = new AbortController();
     setState({ task: { state: "running" }, control });
     try {
-      const options = { workers: integers(given.workers || "1-12"), steps: 120, skip: 20, seeds: 5 };
+      const options = { workers: integers(given.workers || "1-8"), steps: 100, skip: 20, seeds: 3 };
       if (given.servers) options.servers = integers(given.servers);
       if (given.bandwidth) options.bandwidth_gbps = String(given.bandwidth).split(/[ ,;]+/).filter(Boolean).map(Number);
       const made = await postTask("v1/predictions", { steps: document, options }, { signal: control.signal, progress: (task) => setState({ task, control }) });
@@ -57,7 +57,7 @@ export function Servers({ values }) {
       <${DropFile} id="steps-file" label="Drop a steps document" hint="JSON, as pace import tf-run-metadata or pace import profile writes it" busy=${busy} onFile=${take} />
       <button type="button" disabled=${busy} onClick=${example}>Use the example</button>
       <form onSubmit=${ask}>
-        <${Field} id="ps-workers" label="Workers" hint="1-12, or 1 2 4 8"><input id="ps-workers" name="workers" required pattern="[0-9 ,;:\\-]+" value=${values.workers || "1-12"} aria-describedby="ps-workers-hint" /><//>
+        <${Field} id="ps-workers" label="Workers" hint="1-8, or 1 2 4 8"><input id="ps-workers" name="workers" required pattern="[0-9 ,;:\\-]+" value=${values.workers || "1-8"} aria-describedby="ps-workers-hint" /><//>
         <${Field} id="ps-servers" label="Servers" hint="as recorded where empty"><input id="ps-servers" name="servers" pattern="[0-9 ,;:\\-]*" value=${values.servers || ""} aria-describedby="ps-servers-hint" /><//>
         <${Field} id="ps-bandwidth" label="Bandwidth, Gb/s" hint="as recorded where empty"><input id="ps-bandwidth" name="bandwidth" pattern="[0-9 ,;.]*" value=${values.bandwidth || ""} aria-describedby="ps-bandwidth-hint" /><//>
         <button class="chief" type="submit" disabled=${busy || !steps}>Predict</button>
@@ -100,16 +100,16 @@ function Prediction({ id }) {
   const one = made.curves.length === 1;
   return html`
     <p><span class="name">${made.name}</span>${made.replay_error !== null ? html`, replayed steps ${percent(made.replay_error, true)} off` : ""}</p>
-    <${Curves} label="Throughput over workers" x=${shown.xs} xLabel="Workers" yLabel=${made.unit} series=${shown.series} height=${340} />
+    <${Curves} label="Throughput over workers" x=${shown.xs} xLabel="Workers" yLabel=${`${made.unit} per second`} whole=${true} series=${shown.series} height=${340} />
     ${made.curves.map((curve) => html`<div class="note">
       ${!one && html`<strong>${curve.servers} servers, ${compact(curve.bandwidth_gbps)} Gb/s</strong>`}
-      <p>${curve.knee_workers ? `The knee is at ${curve.knee_workers} workers: beyond it, a worker adds less than half of what the first gives.` : "Every worker adds at least half of what the first gives, up to the most that were asked for."}</p>
+      <p>${curve.knee_workers ? `The knee is at ${curve.knee_workers} worker${curve.knee_workers > 1 ? "s" : ""}: beyond it, a worker adds less than half of what the first gives.` : "Every worker adds at least half of what the first gives, up to the most that were asked for."}</p>
       ${curve.improvements.length > 0 && html`<p>There, ${curve.improvements.map(({ change, gain }) => `${change} gives ${percent(gain, true)}`).join("; ")}.</p>`}</div>`)}
     ${made.notes.length > 0 && html`<div class="note warn"><ul>${made.notes.map((line) => html`<li>${line}</li>`)}</ul></div>`}
     <${Table} caption="Predicted points" first="workers" rows=${made.points} pageSize=${24} columns=${[
       { name: "workers", title: "Workers", value: (row) => row.workers, numeric: true },
       ...(one ? [] : [{ name: "servers", title: "Servers", value: (row) => row.servers, numeric: true }, { name: "rate", title: "Gb/s", value: (row) => row.bandwidth_gbps, show: (row) => compact(row.bandwidth_gbps), numeric: true }]),
-      { name: "throughput", title: made.unit, value: (row) => row.throughput, show: (row) => compact(row.throughput), numeric: true },
+      { name: "throughput", title: `${made.unit} per second`, value: (row) => row.throughput, show: (row) => compact(row.throughput), numeric: true },
       { name: "band", title: "5 % to 95 %", value: (row) => row.low, show: (row) => `${compact(row.low)} to ${compact(row.high)}`, numeric: true },
       { name: "step", title: "Step", value: (row) => row.step_s, show: (row) => seconds(row.step_s), numeric: true },
       { name: "bottleneck", title: "Bottleneck", value: (row) => row.bottleneck },

@@ -83,5 +83,5 @@ const COLUMNS = [
   { name: "name", title: "Name", value: ({ name }) => name, show: ({ id, name }) => html`<a class="name" href=${linkTo("result", { profile: id })}>${name}</a>` },
   { name: "gradients", title: "Gradients", value: (row) => row.num_gradients, show: (row) => count(row.num_gradients), numeric: true },
   { name: "ops", title: "Operators", value: (row) => row.num_ops, show: (row) => count(row.num_ops), numeric: true },
-  { name: "when", title: "Stored", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
+  { name: "when", moment: true, title: "Stored", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
 ];

@@ -15,7 +15,9 @@ export function windowBands(result, certificate) {
     const gain = now && row !== now && now.iteration_s ? `, ${percent(row.iteration_s / now.iteration_s - 1, true)} against DDP` : "";
     const lanes = [...opLanes(result, row), ...linkLanes(row)];
     if (row.name === "schedule" && certificate?.length) lanes.push(certificateLane(certificate));
-    return { title: `${policyName(row.name)}: ${seconds(row.iteration_s)}${gain}`, lanes, marks: [{ at: row.iteration_s, name: "end" }] };
+    return {
+      title: `${policyName(row.name)}: ${seconds(row.iteration_s)}${gain}`, short: `${policyName(row.name)}: ${seconds(row.iteration_s)}`, lanes, marks: [{ at: row.iteration_s, name: "end" }],
+    };
   });
 }
 

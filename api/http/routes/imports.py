@@ -56,7 +56,7 @@ async def create_import(
     received = await read_body(
         request, principal.tenant, read_import, question.model_dump_json(), media_types=(BYTES,)
     )
-    summary = await service.in_database(service.store.put_profile, principal.tenant, received.profile)
+    summary = await service.put_profile(principal.tenant, received.profile)
     found = json.loads(received.found)
     audit("profile-imported", principal, profile=summary.id, format=found["format"])
     document = ImportResource(**summary.model_dump(), **found)

@@ -50,17 +50,17 @@ async def create_windows(request: Request, service: RunningService, principal: S
     Nothing is stored: same request, same answer.
     """
     asked, tenant = await receive_small(request, WindowRequest), principal.tenant
-    profile = await service.in_database(service.store.get_profile_document, tenant, asked.profile_id)
+    profile = await service.read(service.store.get_profile_document, tenant, asked.profile_id)
     if profile is None:
         raise InvalidRequest(f"profile_id: there is no profile {asked.profile_id}")
     schedule: bytes | None = None
     if asked.schedule_id is not None:
-        found = await service.in_database(service.store.get_schedule, tenant, asked.schedule_id)
+        found = await service.read(service.store.get_schedule, tenant, asked.schedule_id)
         if found is None:
             raise NotFound(f'there is no schedule "{asked.schedule_id}"')
         if found.profile_sha256 != asked.profile_id:
             raise InvalidRequest(f"schedule_id: this schedule is for the profile {found.profile_sha256}")
         schedule = found.document
     return PreparedAnswer.of(
-        await service.compute(windows, profile, schedule, asked, tenant=tenant)
+        await service.compute(windows, profile.document, schedule, asked, tenant=tenant)
     ).response()

@@ -1,0 +1,166 @@
+"""Other tools' files over HTTP: profiles as the importers make them, faults by name, limits of bodies."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pace import load_profile
+from pace.formats.horovod_timeline import read_horovod_profile
+from pace.formats.kineto import read_kineto
+from tests.api.process import Caller, ServiceProcess
+from tests.pace.formats.traces import (
+    chakra_trace,
+    horovod_events,
+    kineto_document,
+    kineto_events,
+    write_json,
+)
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "profiles"
+TABLE = b"name,forward_ms,backward_ms,parameter_bytes\nfirst,1,2,4000\nsecond,3,4,8000\n"
+BYTES = {"Content-Type": "application/octet-stream"}
+
+
+def send(caller: Caller | ServiceProcess, content: bytes, **question: Any) -> httpx.Response:
+    """POST a file; what is asked goes into the query."""
+    return caller.http.post("/v1/imports", content=content, params=question, headers=BYTES)
+
+
+def refused(answer: httpx.Response) -> tuple[int, str, str]:
+    """Return an answer's status, the end of its problem's type, and its detail."""
+    problem = answer.json()
+    return answer.status_code, problem["type"].rpartition(":")[2], problem["detail"]
+
+
+def test_a_profile_is_told_from_its_content(service: Caller) -> None:
+    """It is stored as POST of the profile stores it; compressed on the way or before, it is the same."""
+    content = (EXAMPLES / "vgg16.json").read_bytes()
+    answer = send(service, content, filename="anything")
+    assert answer.status_code == 201, answer.text
+    made = answer.json()
+    assert (made["format"], made["id"]) == ("profile", load_profile(EXAMPLES / "vgg16.json").sha256)
+    assert answer.headers["location"] == f"/v1/profiles/{made['id']}"
+    stored = service.http.get(f"/v1/profiles/{made['id']}").json()
+    assert stored["profile"]["name"] == made["name"] == "vgg16-b64-w8"
+    # Two members behind one another are one file, as gzip itself has it.
+    split = gzip.compress(content[:5000]) + gzip.compress(content[5000:])
+    twice = service.http.post(
+        "/v1/imports",
+        content=gzip.compress(split),
+        params={"filename": "profile.json.gz"},
+        headers={**BYTES, "Content-Encoding": "gzip"},
+    )
+    assert (twice.status_code, twice.json()["id"]) == (201, made["id"]), twice.text
+
+
+def test_every_format_is_what_its_importer_makes(service: Caller, tmp_path: Path) -> None:
+    """Kineto, Horovod, Chakra and tables, told from content and name, or named."""
+    horovod = write_json(tmp_path / "timeline.json", horovod_events())
+    kineto = write_json(tmp_path / "trace.json", kineto_document(kineto_events()))
+    expected = {
+        "horovod-timeline": read_horovod_profile(horovod).sha256,
+        "kineto": read_kineto([kineto]).sha256,
+    }
+    for path, known in ((horovod, "horovod-timeline"), (kineto, "kineto")):
+        made = send(service, path.read_bytes(), filename=path.name).json()
+        assert (made["format"], made["id"]) == (known, expected[known]), made
+        assert made["report"]["gradients"] == made["num_gradients"]
+        named = send(service, gzip.compress(path.read_bytes()), filename=path.name, format=known)
+        assert named.json()["id"] == expected[known]
+    ring = {"workers": 4, "bandwidth_gbps": 10}
+    table = send(service, TABLE, filename="layers.csv", **ring).json()
+    assert (table["format"], table["num_gradients"], table["num_ops"]) == ("layers", 2, 4)
+    assert service.http.get(f"/v1/profiles/{table['id']}").json()["profile"]["workers"] == 4
+    graph = (
+        b"node1 -- Linear(2) -- forward_compute_time=1.0, backward_compute_time=2.0, activation_size=8.0, "
+        b"parameter_size=16.0\n"
+    )
+    assert send(service, graph, filename="graph.txt", **ring).json()["format"] == "pipedream"
+    chakra = send(service, chakra_trace(), filename="trace.et", workers=2).json()
+    assert (chakra["format"], chakra["num_gradients"]) == ("chakra", 2)
+
+
+def test_faults_name_the_field_or_the_place(service: Caller) -> None:
+    """What is missing is named as the query names it, what is wrong by the sender's name of the file."""
+    needs_rate = send(service, TABLE, filename="layers.csv", workers=4)
+    assert refused(needs_rate)[:2] == (422, "invalid-options")
+    assert refused(needs_rate)[2].startswith("bandwidth_gbps: ")
+    assert refused(send(service, TABLE, filename="a.csv", bandwidth_gbps=1))[2].startswith("workers: ")
+    broken = TABLE.replace(b"3,4,8000", b"3,x,8000")
+    status, kind, detail = refused(
+        send(service, broken, filename="my layers.csv", workers=4, bandwidth_gbps=1)
+    )
+    assert (status, kind) == (422, "invalid-file")
+    assert detail.startswith("my layers.csv, line 3: backward_ms is 'x'")
+    assert "pace-import" not in detail
+    assert refused(send(service, b"", filename="empty"))[1:] == ("invalid-file", "empty: the file is empty")
+    assert refused(send(service, b"hello", filename="note.txt"))[1] == "invalid-file"
+    assert refused(send(service, b'{"a": 1}', filename="p.json"))[1] == "invalid-profile"
+    assert refused(send(service, TABLE, filename="a.csv", workers=0))[:2] == (422, "invalid-request")
+    assert "workers" in refused(send(service, TABLE, filename="a.csv", workers=0))[2]
+    assert refused(send(service, TABLE, format="excel"))[1] == "invalid-request"
+    assert refused(send(service, b"\x1f\x8b\x08damaged", filename="a.gz"))[1] == "invalid-request"
+
+
+def test_a_file_does_not_choose_where_it_is_written(service: Caller) -> None:
+    """Names with folders in them are names like others."""
+    for name in ("../../etc/passwd.csv", "/tmp/x.csv", "..", "a\\..\\b.csv", "name\n.csv"):
+        answer = send(service, TABLE, filename=name, format="layers", workers=4, bandwidth_gbps=10)
+        assert answer.status_code == 201, answer.text
+
+
+def test_other_sites_forms_are_refused(service: Caller) -> None:
+    """What a browser sends to another site unasked is no upload."""
+    for media_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=a"):
+        answer = service.http.post("/v1/imports", content=TABLE, headers={"Content-Type": media_type})
+        assert refused(answer)[:2] == (415, "unsupported-media-type")
+
+
+def test_imports_are_bounded_as_other_bodies_are(tmp_path: Path) -> None:
+    """Bytes as sent, after gzip however deep, what is stored, and scopes; nothing is left on the disk."""
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    limits: dict[str, Any] = {
+        "max_body_bytes": 300_000,
+        "max_decoded_bytes": 400_000,
+        "max_gradients": 40,
+        "max_stored_per_tenant_bytes": 12_000,
+    }
+    with ServiceProcess(tmp_path, auth="required", spool_folder=spool, **limits) as process:
+        with process.tenant() as caller:
+            assert refused(send(caller, b"x" * 300_001))[:2] == (413, "too-large")
+            bomb = gzip.compress(b"[" + b" " * 5_000_000)
+            assert refused(send(caller, bomb, filename="t.json.gz"))[:2] == (413, "too-large")
+            deep = gzip.compress(gzip.compress(b"[" + b" " * 5_000_000))
+            headers = {**BYTES, "Content-Encoding": "gzip"}
+            inner = caller.http.post("/v1/imports", content=deep, headers=headers)
+            assert refused(inner)[:2] == (413, "too-large")
+            many = json.dumps(horovod_events()).encode()
+            assert send(caller, many, filename="t.json").status_code == 201
+            wide = b"name,forward_s,backward_s,parameters\n" + b"".join(
+                b"layer%d,1,1,4\n" % number for number in range(41)
+            )
+            ring = {"workers": 2, "bandwidth_gbps": 1}
+            assert refused(send(caller, wide, filename="w.csv", **ring))[:2] == (413, "too-large")
+            for number in range(2, 12):
+                last = send(caller, TABLE, filename="t.csv", **{**ring, "workers": number})
+                if last.status_code != 201:
+                    break
+            assert refused(last)[:2] == (403, "quota-exceeded")
+        reader = process.token("readers", "read")
+        denied = process.http.post(
+            "/v1/imports", content=TABLE, headers={**BYTES, "Authorization": f"Bearer {reader}"}
+        )
+        assert refused(denied)[:2] == (403, "forbidden")
+    assert list(spool.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["resnet50", "transformer", "vgg16"])
+def test_the_pages_examples_are_the_repositorys(name: str) -> None:
+    """Those in the wheel and those that the documentation uses do not part."""
+    bundled = Path(__file__).parents[2] / "api" / "web" / "examples" / f"{name}.json"
+    assert bundled.read_bytes() == (EXAMPLES / f"{name}.json").read_bytes()

@@ -1,0 +1,118 @@
+"""Jobs, usage and windows over HTTP: what the page lists and draws."""
+
+from typing import Any
+
+import pytest
+
+from pace.documents.profile import Profile
+from pace.simulation import make_policy, simulate
+from tests.api.process import Caller, ServiceProcess
+from tests.api.profiles import layered_profile
+
+
+def solve(caller: Caller, job: str | None, *, num_layers: int = 3) -> dict[str, Any]:
+    """Have a small profile scheduled for a job."""
+    named = {} if job is None else {"job": job}
+    answer = caller.post_schedule(layered_profile(num_layers), **named)
+    assert answer.status_code == 201, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def names(caller: Caller, **asked: Any) -> list[str]:
+    """Return the names of all jobs, page by page."""
+    found: list[str] = []
+    while True:
+        answer = caller.http.get("/v1/jobs", params=asked)
+        assert answer.status_code == 200, answer.text
+        found += [item["job"] for item in answer.json()["items"]]
+        if answer.json()["next"] is None:
+            return found
+        asked["cursor"] = answer.json()["next"]
+
+
+def test_jobs_are_listed_by_page_order_and_name(service: Caller) -> None:
+    """Newest first or by name, two on a page; a filter takes signs of patterns as they are."""
+    for job in ("beta", "alpha_1", "Alpha%2", "gamma"):
+        solve(service, job)
+    solve(service, None)
+    solve(service, "beta", num_layers=4)
+    assert names(service, limit=2) == ["beta", "gamma", "Alpha%2", "alpha_1"]
+    assert sorted(names(service, limit=2, order="name")) == sorted(["beta", "gamma", "Alpha%2", "alpha_1"])
+    assert names(service, contains="ALPHA", limit=1) == ["Alpha%2", "alpha_1"]
+    assert names(service, contains="%") == ["Alpha%2"]
+    assert names(service, contains="_") == ["alpha_1"]
+    assert names(service, contains="delta") == []
+    (beta,) = service.http.get("/v1/jobs", params={"contains": "beta"}).json()["items"]
+    assert (beta["num_schedules"], beta["num_models"]) == (2, 2)
+    assert beta["measured_iteration_s"] is None
+    token = service.token or ""
+    assert beta["asked_by"] == token.split("_")[1]
+    (newest, *_) = service.http.get("/v1/schedules", params={"job": "beta"}).json()["items"]
+    assert (newest["asked_by"], newest["asked_at"]) == (beta["asked_by"], beta["asked_at"])
+    wrong = service.http.get("/v1/jobs", params={"cursor": "bm9uZQ=="})
+    assert (wrong.status_code, wrong.json()["type"]) == (422, "urn:pace:problem:invalid-request")
+
+
+def test_a_job_tells_its_newest_report(service: Caller) -> None:
+    """Predicted, measured and plain times of the last report, next to the job's schedules."""
+    made = solve(service, "reported")
+    for measured_s in (0.02, 0.03):
+        report = {
+            "job": "reported",
+            "fingerprint": made["fingerprint"],
+            "profile_sha256": made["profile_sha256"],
+            "predicted_iteration_s": 0.01,
+            "measured_iteration_s": measured_s,
+            "num_iterations": 50,
+        }
+        assert service.http.post("/v1/reports", json=report).status_code == 201
+    (job,) = service.http.get("/v1/jobs").json()["items"]
+    assert (job["predicted_iteration_s"], job["measured_iteration_s"]) == (0.01, 0.03)
+    assert job["plain_iteration_s"] is None
+    assert job["reported_at"] is not None
+
+
+def test_tenants_see_their_own_jobs_and_usage(service: Caller, shared_service: ServiceProcess) -> None:
+    """Another tenant's job of the same name is another job."""
+    solve(service, "shared name")
+    with shared_service.tenant() as other:
+        assert names(other) == []
+        before = other.http.get("/v1/usage").json()
+        assert (before["tenant"], before["stored_bytes"]) == (other.tenant, 0)
+        solve(other, "shared name")
+        after = other.http.get("/v1/usage").json()
+        assert after["stored_bytes"] > 1024
+        assert (after["num_queued"], after["num_running"], after["scopes"]) == (
+            0,
+            0,
+            ["read", "submit", "admin"],
+        )
+    (mine,) = service.http.get("/v1/jobs").json()["items"]
+    assert mine["num_schedules"] == 1
+
+
+def test_windows_are_those_of_the_library(service: Caller) -> None:
+    """Policies as ``simulate`` has them, the schedule as it predicts; another profile's is refused."""
+    made = solve(service, None)
+    asked = {
+        "profile_id": made["profile_sha256"],
+        "schedule_id": made["id"],
+        "policies": ["ddp", "bytescheduler"],
+    }
+    answer = service.http.post("/v1/simulations/windows", json=asked)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    profile = Profile.model_validate(layered_profile(3))
+    assert [row["name"] for row in found["rows"]] == ["schedule", "ddp", "bytescheduler"]
+    times = [row["iteration_s"] for row in found["rows"]]
+    expected = [simulate(profile, make_policy(name)).iteration_s for name in ("ddp", "bytescheduler")]
+    assert times == pytest.approx([made["schedule"]["predicted"]["iteration_s"], *expected])
+    assert found["op_phases"] == ["backward"] * 3 + ["forward"] * 3
+    other = solve(service, None, num_layers=4)
+    wrong = service.http.post("/v1/simulations/windows", json={**asked, "schedule_id": other["id"]})
+    assert (wrong.status_code, "schedule_id" in wrong.json()["detail"]) == (422, True)
+    unknown = service.http.post("/v1/simulations/windows", json={**asked, "policies": ["hope"]})
+    assert (unknown.status_code, unknown.json()["type"]) == (422, "urn:pace:problem:invalid-options")
+    missing = service.http.post("/v1/simulations/windows", json={**asked, "schedule_id": "0" * 32})
+    assert missing.status_code == 404
