@@ -50,8 +50,8 @@ def measure(num_hosts: int, mbit: float, size_bytes: int, rounds: int) -> dict[s
         try:
             for process in started:
                 assert process.stderr is not None
-                while not process.stderr.readline().startswith("listening"):
-                    pass
+                if not any(line.startswith("listening") for line in process.stderr):
+                    raise RuntimeError("a receiver did not start")
             found: dict[str, Any] = {"size_bytes": size_bytes, "mbit_s": mbit, "chain_s": [], "direct_s": []}
             to = ",".join(f"{host.address}:{PORT}" for host in receiving)
             for _ in range(rounds):

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.testbed.hosts import Host, Link, hosts
+from benchmarks.testbed.rates import PAYLOAD
 from pace.runtime.fabric.commit_log import LoggedCommit, Vector, read_log, replay, violations
 
 PACE = [sys.executable, "-c", "from pace.cli.main import app; app()", "fabric"]
@@ -122,7 +123,7 @@ def _start_all(
         bound += ["--divergence-updates", str(arguments.replica_updates)]
     names = ["server", *(["replica"] * replicas), *(f"h{n}" for n in range(arguments.workers))]
     if arguments.oracle:
-        rate = arguments.mbit * 1e6 / 8
+        rate = arguments.mbit * 1e6 / 8 * PAYLOAD
         network = {
             "hosts": [{"name": n, "up_bytes_per_s": rate, "down_bytes_per_s": rate} for n in names],
             "server": "server",

@@ -1,9 +1,10 @@
 """What importing a large Kineto trace takes: the steps of a real one repeated until the file is large enough.
 
-    python benchmarks/large_trace.py TRACE [--execution-trace ET] [--gbytes 1] [--folder DIR]
+    python benchmarks/large_trace.py TRACE [--execution-trace ET] [--gbytes 1] [--folder DIR] [--headroom]
 
 Copies follow one another in time and have ids of their own, as the steps of one long recording have. The
-import runs in a process of its own, ``pace import kineto``; its time and its peak memory are printed.
+import runs in a process of its own, ``pace import kineto`` or ``pace headroom``; its time and its peak memory
+are printed.
 """
 
 import argparse
@@ -73,16 +74,20 @@ def main() -> None:
     parser.add_argument("--execution-trace", type=Path, help="for the gradients' sizes")
     parser.add_argument("--gbytes", type=float, default=1.0)
     parser.add_argument("--folder", type=Path, help="where the large file may lie meanwhile")
+    parser.add_argument("--headroom", action="store_true", help="run pace headroom, not only the import")
     arguments = parser.parse_args()
     with TemporaryDirectory(dir=arguments.folder) as folder:
         large = Path(folder) / "large.json"
         num_events = write(arguments.trace, large, int(arguments.gbytes * 1e9))
         print(f"{large.stat().st_size / 1e9:.3f} GB, {num_events} events", flush=True)
-        command = [str(Path(sys.executable).parent / "pace"), "import", "kineto", str(large)]
+        work = ["headroom"] if arguments.headroom else ["import", "kineto"]
+        command = [str(Path(sys.executable).parent / "pace"), *work, str(large)]
         if arguments.execution_trace:
             command += ["--execution-trace", str(arguments.execution_trace)]
         started = time.perf_counter()
-        subprocess.run([*command, "-o", str(Path(folder) / "profile.json")], check=True)
+        if not arguments.headroom:
+            command += ["-o", str(Path(folder) / "profile.json")]
+        subprocess.run(command, check=True)
         wall_s = time.perf_counter() - started
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s, memory_bytes = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024

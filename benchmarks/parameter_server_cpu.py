@@ -54,7 +54,7 @@ def _push_and_pull(control: Connection, port: int, rank: int, workers: int, part
 
     from pace.runtime.parameter_server.handshake import Greeting
     from pace.runtime.parameter_server.layout import Layout, ServedSegment, memory_of
-    from pace.runtime.parameter_server.link import PushPullCall, ServerAddress, ServerLink
+    from pace.runtime.parameter_server.link import Countdown, PushPullCall, ServerAddress, ServerLink
 
     torch.set_num_threads(1)
     link = ServerLink(
@@ -77,18 +77,18 @@ def _push_and_pull(control: Connection, port: int, rank: int, workers: int, part
 
     def rounds(first: int, number: int) -> None:
         for round_ in range(first, first + number):
-            back = threading.Semaphore(0)
+            # As an engine waits: for all, and not for each.
+            back = Countdown(count)
             for segment in range(count):
                 link.start(
                     PushPullCall(
                         segment=segment,
                         round=round_,
                         memory=memory[segment * part : (segment + 1) * part],
-                        done=lambda _error, back=back: back.release(),  # type: ignore[misc]  # a default
+                        done=back.one,
                     )
                 )
-            for _ in range(count):
-                back.acquire()
+            back.wait(600.0)
 
     _timed(control, rounds)
     link.finish()

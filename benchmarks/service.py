@@ -1,6 +1,6 @@
 """How fast the service answers, next to a bare Starlette route that returns the same bytes.
 
-    python benchmarks/service.py [--json OUT] [--seconds S] [--rounds N]
+    .venv/bin/python -m benchmarks.service [--json OUT] [--seconds S] [--rounds N]
 
 Needs ``wrk``. Everything runs on loopback on one machine, server and client together; the two servers
 are measured in turns, in the same run, each with one process and the same log level.
@@ -27,6 +27,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.large_profile import large_profile
 from pace import Profile
 from pace.models import build
 
@@ -195,34 +196,8 @@ def storm(folder: Path, url: str, profile: Profile) -> dict[str, Any]:
 
 def large(url: str) -> dict[str, Any]:
     """Send 100,000 ops and 10,000 gradients while others ask for health."""
-    num_gradients, per_layer = 10_000, 5
-    ops: list[dict[str, Any]] = []
-    gradients: list[dict[str, Any]] = []
-    for kind, layers in (("bwd", range(num_gradients - 1, -1, -1)), ("fwd", range(num_gradients))):
-        for layer in layers:
-            for part in range(per_layer):
-                first_forward = kind == "fwd" and part == 0
-                ops.append(
-                    {
-                        "name": f"{kind}/layer{layer}/part{part}",
-                        "duration_s": 1e-5,
-                        "stream": "compute",
-                        "deps": [ops[-1]["name"]] if ops else [],
-                        "waits_for": [f"layer{layer}.weight"] if first_forward else [],
-                    }
-                )
-            if kind == "bwd":
-                gradients.append(
-                    {"name": f"layer{layer}.weight", "size_bytes": 40_000, "producer": ops[-1]["name"]}
-                )
-    profile = {
-        "schema_version": 1,
-        "name": "large",
-        "workers": 8,
-        "ops": ops,
-        "gradients": gradients,
-        "allreduce": {"kind": "affine", "latency_s": 1e-4, "seconds_per_byte": 1e-9},
-    }
+    profile = large_profile()
+    ops, gradients = profile["ops"], profile["gradients"]
     body = json.dumps({"profile": profile}).encode()
 
     async def send() -> tuple[httpx.Response, float, list[float]]:

@@ -125,7 +125,7 @@ def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -
             "max_attempts": 1000,
             "answer_cache_bytes": 2**20,
             "drain_s": 2,
-            "solve_timeout_s": 20,
+            "solve_timeout_s": 250,
         }
         num_processes = 2 if database == "postgresql" else 1
         services = [
@@ -154,6 +154,8 @@ def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -
                         time.sleep(0.1)
                     if time.monotonic() >= until or load.faults:
                         break
+                    # Killed again before it has done anything, the service would show nothing.
+                    load.wait_for_work()
                     inject()
                     num_faults += 1
         finally:

@@ -26,6 +26,7 @@ REFUSALS = {429, 503, 507}
 GRID: dict[str, Any] = {"bandwidth_gbps": [1.0, 10.0], "policies": ["ddp", "optimal"]}
 LONG_GRID = {"bandwidth_gbps": [1 + step / 10 for step in range(4000)]}
 NUM_SHARED = 3
+MOST_WAIT_S = 30.0
 
 
 def profile_of(number: int) -> dict[str, Any]:
@@ -68,6 +69,17 @@ class Load:
         self._stop.set()
         for client in self._clients:
             client.join()
+
+    def wait_for_work(self) -> None:
+        """Wait until one more request was accepted, on a busy machine for long."""
+        before, deadline = self.num_accepted, time.monotonic() + MOST_WAIT_S
+        while self.num_accepted == before and not self.faults and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    @property
+    def num_accepted(self) -> int:
+        """How many requests were answered 201 or 202."""
+        return self.statuses[201] + self.statuses[202]
 
     def _run(self, seed: int) -> None:
         chance = random.Random(seed)

@@ -26,9 +26,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     examples = TensorDataset(torch.randn(256, 16), torch.randint(4, (256,)))
     network: Any = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4))
     optimizer: Any = torch.optim.AdamW(network.parameters(), lr=1e-2)
-    model, optimizer, batches = accelerator.prepare(
-        network, optimizer, DataLoader(examples, batch_size=16)
-    )
+    model, optimizer, batches = accelerator.prepare(network, optimizer, DataLoader(examples, batch_size=16))
     handle = None
     if options.pace:
         handle = pace.runtime.accelerate.attach(accelerator, model, optimizer)

@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import pace.runtime.lightning  # registers "pace"
+import pace.runtime.lightning  # noqa: F401  # registers "pace"
 
 
 class Classifier(LightningModule):

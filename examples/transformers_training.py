@@ -46,7 +46,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         )
         trainer.train()
         print(trainer.state.log_history[-2])
-        weights: dict[str, Any] = trainer.model.state_dict()
+        trained: Any = trainer.model
+        weights: dict[str, Any] = trained.state_dict()
         return weights
 
 

@@ -79,12 +79,13 @@ def build_graph(
     last_on_stream: dict[str, int] = {}
     predecessors: list[tuple[int, ...]] = []
     for op, (before, stream) in enumerate(zip(dependencies, streams, strict=True)):
-        edges = dict.fromkeys(before)
+        edges = tuple(before) if len(before) < 2 else tuple(dict.fromkeys(before))
         if stream is not None:
-            if stream in last_on_stream:
-                edges[last_on_stream[stream]] = None
+            last = last_on_stream.get(stream)
+            if last is not None and last not in edges:
+                edges = (*edges, last)
             last_on_stream[stream] = op
-        predecessors.append(tuple(edges))
+        predecessors.append(edges)
     return Graph(
         durations_s=np.asarray(durations_s, dtype=np.float64),
         predecessors=tuple(predecessors),
@@ -93,6 +94,8 @@ def build_graph(
 
 
 def _topological_order(predecessors: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    if all(max(before, default=-1) < op for op, before in enumerate(predecessors)):
+        return tuple(range(len(predecessors)))  # as profiles usually list them
     successors: list[list[int]] = [[] for _ in predecessors]
     missing = [len(before) for before in predecessors]
     for op, before in enumerate(predecessors):
@@ -124,6 +127,9 @@ def path_from_marked(graph: Graph, marked: Sequence[bool], targets: Sequence[int
 
     A marked target is a path of one op. O(ops + edges).
     """
+    first = next((position for position, op in enumerate(graph.order) if marked[op]), None)
+    if first is None or set(targets).isdisjoint(graph.order[first:]):
+        return None  # as in most profiles: all gradients are there before the first op waits for one
     origin = [-1] * len(graph.order)
     reached = list(marked)
     for op in graph.order:

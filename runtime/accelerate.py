@@ -37,7 +37,7 @@ def attach(
 
     Returns
     -------
-    The wrapper, for ``report()`` and ``close()``; None in a job of one process, where there is nothing to sum.
+    The wrapper, for ``report()`` and ``close()``; None in a job of one process, which has nothing to sum.
 
     Raises
     ------

@@ -17,6 +17,7 @@ from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.event_log import log
 from pace.runtime.gates.data_parallel import Carrier, refuse_unfit
 from pace.runtime.gates.gated_param_groups import gate_param_groups
+from pace.runtime.gates.gated_state import gate_state, ungate_state
 from pace.runtime.gates.routed_calls import route
 from pace.runtime.optimizer.live_wrappers import weakly
 from pace.runtime.optimizer.start import released_on_failure
@@ -135,11 +136,14 @@ class AttachedOptimizer(WrappedOptimizer):
             super().__init__(optimizer, model, transport=transport, prepare=fitting)
         # Last: until here the loop's own calls have no effect on the runtime.
         carrier.stand_aside()
+        gate = _Gating(self)
+        gate(optimizer)
         self._undo = [
             carrier.close,
             route(optimizer, "step", _while_open(self, "step")),
             route(optimizer, "zero_grad", _while_open(self, "zero_grad")),
-            optimizer.register_load_state_dict_post_hook(_Gating(self)).remove,
+            lambda: ungate_state(optimizer),
+            optimizer.register_load_state_dict_post_hook(gate).remove,
         ]
         _wrappers[parallel] = self
 
@@ -196,13 +200,14 @@ def _while_open(wrapper: AttachedOptimizer, name: str) -> Callable[..., Any]:
 
 
 class _Gating:
-    """Has parameter groups that ``load_state_dict`` has replaced wait for updates again."""
+    """Has parameter groups and state, which ``load_state_dict`` replaces, wait for updates."""
 
     def __init__(self, wrapper: AttachedOptimizer) -> None:
         self._finish = weakly(wrapper.finish_updates)
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> None:
         gate_param_groups(optimizer, self._finish)
+        gate_state(optimizer, self._finish)
 
 
 # Wrappers live as long as their models, whoever keeps what ``attach`` returned.

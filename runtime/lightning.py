@@ -1,17 +1,16 @@
 """PACE in Lightning: ``import pace.runtime.lightning``, then ``Trainer(strategy="pace")``.
 
-Needs Lightning 2 (``pip install 'pace[lightning]'``). Lightning learns of strategies when somebody imports them;
-it looks for none in installed packages.
+Needs Lightning 2 (``pip install 'pace[lightning]'``). Lightning learns of strategies when somebody imports
+them; it looks for none in installed packages.
 """
 
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch import Callback, Trainer
     from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
     from lightning.pytorch.trainer.states import TrainerFn
 except ImportError as error:
@@ -37,8 +36,8 @@ class PaceStrategy(DDPStrategy):
     Parameters
     ----------
     schedule, service, job, api_key, credit_bytes, compression, mode, order, timeout_s, replanning
-        As for ``pace.runtime.torch.DistributedOptimizer``, whose time-out is `pace_timeout_s` here. Service and
-        job may be given by PACE_URL and PACE_JOB.
+        As for ``pace.runtime.torch.DistributedOptimizer``, whose time-out is `pace_timeout_s` here. Service
+        and job may be given by PACE_URL and PACE_JOB.
     options
         All other arguments of ``DDPStrategy``.
 
@@ -94,8 +93,8 @@ class PaceStrategy(DDPStrategy):
             return
         if len(self.optimizers) != 1:
             raise InvalidUse(
-                f"the module has {len(self.optimizers)} optimizers: with strategy='pace' one is needed, for all"
-                " parameters that are trained; several can be had with strategy='ddp'"
+                f"the module has {len(self.optimizers)} optimizers: with strategy='pace' one is needed, for"
+                " all parameters that are trained; several can be had with strategy='ddp'"
             )
         if self._model_averager is not None or self._ddp_comm_hook is not None:
             raise InvalidUse("ddp_comm_hook= would not be called: for half precision give compression=")
@@ -141,9 +140,7 @@ class PaceReport(Callback):
     def __init__(self, every_n_steps: int | None = None) -> None:
         self._every_n_steps = every_n_steps
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_arguments: Any, **_named: Any) -> None:
         """Log after a step."""
         pace = getattr(trainer.strategy, "pace", None)
         every = self._every_n_steps or max(getattr(trainer, "log_every_n_steps", 50), 1)

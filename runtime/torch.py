@@ -34,7 +34,7 @@ from pace.runtime.parameter_server.options import (
     read_options,
 )
 from pace.runtime.parameter_server.streams import NOTSENT_BYTES
-from pace.runtime.parameter_server.transport import MixedTransport, PushPullTransport
+from pace.runtime.parameter_server.transport.push_pull import MixedTransport, PushPullTransport
 from pace.runtime.replanning import Replanning
 from pace.runtime.transports.compression import Compression
 from pace.runtime.transports.cuda import CudaTransport

@@ -35,7 +35,7 @@ class PaceCallback(TrainerCallback):
         self._options = options
         self.pace: AttachedOptimizer | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, *_arguments: Any, **_named: Any) -> None:
         """Attach: model and optimizer are prepared, and loaded if training resumes."""
         self._close()  # after a training that failed
         trainer = self._trainer
@@ -43,7 +43,7 @@ class PaceCallback(TrainerCallback):
             trainer.accelerator, trainer.model_wrapped, trainer.optimizer, **self._options
         )
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, *_arguments: Any, **_named: Any) -> None:
         """Finish what is in flight."""
         self._close()
 

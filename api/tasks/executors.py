@@ -16,12 +16,12 @@ def make_executors(settings: Settings) -> dict[TaskKindName, Executor]:
             name: WorkerPool(kind.purpose, kind.num_processes(settings), memory_bytes, prepare=load_solver)
             for name, kind in KINDS.items()
         }
-    from pace.api.workers.dask_executor import DaskCluster, DaskExecutor
+    from pace.api.workers.dask_executor import DaskBridge, DaskExecutor
 
-    cluster = DaskCluster(settings.executor.removeprefix("dask+"))
+    bridge = DaskBridge(settings.executor.removeprefix("dask+"))
     return {
         name: DaskExecutor(
-            cluster, kind.purpose, memory_bytes, priority=kind.priority, most=kind.num_on_cluster(settings)
+            bridge, kind.purpose, memory_bytes, priority=kind.priority, most=kind.num_on_cluster(settings)
         )
         for name, kind in KINDS.items()
     }

@@ -1,39 +1,38 @@
 """Runs tasks on a Dask cluster, with the semantics of worker processes. Needs ``pace[dask]``.
 
-The cluster's workers do as this service would: a process of their own for each task, killed beyond its
-limits (``pace.api.workers.dask_worker``). Dask gives a task whose worker is lost to another worker; a lost
-scheduler ends all that it had, and the queue in the database has them done again.
+The service itself has no client of Dask: a process of its own does (``pace.api.workers.dask_bridge``), which
+is started again when it ends. From it come JSON and bytes, which are believed no more than a stranger's.
 """
 
 import asyncio
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import structlog
-from distributed import CancelledError as DaskCancelled
-from distributed import Client, Future, KilledWorker
-from distributed import TimeoutError as DaskTimeout
-from distributed.comm.core import CommClosedError
 
-from pace.api.errors import WorkerDied
-from pace.api.workers import dask_worker
+from pace import errors as library_errors
+from pace.api import errors as service_errors
+from pace.api.errors import WorkerDied, WorkerFailed
+from pace.api.workers.dask_bridge_frames import read_frame, write_frame
 from pace.api.workers.executor import Progress
-from pace.version import __version__
+from pace.errors import PaceError
 
 log = structlog.get_logger(__name__)
 
-_LOOK_EVERY_S = 1.0
-_CONNECT_TIMEOUT_S = 5.0
-_LOST = (KilledWorker, DaskCancelled, CommClosedError, DaskTimeout, OSError)
+_PAUSE_S = 1.0
+# A process for the cluster needs none of the service's secrets.
+_SECRET = ("PACE_", "AWS_", "PG", "OTEL_")
 
 
-class DaskCluster:
-    """A connection to a scheduler, made again whenever it is lost.
+class DaskBridge:
+    """The process that talks to the cluster, and what it works on.
 
     Parameters
     ----------
@@ -43,82 +42,130 @@ class DaskCluster:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.topic = f"pace-{uuid.uuid4().hex}"
+        self._process: subprocess.Popen[bytes] | None = None
         self._num_threads = 0
-        self._client: Client | None = None
+        self._results: dict[str, Future[bytes]] = {}
         self._listeners: dict[str, Progress] = {}
+        self._lock = threading.Lock()
         self._ended = threading.Event()
         self._minder: threading.Thread | None = None
 
     def start(self) -> None:
-        """Connect, in the background."""
+        """Start the process, in the background."""
         if self._minder is None:
             self._minder = threading.Thread(target=self._mind, name="pace-dask", daemon=True)
             self._minder.start()
 
     def close(self) -> None:
-        """Leave the cluster; what it still works on is dropped there."""
+        """End the process; what the cluster still works on is dropped there."""
         self._ended.set()
+        if self._process is not None:
+            self._process.kill()
         if self._minder is not None:
             self._minder.join()
             self._minder = None
 
     @property
     def num_threads(self) -> int:
-        """How many threads the workers have; none from the moment the connection is lost."""
-        client = self._client
-        return 0 if client is None or client.status != "running" else self._num_threads
+        """How many threads the cluster's workers have; none while it cannot be reached."""
+        return self._num_threads
 
-    @property
-    def client(self) -> Client:
-        """The connection, as long as there is one."""
-        client = self._client
-        if client is None or client.status != "running":
-            raise CommClosedError(f"no connection to {self.address}")
-        return client
+    def run(
+        self, job: str, command: dict[str, Any], document: bytes, progress: Progress | None
+    ) -> Future[bytes]:
+        """Begin a job."""
+        result: Future[bytes] = Future()
+        self._results[job] = result
+        if progress is not None:
+            self._listeners[job] = progress
+        if not self._send({"do": "run", "job": job, **command}, document):
+            self._finish(job, WorkerDied("there is no process that talks to the cluster"))
+        return result
 
-    def listen(self, job: str, progress: Progress) -> None:
-        """Call `progress` with what a job tells, until ``stop_listening``."""
-        self._listeners[job] = progress
-
-    def stop_listening(self, job: str) -> None:
-        """Call nobody any more."""
+    def cancel(self, job: str) -> None:
+        """End a job; nobody waits for it any more."""
+        self._results.pop(job, None)
         self._listeners.pop(job, None)
+        self._send({"do": "cancel", "job": job}, b"")
+
+    def _send(self, told: dict[str, Any], document: bytes) -> bool:
+        process = self._process
+        if process is None or process.stdin is None:
+            return False
+        try:
+            with self._lock:
+                write_frame(process.stdin, told, document)
+        except (OSError, ValueError):
+            return False
+        return True
 
     def _mind(self) -> None:
-        while not self._ended.wait(_LOOK_EVERY_S if self._client is not None else 0.1):
+        while not self._ended.is_set():
+            environment = {name: value for name, value in os.environ.items() if not name.startswith(_SECRET)}
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pace.api.workers.dask_bridge", self.address],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+            )
+            self._process = process
+            if self._ended.is_set():
+                process.kill()
+            assert process.stdout is not None
             try:
-                if self._client is None or self._client.status != "running":
-                    self._disconnect()
-                    self._client = self._connect()
-                    log.info("dask-connected", scheduler=self.address)
-                workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
-                self._num_threads = sum(worker["nthreads"] for worker in workers)
-            except Exception as error:  # of any of Dask's layers: connect anew
-                self._disconnect()
-                log.warning("dask-unreachable", scheduler=self.address, error=str(error))
-                self._ended.wait(_LOOK_EVERY_S)
-        self._disconnect()
+                while True:
+                    self._hear(*read_frame(process.stdout))
+            except (EOFError, OSError):
+                reason = "ended"
+            except Exception as error:  # what it says makes no sense
+                reason = f"said what is no frame: {type(error).__name__}"
+            process.kill()
+            process.wait()
+            self._num_threads = 0
+            for job in list(self._results):
+                self._finish(job, WorkerDied(f"the process that talks to the cluster {reason}"))
+            with contextlib.suppress(OSError):
+                process.communicate()
+            if not self._ended.is_set():
+                log.error("dask-bridge-restarted", reason=reason)
+                self._ended.wait(_PAUSE_S)
 
-    def _connect(self) -> Client:
-        client = Client(
-            self.address, timeout=_CONNECT_TIMEOUT_S, set_as_default=False, name=f"pace-{os.getpid()}"
-        )
-        client.subscribe_topic(self.topic, self._hear)
-        return client
+    def _hear(self, told: dict[str, Any], document: bytes) -> None:
+        match told:
+            case {"is": "capacity", "threads": int(threads)}:
+                self._num_threads = max(0, threads)
+            case {"is": "progress", "job": str(job), "value": int(value)}:
+                progress = self._listeners.get(job)
+                if progress is not None:
+                    progress(value)
+            case {"is": "returned", "job": str(job)}:
+                self._finish(job, document)
+            case {"is": "raised", "job": str(job), "error": str(name), "detail": str(detail)}:
+                self._finish(job, _error(name, detail))
+            case _:
+                raise ValueError("no such frame")
 
-    def _disconnect(self) -> None:
-        self._num_threads = 0
-        client, self._client = self._client, None
-        if client is not None:
-            with contextlib.suppress(Exception):
-                client.close(timeout=_CONNECT_TIMEOUT_S)
+    def _finish(self, job: str, outcome: bytes | PaceError) -> None:
+        self._listeners.pop(job, None)
+        result = self._results.pop(job, None)
+        if result is None or not result.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, bytes):
+            result.set_result(outcome)
+        else:
+            result.set_exception(outcome)
 
-    def _hear(self, event: tuple[float, Any]) -> None:
-        job, value = event[1]
-        progress = self._listeners.get(job)
-        if progress is not None:
-            progress(value)
+
+def _error(name: str, detail: str) -> PaceError:
+    """Return the error of this name, if it is one that work may raise."""
+    for module in (service_errors, library_errors):
+        kind = getattr(module, name, None)
+        if isinstance(kind, type) and issubclass(kind, PaceError):
+            try:
+                return kind(detail)
+            except TypeError:  # it needs more than a message: none that work raises
+                break
+    return WorkerFailed(name)
 
 
 class DaskExecutor:
@@ -138,39 +185,37 @@ class DaskExecutor:
 
     def __init__(
         self,
-        cluster: DaskCluster,
+        bridge: DaskBridge,
         purpose: str,
         memory_bytes: int,
         *,
         priority: int = 0,
         most: int | None = None,
     ) -> None:
-        self._cluster = cluster
+        self._bridge = bridge
         self._purpose = purpose
         self._memory_bytes = memory_bytes
         self._priority = priority
         self._most = most
-        self._threads = ThreadPoolExecutor(most or 256, thread_name_prefix=f"pace-dask-{purpose}")
 
     @property
     def size(self) -> int:
         """How many can run at once; none while the cluster cannot be reached."""
-        threads = self._cluster.num_threads
+        threads = self._bridge.num_threads
         return threads if self._most is None else min(threads, self._most)
 
     @property
     def num_alive(self) -> int:
         """How many threads the cluster's workers have."""
-        return self._cluster.num_threads
+        return self._bridge.num_threads
 
     def start(self) -> None:
         """Connect, in the background."""
-        self._cluster.start()
+        self._bridge.start()
 
     def close(self) -> None:
         """Leave the cluster."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        self._cluster.close()
+        self._bridge.close()
 
     async def run(
         self,
@@ -180,56 +225,20 @@ class DaskExecutor:
         progress: Progress | None = None,
     ) -> Any:
         """Call a function on the cluster and return what it returns; see ``Executor.run``."""
+        document, options = arguments
         job = uuid.uuid4().hex
-        ended = threading.Event()
+        command = {
+            "function": function.__name__,
+            "options": options,
+            "purpose": self._purpose,
+            "timeout_s": timeout_s,
+            "memory_bytes": self._memory_bytes,
+            "priority": self._priority,
+            "progress": progress is not None,
+        }
+        begun = await asyncio.to_thread(self._bridge.run, job, command, document, progress)
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._run, job, ended, function, arguments, timeout_s, progress
-            )
+            return await asyncio.wrap_future(begun)
         except asyncio.CancelledError:
-            ended.set()
+            await asyncio.to_thread(self._bridge.cancel, job)
             raise
-
-    def _run(
-        self,
-        job: str,
-        ended: threading.Event,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        timeout_s: float,
-        progress: Progress | None,
-    ) -> Any:
-        if progress is not None:
-            self._cluster.listen(job, progress)
-        limits = dask_worker.Limits(timeout_s=timeout_s, memory_bytes=self._memory_bytes)
-        try:
-            client = self._cluster.client
-            future = client.submit(
-                dask_worker.work,
-                *(job, __version__, self._purpose, function, arguments, limits),
-                None if progress is None else self._cluster.topic,
-                key=f"pace-{job}",
-                priority=self._priority,
-                pure=False,
-            )
-            succeeded, value = self._wait(client, future, job, ended)
-        except _LOST as error:
-            detail = f"the cluster lost {self._purpose}: {type(error).__name__}"
-            raise WorkerDied(detail) from None
-        finally:
-            self._cluster.stop_listening(job)
-        if succeeded:
-            return value
-        raise value
-
-    def _wait(self, client: Client, future: "Future[Any]", job: str, ended: threading.Event) -> Any:
-        # Looked at now and then: a lost scheduler need not end the future, nor cancelling the function.
-        while not ended.is_set():
-            try:
-                return future.result(timeout=0.5)
-            except DaskTimeout:
-                if client.status != "running":
-                    raise
-        future.cancel()
-        client.run(dask_worker.cancel, job, on_error="ignore")
-        raise DaskCancelled(job)

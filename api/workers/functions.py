@@ -26,11 +26,13 @@ from pace.client.documents import (
     SimulationResult,
 )
 from pace.client.what_if_documents import WhatIfQuestion, WhatIfRequest
+from pace.collector import paused_collector
 from pace.documents.any_schedule import parse_any_schedule
 from pace.documents.base import explain
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.profile import Profile, parse_profile
+from pace.documents.profile_json import compact_profile
 from pace.documents.push_pull import PushPull
 from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
@@ -68,7 +70,8 @@ def read_request(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedRequ
     """
     body = decompressed(body, limits.max_bytes) if gzipped else body
     try:
-        request = ScheduleRequest.model_validate_json(body, strict=True)
+        with paused_collector():
+            request = ScheduleRequest.model_validate_json(body, strict=True)
     except ValidationError as error:
         _explain(body, error)
         raise InvalidRequest(explain(error)) from None
@@ -89,7 +92,8 @@ def read_what_if(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedWhat
     """
     body = decompressed(body, limits.max_bytes) if gzipped else body
     try:
-        request = WhatIfRequest.model_validate_json(body, strict=True)
+        with paused_collector():
+            request = WhatIfRequest.model_validate_json(body, strict=True)
     except ValidationError as error:
         _explain(body, error)
         raise InvalidRequest(explain(error)) from None
@@ -255,9 +259,11 @@ def receive(profile: Profile, limits: ReadLimits) -> ReceivedProfile:
     ):
         if count > limit:
             raise ContentTooLarge(f"the profile has {count} {what}; this service takes {limit}")
-    document = profile.model_dump_json().encode()
+    document = compact_profile(profile).encode()
+    with paused_collector():
+        sha256 = profile.sha256
     return ReceivedProfile(
-        sha256=profile.sha256,
+        sha256=sha256,
         name=profile.name,
         fingerprint=profile.fingerprint,
         num_ops=len(profile.ops),

@@ -47,7 +47,7 @@ def main() -> None:
     if given.quick:
         given.networks, given.compute, given.machines = "N1", "C1", 2
         given.megabytes, given.seconds, given.contenders = 0.5, 6.0, ",".join(CONTENDERS)
-    cells = [cell for path in given.show or [] for cell in json.loads(path.read_text())]
+    cells = merged([cell for path in given.show or [] for cell in json.loads(path.read_text())])
     if given.show is None:
         for network in given.networks.split(","):
             for compute in given.compute.split(","):
@@ -87,6 +87,16 @@ def _cell(network: str, compute: str, given: argparse.Namespace) -> dict[str, An
         seconds, foreseen = (cell["contenders"][contender][key] for key in ("iteration_s", "simulated_s"))
         print(f"{network} {compute} {contender}: {seconds} s, simulated {foreseen} s", file=sys.stderr)
     return cell
+
+
+def merged(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one cell for each network and computation, with the contenders of all runs."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for cell in cells:
+        at = (cell["network"], cell["compute"])
+        known = found.setdefault(at, cell | {"contenders": {}})
+        known["contenders"] |= cell["contenders"]
+    return [found[at] for at in sorted(found)]
 
 
 def measure(contender: str, scenario: FabricScenario) -> Trained:

@@ -75,7 +75,7 @@ def _logs(cells: Sequence[Cell]) -> str:
     for cell in cells:
         for name, found in cell["contenders"].items():
             facts = found["facts"]
-            if "violations" not in facts:
+            if name not in ("fabric", "fabric-oracle"):
                 continue
             off = facts["median_off_plan"]
             rows.append(
@@ -91,6 +91,5 @@ def _logs(cells: Sequence[Cell]) -> str:
                     "none" if off is None else f"{off:.3f}",
                 ]
             )
-            del name
     head = ("", "network state", "updates", "commits", "dropped", "greatest delay", "violations")
     return _table((*head, "server bytes over plan", "median off plan"), rows)

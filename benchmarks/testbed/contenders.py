@@ -39,6 +39,8 @@ class Contender:
         The backend whose all-reduce cost predicts it, where that is not its own.
     tuning_iterations
         Iterations before anything is measured, for contenders that tune themselves.
+    attached
+        Whether the model is in DDP, with PACE attached to it.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Contender:
     mode: Mode = "overlap"
     predicted_at: Backend | None = None
     tuning_iterations: int = 0
+    attached: bool = False
 
 
 # Horovod's defaults for autotuning need some 1,300 iterations; these let it finish in one setting's time.
@@ -112,6 +115,15 @@ CONTENDERS = (
         kind="pace",
         options=_OPTIMAL,
         order="static",
+    ),
+    Contender(
+        name="pace-ddp",
+        label="PACE under DDP, static",
+        backend="torch",
+        kind="pace",
+        options=_OPTIMAL,
+        order="static",
+        attached=True,
     ),
     Contender(
         name="pace-adaptive",

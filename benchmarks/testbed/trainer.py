@@ -125,6 +125,12 @@ class Trainer:
             "mode": self._contender.mode,
             "timeout_s": PATIENCE_S,
         }
+        if self._contender.attached:
+            import pace.runtime.ddp
+
+            self._wrap_ddp(port)
+            self._optimizer = pace.runtime.ddp.attach(self._model, self._optimizer, **follow)
+            return
         if self._contender.backend == "torch":
             import pace.runtime.torch
 

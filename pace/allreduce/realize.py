@@ -117,6 +117,12 @@ def _sendings(buffers: Buffers, cost: CostCurve, options: Options) -> Iterator[S
         sending = cut_while_sending(buffers, cost, patience_s=patience, max_segment_bytes=limit)
         if sending is not None:
             yield sending
+    # No policy that sends in order of ready time is faster than this one with the same groups.
+    unhurried = replace(buffers, tail=np.zeros_like(buffers.tail))
+    if (
+        sending := cut_while_sending(unhurried, cost, patience_s=np.inf, max_segment_bytes=limit)
+    ) is not None:
+        yield send_in_order(buffers, sending.groups, sending.elements, cost)
 
 
 def _refuse_tiny_segments(buffers: Buffers, max_segment_bytes: float) -> None:

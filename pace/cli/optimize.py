@@ -150,7 +150,7 @@ def optimize(
         else:
             describe(loaded, schedule, make_console())
             if target in ("ddp", "horovod"):
-                _describe_framework(schedule, solve(loaded), make_console())
+                _describe_framework(loaded, schedule, solve(loaded), make_console())
 
 
 def _exchange(profile: Profile, cluster: Cluster, **given: Any) -> PushPullSchedule:
@@ -170,9 +170,10 @@ def _options(**given: Any) -> Options:
         raise InvalidOptions(explain(error)) from None
 
 
-def _describe_framework(schedule: Schedule, preemptive: Schedule, console: Console) -> None:
+def _describe_framework(profile: Profile, schedule: Schedule, preemptive: Schedule, console: Console) -> None:
     """Print what to pass to the framework, and what its semantics cost against ours."""
     from pace.allreduce.frameworks import bucket_cap_mb_list, horovod_groups
+    from pace.allreduce.thresholds import fusion_settings
 
     print_line = partial(console.print, highlight=False, soft_wrap=True)
     loss = schedule.predicted.iteration_s / preemptive.predicted.iteration_s - 1 if preemptive.groups else 0.0
@@ -183,6 +184,9 @@ def _describe_framework(schedule: Schedule, preemptive: Schedule, console: Conso
     )
     if schedule.target == "ddp":
         print_line(f"bucket_cap_mb_list={bucket_cap_mb_list(schedule)}")
+        print_line("Frameworks that take one size for all buckets:")
+        for framework, setting, iteration_s in fusion_settings(profile):
+            print_line(f"  {framework}: {setting} ({iteration_s * 1e3:.3f} ms)")
     else:
         print_line(f"groups (names of parameters): {json.dumps(horovod_groups(schedule))}")
 

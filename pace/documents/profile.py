@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from pace.collector import paused_collector
 from pace.documents.base import Document, explain
 from pace.documents.collective_costs import AllReduce
 from pace.documents.fingerprint import fingerprint
@@ -145,27 +146,38 @@ class Profile(Document):
     def _consistent(self) -> Self:
         _refuse_duplicates("op", [op.name for op in self.ops])
         _refuse_duplicates("gradient", [gradient.name for gradient in self.gradients])
-        ops = {op.name for op in self.ops}
+        self._refuse_unknown_gradients()
+        try:
+            self._refuse_early_waits(self.graph)
+        except KeyError:
+            self._refuse_unknown_ops()
+            raise
+        except CyclicGraph as error:
+            self._refuse_unknown_ops()
+            cycle = " -> ".join(f'"{self.ops[op].name}"' for op in (*error.cycle, error.cycle[0]))
+            raise ValueError(f"ops wait for one another in a cycle: {cycle}") from None
+        self._refuse_what_cannot_be_added()
+        return self
+
+    def _refuse_unknown_gradients(self) -> None:
         gradients = {gradient.name for gradient in self.gradients}
+        for op in self.ops:
+            for name in op.waits_for:
+                if name not in gradients:
+                    raise ValueError(f'op "{op.name}" waits for "{name}", which is no gradient')
+
+    def _refuse_unknown_ops(self) -> None:
+        # Apart, as the graph finds out whether there are any: twice over every name takes time.
+        ops = {op.name for op in self.ops}
         for op in self.ops:
             for name in op.deps:
                 if name not in ops:
                     raise ValueError(f'op "{op.name}" depends on "{name}", which is no op')
-            for name in op.waits_for:
-                if name not in gradients:
-                    raise ValueError(f'op "{op.name}" waits for "{name}", which is no gradient')
         for gradient in self.gradients:
             if gradient.producer not in ops:
                 raise ValueError(
                     f'gradient "{gradient.name}" is produced by "{gradient.producer}", which is no op'
                 )
-        try:
-            self._refuse_early_waits(self.graph)
-        except CyclicGraph as error:
-            cycle = " -> ".join(f'"{self.ops[op].name}"' for op in (*error.cycle, error.cycle[0]))
-            raise ValueError(f"ops wait for one another in a cycle: {cycle}") from None
-        self._refuse_what_cannot_be_added()
-        return self
 
     def _refuse_what_cannot_be_added(self) -> None:
         total_bytes = sum(gradient.size_bytes for gradient in self.gradients)
@@ -328,6 +340,8 @@ class Profile(Document):
 
 
 def _refuse_duplicates(kind: str, names: list[str]) -> None:
+    if len(set(names)) == len(names):
+        return
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -344,7 +358,8 @@ def parse_profile(document: bytes | str) -> Profile:
         With one line per fault, each naming the op or gradient at fault.
     """
     try:
-        return Profile.model_validate_json(document, strict=True)
+        with paused_collector():
+            return Profile.model_validate_json(document, strict=True)
     except ValidationError as error:
         raise InvalidProfile(explain(error, _parsed(document))) from None
 

@@ -46,8 +46,9 @@ def fuse(problem: FusionProblem, options: Options, bounds: Bounds | None = None)
     if not problem.sizes.any():
         return FusionResult(partitions=(problem.unsent(),), method="nothing to send, exact")
     if options.fusion == "none":
-        every = tuple((int(number),) for number in problem.sent_by_ready())
-        return FusionResult(partitions=(every + problem.unsent(),), method="one group per gradient")
+        return FusionResult(
+            partitions=(_single(problem) + problem.unsent(),), method="one group per gradient"
+        )
     if options.target != "pace":
         return _fuse_for_barrier(problem, options)
     if options.fusion == "pace":
@@ -117,27 +118,40 @@ def _window(problem: FusionProblem, instance: Instance, slot_s: float | None) ->
 
 def _fuse_for_barrier(problem: FusionProblem, options: Options) -> FusionResult:
     """Minimize the end of the last all-reduce, first in, first out: all that counts before a barrier."""
-    parts = []
-    for members in problem.classes():
-        cuts, _ = best_fifo(problem.chain_of(members), problem.cost, max_group_bytes=options.max_group_bytes)
-        parts.append(_cut(members, cuts))
-    exact = "exact" if len(parts) <= 1 else "each dtype by itself, heuristic"
+    classes = problem.classes()
+    exact = "exact" if len(classes) <= 1 else "each dtype by itself, heuristic"
     method = f"dynamic program over prefixes, first in first out with a barrier, {exact}"
-    return FusionResult(partitions=(tuple(chain(*parts)) + problem.unsent(),), method=method)
+    partition = _first_in_first_out(problem, classes, options) + problem.unsent()
+    return FusionResult(partitions=(partition,), method=method)
 
 
 def _fuse_optimally(problem: FusionProblem, options: Options, bounds: Bounds) -> FusionResult:
     classes = problem.classes()
     layered = len(classes) == 1 and problem.chain_of(classes[0]).is_layered
     seeds = list(_seeds(problem, classes, options.max_group_bytes, layered=layered))
+    simple = [_first_in_first_out(problem, classes, options), _single(problem)]
     if layered:
         return FusionResult(
-            partitions=_with_unsent(problem, seeds, options), method=_method_of_layered(problem, options)
+            partitions=_with_unsent(problem, [*seeds, *simple], options),
+            method=_method_of_layered(problem, options),
         )
     seeds.sort(key=lambda seed: _window(problem, problem.buffers(seed).instance(problem.cost), None))
     best, calls = _improve(problem, seeds[0], options, bounds)
     method = f"local search from the dynamic program's groups, {calls} oracle calls, heuristic"
-    return FusionResult(partitions=_with_unsent(problem, [best, *seeds], options), method=method)
+    return FusionResult(partitions=_with_unsent(problem, [best, *seeds, *simple], options), method=method)
+
+
+def _first_in_first_out(problem: FusionProblem, classes: list[IntArray], options: Options) -> Partition:
+    """Return the groups that end first if they go out in order of ready time, of each class by itself."""
+    parts = []
+    for members in classes:
+        cuts, _ = best_fifo(problem.chain_of(members), problem.cost, max_group_bytes=options.max_group_bytes)
+        parts.append(_cut(members, cuts))
+    return tuple(chain(*parts))
+
+
+def _single(problem: FusionProblem) -> Partition:
+    return tuple((int(number),) for number in problem.sent_by_ready())
 
 
 def _with_unsent(problem: FusionProblem, found: list[Partition], options: Options) -> tuple[Partition, ...]:

@@ -7,7 +7,7 @@ becomes ready last also carries one number from each rank (see ``round_codes``).
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -120,6 +120,18 @@ class Slot:
             kept = self.shown
             kept.data = kept.clone()
             self.shown = self.view.data
+
+
+class Awaited(Protocol):
+    """What a parameter's use may have to wait for.
+
+    Attributes
+    ----------
+    pending
+        Whether it does.
+    """
+
+    pending: bool
 
 
 class FusedGroup:

@@ -22,21 +22,22 @@ and to sum. A group then counts as submitted when the device has computed it, an
 only until the transport has all of the group; for the sum the device waits.
 """
 
+import functools
 import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from pace.errors import CommunicationFailed
-from pace.runtime.engine.lanes import Lane, lanes_of
+from pace.runtime.engine.lanes import Lane, calls_of, lanes_of
 from pace.runtime.engine.on_device import OnDevice
 from pace.runtime.engine.plan import Exchange, Plan
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
 from pace.runtime.engine.sends import GroupSend, SegmentMemory, SegmentSend, last_times, sends_of
-from pace.runtime.transports.transport import Discipline, SegmentCall, Transport
+from pace.runtime.engine.transport_calls import call_for, described, word_for
+from pace.runtime.transports.transport import Discipline, Transport
 
 
 class Engine:
@@ -97,22 +98,10 @@ class Engine:
         self._failure: CommunicationFailed | None = None
         self._asides: set[threading.Event] = set()
         self._explained = False
-        self.sent_segments = 0
-        self.sent_bytes = 0
+        self.sent_segments = self.sent_bytes = 0
         self.waited_s = 0.0
         transport.prepare(
-            [
-                SegmentCall(
-                    name=segment.name,
-                    tensor=segment.tensor,
-                    link=segment.link,
-                    turn=lane.turn_of(segment),
-                    pushed=lane.sequencing == "keyed",
-                )
-                for segment in self._segments
-                for lane in [self._lane_of[segment.group.number]]
-                if isinstance(segment.tensor, torch.Tensor)
-            ],
+            calls_of(self._segments, self._lane_of),
             pace_bytes_per_s=plan.pace_bytes_per_s,
         )
         self._on_device: OnDevice | None = None
@@ -214,7 +203,7 @@ class Engine:
 
         start = time.perf_counter()
         if self._failure is None:
-            _call(self._transport, exchange)(parts, name, done)
+            call_for(self._transport, exchange)(parts, name, done)
             self._block(send, ended)
         self._asides.discard(ended)
         self.waited_s += time.perf_counter() - start
@@ -325,8 +314,10 @@ class Engine:
         try:
             while (segment := self._next(lane)) is not None:
                 segment.sent_s = time.perf_counter()
-                call = _call(self._transport, self._groups[segment.group.number].exchange)
-                segment.summed = call(segment.tensor, segment.name, _completion(self, segment))
+                call = call_for(self._transport, self._groups[segment.group.number].exchange)
+                segment.summed = call(
+                    segment.tensor, segment.name, functools.partial(self._complete, segment)
+                )
                 if self._on_device is not None and segment is segment.group.segments[-1]:
                     segment.group.sent.set()
         except Exception as error:  # whatever it is, waiting threads receive it
@@ -388,7 +379,7 @@ class Engine:
                 self._ended.notify_all()
 
     def _fail(self, what: str, send: GroupSend | None, error: BaseException | None) -> None:
-        kind = "all-reduce" if send is None else _word(self._groups[send.number].exchange)
+        kind = "all-reduce" if send is None else word_for(self._groups[send.number].exchange)
         subject = f"an {kind}" if send is None else f"the {kind} of {self.describe(send.number)}"
         cause = "" if error is None else f": {error}"
         with self._lock:
@@ -405,20 +396,5 @@ class Engine:
             self._wake_all()
 
     def describe(self, group: int) -> str:
-        """Name a group for people: its number and its first gradients."""
-        names = self._groups[group].gradients
-        return f"group {group} ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''})"
-
-
-def _call(transport: Transport, exchange: Exchange | None) -> Callable[..., Any]:
-    if exchange == "reduce-scatter":
-        return transport.reduce_scatter
-    return transport.all_gather if exchange == "all-gather" else transport.allreduce
-
-
-def _word(exchange: Exchange | None) -> str:
-    return exchange if exchange in ("reduce-scatter", "all-gather") else "all-reduce"
-
-
-def _completion(engine: Engine, segment: SegmentSend) -> Callable[[BaseException | None], None]:
-    return lambda error: engine._complete(segment, error)
+        """Name a group for people."""
+        return described(group, self._groups[group])

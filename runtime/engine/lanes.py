@@ -8,11 +8,20 @@ import threading
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
+
 from pace.runtime.engine.in_flight import InFlight
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.send_order import SendOrder
 from pace.runtime.engine.sends import GroupSend, SegmentSend
-from pace.runtime.transports.transport import Discipline, Role, Sequencing, Transport, role_of
+from pace.runtime.transports.transport import (
+    Discipline,
+    Role,
+    SegmentCall,
+    Sequencing,
+    Transport,
+    role_of,
+)
 
 LaneName = Literal["segments", "servers"]
 
@@ -76,6 +85,22 @@ class Lane:
             return 0.0  # rank 0 decides by being last: whoever held back would undo its choice
         patience_s = self.order.patience_s(candidate, idle=self.in_flight.num_segments == 0)
         return patience_s if patience_s > 0 else self.in_flight.wait_s(candidate)
+
+
+def calls_of(segments: Sequence[SegmentSend], lane_of: Sequence[Lane]) -> list[SegmentCall]:
+    """Describe what will be summed whole, for the transport; `lane_of` is each group's lane."""
+    return [
+        SegmentCall(
+            name=segment.name,
+            tensor=segment.tensor,
+            link=segment.link,
+            turn=lane.turn_of(segment),
+            pushed=lane.sequencing == "keyed",
+        )
+        for segment in segments
+        for lane in [lane_of[segment.group.number]]
+        if isinstance(segment.tensor, torch.Tensor)
+    ]
 
 
 def lanes_of(

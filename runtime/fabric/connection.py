@@ -254,6 +254,18 @@ def connect(
     return FabricLink(stream, name=address.name)
 
 
+def own_address_towards(other: ServerAddress) -> str:
+    """Return the address of this host on the way to another; loopback if there is no way now."""
+    try:
+        family, *_, place = socket.getaddrinfo(other.host, other.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as nothing_is_sent:
+            nothing_is_sent.connect(place)
+            address: str = nothing_is_sent.getsockname()[0]
+            return address
+    except OSError:
+        return "127.0.0.1"
+
+
 class Listener:
     """Accepts callers who know the token; each becomes a link that `on_link` starts.
 

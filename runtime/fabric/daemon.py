@@ -15,7 +15,7 @@ from pace.errors import InvalidUse
 from pace.runtime.addresses import ServerAddress
 from pace.runtime.event_log import log
 from pace.runtime.fabric.byte_store import ByteStore
-from pace.runtime.fabric.connection import FabricLink, Incoming, Listener, connect
+from pace.runtime.fabric.connection import FabricLink, Incoming, Listener, connect, own_address_towards
 from pace.runtime.fabric.held_model import HeldModel
 from pace.runtime.fabric.local_workers import LocalWorkers
 from pace.runtime.fabric.messages import (
@@ -54,7 +54,8 @@ class HostDaemon:
     bind
         Where workers of this host and other hosts' daemons call.
     advertise
-        Under which address other hosts reach this one; where it listens unless given.
+        Under which address other hosts reach this one. Unless given, where it listens; if that is
+        everywhere, its address on the way to the scheduler.
     model
         What a server or replica holds; None on other hosts.
     part
@@ -103,7 +104,8 @@ class HostDaemon:
         self._peers = PeerLinks(name, self._store, dial, self._scheduler.tell, self._post)
         self._listener = Listener(*bind, self._accept, token=token, ssl_context=serving)
         self.host, self.port = self._listener.host, self._listener.port
-        self._advertise = advertise or self.host
+        everywhere = self.host in ("0.0.0.0", "::")  # where it listens, but nobody reaches it under that name
+        self._advertise = advertise or (own_address_towards(scheduler) if everywhere else self.host)
         self._thread = threading.Thread(target=self._run, name=f"pace.fabric.{name}", daemon=True)
         self._thread.start()
         self._scheduler.start()

@@ -84,6 +84,11 @@ def gated(parameter: nn.Parameter) -> bool:
     return entry is not None and entry[0]() is parameter
 
 
+def bypassed() -> bool:
+    """Whether an optimizer's update is under way, in ``without_gates``."""
+    return _bypassed
+
+
 @contextlib.contextmanager
 def without_gates() -> Iterator[None]:
     """Inside, ``parameter.grad`` is torch's own again: for an optimizer's update."""

@@ -22,7 +22,7 @@ from pace.runtime.optimizer.live_wrappers import live, refuse_wrapped
 from pace.runtime.optimizer.stand_in import StandIn
 from pace.runtime.optimizer.start import Prepare, start_together
 from pace.runtime.parameter_server.link import Countdown
-from pace.runtime.parameter_server.transport import PushPullTransport
+from pace.runtime.parameter_server.transport.push_pull import PushPullTransport
 from pace.runtime.transports.transport import SegmentCall
 
 

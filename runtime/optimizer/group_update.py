@@ -149,6 +149,16 @@ def gradients_in_place(slots: Sequence[Slot]) -> Iterator[None]:
             set_local_gradient(slot.parameter, None)
 
 
+def take_existing(slot: Slot) -> None:
+    """Go on with a gradient that was there before: later ones add to it."""
+    gradient = local_gradient(slot.parameter)
+    if gradient is not None:
+        with torch.no_grad():
+            slot.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+        set_local_gradient(slot.parameter, None)
+        slot.base = slot.present = True
+
+
 def _laid_out(slot: Slot) -> torch.Tensor:
     """Return the gradient with the parameter's strides: its memory format may have changed since."""
     view = slot.view

@@ -50,3 +50,12 @@ class PlannedParameters:
         """Take away the gradients of parameters that were frozen."""
         for parameter in self._frozen:
             parameter.grad = None
+
+
+def refuse_ddp() -> None:
+    """Refuse a forward pass inside DistributedDataParallel."""
+    if nn.parallel.DistributedDataParallel._active_ddp_module is not None:
+        raise InvalidUse(
+            "the model is inside DistributedDataParallel, which would reduce gradients a second time:"
+            " use the model itself"
+        )

@@ -7,13 +7,12 @@ Hooks on parameters and the updates still to be applied; a round ends with the n
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import nn
 
 from pace.errors import InvalidUse, PaceError
-from pace.runtime.engine.buffers import FusedGroup, Slot, build_groups, segment_tensors
+from pace.runtime.engine.buffers import Awaited, FusedGroup, Slot, build_groups, segment_tensors
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Totals
@@ -29,27 +28,16 @@ from pace.runtime.optimizer.group_update import (
     TwinOptimizer,
     gradients_in_place,
     plain_mode,
+    take_existing,
 )
 from pace.runtime.optimizer.reduction import Reduction
 from pace.runtime.optimizer.round_settings import Profiling, RoundSettings
-from pace.runtime.optimizer.shards.clipping import clip_in_place
+from pace.runtime.optimizer.shards.whole_updates import WholeUpdates
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.transport import Transport
 
 
-class Awaited(Protocol):
-    """What a parameter's use may have to wait for.
-
-    Attributes
-    ----------
-    pending
-        Whether it does.
-    """
-
-    pending: bool
-
-
-class Rounds:
+class Rounds(WholeUpdates):
     """Buffers laid out for a plan, a running engine, hooks and gates attached; until ``close``.
 
     Parameters
@@ -97,13 +85,11 @@ class Rounds:
             self.reduction.step, self.reduction.turn = before.reduction.step, before.reduction.turn
         self.closed = False
         self._lock = threading.RLock()
-        self._num_pending = 0
+        self._num_pending = self._num_arrived = 0
         self._accumulated = False
         self._thread = threading.get_ident()
-        self._num_arrived = 0
         self._asked = (0, 0, False)
-        self._answering = False
-        self._entered = False
+        self._answering = self._entered = False
         usage.lay_out(self.slots)
         self._at_entry, self._at_step = self._groups_with(usage.at_entry), self._groups_with(usage.at_step)
         self.access = GradientAccess(self, self.reduction, usage)
@@ -131,7 +117,7 @@ class Rounds:
         )
         self.reduction.attach(self.engine, settings.ask)
         for slot, gate in self._gates:
-            self._take_existing(slot)
+            take_existing(slot)
             open_gate(slot.parameter, gate)
 
     groups: list[FusedGroup]
@@ -155,15 +141,6 @@ class Rounds:
     def _groups_with(self, names: frozenset[str]) -> Sequence[Awaited]:
         return [group for group in self.groups if not names.isdisjoint(group.planned.gradients)]
 
-    def _take_existing(self, slot: Slot) -> None:
-        """Go on with a gradient that was there before: later ones add to it."""
-        gradient = local_gradient(slot.parameter)
-        if gradient is not None:
-            with torch.no_grad():
-                slot.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-            set_local_gradient(slot.parameter, None)
-            slot.base = slot.present = True
-
     def close(self) -> None:
         """Take hooks and gates off and stop the engine, which must have nothing left to do."""
         self.closed = True
@@ -177,11 +154,6 @@ class Rounds:
                 set_local_gradient(slot.parameter, slot.shown)
         self._gates.clear()
         self.engine.close()
-
-    @property
-    def number(self) -> int:
-        """How many rounds have ended."""
-        return self.reduction.step
 
     @property
     def totals(self) -> Totals:
@@ -360,10 +332,6 @@ class Rounds:
         self.await_answer()
         self.reduction.adopt_replaced()
 
-    def take_over(self) -> None:
-        """See ``Reduction.take_over``; for updates that are applied in ``step()``."""
-        self.reduction.take_over()
-
     def synchronize(self) -> None:
         """Wait until nothing is in flight: gradients are reduced and updates applied."""
         self.await_answer()
@@ -372,27 +340,6 @@ class Rounds:
             self.seal(read=True)
         if self.reduction.sealed:
             self.wait_for_all()
-
-    def clip(self, max_norm: float, norm_type: float) -> float:
-        """Clip all gradients of a round by their norm, and return it; drop them if it is not finite."""
-        if not self.reduction.sealed:
-            self.seal(read=True)
-        return clip_in_place(self.slots, self.access, max_norm, norm_type)
-
-    def clip_at_step(self, max_norm: float) -> float:
-        """Clip a round that is sealed, as a part of ``step()`` on every rank; see ``clip``."""
-        self.take_over()
-        return self.clip(max_norm, 2.0)
-
-    def hand_back(self) -> None:
-        """Give the user's optimizer the state kept elsewhere; every rank alike, with nothing in flight."""
-
-    def take_state(self) -> None:
-        """Keep elsewhere what of the user's optimizer's state is to be kept there."""
-
-    def whole_state(self) -> contextlib.AbstractContextManager[bool]:
-        """Inside, the user's optimizer has its whole state; whether that is put together for this only."""
-        return contextlib.nullcontext(enter_result=False)
 
     def zero(self, *, set_to_none: bool) -> None:
         """Clear all gradients; what is in flight for the last step's update is left alone."""

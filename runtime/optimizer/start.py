@@ -72,7 +72,8 @@ def start_together(
         mine.forms = forms_of(model, parameters)
         mine.barrier_reason = why_not_per_group(optimizer)
         options, source = prepare()
-        mine.whole_reason = why_not_sharded(optimizer, model, parameters, options, transport)
+        if options.sharding != "off":
+            mine.whole_reason = why_not_sharded(optimizer, model, parameters, options, transport)
         mine.options = asdict(options) | {"optimizer": type(optimizer).__name__}
         mine.terms = source.terms
         given = source.load(sizes)

@@ -20,6 +20,8 @@ class Usage:
         Whether a first round has been seen.
     watched
         Whether the use of parameters was watched in one.
+    num_gathered
+        How often ranks have put the optimizer's state together.
     at_entry, at_step
         Gradients whose groups are to be finished before the model's forward pass, or in ``step()``.
     """
@@ -30,6 +32,7 @@ class Usage:
         self._hold = 0
         self._wasted = False
         self._times_wasted = 0
+        self.num_gathered = 0
         self.learned = False
         self.watched = False
         self.at_entry: frozenset[str] = frozenset()

@@ -118,6 +118,7 @@ class WrappedOptimizer(NormAndState):
         self._peers = transport.peers
         if self._peers is not None:
             self._peers.follow(self._progress, self._answer)
+            self._peers.follow_state(self._give_state)
         self._closed = False
         live.add(self)
 
@@ -229,10 +230,6 @@ class WrappedOptimizer(NormAndState):
         for hook in after:
             hook(own, (), {})
         return loss
-
-    def _clip_at_step(self) -> None:
-        if self._max_grad_norm is not None:
-            self._tell_of_norm(self._rounds.clip_at_step(self._max_grad_norm))
 
     def _end_step(self) -> None:
         # What a scheduler looks at; in overlap mode it does not see the optimizer's own step() being called.
@@ -361,7 +358,7 @@ class WrappedOptimizer(NormAndState):
                 self.synchronize()
                 # One rank's exception takes it out of the loop alone: the others would not come.
                 if sys.exc_info()[0] is None and reason is None:
-                    self._rounds.hand_back()
+                    self._rounds.hand_back(last=True)
         finally:
             self._closed = True
             failed = self._rounds.engine.failure is not None

@@ -75,6 +75,16 @@ class Flat:
         """Add; see ``copy``."""
         self._combine(values, start, stop, at, add=True)
 
+    def fill(self, value: float, start: int, stop: int) -> None:
+        """Overwrite bytes `start` to `stop` with a number."""
+        where = slice(start // self._item_bytes, stop // self._item_bytes)
+        (self._array if self._halves is None else self._halves)[where] = value
+
+    @property
+    def neutral(self) -> float:
+        """What changes no bit of a number that it is added to: -0.0, as 0.0 makes a -0.0 positive."""
+        return 0 if self._array is not None and self._array.dtype.kind != "f" else -0.0
+
     def _combine(self, values: "Flat", start: int, stop: int, at: int, *, add: bool) -> None:
         first, last, other = (
             start // self._item_bytes,

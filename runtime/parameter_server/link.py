@@ -29,6 +29,8 @@ class PushPullCall:
         Called once, from any thread: with None when all is back, or with what went wrong.
     on_left
         Called once the push has left; see ``Parcel``.
+    received
+        Where what comes back is put first, and stays; None where `memory` alone is to have it.
     missing
         A bit for every chunk that is not back.
     """
@@ -39,6 +41,7 @@ class PushPullCall:
     done: Callable[[BaseException | None], None]
     kind: FrameKind = FrameKind.PUSH
     on_left: Callable[[], None] | None = None
+    received: memoryview | None = None
     missing: int = 0
 
 
@@ -82,6 +85,8 @@ class ServerLink:
     ----------
     on_failure
         Called with the reason when the link breaks or the server ends the job; from any thread.
+    on_loss
+        Called instead where nothing but a connection was lost, this one or another worker's.
     within_s
         How long to try to connect: servers may start later than workers.
     notsent_bytes
@@ -89,8 +94,8 @@ class ServerLink:
 
     Attributes
     ----------
-    gone
-        Whether the connection broke, or the server fell silent.
+    gone, left
+        Whether the connection broke or the server fell silent; whether it said goodbye.
 
     Raises
     ------
@@ -105,6 +110,7 @@ class ServerLink:
         *,
         token: str | None,
         on_failure: Callable[[str], None],
+        on_loss: Callable[[str], None] | None = None,
         within_s: float,
         pacing_bytes_per_s: float | None = None,
         ssl_context: ssl.SSLContext | None = None,
@@ -112,12 +118,13 @@ class ServerLink:
     ) -> None:
         self.address = address
         self._on_failure = on_failure
+        self._on_loss = on_loss or on_failure
         self._lock = threading.Lock()
         self._pending: dict[int, PushPullCall] = {}
         self._layout: Layout | None = None
         self._number = -1
         self._over = False
-        self.gone = False
+        self.gone = self.left = False
         self._stream = self._connect(greeting, token, ssl_context, within_s, notsent_bytes)
         self._pacing_bytes_per_s = pacing_bytes_per_s
         self._stream.set_pacing(pacing_bytes_per_s)
@@ -204,6 +211,10 @@ class ServerLink:
             Parcel(first, exchange.memory, layout.chunk_bytes, layout.longest_run_bytes, exchange.on_left),
         )
 
+    def is_under_way(self, segment: int) -> bool:
+        """Whether a segment was started and is not back."""
+        return segment in self._pending
+
     def _urgency(self, exchange: PushPullCall, turn: int) -> tuple[int, ...]:
         return exchange.round, turn, exchange.segment
 
@@ -220,14 +231,15 @@ class ServerLink:
         if frame.kind is FrameKind.PULL:
             self._receive(frame)
         elif frame.kind is FrameKind.ABORT:
-            self._fail(self._stream.read_payload(frame.length).decode(errors="replace"))
+            reason = self._stream.read_payload(frame.length).decode(errors="replace")
+            self._fail(reason, lost=frame.turn == 1)
             return False
         elif frame.kind is FrameKind.BYE:
             with self._lock:
-                self._over = True
+                self._over = self.left = True
                 pending = bool(self._pending)
             if pending:
-                self._fail(f"{self.address.name} has left the training")
+                self._fail(f"{self.address.name} has left the training", lost=True)
             self._outbox.finish()
             return False
         elif frame.kind is not FrameKind.PING:
@@ -244,7 +256,12 @@ class ServerLink:
             raise WireFault(
                 f"chunk {chunks.start} of segment {frame.segment} for round {frame.round}: it is not due"
             )
-        self._stream.read_into(exchange.memory[frame.offset : frame.offset + frame.length])
+        start, end = frame.offset, frame.offset + frame.length
+        if exchange.received is None:
+            self._stream.read_into(exchange.memory[start:end])
+        else:  # what this worker pushed stays whole until the sum of it is
+            self._stream.read_into(exchange.received[start:end])
+            exchange.memory[start:end] = exchange.received[start:end]
         exchange.missing ^= bits
         if exchange.missing:
             return
@@ -259,19 +276,29 @@ class ServerLink:
             self._over = True
         if not ended:
             self.gone = True
-            self._fail(f"{self.address.name} is gone: {error}")
+            self._fail(f"{self.address.name} is gone: {error}", lost=True)
 
-    def _fail(self, reason: str) -> None:
-        self._on_failure(reason)
-        self.abort(reason)
+    def _fail(self, reason: str, *, lost: bool = False) -> None:
+        (self._on_loss if lost else self._on_failure)(reason)
+        self.abort(reason, lost=lost)
 
-    def abort(self, reason: str) -> None:
-        """End the link, telling the server why; whoever waits for a segment gets an error. Idempotent."""
+    def disown(self) -> None:
+        """From now on, tell nobody how the link ends."""
+        self._on_failure = self._on_loss = lambda _reason: None
+
+    def abort(self, reason: str, *, lost: bool = False) -> None:
+        """End the link, telling the server why; whoever waits for a segment gets an error. Idempotent.
+
+        Parameters
+        ----------
+        lost
+            Whether nothing but a connection was lost.
+        """
         with self._lock:
             self._over = True
             pending = list(self._pending.values())
             self._pending.clear()
-        self._outbox.abort(reason)
+        self._outbox.abort(reason, lost=lost)
         for exchange in pending:
             exchange.done(CommunicationFailed(reason))
 
@@ -283,6 +310,8 @@ class ServerLink:
 
     def close(self, within_s: float = 2.0) -> None:
         """Wait for both threads after ``finish`` or ``abort``, and close the connection."""
+        if self.gone:
+            self._outbox.drop()
         self._outbox.join(within_s)
         if self._thread is not threading.current_thread():
             self._thread.join(within_s)

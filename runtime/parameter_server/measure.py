@@ -22,12 +22,12 @@ from pace.runtime.parameter_server.handshake import Greeting
 from pace.runtime.parameter_server.layout import Layout, ServedSegment, memory_of
 from pace.runtime.parameter_server.link import Countdown, PushPullCall, ServerLink
 from pace.runtime.parameter_server.options import ServerOptions, parse_address
-from pace.runtime.parameter_server.wire import CHUNK_BYTES
+from pace.runtime.parameter_server.wire import MIN_PARTITION_BYTES
 
 _SILENCE_S = 10.0
 _SMALL_BYTES = 64
 # The time of less than a few chunks is that of a few bytes, and their difference is no rate.
-_LEAST_SHARE_BYTES = 4 * CHUNK_BYTES
+_LEAST_SHARE_BYTES = 4 * MIN_PARTITION_BYTES
 NUM_PARTS = 128
 
 
@@ -168,7 +168,7 @@ class MeasuredLinks:
             worker_bytes_per_s=self.bytes_per_s,
             partition_s=self.partition_s,
             round_trip_s=self.round_trip_s,
-            min_partition_bytes=CHUNK_BYTES,
+            min_partition_bytes=MIN_PARTITION_BYTES,
         )
 
 

@@ -81,17 +81,19 @@ class SendRate:
         """Begin anew: nothing is there to write."""
         self._since_s = 0.0
 
-    def wrote(self, num_bytes: int, now_s: float) -> None:
-        """Record a frame that was written."""
+    def wrote(self, num_bytes: int, now_s: float) -> bool:
+        """Record a frame that was written; say whether the rate is known anew."""
         if self._since_s == 0.0:
             # What the kernel takes at first it has not sent.
             self._since_s, self._bytes = now_s, 0
-            return
+            return False
         self._bytes += num_bytes
         elapsed_s = now_s - self._since_s
-        if elapsed_s >= _RATED_OVER_S:
-            self.bytes_per_s = self._bytes / elapsed_s
-            self._since_s, self._bytes = now_s, 0
+        if elapsed_s < _RATED_OVER_S:
+            return False
+        self.bytes_per_s = self._bytes / elapsed_s
+        self._since_s, self._bytes = now_s, 0
+        return True
 
 
 class Outbox:
@@ -113,6 +115,7 @@ class Outbox:
         self._wake = threading.Condition(threading.Lock())
         self._ending: Ending = "open"
         self._reason = b""
+        self._lost = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -126,9 +129,17 @@ class Outbox:
         """Write what is there, say goodbye, and end the writing; returns at once."""
         self._end("finishing")
 
-    def abort(self, reason: str) -> None:
-        """Drop what is there, say why, and end the connection; returns at once."""
-        self._reason = reason.encode()[:_LONGEST_REASON]
+    def abort(self, reason: str, *, lost: bool = False) -> None:
+        """Drop what is there, say why, and end the connection; returns at once.
+
+        Parameters
+        ----------
+        lost
+            Whether the reason is the loss of a connection.
+        """
+        if self._ending in ("open", "finishing"):
+            self._reason = reason.encode()[:_LONGEST_REASON]
+            self._lost = lost
         self._end("aborting")
 
     def drop(self) -> None:
@@ -162,16 +173,13 @@ class Outbox:
                 self._on_loss(error)
 
     def _write_next(self) -> bool:
+        if not self._heap and self._ending == "open":
+            self._wait_for_work()
         if self._ending in ("open", "finishing"):
             self._stream.wait_writable()
         chosen: tuple[Frame, memoryview] | None = None
         on_left: Callable[[], None] | None = None
         with self._wake:
-            idle = not self._heap and self._ending == "open"
-            if idle:
-                self._rate.pause()
-                if self._wake.wait_for(lambda: self._heap or self._ending != "open", self._beat_s):
-                    return True  # by now another may be more urgent, or the kernel may have no room
             ending = self._ending
             if self._heap and ending in ("open", "finishing"):
                 parcel = self._heap[0][-1]
@@ -183,7 +191,8 @@ class Outbox:
                 self._heap.clear()
         if chosen is not None:
             self._stream.write(*chosen)
-            self._rate.wrote(chosen[0].length, time.monotonic())
+            if self._rate.wrote(chosen[0].length, time.monotonic()):
+                self._stream.expect_rate(self._rate.bytes_per_s)
             if on_left is not None:
                 self._stream.wait_writable()
                 on_left()
@@ -194,11 +203,18 @@ class Outbox:
             return False
         return True
 
+    def _wait_for_work(self) -> None:
+        self._rate.pause()
+        with self._wake:
+            if not self._heap and self._ending == "open":
+                self._wake.wait(self._beat_s)
+
     def _last_words(self, ending: Ending) -> None:
         if ending == "finishing":
             self._stream.write(Frame(kind=FrameKind.BYE))
             self._stream.end_writing()
         elif ending == "aborting":
             with contextlib.suppress(OSError):
-                self._stream.write(Frame(kind=FrameKind.ABORT, length=len(self._reason)), self._reason)
+                last = Frame(kind=FrameKind.ABORT, length=len(self._reason), turn=int(self._lost))
+                self._stream.write(last, self._reason)
             self._stream.end_writing()

@@ -27,7 +27,7 @@ class Member:
         self.outbox = Outbox(
             stream,
             name=f"pace.server.out.{rank}",
-            on_loss=lambda error: session.abort(f"{session.name(rank)} is gone: {error}"),
+            on_loss=lambda error: session.abort(f"{session.name(rank)} is gone: {error}", lost=True),
         )
         self._scratch = memoryview(bytearray())
         self._numbers: dict[str, Flat] = {}
@@ -99,17 +99,18 @@ class Session:
     def serve(self, member: Member) -> None:
         """Read what a worker sends until it leaves; in a thread of its own."""
         reason: str | None = None
+        lost = False
         try:
             while self._take(member, member.stream.read()):
                 pass
         except (EOFError, OSError) as error:
-            reason = f"{self.name(member.rank)} is gone: {error}"
+            reason, lost = f"{self.name(member.rank)} is gone: {error}", True
         except WireFault as error:
             reason = f"{self.name(member.rank)} breaks the protocol: {error}"
         except Exception as error:  # whatever it is, no worker must wait for this thread
             reason = f"serving {self.name(member.rank)} failed: {type(error).__name__}: {error}"
         finally:
-            self._part(member, reason)
+            self._part(member, reason, lost=lost)
 
     def _take(self, member: Member, frame: Frame) -> bool:
         if frame.kind is FrameKind.PING:
@@ -117,7 +118,8 @@ class Session:
         if frame.kind is FrameKind.BYE:
             return False
         if frame.kind is FrameKind.ABORT:
-            self.abort(member.stream.read_payload(frame.length).decode(errors="replace"))
+            reason = member.stream.read_payload(frame.length).decode(errors="replace")
+            self.abort(reason, lost=frame.turn == 1)
             return False
         if frame.kind is FrameKind.LAYOUT:
             self._adopt(member, frame, member.stream.read_payload(frame.length))
@@ -182,11 +184,11 @@ class Session:
                 ),
             )
 
-    def _part(self, member: Member, reason: str | None) -> None:
+    def _part(self, member: Member, reason: str | None, *, lost: bool) -> None:
         """A worker's connection has ended, for a reason that ends the job or by a goodbye."""
         with self._lock:
             if reason is not None and not member.left:
-                self.abort(reason)
+                self.abort(reason, lost=lost)
             member.left = True
             held = self.held.get(member.layout)
             if self.failure is None and held is not None:
@@ -206,14 +208,20 @@ class Session:
                 if self.ended:
                     self._on_end(self)
 
-    def abort(self, reason: str) -> None:
-        """End the job for all its workers; the first reason counts."""
+    def abort(self, reason: str, *, lost: bool = False) -> None:
+        """End the job for all its workers; the first reason counts.
+
+        Parameters
+        ----------
+        lost
+            Whether nothing but a connection was lost, so that the workers may begin anew.
+        """
         with self._lock:
             if self.failure is None:
                 self.failure = reason
                 log.info("pace.server_job_failed", job=self.job, reason=reason)
             for member in self.members.values():
-                member.outbox.abort(self.failure)
+                member.outbox.abort(self.failure, lost=lost)
 
     def finish(self) -> None:
         """Say goodbye to all workers after what is due to them."""

@@ -23,6 +23,10 @@ _TCP_NOTSENT_LOWAT = 25
 # What the kernel may hold that it has not sent: what comes later is still free to choose.
 NOTSENT_BYTES = 128 << 10
 
+# On a slow connection that would be long: there it is what goes out in this time, but no less than this.
+_NOTSENT_S = 4e-3
+_LEAST_NOTSENT_BYTES = 16 << 10
+
 # How often a silent side says that it is alive.
 BEAT_S = 0.5
 
@@ -37,7 +41,8 @@ class Stream:
     silence_s
         How long the other end may say nothing before it counts as dead.
     notsent_bytes
-        A new chunk is chosen only while the kernel holds fewer bytes that it has not sent.
+        A new chunk is chosen only while the kernel holds fewer bytes that it has not sent. On a connection
+        that is known to be slow, fewer suffice.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class Stream:
         self._header = bytearray(HEADER_BYTES)
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._most_notsent_bytes = self._notsent_bytes = notsent_bytes
         connection.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, notsent_bytes)
         self.set_silence(silence_s)
         self._writable = select.poll()
@@ -65,6 +71,24 @@ class Stream:
         """Let the kernel send no faster than this, so that no queue forms where nobody can reorder it."""
         rate = _UNPACED if bytes_per_s is None else int(min(max(bytes_per_s, 1), _UNPACED))
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("@I", rate))
+        if bytes_per_s is not None:
+            self.expect_rate(bytes_per_s)
+
+    def expect_rate(self, bytes_per_s: float) -> None:
+        """Leave the kernel no more unsent than keeps a connection busy that sends at this rate."""
+        wanted = int(min(max(bytes_per_s * _NOTSENT_S, _LEAST_NOTSENT_BYTES), self._most_notsent_bytes))
+        # Rates that are measured change a little all the time.
+        if (
+            abs(wanted - self._notsent_bytes) * 4 > self._notsent_bytes
+            or wanted == self._most_notsent_bytes != self._notsent_bytes
+        ):
+            self._notsent_bytes = wanted
+            self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, wanted)
+
+    @property
+    def notsent_bytes(self) -> int:
+        """What the kernel may hold unsent at the moment."""
+        return self._notsent_bytes
 
     @property
     def pacing_bytes_per_s(self) -> int | None:

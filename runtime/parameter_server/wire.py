@@ -17,7 +17,10 @@ _HEADER = struct.Struct("!4sBBHIIQII")
 assert _HEADER.size == HEADER_BYTES
 
 # What is counted and passed on by itself, and so the least that one write to a socket carries.
-CHUNK_BYTES = 64 << 10
+CHUNK_BYTES = 32 << 10
+
+# The smallest part that plans are to have: for less, hosts work more than links.
+MIN_PARTITION_BYTES = 64 << 10
 
 # One frame carries a run of neighboring chunks where the link is fast, as each costs the interpreter as much
 # as a small one.
@@ -81,7 +84,8 @@ class Frame(NamedTuple):
     offset, length
         The part of the segment, or the length of another payload, in bytes.
     turn
-        Its place in the sender's order; smaller goes first.
+        Its place in the sender's order; smaller goes first. Of an ABORT: 1 where a connection was lost and
+        nothing else is wrong, so that the job may go on over other ones.
     """
 
     kind: FrameKind

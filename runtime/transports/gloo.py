@@ -79,6 +79,11 @@ class GlooTransport:
     pushed: frozenset[str] | None = None
     has_halves: bool = True
 
+    @property
+    def other_groups(self) -> dict[str, datetime.timedelta]:
+        """Names and time-outs of process groups that a transport needs besides."""
+        return {}
+
     def __init__(self, *, timeout_s: float, process_group: dist.ProcessGroup | None = None) -> None:
         if not dist.is_initialized():
             raise InvalidUse("call torch.distributed.init_process_group() before DistributedOptimizer(...)")
@@ -97,6 +102,8 @@ class GlooTransport:
         self._control: Any = None
         self._decisions: Any = None
         self._ring: Ring | None = None
+        self._aside: Ring | None = None
+        self._other_groups: dict[str, Any] = {}
         self._sockets = Sockets()
         self._sum = AllreduceOptions()
         self._sum.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
@@ -125,11 +132,17 @@ class GlooTransport:
                 max(deadline - time.monotonic(), 0.0),
                 lambda: [
                     self._connect(stores.meetings, name, threads)
-                    for name, threads in (("segments", _THREADS), ("control", 1), ("decisions", 1))
+                    for name, threads in (
+                        ("segments", _THREADS),
+                        ("control", 1),
+                        ("decisions", 1),
+                        *((name, 1) for name in self.other_groups),
+                    )
                 ],
                 name="pace.connect",
             )
-        self._segments, self._control, self._decisions = connected
+        self._segments, self._control, self._decisions, *others = connected
+        self._other_groups = dict(zip(self.other_groups, others, strict=True))
 
     def _connect(self, store: Store, name: str, threads: int) -> Any:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in its stub
@@ -138,7 +151,7 @@ class GlooTransport:
             ProcessGroupGloo.create_default_device()
         ]
         options._threads = threads
-        options._timeout = self._timeout
+        options._timeout = self.other_groups.get(name, self._timeout)
         return ProcessGroupGloo(PrefixStore(name, store), self.rank, self.size, options)
 
     def _control_message(self, what: str) -> AbstractContextManager[None]:
@@ -187,6 +200,37 @@ class GlooTransport:
         """Start to give every rank all rows; see ``Transport``."""
         self.ring.all_gather(parts, name, done)
 
+    def gather_aside(self, payload: bytes, name: str) -> list[bytes]:
+        """Give every rank's payload to every rank; see ``Transport``."""
+        if self._aside is None:
+            # A ring of its own: the other may be waiting for a rank that waits for this.
+            self._aside = Ring(self._segments, self.rank, self.size)
+        with self._control_message("a gathering"):
+            lengths = self._rows(torch.tensor([len(payload)], dtype=torch.int64), f"{name}.lengths")
+            longest = int(lengths.max().item())
+            rows = self._rows(_to_tensor(payload, longest), name)
+        return [
+            row.numpy().tobytes()[: int(length.item())] for row, length in zip(rows, lengths, strict=True)
+        ]
+
+    def _rows(self, mine: torch.Tensor, name: str) -> torch.Tensor:
+        assert self._aside is not None
+        rows = torch.zeros((self.size, len(mine)), dtype=mine.dtype)
+        rows[self.rank] = mine
+        errors: list[BaseException | None] = []
+        ended = threading.Event()
+
+        def done(error: BaseException | None) -> None:
+            errors.append(error)
+            ended.set()
+
+        self._aside.all_gather([rows], f"aside.{name}", done)
+        if not ended.wait(self._timeout.total_seconds()):
+            raise RuntimeError(f"no end within {self._timeout.total_seconds():g} s")
+        if errors[0] is not None:
+            raise errors[0]
+        return rows
+
     def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
         """Nothing to prepare: calls are matched by position."""
 
@@ -215,9 +259,12 @@ class GlooTransport:
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Give every rank's payload to every rank."""
-        lengths = self._gather(torch.tensor([len(payload)], dtype=torch.int64))
+        return self._gather_over(self._control, payload)
+
+    def _gather_over(self, group: Any, payload: bytes) -> list[bytes]:
+        lengths = self._gather(group, torch.tensor([len(payload)], dtype=torch.int64))
         longest = max(int(length.item()) for length in lengths)
-        messages = self._gather(_to_tensor(payload, longest))
+        messages = self._gather(group, _to_tensor(payload, longest))
         return [
             message.numpy().tobytes()[: int(length.item())]
             for message, length in zip(messages, lengths, strict=True)
@@ -229,11 +276,11 @@ class GlooTransport:
             options.rootRank = 0
             group.broadcast([message], options).wait()
 
-    def _gather(self, message: torch.Tensor) -> list[torch.Tensor]:
+    def _gather(self, group: Any, message: torch.Tensor) -> list[torch.Tensor]:
         outputs = [torch.empty_like(message) for _ in range(self.size)]
         if message.numel():
             with self._control_message("a gathering"):
-                self._control.allgather([outputs], [message], AllgatherOptions()).wait()
+                group.allgather([outputs], [message], AllgatherOptions()).wait()
         return outputs
 
     def close(self, *, failed: bool) -> None:
@@ -242,10 +289,12 @@ class GlooTransport:
             self.peers.close(failed=failed)
             if not failed:
                 self.peers.release()
-        if self._ring is not None:
-            self._ring.close(failed=failed)
-        groups = [self._segments, self._control, self._decisions]
+        for ring in (self._ring, self._aside):
+            if ring is not None:
+                ring.close(failed=failed)
+        groups = [self._segments, self._control, self._decisions, *self._other_groups.values()]
         self._segments = self._control = self._decisions = None
+        self._other_groups = {}
         if failed:
             # Their destructors wait for calls that only end when the time-out does.
             thread = threading.Thread(target=groups.clear, name="pace.close", daemon=True)

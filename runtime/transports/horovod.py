@@ -241,9 +241,18 @@ class HorovodTransport:
         ends = list(itertools.accumulate(lengths))
         return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
-    def _allgather(self, tensor: torch.Tensor) -> Any:
+    def gather_aside(self, payload: bytes, name: str) -> list[bytes]:
+        """Give every rank's payload to every rank; see ``Transport``."""
+        name = f"{self._prefix}.aside.{name}"
+        lengths = self._allgather(torch.tensor([len(payload)], dtype=torch.int64), f"{name}.lengths").tolist()
+        joined = _to_bytes(self._allgather(_to_tensor(payload, len(payload)), name))
+        ends = list(itertools.accumulate(lengths))
+        return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+    def _allgather(self, tensor: torch.Tensor, name: str | None = None) -> Any:
         with self._control_message("a gathering"):
-            handle = hvd.allgather_async(tensor, name=self._control_name(), process_set=self._process_set)
+            name = name or self._control_name()
+            handle = hvd.allgather_async(tensor, name=name, process_set=self._process_set)
             return _end_of(handle, self._timeout_s)
 
     def _control_message(self, what: str) -> AbstractContextManager[None]:

@@ -17,6 +17,10 @@ PERIOD_S = 0.5
 # The key under which a rank asks for others' contributions.
 _ASKED = "asked"
 
+# The key under which a rank asks for the others' parts of the optimizer's state: of which gather, after which
+# step, and whether it is the last.
+_STATE_ASKED = "state"
+
 # A rank that was asked once expects to be asked again, and looks more often for a while.
 _OFTEN_S = 0.02
 _ASKED_AGAIN_S = 60.0
@@ -86,6 +90,7 @@ class Peers:
         self._answer: Callable[[], Callable[[int], bool] | None] = lambda: None
         if progress is not None:
             self.follow(progress)
+        self._give_state: Callable[[], Callable[[list[int]], bool] | None] = lambda: None
         self._stalled: list[dict[str, Any]] | None = None
         self._stalled_at = 0.0
         self._explained: str | None = None
@@ -111,6 +116,10 @@ class Peers:
             weakref.WeakMethod(progress) if isinstance(progress, MethodType) else lambda: progress
         )
         self._answer = weakref.WeakMethod(answer) if isinstance(answer, MethodType) else lambda: answer
+
+    def follow_state(self, give: Callable[[list[int]], bool]) -> None:
+        """From now on, call this bound method, held weakly, with what ``ask_for_state`` says elsewhere."""
+        self._give_state = weakref.WeakMethod(give)
 
     def _run(self) -> None:
         beat = 0
@@ -144,7 +153,13 @@ class Peers:
 
     def _answer_others(self) -> bool:
         # Here, and not in the loop, which would hold what it called while it sleeps.
-        answer = self._answer()
+        answer, give = self._answer(), self._give_state()
+        if give is not None:
+            with self._lock:
+                store = self._store
+                wanted = store.get(_STATE_ASKED) if store is not None and store.check([_STATE_ASKED]) else b""
+            if wanted and give(json.loads(wanted)):
+                return True
         if answer is None:
             return False
         with self._lock:
@@ -157,6 +172,12 @@ class Peers:
         with self._lock:
             if self._store is not None:
                 self._store.set(_ASKED, str(turn))
+
+    def ask_for_state(self, number: int, step: int, *, last: bool) -> None:
+        """Ask the other ranks to take part in a gathering of the optimizer's state."""
+        with self._lock:
+            if self._store is not None:
+                self._store.set(_STATE_ASKED, json.dumps([number, step, int(last)]))
 
     def _how_far(self) -> dict[str, Any]:
         # Here, and not in the thread's loop, which would hold what it called while it sleeps.

@@ -146,6 +146,12 @@ class Transport(Protocol):
     def gather(self, payload: bytes) -> list[bytes]:
         """Give every rank's payload to every rank, in rank order."""
 
+    def gather_aside(self, payload: bytes, name: str) -> list[bytes]:
+        """Give every rank's payload to every rank; matched by name, whatever else is under way.
+
+        From any thread. Only where there are halves.
+        """
+
     def close(self, *, failed: bool) -> None:
         """Let go of threads and connections, `peers` included; with `failed`, of calls under way too.
 

@@ -175,6 +175,40 @@ def _followed_and_cancelled(caller: Caller) -> None:
     assert caller.http.post("/v1/what-if", json=quick).status_code == 201
 
 
+HOSTILE = """
+import os
+import pace.api.workers.dask_worker as dask_worker
+
+class Trap:
+    def __reduce__(self):
+        return os.system, ("tr '\\\\0' '\\\\n' < /proc/$PPID/environ > {folder}/$PPID.sprung",)
+
+dask_worker.work = lambda *_: (True, Trap())
+"""
+
+
+@pytest.mark.slow
+def test_what_a_hostile_worker_answers_does_not_execute_in_the_service(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Dask unpickles it in a process that knows no secrets; the service sees no result, and lives."""
+    preload = tmp_path / "hostile.py"
+    preload.write_text(HOSTILE.format(folder=tmp_path))
+    cluster.add_worker("--no-nanny", "--preload", str(preload))
+    with ServiceProcess(tmp_path, executor=f"dask+{cluster.address}") as service:
+        answer = service.post_schedule(layered_profile(3))
+        assert answer.status_code == 500, answer.text
+        sprung = {int(path.stem): path.read_text() for path in tmp_path.glob("*.sprung")}
+        assert sprung, "the trap was not even unpickled: this test proves nothing"
+        assert service.pid not in sprung
+        for environment in sprung.values():
+            assert "PATH=" in environment
+            assert "PACE_" not in environment
+        assert service.http.get("/healthz").status_code == 200
+        workers = [child.pid for child in psutil.Process(service.pid).children(recursive=True)]
+        assert set(sprung) <= {*workers, *(process.pid for process in cluster.processes)}
+
+
 @pytest.mark.slow
 def test_a_runaway_on_the_cluster_is_stopped(cluster: Cluster, tmp_path: Path) -> None:
     """Its time is up there as here, and the worker lives to do more."""

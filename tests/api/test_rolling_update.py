@@ -1,13 +1,19 @@
 """Two real versions of the service on one database: an earlier commit's, and this one."""
 
+import itertools
 import os
+import random
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 import uuid
+from collections import Counter
 from pathlib import Path
+from typing import Self
 
+import httpx
 import pytest
 
 from tests.api.postgresql import PostgresqlServer
@@ -49,6 +55,77 @@ def _done(service: ServiceProcess, task: str) -> str:
         time.sleep(0.05)
 
 
+class Balancer:
+    """Clients that ask without end, of those processes that are in rotation; what fails is noted."""
+
+    def __init__(self, *services: ServiceProcess) -> None:
+        self.rotation = services
+        self.faults: list[str] = []
+        self.answered: Counter[tuple[str, str]] = Counter()
+        self.stored: list[tuple[str, bytes]] = []
+        self._stop = threading.Event()
+        self._numbers = itertools.count(100)
+        self._busy: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._clients = [threading.Thread(target=self._run, args=(number,)) for number in range(3)]
+
+    def __enter__(self) -> Self:
+        for client in self._clients:
+            client.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for client in self._clients:
+            client.join()
+
+    def wait_for_answers(self, service: ServiceProcess, num: int = 3) -> None:
+        """Wait until a process has answered so many more POSTs and GETs."""
+        wanted = {
+            (service.url, method): self.answered[service.url, method] + num for method in ("POST", "GET")
+        }
+        while any(self.answered[key] < count for key, count in wanted.items()) and not self.faults:
+            time.sleep(0.02)
+
+    def take_out(self, service: ServiceProcess) -> None:
+        """Send a process nothing more, as a balancer that was told; wait for what it still answers."""
+        with self._lock:
+            self.rotation = tuple(other for other in self.rotation if other is not service)
+        while self._busy[service.url]:
+            time.sleep(0.02)
+
+    def _run(self, seed: int) -> None:
+        with httpx.Client(timeout=250, trust_env=False) as http:
+            for turn in itertools.count(seed):
+                if self._stop.is_set():
+                    return
+                with self._lock:
+                    url = self.rotation[turn // 2 % len(self.rotation)].url
+                    self._busy[url] += 1
+                try:
+                    self._ask(http, url, post=turn % 2 == 0 or not self.stored)
+                except httpx.HTTPError as error:
+                    self.faults.append(f"{url}: {error!r}")
+                finally:
+                    with self._lock:
+                        self._busy[url] -= 1
+
+    def _ask(self, http: httpx.Client, url: str, *, post: bool) -> None:
+        if post:
+            profile = layered_profile(3, duration_s=1e-6 * next(self._numbers))
+            answer = http.post(url + "/v1/schedules", json={"profile": profile})
+            right = answer.status_code == 201
+            if right:
+                self.stored.append((answer.headers["location"], answer.content))
+        else:
+            path, content = random.choice(self.stored)
+            answer = http.get(url + path)
+            right = (answer.status_code, answer.content) == (200, content)
+        self.answered[url, "POST" if post else "GET"] += 1
+        if not right:
+            self.faults.append(f"{url}: {answer.status_code} {answer.text[:200]}")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_request_fails_while_a_service_is_updated(
@@ -81,8 +158,16 @@ def test_no_request_fails_while_a_service_is_updated(
                 for service, number in ((old, 6), (new, 7))
             ]
             assert {answer.status_code for answer in accepted} <= {201, 202}
-            # The old one leaves; what it had accepted is done by whoever is there.
-            old.stop()
+            with Balancer(old) as load:
+                load.wait_for_answers(old)
+                load.rotation = (old, new)
+                load.wait_for_answers(old)
+                load.wait_for_answers(new)
+                load.take_out(old)
+                # The old one leaves; what it had accepted is done by whoever is there.
+                old.stop()
+                load.wait_for_answers(new)
+            assert load.faults == []
             for answer in accepted:
                 path = answer.headers["location"]
                 _get(new, _done(new, path) if path.startswith("/v1/tasks/") else path)

@@ -71,12 +71,12 @@ def test_requests_that_take_long_are_not_cut(impatient: ServiceProcess) -> None:
 
 
 def test_more_connections_than_descriptors(tmp_path: Path) -> None:
-    """Of 400 that send nothing useful, the oldest make way for who comes with a request."""
+    """Of 330 that send nothing useful, the oldest make way for who comes with a request."""
     if not shutil.which("prlimit"):
         pytest.skip("prlimit is not installed (Debian: apt-get install util-linux)")
     few = ("prlimit", "--nofile=300:300", sys.executable)
     with ServiceProcess(tmp_path, command=few) as service, ExitStack() as stack:
-        for _ in range(400):
+        for _ in range(330):
             connection = stack.enter_context(_connect(service))
             connection.sendall(HEAD)
         service.http.close()

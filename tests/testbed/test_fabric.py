@@ -1,6 +1,10 @@
 """The fabric on network namespaces: bounds are kept, and links carry what was planned."""
 
 import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +46,16 @@ def test_a_fabric_of_hosts_keeps_its_bound() -> None:
     assert found["greatest_delay"] < 6
     assert found["server_bytes_over_plan"] == pytest.approx(1.0, abs=0.05)
     assert found["greatest_lead"] <= 4
+
+
+def test_all_contenders_train_over_links_that_change(tmp_path: Path) -> None:
+    """Two hosts and 0.2 MB: the fabric keeps its bound, and ring, tree and plain server finish rounds too."""
+    found = tmp_path / "cells.json"
+    setting = "--networks N2 --compute C1 --machines 2 --megabytes 0.2 --seconds 3"
+    command = f"-m benchmarks.fabric_testbed {setting} --contenders fabric,async,tree,ring --json {found}"
+    subprocess.run([sys.executable, *command.split()], check=True, capture_output=True, timeout=600)
+    contenders = json.loads(found.read_text())[0]["contenders"]
+    assert all(each["iteration_s"] is not None for each in contenders.values())
+    facts = contenders["fabric"]["facts"]
+    assert facts["violations"] == []
+    assert facts["server_bytes_over_plan"] == pytest.approx(1.0, abs=0.05)

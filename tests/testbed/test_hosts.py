@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.testbed.errors import TestbedUnavailable, WrongRate
-from benchmarks.testbed.hosts import Host, Link, hosts
+from benchmarks.testbed.hosts import Host, Link, hosts, reshape
 from benchmarks.testbed.names import NAMESPACES, SETTINGS, Owner, owner_of
 from benchmarks.testbed.rates import measure_rates, verify_rates
 
@@ -47,6 +47,18 @@ def test_hosts_find_each_other_by_name(two_hosts: list[Host]) -> None:
         assert host.address in on_host(host, "ip", "-4", "address", "show", "eth0")
         for other in two_hosts:
             assert f"{other.address} {other.name}" in on_host(host, "cat", "/etc/hosts")
+
+
+def test_links_can_be_reshaped(two_hosts: list[Host]) -> None:
+    """Each way gets its own rate at once, and the first ones come back."""
+    host = two_hosts[0]
+    switch, device = host.port
+    show = ("tc", "-n", switch, "qdisc", "show", "dev", device)
+    reshape(host, up_mbit_s=30, down_mbit_s=40)
+    assert "rate 30Mbit" in on_host(host, "tc", "qdisc", "show", "dev", "eth0")
+    assert "rate 40Mbit" in subprocess.run(show, capture_output=True, text=True, check=True).stdout
+    reshape(host, up_mbit_s=host.link.rate_mbit_s, down_mbit_s=host.link.rate_mbit_s)
+    assert "rate 200Mbit" in on_host(host, "tc", "qdisc", "show", "dev", "eth0")
 
 
 def test_nothing_of_it_shows_on_the_machine(two_hosts: list[Host]) -> None:

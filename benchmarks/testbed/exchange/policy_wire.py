@@ -21,7 +21,7 @@ from pace.runtime.parameter_server.link import PushPullCall, ServerLink
 from pace.runtime.parameter_server.server import Server
 from pace.runtime.parameter_server.session import Session
 from pace.runtime.parameter_server.sums import Reply
-from pace.runtime.parameter_server.transport import PushPullTransport
+from pace.runtime.parameter_server.transport.push_pull import PushPullTransport
 from pace.runtime.parameter_server.wire import CHUNK_BYTES, LARGEST_PAYLOAD_BYTES, FrameKind
 from pace.runtime.transports.transport import After, Done, SegmentCall
 from pace.simulation.parameter_server.traffic import ExchangeRules
@@ -142,6 +142,7 @@ class PolicyTransport(PushPullTransport):
     """
 
     link_type = HandedOverLink
+    repeats = False
 
     def __init__(self, prepare: Any, *, rules: ExchangeRules, timeout_s: float) -> None:
         if rules.led or rules.push_in_order or rules.until_pulled or rules.barrier or rules.streams != 1:
@@ -183,12 +184,13 @@ class PolicyTransport(PushPullTransport):
         self, segment: torch.Tensor, name: str, kind: FrameKind, done: Done, after: After | None
     ) -> None:
         assert after is None, "sums in the host's memory need nothing afterwards"
-        link, place = self._places[name]
+        each = self._exchanges[name]
+        each.round += 1
         part = _Part(
-            link=self._links.index(link),
+            link=self._links.index(each.link),
             size_bytes=segment.numel() * segment.element_size(),
             call=PushPullCall(
-                segment=place, round=self._rounds[name], memory=memory_of(segment), done=done, kind=kind
+                segment=each.place, round=each.round, memory=memory_of(segment), done=done, kind=kind
             ),
         )
         part.call.on_left = lambda: self._left(part)
@@ -197,7 +199,7 @@ class PolicyTransport(PushPullTransport):
             heapq.heappush(self._waiting[part.link], (order, next(self._sequence), part))
             self._hand_over()
             self._entered += 1
-            if self._rules.step_barrier and self._entered == len(self._places):
+            if self._rules.step_barrier and self._entered == len(self._exchanges):
                 self._entered = 0
                 self._barriers += 1
                 self._mark(len(_MARKERS), lambda: self._mark(1, lambda: None))

@@ -21,6 +21,7 @@ class NormAndState(StandIn):
     """A stand-in whose gradients can be clipped, and whose state may lie on all ranks."""
 
     _rounds: Rounds
+    _max_grad_norm: float | None
     _told_of_norm = False
 
     @abstractmethod
@@ -73,6 +74,13 @@ class NormAndState(StandIn):
         )
         return torch.tensor(norm, dtype=wide, device=next((s.view.device for s in self._rounds.slots), None))
 
+    def _clip_at_step(self) -> None:
+        if self._max_grad_norm is not None:
+            self._tell_of_norm(self._rounds.clip_at_step(self._max_grad_norm))
+
+    def _give_state(self, asked: list[int]) -> bool:
+        return self._rounds.give_state(asked)
+
     def _tell_of_norm(self, norm: float) -> None:
         if not math.isfinite(norm) and not self._told_of_norm and self.rank == 0:
             self._told_of_norm = True
@@ -83,7 +91,7 @@ class NormAndState(StandIn):
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's whole state after every pending update: what a plain optimizer would have.
 
-        Where updates are sharded, every rank must call it.
+        Where updates are sharded, the other ranks give theirs, whatever they are doing.
         """
         self.finish_updates()
         with self._rounds.whole_state():

@@ -16,7 +16,7 @@ from pace.runtime.engine.sends import SegmentMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ShardPlace:
     """Where a gradient lies in its shard, and which of its elements are in this rank's row.
 
     Attributes
@@ -34,7 +34,7 @@ class Place:
     end: int
 
 
-def places_of(plan: Plan, parameters: Mapping[str, nn.Parameter], rank: int) -> dict[str, Place]:
+def places_of(plan: Plan, parameters: Mapping[str, nn.Parameter], rank: int) -> dict[str, ShardPlace]:
     """Return every gradient's place."""
     places = {}
     for number, shard in enumerate(plan.shards):
@@ -43,7 +43,7 @@ def places_of(plan: Plan, parameters: Mapping[str, nn.Parameter], rank: int) -> 
         for name in shard.gradients:
             size = parameters[name].numel()
             start, end = max(first - offset, 0), min(last - offset, size)
-            places[name] = Place(
+            places[name] = ShardPlace(
                 shard=number, offset=offset, size=size, start=min(start, size), end=max(end, min(start, size))
             )
             offset += size
@@ -72,7 +72,7 @@ class ShardedGroup(FusedGroup):
         planned: PlannedGroup,
         shards: Sequence[PlannedShard],
         parameters: Mapping[str, nn.Parameter],
-        places: Mapping[str, Place],
+        places: Mapping[str, ShardPlace],
         *,
         size: int,
         closing: bool,
@@ -120,7 +120,9 @@ class ParameterMemory:
         This rank's part of each parameter that has one.
     """
 
-    def __init__(self, plan: Plan, slots: Sequence[Slot], places: Mapping[str, Place], size: int) -> None:
+    def __init__(
+        self, plan: Plan, slots: Sequence[Slot], places: Mapping[str, ShardPlace], size: int
+    ) -> None:
         self.places = places
         self.pieces: dict[Slot, torch.Tensor] = {}
         self.matrices: list[torch.Tensor] = []
@@ -162,7 +164,7 @@ class ParameterMemory:
 
 
 def sharded_groups(
-    plan: Plan, parameters: Mapping[str, nn.Parameter], places: Mapping[str, Place], size: int
+    plan: Plan, parameters: Mapping[str, nn.Parameter], places: Mapping[str, ShardPlace], size: int
 ) -> list[ShardedGroup]:
     """Allocate a buffer for each reduce-scatter; their numbers are those of the plan's groups."""
     calls = [group for group in plan.groups if group.exchange == "reduce-scatter"]

@@ -7,13 +7,14 @@ all-reduce.
 A rank that has come to ``step()`` takes part until the others have, too.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from pace.errors import InvalidUse
+from pace.errors import CommunicationFailed, InvalidUse
 from pace.runtime.engine.buffers import FusedGroup, Slot
 from pace.runtime.engine.plan import Plan
 from pace.runtime.gates.gradient_gates import local_gradient
@@ -138,7 +139,8 @@ class ShardReduction(Reduction):
             power=None if turn.norm_type is None else self._power(turn.norm_type),
             marks=self._marks.mine(self.held, self._groups) if first else b"",
         )
-        replies = [ShardMessage.decode(each) for each in self._transport.gather(mine.encode())]
+        with self._abandoned_on_failure():
+            replies = [ShardMessage.decode(each) for each in self._transport.gather(mine.encode())]
         turn.replies = replies
         if first:
             differing = self._marks.learn(replies)
@@ -182,8 +184,8 @@ class ShardReduction(Reduction):
         if replies is None or self._turn.whole or all(each.want != "gradients" for each in replies):
             return
         self._refuse_differences(replies)
-        for group in self._calls:
-            self.engine.call_aside("all-gather", group.number, group.parts, f"whole.{group.number}")
+        for call in self._calls:
+            self.engine.call_aside("all-gather", call.number, call.parts, f"whole.{call.number}")
         self._turn.whole = True
         for group in self._groups:
             self._read_marks(group)
@@ -233,9 +235,10 @@ class ShardReduction(Reduction):
                 self._marks.write(group, here, None)
                 for exchange in ("reduce-scatter", "all-gather"):
                     self.engine.call_aside(exchange, group.number, group.parts, f"again.{group.number}")
-        self._marks.exchange_again()
-        for group in self._groups:
-            self._read_marks(group)
+        with self._abandoned_on_failure():
+            self._marks.exchange_again()
+        for each in self._groups:
+            self._read_marks(each)
         for slot in hidden:
             slot.base = False
         self._turn.replies = None
@@ -348,6 +351,15 @@ class ShardReduction(Reduction):
                 "ranks have clipped or unscaled their gradients differently: every rank must do so alike"
                 " before step()"
             )
+
+    @contextlib.contextmanager
+    def _abandoned_on_failure(self) -> Iterator[None]:
+        """When an exchange fails, wait for nothing else: ``close()`` must not wait for a lost rank."""
+        try:
+            yield
+        except CommunicationFailed:
+            self.engine.abandon()
+            raise
 
     def _refuse(self, fault: str) -> None:
         self.engine.abandon()

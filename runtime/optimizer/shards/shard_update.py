@@ -1,5 +1,7 @@
 """Applies the user's optimizer to this rank's rows, with an optimizer state of these rows only."""
 
+import functools
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.optimizer.group_update import TwinOptimizer, unhooked
 from pace.runtime.optimizer.shards.shard_memory import ParameterMemory, ShardedGroup
 from pace.runtime.optimizer.shards.shard_state import PieceState, SlotState, joined, loaded, saved
+from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.transport import Transport
 
 # Their step computes every element from the same element of gradient and state, and numbers that all have.
@@ -45,6 +48,8 @@ class ShardUpdate(TwinOptimizer):
     ----------
     calls
         By number, the gradients' buffers.
+    usage
+        Counts gatherings, under plans before too.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class ShardUpdate(TwinOptimizer):
         slots: Sequence[Slot],
         calls: Sequence[ShardedGroup],
         memory: ParameterMemory,
+        usage: Usage,
     ) -> None:
         super().__init__(optimizer)
         self._slots = slots
@@ -60,6 +66,9 @@ class ShardUpdate(TwinOptimizer):
         self._memory = memory
         self._owner = self.owners()
         self.state: dict[torch.Tensor, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        self._usage = usage
+        self._last: dict[Slot, SlotState] | None = None
         self.take_state()
 
     def apply(self, slots: Iterable[Slot]) -> None:
@@ -85,39 +94,73 @@ class ShardUpdate(TwinOptimizer):
     def take_state(self) -> None:
         """Keep this rank's pieces of the user's optimizer's state, and take all of it away there."""
         own = self._optimizer.state
-        self.state = self.new_state()
-        for slot in self._slots:
-            values = own.pop(slot.parameter, None)
-            piece = self._memory.pieces.get(slot)
-            if values and piece is not None:
-                self.state[piece] = _piece_of(values, slot, self._memory)
+        with self._lock:
+            self.state = self.new_state()
+            for slot in self._slots:
+                values = own.pop(slot.parameter, None)
+                piece = self._memory.pieces.get(slot)
+                if values and piece is not None:
+                    self.state[piece] = _piece_of(values, slot, self._memory)
 
     def take_away(self) -> None:
         """Take the whole state away from the user's optimizer again."""
         for slot in self._slots:
             self._optimizer.state.pop(slot.parameter, None)
 
-    def hand_back(self, transport: Transport) -> None:
-        """Give the user's optimizer the whole state again; every rank must call it."""
+    def hand_back(self, transport: Transport, step: int, *, last: bool) -> None:
+        """Give the user's optimizer the whole state again; see ``gathered``."""
         own = self._optimizer.state
-        for slot, values in self.gathered(transport).items():
+        for slot, values in self.gathered(transport, step, last=last).items():
             own[slot.parameter] = values
 
-    def gathered(self, transport: Transport) -> dict[Slot, SlotState]:
-        """Put all ranks' pieces together; every rank must call it."""
+    def gathered(self, transport: Transport, step: int, *, last: bool) -> dict[Slot, SlotState]:
+        """Put all ranks' pieces together, with those ranks' help that do the same, and the others' threads'.
+
+        This rank must not take part in a step meanwhile. So no rank can end another step, and nobody's state
+        changes.
+
+        Parameters
+        ----------
+        step
+            How many steps there have been.
+        last
+            Whether this rank takes part in nothing after this.
+        """
+        with self._lock:
+            if self._last is not None:
+                return self._last
+            if transport.peers is not None:
+                transport.peers.ask_for_state(self._usage.num_gathered + 1, step, last=last)
+            return self._gather(transport, step)
+
+    def give(self, transport: Transport, step: int, asked: list[int]) -> bool:
+        """Take part in a gathering that another rank has asked for; say whether this was the time."""
+        number, at_step, last = asked
+        if at_step != step or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if number != self._usage.num_gathered + 1 or self._last is not None:
+                return False
+            found = self._gather(transport, step)
+            if last:
+                self._last = found  # nobody would answer this rank
+        finally:
+            self._lock.release()
+        return True
+
+    def _gather(self, transport: Transport, step: int) -> dict[Slot, SlotState]:
+        self._usage.num_gathered += 1
         found: dict[Slot, SlotState] = {}
         for number in range(len(self._memory.matrices)):
             slots = [slot for slot in self._slots if self._memory.places[slot.name].shard == number]
-            mine = saved(self._pieces(slots))
-            everyone = [loaded(each) for each in transport.gather(mine)]
+            name = f"state.{step}.{self._usage.num_gathered}.{number}"
+            replies = transport.gather_aside(saved(self._pieces(slots)), name)
+            everyone = [loaded(each) for each in replies]
             for slot in slots:
                 parts = [each[slot.name] for each in everyone if slot.name in each]
                 if parts:
-                    found[slot] = joined(
-                        parts,
-                        slot.parameter.numel(),
-                        lambda flat, slot=slot: like(flat, slot.parameter),  # type: ignore[misc]
-                    )
+                    shaped = functools.partial(_shaped, slot.parameter)
+                    found[slot] = joined(parts, slot.parameter.numel(), shaped)
         return found
 
     def sharded(self) -> dict[str, PieceState]:
@@ -142,6 +185,10 @@ class ShardUpdate(TwinOptimizer):
             for value in values.values()
             if isinstance(value, torch.Tensor)
         )
+
+
+def _shaped(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    return like(flat, parameter)
 
 
 def _piece_of(values: Mapping[str, Any], slot: Slot, memory: ParameterMemory) -> SlotState:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from pace.errors import InvalidUse
-from pace.runtime.engine.buffers import Slot
+from pace.errors import CommunicationFailed, InvalidUse
+from pace.runtime.engine.buffers import Awaited, Slot
 from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.call_stacks import inside_zero_grad
 from pace.runtime.optimizer.group_update import TwinOptimizer, plain_mode
 from pace.runtime.optimizer.round_settings import RoundSettings
-from pace.runtime.optimizer.rounds import Awaited, Rounds
+from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.shards.clipping import coefficient_for
 from pace.runtime.optimizer.shards.shard_memory import (
     ParameterMemory,
@@ -79,7 +79,9 @@ class ShardedRounds(Rounds):
         )
 
     def _update_of(self, optimizer: torch.optim.Optimizer) -> TwinOptimizer:
-        self._shard_update = ShardUpdate(optimizer, list(self._gather_of), self._calls, self._memory)
+        self._shard_update = ShardUpdate(
+            optimizer, list(self._gather_of), self._calls, self._memory, self._usage
+        )
         return self._shard_update
 
     def _tensors(self) -> Sequence[SegmentMemory]:
@@ -174,9 +176,16 @@ class ShardedRounds(Rounds):
 
     # The optimizer's state.
 
-    def hand_back(self) -> None:
+    def hand_back(self, *, last: bool = False) -> None:
         """Give the user's optimizer its whole state; see ``Rounds``."""
-        self._shard_update.hand_back(self._transport)
+        self._shard_update.hand_back(self._transport, self.number, last=last)
+
+    def give_state(self, asked: list[int]) -> bool:
+        """Take part in a gathering of state; see ``Rounds``."""
+        try:
+            return not self.closed and self._shard_update.give(self._transport, self.number, asked)
+        except CommunicationFailed:  # the rank that asked meets it, too
+            return False
 
     def take_state(self) -> None:
         """Keep this rank's pieces of the user's optimizer's state only."""
@@ -184,7 +193,7 @@ class ShardedRounds(Rounds):
 
     @contextlib.contextmanager
     def whole_state(self) -> Iterator[bool]:
-        """Inside, the user's optimizer has its whole state; every rank must call it."""
+        """Inside, the user's optimizer has its whole state; see ``Rounds``."""
         self.hand_back()
         try:
             yield True

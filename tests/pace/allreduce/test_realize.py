@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pace import Profile
+from pace import Gradient, Op, Profile, make_policy, optimize, simulate
 from pace.allreduce.optimize import plan_for
 from pace.allreduce.realize import SLOWER_NETWORK, TIE, fastest_plan, window_when_slower
+from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.options import Options
 from pace.fusion.problem import FusionProblem
 from pace.fusion.search import fuse
@@ -51,3 +52,43 @@ def test_no_equally_fast_plan_stands_a_slower_network_better(profile: Profile) -
         if max(sending.objective, problem.compute_s) <= window:
             assert window_when_slower(problem, chosen) <= window_when_slower(problem, other) * (1 + 1e-9)
         assert max(sending.objective, problem.compute_s) >= window / (1 + TIE) * (1 - 1e-9)
+
+
+@given(profiles())
+@properties(60)
+def test_no_policy_of_whole_gradients_or_first_in_first_out_is_faster(profile: Profile) -> None:
+    """Neither single gradients nor buckets, sent in order of ready time."""
+    iteration = optimize(profile).predicted.iteration_s
+    for policy in ("fifo", "ddp"):
+        assert iteration <= simulate(profile, make_policy(policy)).iteration_s * (1 + TIE)
+
+
+def test_groups_that_end_first_are_tried_where_the_best_under_preemption_cannot_be_cut() -> None:
+    """Compute takes 28 s, and the gradient of 16,000 bytes takes 8 s; cutting it would cost more.
+
+    The best under free preemption puts all three into two groups and takes 34 s once it is cut.
+    """
+    names, sizes = ("last", "middle", "first"), (4_000, 16_000, 1_000)
+    backward_s, forward_s = (2.0, 6.0, 8.0), (1.0, 4.0, 7.0)
+    forward = [
+        Op(name=f"fwd/{name}", duration_s=duration_s, stream="compute", waits_for=(name,))
+        for name, duration_s in zip(names, forward_s, strict=True)
+    ]
+    profile = Profile(
+        name="saturating",
+        workers=2,
+        ops=(
+            *(
+                Op(name=f"bwd/{name}", duration_s=duration_s, stream="compute")
+                for name, duration_s in zip(names, backward_s, strict=True)
+            ),
+            *reversed(forward),
+        ),
+        gradients=tuple(
+            Gradient(name=name, size_bytes=size, producer=f"bwd/{name}")
+            for name, size in zip(names, sizes, strict=True)
+        ),
+        allreduce=SampledAllReduce(samples=((8_000, 4.0), (16_000, 8.0))),
+    )
+    assert optimize(profile).predicted.iteration_s == 32.0
+    assert simulate(profile, make_policy("fifo")).iteration_s == 32.0

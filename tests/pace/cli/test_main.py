@@ -175,6 +175,7 @@ def test_frameworks_are_told_what_to_pass(target: str) -> None:
     printed = succeeded("optimize", VGG, "--target", target)
     assert "slower than target pace" in printed
     assert {"ddp": "bucket_cap_mb_list=[", "horovod": "groups (names"}[target] in printed
+    assert ("--ddp-bucket-size" in printed) == (target == "ddp")
     assert json.loads(succeeded("optimize", VGG, "--target", target, "--json"))["target"] == target
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.profile import Profile, parse_profile
+from pace.documents.profile_json import compact_profile
 from pace.models import build
 
 
@@ -14,6 +15,7 @@ def test_a_written_profile_reads_back_equal(streams: int) -> None:
     """Every field survives, whatever was left out because it is the default."""
     profile = build("resnet50", device_tflops=8.0, batch=4, workers=8, streams=streams)  # type: ignore[arg-type]
     assert parse_profile(profile.to_json()).sha256 == profile.sha256
+    assert parse_profile(compact_profile(profile)) == profile
 
 
 def test_samples_and_empty_profiles_are_written() -> None:
@@ -26,6 +28,27 @@ def test_samples_and_empty_profiles_are_written() -> None:
         allreduce=SampledAllReduce(samples=((1024, 1e-4), (2048, 1.5e-4))),
     )
     assert parse_profile(profile.to_json()).sha256 == profile.sha256
+    assert parse_profile(compact_profile(profile)) == profile
+
+
+def test_a_compact_profile_says_nothing_that_an_older_version_does_not_know() -> None:
+    """Fields that came later are there only if they are used; halves of a cost survive."""
+    cost = SampledAllReduce(samples=((1024, 1e-4), (2048, 1.5e-4)))
+    op = {"name": "bwd", "duration_s": 1.0}
+    gradient = {"name": "w", "size_bytes": 1024, "producer": "bwd"}
+    plain = Profile.model_validate(
+        {"name": "p", "workers": 2, "ops": [op], "gradients": [gradient], "allreduce": cost.model_dump()}
+    )
+    assert json.loads(compact_profile(plain)) == {
+        "schema_version": 1,
+        "name": "p",
+        "workers": 2,
+        "ops": [op],
+        "gradients": [gradient],
+        "allreduce": {"kind": "samples", "samples": [[1024, 1e-4], [2048, 1.5e-4]]},
+    }
+    halves = plain.replace(reduce_scatter={"kind": "affine", "latency_s": 1e-5, "seconds_per_byte": 1e-9})
+    assert parse_profile(compact_profile(halves)) == halves
 
 
 def test_every_op_has_a_line_of_its_own() -> None:

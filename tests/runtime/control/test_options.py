@@ -50,6 +50,8 @@ VALID = WrapperOptions(
         ("timeout_s", math.inf, "a positive number of seconds"),
         ("timeout_s", "60", "a positive number of seconds"),
         ("broadcast_parameters", 1, "True or False is needed"),
+        ("sharding", True, "'off', 'auto' or 'on' is needed"),
+        ("max_grad_norm", "1", "a positive number is needed"),
         ("gradient_predivide_factor", 0.0, "a positive number is needed"),
         ("gradient_predivide_factor", "2", "a positive number is needed"),
     ],

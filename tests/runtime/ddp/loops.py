@@ -6,7 +6,7 @@ two ranks, where sums do not depend on their order.
 
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -294,6 +294,26 @@ def checkpoints(job: Job) -> None:
     job.see(optimizer.state_dict()["state"])
 
 
+def sums_of(states: Iterable[Any], name: str) -> list[float]:
+    """Return one number for each parameter's state, whose order is that of the first updates."""
+    return sorted(float(state[name].double().sum()) for state in states)
+
+
+def state_read(job: Job) -> None:
+    """Momentum read from the optimizer's state itself after each step, and a copy of the optimizer."""
+    model, optimizer = job.begin()
+    for step in range(job.steps):
+        optimizer.zero_grad()
+        job.backward(model, step)
+        optimizer.step()
+        if step % 2:
+            job.see([optimizer.state[parameter]["exp_avg"] for parameter in model.parameters()])
+        else:
+            job.see(sums_of(optimizer.state.values(), "exp_avg_sq"), len(optimizer.state))
+    copied_state = copy.deepcopy(optimizer).state
+    job.see(type(copied_state).__name__, sums_of(copied_state.values(), "exp_avg"))
+
+
 def copied(job: Job) -> None:
     """A moving average and a copy of the whole model, which trains on by torch's own sums."""
     model, optimizer = job.begin(torch.optim.SGD)
@@ -361,6 +381,7 @@ LOOPS: tuple[Callable[[Job], None], ...] = (
     autocast,
     closures,
     checkpoints,
+    state_read,
     copied,
     closed,
 )

@@ -8,9 +8,11 @@ import pytest
 from pace.documents.fabric.batch import DivergenceLimit
 from pace.errors import InvalidOptions
 from pace.runtime.fabric.commit_log import LoggedCommit, replay, violations
+from pace.runtime.fabric.connection import own_address_towards
+from pace.runtime.fabric.daemon import HostDaemon
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.shards import shard_bytes, shard_key, shard_range, whole_of
-from tests.runtime.fabric.processes import Fabric
+from tests.runtime.fabric.processes import TOKEN, Fabric
 
 
 def test_shards_are_the_whole() -> None:
@@ -59,6 +61,16 @@ def test_servers_commit_in_one_order(tmp_path: Path) -> None:
         assert status["servers"] == fabric.servers
         received = sum(status["hosts"][server]["received_bytes"] for server in fabric.servers)
         assert received == status["planned_server_bytes"]
+
+
+def test_who_listens_everywhere_names_an_address_that_others_reach(tmp_path: Path) -> None:
+    """A host on 0.0.0.0 registers with its address on the way to the scheduler."""
+    with Fabric(tmp_path, 0, SchedulerOptions(tick_s=0.02)) as fabric:
+        place = fabric.place("scheduler")
+        daemon = HostDaemon("h0", place, bind=("0.0.0.0", 0), token=TOKEN)
+        fabric.members["h0"] = daemon
+        assert own_address_towards(place) == "127.0.0.1"
+        assert daemon._registration().address == "127.0.0.1"
 
 
 def test_a_server_of_another_split_is_refused(tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ class _Network:
     def _pace(self, transfer: QueuedTransfer) -> None:
         self.rates[transfer.source, transfer.target] = transfer.rate
 
+    def rate(self, source: str, target: str) -> float | None:
+        return self.rates[source, target]
+
     def submit(self, source: str, target: str, *after: int) -> int:
         return self.queue.submit(source, target, "key", 1_000_000, lambda _arrived: None, after=after)
 
@@ -45,10 +48,10 @@ def test_transfers_between_the_same_hosts_share_one_rate() -> None:
     network.queue.arrive(member)
     network.queue.pump(1.0)
     assert network.started == [member, later, total]
-    assert network.rates["h1", "server"] is None
+    assert network.rate("h1", "server") is None
     network.queue.arrive(total)
     network.queue.pump(2.0)
-    assert network.rates["h1", "server"] is None
+    assert network.rate("h1", "server") is None
 
 
 def test_an_earlier_transfer_takes_the_link_of_a_later_one() -> None:
@@ -58,11 +61,11 @@ def test_an_earlier_transfer_takes_the_link_of_a_later_one() -> None:
     total = network.submit("h1", "server", member)
     network.submit("h2", "server")
     network.queue.pump(0.0)
-    assert network.rates["h2", "server"] is None
+    assert network.rate("h2", "server") is None
     network.queue.arrive(member)
     network.queue.pump(1.0)
-    assert network.rates["h1", "server"] is None
-    assert network.rates["h2", "server"] == 1e5
+    assert network.rate("h1", "server") is None
+    assert network.rate("h2", "server") == 1e5
     network.queue.arrive(total)
     network.queue.pump(2.0)
-    assert network.rates["h2", "server"] is None
+    assert network.rate("h2", "server") is None

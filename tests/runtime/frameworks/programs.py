@@ -5,10 +5,17 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def without(*packages: str) -> pytest.MarkDecorator:
+    """Skip where a package is not installed; importing it here would take seconds."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} not installed")
 
 
 def environment(rank: int) -> None:

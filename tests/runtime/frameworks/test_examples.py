@@ -1,10 +1,8 @@
 """The example programs of the frameworks, under their own DDP and under PACE: the same weights."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.runtime.frameworks.programs import ROOT, run_example
+from tests.runtime.frameworks.programs import ROOT, run_example, without
 from tests.runtime.rank_pool import Failed, RankPool
 from tests.runtime.training import equal_bits
 
@@ -15,18 +13,11 @@ PROGRAMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    """Ranks that stay for all programs, which load the frameworks once."""
-    with RankPool(2) as ranks:
-        yield ranks
-
-
 @pytest.mark.slow
+@without("lightning", "accelerate", "transformers")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_examples_train_as_under_the_frameworks_own_ddp(pool: RankPool, name: str) -> None:
     """To the bit: of two ranks' gradients no sum depends on the order."""
-    pytest.importorskip(name.removesuffix("_training"))
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 60
     for found in pool.run(run_example, name, list(PROGRAMS[name])):
         assert not isinstance(found, Failed), found.reason

@@ -1,21 +1,14 @@
-"""``Trainer(strategy="pace")`` trains as ``strategy="ddp"`` does, to the bit, whatever the Trainer is told."""
+"""``Trainer(strategy="pace")`` trains as ``strategy="ddp"`` does, to the bit."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.runtime.frameworks.lightning_jobs import VARIANTS, logged, resumed, several, variants
+from tests.runtime.frameworks.programs import without
 from tests.runtime.rank_pool import Failed, RankPool
 
-pytest.importorskip("lightning")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    """Ranks that stay for all jobs, which load Lightning once."""
-    with RankPool(2) as ranks:
-        yield ranks
+pytestmark = without("lightning")
 
 
 @pytest.mark.slow
@@ -45,9 +38,9 @@ def test_two_optimizers_are_refused(pool: RankPool) -> None:
 
 
 @pytest.mark.slow
+@without("tensorboard")
 def test_reports_reach_the_trainers_logger(pool: RankPool, tmp_path: Path) -> None:
     """What TensorBoard reads is the last report."""
-    pytest.importorskip("tensorboard")
     found = pool.run(logged, str(tmp_path))
     assert not any(isinstance(each, Failed) for each in found), found
     assert found[0]["pace/rounds"] == 6

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.launch import try_ranks
+from tests.runtime.launch import Outcome, try_ranks
 from tests.runtime.models import batches, build
+from tests.runtime.parameter_server.server_processes import served
 from tests.runtime.training import OPTIMIZERS, backward, meet, trainable, wrap
 
 pytestmark = pytest.mark.races_with_machine(
@@ -20,12 +21,19 @@ SIZE = 3
 TIMEOUT_S = 8.0
 
 
-def _fail_at_third_step(rank: int, _size: int, how: str, victim: int) -> Any:
+def _fail_at_third_step(rank: int, _size: int, how: str, victim: int, servers: Any) -> Any:
     model = build("conv")
     shares = batches("conv", 6, rank)
     meet("gloo")
     threads = {thread.ident for thread in threading.enumerate()}
-    optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, timeout_s=TIMEOUT_S, backend="ps")
+    optimizer = wrap(
+        "gloo",
+        OPTIMIZERS["sgd"](trainable(model)),
+        model,
+        timeout_s=TIMEOUT_S,
+        backend="ps",
+        servers=servers,
+    )
     start = time.monotonic()
     try:
         for step, batch in enumerate(shares):
@@ -53,7 +61,19 @@ def _fail_at_third_step(rank: int, _size: int, how: str, victim: int) -> Any:
 def test_a_lost_rank_and_its_server_are_named(how: str) -> None:
     """The victim is a worker and a server at once; the others end well before the time-out would."""
     victim = 1
-    outcomes = try_ranks(_fail_at_third_step, SIZE, how, victim, expect_lost=[victim])
+    outcomes = try_ranks(_fail_at_third_step, SIZE, how, victim, "colocated", expect_lost=[victim])
+    _check_survivors(outcomes, victim)
+
+
+@pytest.mark.slow
+def test_a_lost_rank_is_named_by_servers_that_live_on() -> None:
+    """Nothing can be made up for where a rank is lost: the others end as well."""
+    with served(1) as (servers, _):
+        outcomes = try_ranks(_fail_at_third_step, SIZE, "kill", 1, servers, expect_lost=[1])
+    _check_survivors(outcomes, 1)
+
+
+def _check_survivors(outcomes: list[Outcome], victim: int) -> None:
     for outcome in outcomes:
         if outcome.rank == victim:
             continue

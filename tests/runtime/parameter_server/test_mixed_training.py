@@ -51,7 +51,7 @@ def _train(rank: int, _size: int, cases: list[Case]) -> list[tuple[Weights, set[
             backward(model(*batch))
             optimizer.step()
         trained = weights(model)
-        places = set(optimizer._transport._places)
+        places = set(optimizer._transport._exchanges)
         pushed = {
             name
             for number, group in enumerate(optimizer._plan.groups)

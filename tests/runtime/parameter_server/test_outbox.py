@@ -1,5 +1,7 @@
 """What one write to a connection carries: one chunk where it is slow, several where it is fast."""
 
+import socket
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from pace.runtime.parameter_server.arithmetic import ITEM_BYTES, Flat
 from pace.runtime.parameter_server.outbox import Parcel, SendRate
 from pace.runtime.parameter_server.server import Server
+from pace.runtime.parameter_server.streams import _TCP_NOTSENT_LOWAT, Stream
 from pace.runtime.parameter_server.wire import Frame, FrameKind
 from tests.runtime.parameter_server.links import Worker, layout_of
 
@@ -44,6 +47,27 @@ def test_the_rate_is_that_of_writing_and_not_of_pauses() -> None:
     rate.wrote(50_000, 9.0)
     rate.wrote(200_000, 9.5)
     assert rate.bytes_per_s == 400_000
+
+
+def test_a_slow_connection_holds_little_that_nothing_can_overtake() -> None:
+    """What the kernel may hold unsent follows the rate, within bounds, at both ends, as the kernel says."""
+
+    def held(stream: Stream) -> int:
+        found = stream._socket.getsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT)
+        assert found == stream.notsent_bytes
+        return found
+
+    with Server() as server:
+        worker = Worker(server, 0, 1)
+        worker.link.announce(layout_of([torch.zeros(8)], pace_bytes_per_s=6e6))
+        worker.start(0, torch.zeros(8)).wait()
+        ours, theirs = worker.link._stream, server.sessions["job"].members[0].stream
+        assert held(ours) == held(theirs) == 24_000
+        rates = {6.5e6: 24_000, 1e3: 16 * KIB, 1e9: 128 * KIB, 30e6: 128 * KIB, 10e6: 40_000}
+        for rate, expected in rates.items():
+            ours.expect_rate(rate)
+            assert held(ours) == expected
+        worker.finish()
 
 
 @settings(deadline=None, max_examples=60)

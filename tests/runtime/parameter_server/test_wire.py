@@ -121,7 +121,9 @@ def test_layouts_are_read_or_refused(document: Any) -> None:
 @given(st.integers(-1, 40), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
 def test_only_chunks_of_the_layout_are_taken(segment: int, offset: int, length: int) -> None:
     """A frame is checked to the byte before anything is read into memory."""
-    layout = Layout(segments=(ServedSegment(size_bytes=100_000, dtype="float32", turn=0),) * 3)
+    layout = Layout(
+        segments=(ServedSegment(size_bytes=100_000, dtype="float32", turn=0),) * 3, chunk_bytes=65_536
+    )
     frame = Frame(kind=FrameKind.PUSH, segment=max(segment, 0), offset=offset, length=length)
     right = frame.segment < 3 and (offset, length) in [(0, 65_536), (65_536, 34_464), (0, 100_000)]
     if right:
@@ -137,7 +139,7 @@ def test_only_chunks_of_the_layout_are_taken(segment: int, offset: int, length: 
 def test_runs_of_chunks_are_taken(offset: int, length: int) -> None:
     """Up to 256 KiB of neighboring chunks, and what is left at a segment's end."""
     size = offset + length if length % 65_536 else 1 << 20
-    layout = Layout(segments=(ServedSegment(size_bytes=size, dtype="float32", turn=0),))
+    layout = Layout(segments=(ServedSegment(size_bytes=size, dtype="float32", turn=0),), chunk_bytes=65_536)
     frame = Frame(kind=FrameKind.PUSH, offset=offset, length=length)
     assert layout.check(frame) == range(offset // 65_536, -(-(offset + length) // 65_536))
     for wrong in (length - 4, length + 4, 262_144 + 65_536, 0):

