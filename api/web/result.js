@@ -34,7 +34,8 @@ function Chosen({ values }) {
   const windows = useLoaded(async (signal) => {
     if (!solved.value) return null;
     const { resource, profileId } = solved.value;
-    const asked = [...new Set(["ddp", ...policies])];
+    // Policies of all-reduces say nothing about a job that pushes and pulls.
+    const asked = resource.schedule.schema_version === 2 ? [] : [...new Set(["ddp", ...policies])];
     return postJson("v1/simulations/windows", { profile_id: profileId, schedule_id: resource.id, policies: asked }, { signal });
   }, [solved.value?.resource.id, policies.join(",")]);
   const warnings = useMemo(() => JSON.parse(sessionStorage.getItem(`pace.warnings.${values.profile}`) || "[]"), [values.profile]);
@@ -61,11 +62,14 @@ function Headline({ resource, result, clipped, values }) {
   return html`<section class="card headline" aria-label="Result">
     <div class="row between">
       <h2 class="name">${result?.name || "…"}${result && html` <span class="faint">${count(result.workers)} workers</span>`}</h2>
-      ${!values.schedule && html`<label class="switch"><input type="checkbox" role="switch" checked=${isClipped} onChange=${(event) => adjust({ clip: event.target.checked ? "1" : "0", from: "", to: "" })} />
-        Clipping by the global norm</label>`}
+      ${!values.schedule && html`<div class="row"><label class="switch" for="exchange">Exchange</label>
+        <select id="exchange" class="short" value=${values.target || "pace"} onChange=${(event) => adjust({ target: event.target.value === "pace" ? "" : event.target.value, from: "", to: "" })}>
+          <option value="pace">as updates allow</option><option value="allreduce">whole all-reduces</option><option value="sharded">two halves</option></select>
+        <label class="switch"><input type="checkbox" role="switch" checked=${isClipped} onChange=${(event) => adjust({ clip: event.target.checked ? "1" : "0", from: "", to: "" })} />
+        Clipping by the global norm</label></div>`}
     </div>
     <dl class="numbers">
-      <div><dt>Now, as PyTorch DDP</dt><dd>${now ? seconds(now.iteration_s) : "…"}</dd></div>
+      ${(now || !result) && html`<div><dt>Now, as PyTorch DDP</dt><dd>${now ? seconds(now.iteration_s) : "…"}</dd></div>`}
       <div class="chief"><dt>Under PACE</dt><dd>${seconds(predicted.iteration_s)}
         ${now && html`<span class=${now.iteration_s - predicted.iteration_s > 1e-9 ? "good" : "faint"}>${percent(predicted.iteration_s / now.iteration_s - 1, true)}</span>`}</dd></div>
       <div><dt>No schedule is faster than</dt><dd>${seconds(predicted.lower_bound_s)}</dd></div>
@@ -98,11 +102,11 @@ function Windows({ resource, result, values, policies, busy }) {
     adjust({ policies: next.join(",") || "none" });
   };
   const rows = result.rows.map((row) => ({ name: row.name, iteration: row.iteration_s, exposed: row.iteration_s - result.compute_s }));
-  const now = result.rows.find(({ name }) => name === "ddp").iteration_s;
+  const now = result.rows.find(({ name }) => name === "ddp")?.iteration_s;
   return html`<section class="card" aria-labelledby="windows-title">
     <div class="row between"><h2 id="windows-title">One iteration</h2>${busy && html`<span role="status" class="busy">Simulating…</span>`}</div>
-    <fieldset class="checks"><legend>Compare with</legend>${POLICIES.map((name) => html`<label><input type="checkbox"
-      checked=${name === "ddp" || policies.includes(name)} disabled=${name === "ddp"} onChange=${() => toggle(name)} />${policyName(name)}</label>`)}</fieldset>
+    ${now !== undefined && html`<fieldset class="checks"><legend>Compare with</legend>${POLICIES.map((name) => html`<label><input type="checkbox"
+      checked=${name === "ddp" || policies.includes(name)} disabled=${name === "ddp"} onChange=${() => toggle(name)} />${policyName(name)}</label>`)}</fieldset>`}
     <${Gantt} label=${`Windows of ${result.name}`} bands=${bands} end=${end} view=${view} onView=${remember} chartRef=${chart} />
     <ul class="legend">
       <li><i class="k0"></i>compute, backward</li><li><i class="k1"></i>compute that waits for gradients</li>
@@ -115,7 +119,7 @@ function Windows({ resource, result, values, policies, busy }) {
     <${Table} caption="Policies" first="iteration" rows=${rows} rowKey=${({ name }) => name} columns=${[
       { name: "policy", title: "Policy", value: ({ name }) => policyName(name) },
       { name: "iteration", title: "Iteration", value: ({ iteration }) => iteration, show: ({ iteration }) => milliseconds(iteration), numeric: true },
-      { name: "against", title: "Against DDP", value: ({ iteration }) => iteration, show: ({ name, iteration }) => (name === "ddp" ? "–" : percent(iteration / now - 1, true)), numeric: true },
+      { name: "against", title: "Against DDP", value: ({ iteration }) => iteration, show: ({ name, iteration }) => (name === "ddp" || !now ? "–" : percent(iteration / now - 1, true)), numeric: true },
       { name: "exposed", title: "Not hidden by compute", value: ({ exposed }) => exposed, show: ({ exposed }) => milliseconds(Math.max(exposed, 0)), numeric: true },
     ]} />
     <div class="row"><button type="button" onClick=${() => save(`${result.name}.svg`, chart.current.toSvg(), "image/svg+xml")}>Chart as SVG</button>
@@ -198,7 +202,8 @@ function Downloads({ resource, name }) {
   const table = () => csv(["segment", "group", "priority", "start_s", "end_s", "size_bytes"],
     segmentRows(resource.schedule).map(({ number, group, priority, start, end, size }) => [number, group, priority, start, end, size]));
   const code = `from pace.runtime.torch import DistributedOptimizer\n\noptimizer = DistributedOptimizer(optimizer, model, service="${location.origin}"${resource.job ? `, job=${JSON.stringify(resource.job)}` : ', job="NAME"'})`;
-  const traced = resource.schedule.schema_version !== 3;
+  const halves = resource.schedule.schema_version === 3;
+  const traced = !halves;
   return html`<section class="card" aria-labelledby="take-title">
     <h2 id="take-title">Take it along</h2>
     <div class="row">
@@ -208,7 +213,8 @@ function Downloads({ resource, name }) {
       <button type="button" onClick=${attempt(() => openInPerfetto(trace, name))}>Open in Perfetto ↗</button>`}
     </div>
     <${ProblemNote} error=${error} />
-    <p>In the training job:</p>
-    <${Copyable} text=${code} label="Code for the training job" />
+    ${halves ? html`<p>This schedule is in two halves, with the optimizer's state sharded between them. <code>DistributedOptimizer</code> follows whole all-reduces:
+      choose them under Exchange to see what it reaches.</p>`
+      : html`<p>In the training job:</p><${Copyable} text=${code} label="Code for the training job" />`}
   </section>`;
 }

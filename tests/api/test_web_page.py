@@ -139,13 +139,14 @@ def test_from_a_file_to_everything_that_can_be_taken_along(visitor: Visitor, tmp
     expect(row).to_contain_text(milliseconds(clipped))
     page.get_by_role("button", name="Zoom in").click()
     expect(page).to_have_url(re.compile("clip=1.*from="))
-    axis = page.locator(".axis text").all_inner_texts()
+    axis = page.locator(".axis text").all_text_contents()
+    assert len(axis) > 3
     with page.context.new_page() as same:
         same.goto(page.url)
         drawn(same)
         expect(same.get_by_role("switch", name="Clipping")).to_be_checked()
         expect(same.get_by_label("FIFO")).to_be_checked()
-        assert same.locator(".axis text").all_inner_texts() == axis
+        expect(same.locator(".axis text")).to_have_text(axis)
 
 
 def test_faults_name_their_field_and_can_be_mended(visitor: Visitor) -> None:
