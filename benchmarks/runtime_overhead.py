@@ -31,7 +31,7 @@ from pace.runtime.gates.gradient_gates import set_local_gradient
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.peers import Peers
-from pace.runtime.transports.transport import After, Done, SegmentCall, Sequencing
+from pace.runtime.transports.transport import After, Done, Parts, SegmentCall, Sequencing
 
 
 class NoTransport:
@@ -45,6 +45,7 @@ class NoTransport:
     pushed: frozenset[str] | None = None
     peers: Peers | None = None
     device: Device | None = None
+    has_halves = False
 
     def allreduce(
         self,
@@ -55,6 +56,18 @@ class NoTransport:
     ) -> Any:
         """Do nothing."""
         done(None)
+
+    def reduce_scatter(self, parts: Parts, name: str, done: Done) -> None:
+        """Never called: there are no halves."""
+        raise AssertionError(name)
+
+    def all_gather(self, parts: Parts, name: str, done: Done) -> None:
+        """Never called: there are no halves."""
+        raise AssertionError(name)
+
+    def gather_aside(self, payload: bytes, name: str) -> list[bytes]:
+        """Never called: there are no halves."""
+        raise AssertionError((payload, name))
 
     def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
         """Nothing to prepare."""
