@@ -21,10 +21,10 @@ from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.documents import DocumentPlaces
 from pace.api.storage.fabric_run_store import FabricRunStore
-from pace.api.storage.job_list import JobList
 from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.objects import H, ObjectStore
+from pace.api.storage.pages import JobList
 from pace.api.storage.prediction_store import PredictionStore
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.retention import prune, vacuum

@@ -1,16 +1,22 @@
-"""Pages of long lists: newest first, continued after the last row that was seen."""
+"""Pages of long lists: newest first, continued after the last row that was seen.
+
+Training jobs are listed here too: nothing is stored as a job, schedules and reports under a name tell of it.
+"""
 
 import base64
 import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, Select, tuple_
+from sqlalchemy import Connection, Row, Select, func, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from pace.api.errors import InvalidRequest
+from pace.api.storage.database import Database
+from pace.api.storage.records import ReportRecord, ScheduleRecord, SolutionRecord
+from pace.client.page_documents import JobPage, JobSummary
 
 _ROW_ID = re.compile("[0-9a-f]{1,64}")
 
@@ -51,3 +57,100 @@ def _position(cursor: str) -> tuple[datetime, str]:
         return moment, row_id
     except (ValueError, TypeError, OverflowError):
         raise InvalidRequest("cursor: not one that this service gave") from None
+
+
+JobOrder = Literal["newest", "name"]
+
+_SOLVED = (SolutionRecord.tenant == ScheduleRecord.tenant) & (SolutionRecord.key == ScheduleRecord.key)
+
+
+class JobList:
+    """Lists the jobs of tenants; every call is one transaction and blocks."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def page(
+        self, tenant: str, contains: str | None, order: JobOrder, limit: int, cursor: str | None
+    ) -> JobPage:
+        """Return a page of jobs whose names contain a text, whatever its case.
+
+        Raises
+        ------
+        InvalidRequest
+            For a cursor that no page of this order gave.
+        """
+        jobs = (
+            select(
+                ScheduleRecord.job.label("job"),
+                func.count().label("num_schedules"),
+                func.count(ScheduleRecord.fingerprint.distinct()).label("num_models"),
+                func.min(ScheduleRecord.created_at).label("first_at"),
+                func.max(ScheduleRecord.asked_at).label("asked_at"),
+            )
+            .join(SolutionRecord, _SOLVED)
+            .where(ScheduleRecord.tenant == tenant, ScheduleRecord.job.is_not(None))
+            .group_by(ScheduleRecord.job)
+        )
+        if contains:
+            jobs = jobs.where(ScheduleRecord.job.icontains(contains, autoescape=True))
+        listed = jobs.subquery()
+        question: Select[Any] = select(listed)
+        if cursor is not None:
+            position = _job_position(cursor, order)
+            if order == "newest":
+                question = question.where(tuple_(listed.c.asked_at, listed.c.job) < tuple_(*position))
+            else:
+                question = question.where(listed.c.job > position[0])
+        if order == "newest":
+            question = question.order_by(listed.c.asked_at.desc(), listed.c.job.desc())
+        else:
+            question = question.order_by(listed.c.job)
+        with self.database.read() as connection:
+            rows = connection.execute(question.limit(limit + 1)).all()
+            items = tuple(
+                JobSummary(**row._mapping, **self._newest(connection, tenant, row.job))
+                for row in rows[:limit]
+            )
+        following = None
+        if len(rows) > limit:
+            last = items[-1]
+            moment = [last.asked_at.isoformat()] if order == "newest" else []
+            following = base64.urlsafe_b64encode(json.dumps([*moment, last.job]).encode()).decode()
+        return JobPage(items=items, next=following)
+
+    @staticmethod
+    def _newest(connection: Connection, tenant: str, job: str) -> dict[str, Any]:
+        asked_by = connection.scalar(
+            select(ScheduleRecord.asked_by)
+            .where(ScheduleRecord.tenant == tenant, ScheduleRecord.job == job)
+            .order_by(ScheduleRecord.asked_at.desc())
+            .limit(1)
+        )
+        report = connection.execute(
+            select(
+                ReportRecord.predicted_iteration_s,
+                ReportRecord.measured_iteration_s,
+                ReportRecord.plain_iteration_s,
+                ReportRecord.created_at.label("reported_at"),
+            )
+            .where(ReportRecord.tenant == tenant, ReportRecord.job == job)
+            .order_by(ReportRecord.created_at.desc())
+            .limit(1)
+        ).first()
+        columns = ("predicted_iteration_s", "measured_iteration_s", "plain_iteration_s", "reported_at")
+        newest: dict[str, Any] = dict.fromkeys(columns) if report is None else dict(report._mapping)
+        return {"asked_by": asked_by, **newest}
+
+
+def _job_position(cursor: str, order: JobOrder) -> tuple[Any, ...]:
+    try:
+        *moment, job = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+        if not isinstance(job, str) or "\0" in job or len(moment) != (order == "newest"):
+            raise ValueError(cursor)
+        at = tuple(datetime.fromisoformat(each) for each in moment)
+        if any(each.tzinfo is None for each in at):
+            raise ValueError(cursor)
+        return (*at, job)
+    except (ValueError, TypeError, OverflowError):
+        raise InvalidRequest("cursor: not one that this service gave for this order") from None

@@ -1,4 +1,4 @@
-"""What each tenant has stored, against what it may."""
+"""What each tenant has stored, against what it may, and what else it has in use."""
 
 import threading
 import time
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select
 
 from pace.api.errors import QuotaExceeded
+from pace.api.storage.database import Database
 from pace.api.storage.records import (
     FabricRunRecord,
     PredictionRecord,
@@ -102,3 +103,28 @@ def stored_bytes(connection: Connection, tenant: str) -> int:
         counted = connection.scalar(select(func.count()).select_from(table).where(table.tenant == tenant))
         size_bytes += ROW_BYTES * (counted or 0)
     return size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantUsage:
+    """What is stored, in bytes, and how many tasks wait and run."""
+
+    stored_bytes: int
+    num_queued: int
+    num_running: int
+
+
+def read_usage(database: Database, tenant: str) -> TenantUsage:
+    """Add up what a tenant has in use; one transaction, and blocks."""
+    with database.read() as connection:
+        live = connection.execute(
+            select(TaskRecord.state, func.count())
+            .where(TaskRecord.tenant == tenant, TaskRecord.state.in_(("queued", "running")))
+            .group_by(TaskRecord.state)
+        ).all()
+        by_state = {state: int(count) for state, count in live}
+        return TenantUsage(
+            stored_bytes=stored_bytes(connection, tenant),
+            num_queued=by_state.get("queued", 0),
+            num_running=by_state.get("running", 0),
+        )

@@ -25,6 +25,7 @@ from pace.client.documents import (
     SimulationRequest,
     SimulationResult,
 )
+from pace.client.page_documents import WindowGroup, WindowRequest, WindowResult, WindowRow
 from pace.client.what_if_documents import WhatIfQuestion, WhatIfRequest
 from pace.collector import paused_collector
 from pace.documents.any_schedule import parse_any_schedule
@@ -45,10 +46,12 @@ from pace.view.exchange_chart import plot_exchange
 from pace.view.exchange_timeline import exchange_trace
 from pace.view.schedule_chart import plot
 from pace.view.timeline import chrome_trace
+from pace.view.windows import LaidOutWindow, lay_out_policy, lay_out_schedule, phases_of
 from pace.whatif import what_if
 from pace.whatif.target import BRACKETS, answer_all
 
 _TELL_EVERY_S = 0.3
+_DIGITS = 9  # a nanosecond: more would only make charts longer to send
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +218,62 @@ def _drawn(document: bytes) -> Schedule | PushPullSchedule:
     if isinstance(schedule, ShardedSchedule):
         raise InvalidSchedule("there are no timelines and charts of schedules in two halves yet")
     return schedule
+
+
+def windows(profile_document: bytes, schedule_document: bytes | None, request: WindowRequest) -> bytes:
+    """Return the JSON of a WindowResult."""
+    profile = parse_profile(zlib.decompress(profile_document))
+    rows = []
+    if schedule_document is not None:
+        rows.append(lay_out_schedule(profile, parse_any_schedule(schedule_document)))
+    rows += [lay_out_policy(profile, name) for name in request.policies]
+    replay = profile.metadata.get("replay")
+    recorded = sorted(replay["recorded_s"]) if isinstance(replay, dict) and replay.get("recorded_s") else None
+    cost = profile.allreduce.model_dump(mode="json")
+    bandwidth = cost.get("bandwidth_bytes_per_s")
+    result = WindowResult(
+        profile_id=profile.sha256,
+        name=profile.name,
+        workers=profile.workers,
+        update=profile.update,
+        cost=cost["kind"],
+        bandwidth_gbps=None if bandwidth is None else bandwidth * 8e-9,
+        latency_s=cost.get("latency_s"),
+        compute_s=float(profile.timing.compute_s),
+        recorded_s=None if recorded is None else float(recorded[len(recorded) // 2]),
+        op_names=tuple(op.name for op in profile.ops),
+        op_phases=phases_of(profile),
+        rows=tuple(_window_row(row) for row in rows),
+    )
+    return result.model_dump_json().encode()
+
+
+def _window_row(window: LaidOutWindow) -> WindowRow:
+    moved = window.transfers
+    return WindowRow(
+        name=window.name,
+        iteration_s=window.iteration_s,
+        barrier=window.barrier,
+        lanes=window.lanes,
+        op_lanes=window.op_lanes,
+        op_starts_s=tuple(window.times.starts_s.round(_DIGITS).tolist()),
+        op_ends_s=tuple(window.times.ends_s.round(_DIGITS).tolist()),
+        links=window.links,
+        groups=tuple(
+            WindowGroup(
+                name=group.name,
+                gradients=group.gradients,
+                size_bytes=group.size_bytes,
+                critical=group.critical,
+            )
+            for group in window.carried
+        ),
+        transfer_links=tuple(each.link for each in moved),
+        transfer_groups=tuple(each.carried for each in moved),
+        transfer_bytes=tuple(each.size_bytes for each in moved),
+        transfer_starts_s=tuple(round(each.start_s, _DIGITS) for each in moved),
+        transfer_ends_s=tuple(round(each.end_s, _DIGITS) for each in moved),
+    )
 
 
 def simulation(profile_document: bytes, request: SimulationRequest) -> bytes:

@@ -277,7 +277,7 @@ def test_keys_open_their_own_tenants_data_only(
         expect(page.get_by_role("link", name="mine")).to_be_visible()
         assert page.evaluate("Object.keys(localStorage).concat(document.cookie || [])") == []
         page.get_by_role("link", name="Keys").click()
-        page.get_by_label("Name").fill("a reader")
+        page.get_by_label("Name", exact=True).fill("a reader")
         page.get_by_role("checkbox", name="submit").uncheck()
         page.get_by_role("button", name="Create key").click()
         token = page.get_by_label("New key", exact=True).inner_text()

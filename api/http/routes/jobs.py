@@ -9,7 +9,7 @@ from pace.api.http.answers import document_answer
 from pace.api.http.openapi import problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.security import Reader
-from pace.api.storage.job_list import JobOrder
+from pace.api.storage.pages import JobOrder
 from pace.client.documents import JobName
 from pace.client.page_documents import JobPage
 

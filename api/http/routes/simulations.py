@@ -9,8 +9,7 @@ from pace.api.http.body import receive_small
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import RunningService
 from pace.api.http.security import Submitter
-from pace.api.workers.functions import simulation
-from pace.api.workers.windows import windows
+from pace.api.workers.functions import simulation, windows
 from pace.client.documents import SimulationRequest, SimulationResult
 from pace.client.page_documents import WindowRequest, WindowResult
 
