@@ -57,11 +57,11 @@ class NoTransport:
         """Do nothing."""
         done(None)
 
-    def reduce_scatter(self, parts: Parts, name: str, done: Done) -> None:
+    def reduce_scatter(self, parts: Parts, name: str, done: Done) -> None:  # noqa: ARG002
         """Never called: there are no halves."""
         raise AssertionError(name)
 
-    def all_gather(self, parts: Parts, name: str, done: Done) -> None:
+    def all_gather(self, parts: Parts, name: str, done: Done) -> None:  # noqa: ARG002
         """Never called: there are no halves."""
         raise AssertionError(name)
 

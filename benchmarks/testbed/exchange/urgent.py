@@ -57,7 +57,7 @@ def _time_urgent(address: str, times: int, notsent_bytes: int) -> list[float]:
         notsent_bytes=notsent_bytes,
     )
     if notsent_bytes == _NO_LIMIT:
-        link._stream.expect_rate = _ignored  # type: ignore[assignment, method-assign]  # nor by the rate
+        link._stream.expect_rate = _ignored  # type: ignore[method-assign]  # nor by the rate
     sizes = [_URGENT_BYTES] + [_BULK_BYTES] * _BULK_PARTS
     link.announce(
         Layout(
