@@ -201,8 +201,8 @@ function Downloads({ resource, name }) {
   const trace = async () => (await ask(`v1/schedules/${resource.id}/timeline`)).blob();
   const table = () => csv(["segment", "group", "priority", "start_s", "end_s", "size_bytes"],
     segmentRows(resource.schedule).map(({ number, group, priority, start, end, size }) => [number, group, priority, start, end, size]));
-  const code = `from pace.runtime.torch import DistributedOptimizer\n\noptimizer = DistributedOptimizer(optimizer, model, service="${location.origin}"${resource.job ? `, job=${JSON.stringify(resource.job)}` : ', job="NAME"'})`;
   const halves = resource.schedule.schema_version === 3;
+  const code = `from pace.runtime.torch import DistributedOptimizer\n\noptimizer = DistributedOptimizer(optimizer, model, ${halves ? 'sharding="on", ' : ""}service="${location.origin}"${resource.job ? `, job=${JSON.stringify(resource.job)}` : ', job="NAME"'})`;
   const traced = !halves;
   return html`<section class="card" aria-labelledby="take-title">
     <h2 id="take-title">Take it along</h2>
@@ -213,8 +213,8 @@ function Downloads({ resource, name }) {
       <button type="button" onClick=${attempt(() => openInPerfetto(trace, name))}>Open in Perfetto ↗</button>`}
     </div>
     <${ProblemNote} error=${error} />
-    ${halves ? html`<p>This schedule is in two halves, with the optimizer's state sharded between them. <code>DistributedOptimizer</code> follows whole all-reduces:
-      choose them under Exchange to see what it reaches.</p>`
-      : html`<p>In the training job:</p><${Copyable} text=${code} label="Code for the training job" />`}
+    <p>In the training job:</p><${Copyable} text=${code} label="Code for the training job" />
+    ${halves && html`<p>This schedule is in two halves, with the optimizer's state sharded between them. To clip by the global norm, pass
+      <code>max_grad_norm</code> or call <code>optimizer.clip_grad_norm_</code>.</p>`}
   </section>`;
 }
