@@ -58,11 +58,13 @@ function Asked({ values }) {
     if (name !== over && number(values[name])) grid[field] = [number(values[name]) * factor];
   }
   if (values.algorithm) grid.algorithm = [values.algorithm];
-  const question = useSettled({ grid, clip: values.clip });
+  const wanted = { grid, clip: values.clip };
+  const question = useSettled(wanted);
   const answer = useLoaded(async (signal, progress) => {
     const profileId = question.clip === undefined ? values.profile : await profileWith(values.profile, clipped ? "global-norm" : "per-gradient", signal);
     return postTask("v1/what-if", { profile_id: profileId, grid: question.grid }, { signal, progress });
   }, [values.profile, JSON.stringify(question)]);
+  const busy = answer.busy || JSON.stringify(question) !== JSON.stringify(wanted);
   const profile = useLoaded((signal) => getJson(`v1/profiles/${values.profile}`, signal), [values.profile]);
   const whatIf = answer.value?.what_if;
   const shown = useMemo(() => {
@@ -98,11 +100,11 @@ function Asked({ values }) {
       <fieldset class="checks"><legend>Policies</legend>${POLICIES.map((name) => html`<label><input type="checkbox" checked=${policies.includes(name)} onChange=${() => toggle(name)} />${policyName(name)}</label>`)}</fieldset>
       <button type="button" onClick=${() => { location.hash = linkTo("what-if", { profile: values.profile }); }}>As profiled</button>
     </section>
-    <section class="card" aria-labelledby="answer-title" aria-busy=${String(answer.busy)}>
+    <section class="card" aria-labelledby="answer-title" aria-busy=${String(busy)}>
       <div class="row between"><h2 id="answer-title">${METRICS[metric].name}</h2>
         <div class="row" role="group" aria-label="What is drawn">${Object.entries(METRICS).map(([name, each]) => html`<button type="button" aria-pressed=${String(name === metric)} onClick=${() => adjust({ metric: name })}>${each.name}</button>`)}</div></div>
       <${ProblemNote} error=${answer.error} retry=${answer.again} />
-      <div class="steady">${answer.busy && html`<${Progress} task=${answer.task || { state: "running" }} what="Simulating" />`}</div>
+      <div class="steady">${busy && html`<${Progress} task=${answer.task || { state: "running" }} what="Simulating" />`}</div>
       ${shown && html`<${Curves} label=${`${METRICS[metric].name} over ${xName}`} x=${shown.x} xLabel=${xName} logX=${true}
         yLabel=${metric === "throughput" ? whatIf.throughput_unit : METRICS[metric].name} series=${shown.series} height=${360} logY=${["iteration_s", "throughput"].includes(metric)} />
       <${Table} caption="Simulated points" first="x" rows=${whatIf.cells} pageSize=${28} columns=${[

@@ -188,8 +188,8 @@ def test_what_if_answers_follow_the_sliders_and_the_link(visitor: Visitor, calle
     visitor.go(f"what-if?profile={made['id']}&policies=optimal,ddp&workers=200&over=compression")
     expect(points.first).to_have_text(re.compile(re.escape(first.split()[0])))
     assert points.first.inner_text() == first
-    # A question of minutes, which the next one ends.
-    large = caller.http.post("/v1/profiles", json=layered_profile(1500)).json()
+    # A question of half a minute at the least, which the next one ends.
+    large = caller.http.post("/v1/profiles", json=layered_profile(8000)).json()
     visitor.tolerated = lambda fault: "status of 409" in fault
     visitor.go(f"what-if?profile={large['id']}&policies=optimal,ddp,bytescheduler,fifo,horovod")
     running = page.get_by_role("status").filter(has_text=re.compile("Simulating: (waiting|\\d+ of 70)"))
