@@ -36,7 +36,7 @@ class _Bridge:
 
     def serve(self, commands: IO[bytes]) -> None:
         self._cluster.start()
-        threading.Thread(target=self._tell_capacity, daemon=True).start()
+        threading.Thread(target=self._keep_telling_capacity, daemon=True).start()
         while True:
             told, document = read_frame(commands)
             if told["do"] == "run":
@@ -50,9 +50,12 @@ class _Bridge:
             write_frame(self._out, told, document)
 
     def _tell_capacity(self) -> None:
+        self._tell({"is": "capacity", "threads": self._cluster.num_threads})
+
+    def _keep_telling_capacity(self) -> None:
         wait = threading.Event()
         while not wait.wait(_TELL_EVERY_S):
-            self._tell({"is": "capacity", "threads": self._cluster.num_threads})
+            self._tell_capacity()
 
     def _run(self, told: dict[str, Any], document: bytes) -> None:
         job = told["job"]
@@ -77,6 +80,8 @@ class _Bridge:
                 raise WorkerFailed(f"a worker answered with {type(result).__name__} instead of bytes")
             self._tell({"is": "returned", "job": job}, result)
         except PaceError as error:
+            # First: where the cluster is lost, nothing is to be tried again before it is back.
+            self._tell_capacity()
             self._tell({"is": "raised", "job": job, "error": type(error).__name__, "detail": str(error)})
         except Exception as error:  # whatever else Dask or a worker raises: the service is told its name
             self._tell({"is": "raised", "job": job, "error": "WorkerFailed", "detail": type(error).__name__})

@@ -75,6 +75,10 @@ class DaskCluster:
             raise CommClosedError(f"no connection to {self.address}")
         return client
 
+    def doubt(self) -> None:
+        """Count no threads until the scheduler has been asked again."""
+        self._num_threads = 0
+
     def listen(self, job: str, progress: Progress) -> None:
         """Call `progress` with what a job tells, until ``stop_listening``."""
         self._listeners[job] = progress
@@ -154,6 +158,7 @@ class DaskJobs:
             )
             succeeded, value = self._wait(client, future, job, ended)
         except _LOST as error:
+            self._cluster.doubt()
             detail = f"the cluster lost {purpose}: {type(error).__name__}"
             raise WorkerDied(detail) from None
         finally:

@@ -145,6 +145,7 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
         "/v1/fabric-runs",
         "/v1/predictions",
         "/v1/tasks",
+        "/v1/jobs",
     ]
 
     document = one.get("/openapi.json").json()
@@ -160,7 +161,10 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
         "/v1/fabric-runs/{run_id}",
         "/v1/predictions/{prediction_id}",
         "/v1/transfer-plans",  # stores nothing: there is nothing of a tenant to be seen
+        "/v1/imports",  # stores a profile: see above
         # Tried below.
+        "/v1/simulations/windows",
+        "/v1/usage",
         "/v1/keys",
         "/v1/keys/{key_id}",
         *lists,
@@ -181,6 +185,10 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
     simulated = by_id | {"policies": ["fifo"]}
     assert one.post("/v1/simulations", json=simulated).status_code == 200
     assert other.post("/v1/simulations", json=simulated).status_code == 422
+    laid_out = by_id | {"schedule_id": mine.json()["id"], "policies": ["fifo"]}
+    assert one.post("/v1/simulations/windows", json=laid_out).status_code == 200
+    assert other.post("/v1/simulations/windows", json=laid_out).status_code == 422
+    assert one.get("/v1/usage").json() != other.get("/v1/usage").json()
     # Its own copy: solved for the other tenant as well, under another id.
     theirs = other.post("/v1/schedules", json={"profile": profile, "job": "train"})
     assert theirs.status_code == 201
