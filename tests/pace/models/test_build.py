@@ -83,8 +83,8 @@ def test_metadata_says_computed_and_how() -> None:
 
 def test_unknown_architecture_is_refused_with_the_choices() -> None:
     """The error lists every name."""
-    with pytest.raises(InvalidOptions, match="alexnet") as refusal:
-        build("alexnet", device_tflops=8.0, batch=8, workers=8)
+    with pytest.raises(InvalidOptions, match="lenet") as refusal:
+        build("lenet", device_tflops=8.0, batch=8, workers=8)
     assert all(name in str(refusal.value) for name in NAMES)
 
 
