@@ -10,7 +10,7 @@ from benchmarks.testbed.results import SettingResult
 
 _PEERS = ("#9e9e9e", "#616161", "#bcaaa4", "#8d6e63", "#d7ccc8", "#b0bec5")
 # Blue over torch, green over Horovod, in the contenders' order.
-_OURS = ("#0d47a1", "#1976d2", "#64b5f6", "#bbdefb", "#00695c", "#26a69a", "#b2dfdb")
+_OURS = ("#0d47a1", "#1976d2", "#7986cb", "#64b5f6", "#bbdefb", "#00695c", "#26a69a", "#b2dfdb")
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
