@@ -59,7 +59,8 @@ export class GanttChart {
     this.bands = bands;
     this.end = end || 1;
     this.selected = null;
-    this.view = view && view[1] > view[0] ? view : [0, this.end];
+    const wanted = this.chosen === undefined ? view : this.chosen;
+    this.view = wanted && wanted[1] > wanted[0] ? wanted : [0, this.end];
     this.build();
   }
 
@@ -129,7 +130,8 @@ export class GanttChart {
     const start = Math.min(Math.max(from, -0.01 * this.end), this.end * 1.01 - span);
     this.view = [start, start + span];
     this.redraw();
-    this.onView(span >= this.end * 0.999 ? null : this.view);
+    this.chosen = span >= this.end * 0.999 ? null : this.view;
+    this.onView(this.chosen);
   }
 
   zoom(factor, around = (this.view[0] + this.view[1]) / 2) {
@@ -323,6 +325,8 @@ export function Gantt({ label, bands, end, view, onView, chartRef }) {
     chart.current.width = frame.current.clientWidth || 600;
     return () => observer.disconnect();
   }, []);
+  // What was chosen counts until whoever holds the view knows of it: another answer may arrive meanwhile.
+  useEffect(() => { chart.current.chosen = undefined; }, [view?.[0], view?.[1]]);
   useEffect(() => {
     setTip(null);
     chart.current.show(bands, end, view);

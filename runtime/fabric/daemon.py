@@ -136,7 +136,7 @@ class HostDaemon:
         self._listener.close()
         self._events.put(None)
         self._thread.join(5.0)
-        for link in self._callers:
+        for link in list(self._callers):
             link.close()
         self._peers.close()
         self._scheduler.close()
@@ -146,7 +146,10 @@ class HostDaemon:
     # Threads that only pass on what happens.
 
     def _accept(self, link: FabricLink) -> None:
+        self._callers.add(link)
         self._events.put(lambda: self._take_in(link))
+        if self._closed.is_set():  # nobody takes it in any more
+            link.close()
 
     def _post(self, handle: Callable[[], None]) -> None:
         if not self._closed.is_set():
@@ -266,7 +269,6 @@ class HostDaemon:
     # Workers of this host, and what arrives from other hosts.
 
     def _take_in(self, link: FabricLink) -> None:
-        self._callers = {each for each in self._callers if not each.over} | {link}
         link.start(
             lambda link, message: self._post(lambda: self._workers.answer(link, message)),
             lambda link, _reason: self._post(lambda: self._forget_caller(link)),

@@ -87,7 +87,7 @@ def test_workers_that_die_while_idle_are_replaced(victim: ServiceProcess) -> Non
     _kill_all(before)
     assert len(victim.events("worker-restarted", told + len(before))) == told + len(before)
     assert "SIGKILL" in victim.events("worker-restarted")[-1]["reason"]
-    assert victim.http.get("/readyz").json() ["workers"] == "ok"
+    assert victim.http.get("/readyz").json()["workers"] == "ok"
     assert len(_worker_pids(victim)) == len(before)
     assert not before & _worker_pids(victim)
 

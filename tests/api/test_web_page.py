@@ -137,6 +137,9 @@ def test_from_a_file_to_everything_that_can_be_taken_along(visitor: Visitor, tmp
     page.get_by_role("switch", name="Clipping").check()
     clipped = simulate(profile.replace(update="global-norm"), make_policy("ddp")).iteration_s
     expect(row).to_contain_text(milliseconds(clipped))
+    # Another schedule, whose windows are laid out anew.
+    expect(page.get_by_text("This schedule is in two halves")).to_be_visible()
+    expect(page.get_by_text("Simulating…")).to_have_count(0)
     page.get_by_role("button", name="Zoom in").click()
     expect(page).to_have_url(re.compile("clip=1.*from="))
     axis = page.locator(".axis text").all_text_contents()
@@ -206,6 +209,8 @@ def test_what_if_answers_follow_the_sliders_and_the_link(visitor: Visitor, calle
             break
         page.wait_for_timeout(200)
     assert "cancelled" in states()
+    for task in caller.http.get("/v1/tasks").json()["items"]:  # which the next test would wait for
+        caller.http.delete(f"/v1/tasks/{task['id']}")
 
 
 def report(made: dict[str, Any], measured_s: float) -> dict[str, Any]:
@@ -252,7 +257,7 @@ def test_jobs_tell_what_was_predicted_and_measured(visitor: Visitor, caller: Cal
     expect(page.get_by_text("This job has no schedules")).to_be_visible()
     assert caller.http.get("/v1/schedules", params={"job": LONG_NAME}).json()["items"] == []
 
-    large = {"profile": layered_profile(1500), "grid": {"bandwidth_gbps": list(range(1, 60))}}
+    large = {"profile": layered_profile(8000), "grid": {"bandwidth_gbps": list(range(1, 60))}}
     task = caller.http.post("/v1/what-if", json=large, headers={"Prefer": "respond-async"}).json()
     page.get_by_role("button", name="Cancel the what-if").click()
     expect(page.get_by_role("region", name="Tasks").get_by_role("row", name="what-if")).to_contain_text(
@@ -407,7 +412,7 @@ def test_a_service_that_dies_is_waited_for(browser: Browser, tmp_path: Path) -> 
 
         connect()
         caller = process.tenant()
-        profile = caller.http.post("/v1/profiles", json=layered_profile(300)).json()
+        profile = caller.http.post("/v1/profiles", json=layered_profile(3000)).json()
         with Visitor(browser, forwarder.url, caller.token) as visitor:
             visitor.tolerated = lambda fault: "Failed to load resource: net::" in fault
             page = visitor.go(

@@ -115,10 +115,12 @@ class FabricScheduler:
         self._transfer_log.close()
 
     def _accept(self, link: FabricLink) -> None:
+        self._links.add(link)
         self._events.put(lambda: self._take_in(link))
+        if self._closed.is_set():  # nobody takes it in any more
+            link.close()
 
     def _take_in(self, link: FabricLink) -> None:
-        self._links.add(link)
         link.start(
             lambda link, message: self._events.put(lambda: self._take(link, message)),
             lambda link, reason: self._events.put(lambda: self._lose(link, reason)),

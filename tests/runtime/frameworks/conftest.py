@@ -7,8 +7,8 @@ import pytest
 from tests.runtime.rank_pool import RankPool
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    """Ranks that stay for all jobs: loading the frameworks takes longer than any of them."""
+    """Ranks that stay for a module's jobs: loading the frameworks takes longer than any of them."""
     with RankPool(2) as ranks:
         yield ranks
