@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 from limits import RateLimitItem, parse
-from limits.storage import MemoryStorage
-from limits.strategies import FixedWindowRateLimiter
+from limits.aio.storage import MemoryStorage
+from limits.aio.strategies import FixedWindowRateLimiter
 
 from pace.api.errors import Forbidden, RateLimited, Unauthorized
 from pace.api.storage.keys import SCOPES, ApiKey, KeyRing, Scope
@@ -114,10 +114,9 @@ class AccessControl:
         if scope not in principal.scopes:
             held = ", ".join(sorted(principal.scopes)) or "none"
             raise Forbidden(f'this API key or token lacks the scope "{scope}"; it has: {held}')
-        if self._rate_limit is not None and not self._limiter.hit(self._rate_limit, principal.tenant):
-            raise RateLimited(
-                f"more requests than {self._rate_limit}", self._reset_s(self._rate_limit, principal.tenant)
-            )
+        if self._rate_limit is not None and not await self._limiter.hit(self._rate_limit, principal.tenant):
+            reset_s = await self._reset_s(self._rate_limit, principal.tenant)
+            raise RateLimited(f"more requests than {self._rate_limit}", reset_s)
         self._observe(principal.tenant)
         return principal
 
@@ -125,15 +124,14 @@ class AccessControl:
         if token is None:
             raise Unauthorized("no API key was sent")
         limit, origin = self._failure_limit, ("failed login", _origin(address))
-        if limit is not None and not self._limiter.test(limit, *origin) and not self._was_valid(token):
-            raise RateLimited(
-                "too many keys that are not valid, from your address", self._reset_s(limit, *origin)
-            )
+        if limit is not None and not await self._limiter.test(limit, *origin) and not self._was_valid(token):
+            reset_s = await self._reset_s(limit, *origin)
+            raise RateLimited("too many keys that are not valid, from your address", reset_s)
         try:
             return await self._identify(keys, token)
         except Unauthorized:
             if limit is not None:
-                self._limiter.hit(limit, *origin)
+                await self._limiter.hit(limit, *origin)
             raise
 
     async def _identify(self, keys: KeyRing, token: str) -> Principal:
@@ -196,9 +194,9 @@ class AccessControl:
         except Exception as error:
             log.warning("use-not-noted", key=key_id, error=str(error))
 
-    def _reset_s(self, limit: RateLimitItem, *identifiers: str) -> int:
-        reset_at = self._limiter.get_window_stats(limit, *identifiers).reset_time
-        return max(1, round(reset_at - time.time()))
+    async def _reset_s(self, limit: RateLimitItem, *identifiers: str) -> int:
+        window = await self._limiter.get_window_stats(limit, *identifiers)
+        return max(1, round(window.reset_time - time.time()))
 
 
 def _origin(address: str) -> str:

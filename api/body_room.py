@@ -1,11 +1,15 @@
 """Room for bodies that are under way: bounded in total, and for each tenant."""
 
+import asyncio
+import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
 from pace.api.errors import QueueFull
 from pace.api.tenants import Tenants
+
+_BULK_PAUSES = 2.0
 
 
 class BodyRoom:
@@ -24,6 +28,7 @@ class BodyRoom:
         self._tenants = tenants
         self._held: Counter[str] = Counter()
         self._bodies: Counter[str] = Counter()
+        self._bulk = asyncio.Lock()
 
     @contextmanager
     def body(self, tenant: str) -> "Iterator[HeldBody]":
@@ -45,6 +50,21 @@ class BodyRoom:
                 counter[tenant] -= count
                 if not counter[tenant]:
                     del counter[tenant]
+
+    @asynccontextmanager
+    async def bulk(self) -> AsyncIterator[None]:
+        """Take what arrived of a large body inside: one body at a time, and then the loop is others' a while.
+
+        Many large bodies at once would have a piece each in every turn of the event loop, and every small
+        request needs a dozen of those. What is not taken waits with its sender.
+        """
+        async with self._bulk:
+            began_s = time.perf_counter()
+            try:
+                yield
+            finally:
+                # Once for this, and once for the way of the piece through the server.
+                await asyncio.sleep(_BULK_PAUSES * (time.perf_counter() - began_s))
 
     def take(self, tenant: str, size_bytes: int, *, already: int) -> None:
         """Count more bytes of a body that has some `already`.
@@ -69,6 +89,10 @@ class HeldBody:
         self._room = room
         self._tenant = tenant
         self.size_bytes = 0
+
+    def bulk(self) -> AbstractAsyncContextManager[None]:
+        """As ``BodyRoom.bulk``."""
+        return self._room.bulk()
 
     def grow(self, size_bytes: int) -> None:
         """Count more bytes; raises QueueFull where there is no room."""

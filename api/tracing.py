@@ -26,6 +26,11 @@ class Spans:
         self._provider = provider
         self._asked: OrderedDict[str, Any] = OrderedDict()
 
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a provider."""
+        return self._provider is not None
+
     def remember(self, task_id: str) -> None:
         """Remember that the current request asked for a task."""
         if self._provider is not None:

@@ -78,8 +78,11 @@ def build_graph(
     """
     last_on_stream: dict[str, int] = {}
     predecessors: list[tuple[int, ...]] = []
+    in_order = True
     for op, (before, stream) in enumerate(zip(dependencies, streams, strict=True)):
         edges = tuple(before) if len(before) < 2 else tuple(dict.fromkeys(before))
+        if edges and (edges[0] if len(edges) == 1 else max(edges)) >= op:
+            in_order = False
         if stream is not None:
             last = last_on_stream.get(stream)
             if last is not None and last not in edges:
@@ -89,13 +92,12 @@ def build_graph(
     return Graph(
         durations_s=np.asarray(durations_s, dtype=np.float64),
         predecessors=tuple(predecessors),
-        order=_topological_order(predecessors),
+        # As profiles usually list them, there is nothing to sort.
+        order=tuple(range(len(predecessors))) if in_order else _topological_order(predecessors),
     )
 
 
 def _topological_order(predecessors: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    if all(max(before, default=-1) < op for op, before in enumerate(predecessors)):
-        return tuple(range(len(predecessors)))  # as profiles usually list them
     successors: list[list[int]] = [[] for _ in predecessors]
     missing = [len(before) for before in predecessors]
     for op, before in enumerate(predecessors):
@@ -122,16 +124,21 @@ def _find_cycle(predecessors: Sequence[tuple[int, ...]]) -> list[int]:
     return [previous for previous, _ in networkx.find_cycle(networkx.DiGraph(edges))]
 
 
-def path_from_marked(graph: Graph, marked: Sequence[bool], targets: Sequence[int]) -> list[int] | None:
+def path_from_marked(graph: Graph, marked: Sequence[int], targets: Sequence[int]) -> list[int] | None:
     """Return a path from a marked op to the first of `targets` that one leads to, or None.
 
     A marked target is a path of one op. O(ops + edges).
     """
-    first = next((position for position, op in enumerate(graph.order) if marked[op]), None)
-    if first is None or set(targets).isdisjoint(graph.order[first:]):
+    if not marked or not targets:
+        return None
+    among = set(marked)
+    first = next(position for position, op in enumerate(graph.order) if op in among)
+    if set(targets).isdisjoint(graph.order[first:]):
         return None  # as in most profiles: all gradients are there before the first op waits for one
     origin = [-1] * len(graph.order)
-    reached = list(marked)
+    reached = [False] * len(graph.order)
+    for op in marked:
+        reached[op] = True
     for op in graph.order:
         if reached[op]:
             continue

@@ -1,10 +1,8 @@
 """PACE under DistributedDataParallel: for jobs, and frameworks, that wrap the model in it themselves."""
 
 import contextlib
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,13 +13,8 @@ from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.control.options import Mode, WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.event_log import log
-from pace.runtime.gates.data_parallel import Carrier, refuse_unfit
-from pace.runtime.gates.gated_param_groups import gate_param_groups
-from pace.runtime.gates.gated_state import gate_state, ungate_state
-from pace.runtime.gates.routed_calls import route
-from pace.runtime.optimizer.live_wrappers import weakly
-from pace.runtime.optimizer.start import released_on_failure
-from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
+from pace.runtime.gates.data_parallel import DataParallelCarrier, refuse_unfit
+from pace.runtime.optimizer.carried_optimizer import CarriedOptimizer, carried
 from pace.runtime.replanning import Replanning
 from pace.runtime.torch import WrapperArguments
 from pace.runtime.transports.compression import Compression
@@ -106,11 +99,11 @@ def attach(
 
 def attached(ddp_model: nn.Module) -> "AttachedOptimizer | None":
     """Return the wrapper of a model that PACE is attached to; None without one."""
-    inner = getattr(ddp_model, "_orig_mod", ddp_model)
-    return _wrappers.get(inner) if isinstance(inner, nn.Module) else None
+    wrapper = carried(ddp_model)
+    return wrapper if isinstance(wrapper, AttachedOptimizer) else None
 
 
-class AttachedOptimizer(WrappedOptimizer):
+class AttachedOptimizer(CarriedOptimizer):
     """What ``attach`` returns; it lives as long as the model, or until ``close()``."""
 
     def __init__(
@@ -120,10 +113,7 @@ class AttachedOptimizer(WrappedOptimizer):
         arguments: WrapperArguments,
     ) -> None:
         self._closed = True  # until it is complete
-        self._stepping = False
-        self._undo: list[Callable[[], Any]] = []
-        self._carrier = carrier = Carrier(parallel)
-        self._parallel = weakref.ref(parallel)
+        carrier = DataParallelCarrier(parallel)
         model: nn.Module = parallel.module
         transport = arguments.connect(model)
         prepare = arguments.preparation(transport)
@@ -132,83 +122,13 @@ class AttachedOptimizer(WrappedOptimizer):
             refuse_unfit(parallel, optimizer)
             return prepare()
 
-        with released_on_failure(transport):
-            super().__init__(optimizer, model, transport=transport, prepare=fitting)
-        # Last: until here the loop's own calls have no effect on the runtime.
-        carrier.stand_aside()
-        gate = _Gating(self)
-        gate(optimizer)
-        self._undo = [
-            carrier.close,
-            route(optimizer, "step", _while_open(self, "step")),
-            route(optimizer, "zero_grad", _while_open(self, "zero_grad")),
-            lambda: ungate_state(optimizer),
-            optimizer.register_load_state_dict_post_hook(gate).remove,
-        ]
-        _wrappers[parallel] = self
-
-    @property
-    def busy(self) -> bool:
-        """Whether calls of the optimizer's methods are the wrapper's own, or it is closed."""
-        return self._stepping or self._closed
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one optimizer step; see ``WrappedOptimizer``.
-
-        Raises
-        ------
-        InvalidUse
-            Also after a backward pass in ``no_sync()``, whose gradients no rank has sent.
-        """
-        self._stepping = True
-        try:
-            return super().step(closure)
-        finally:
-            self._stepping = False
+        super().__init__(optimizer, parallel, model, carrier, transport=transport, prepare=fitting)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """DistributedDataParallel's own ``no_sync``, where forward passes count."""
-        parallel = self._parallel()
-        if parallel is None:
+        parallel = self._whole()
+        if not isinstance(parallel, DistributedDataParallel):
             raise InvalidUse("the model is gone")
         with parallel.no_sync():
             yield
-
-    def _close(self, *, linger: bool, reason: str | None = None, drain: bool = True) -> None:
-        try:
-            super()._close(linger=linger, reason=reason, drain=drain)
-        finally:
-            undo, self._undo = self._undo, []
-            for each in reversed(undo):
-                each()
-            parallel = self._parallel()
-            if parallel is not None and _wrappers.get(parallel) is self:
-                del _wrappers[parallel]
-
-
-def _while_open(wrapper: AttachedOptimizer, name: str) -> Callable[..., Any]:
-    """Return what calls a wrapper's method in the place of the optimizer's own, as long as it is open."""
-    reference = weakref.ref(wrapper)
-
-    def call(own: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        alive = reference()
-        method = own if alive is None or alive.busy else getattr(alive, name)
-        return method(*arguments, **named)
-
-    return call
-
-
-class _Gating:
-    """Has parameter groups and state, which ``load_state_dict`` replaces, wait for updates."""
-
-    def __init__(self, wrapper: AttachedOptimizer) -> None:
-        self._finish = weakly(wrapper.finish_updates)
-
-    def __call__(self, optimizer: torch.optim.Optimizer) -> None:
-        gate_param_groups(optimizer, self._finish)
-        gate_state(optimizer, self._finish)
-
-
-# Wrappers live as long as their models, whoever keeps what ``attach`` returned.
-_wrappers: "weakref.WeakKeyDictionary[nn.Module, AttachedOptimizer]" = weakref.WeakKeyDictionary()

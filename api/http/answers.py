@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from pace.api.http.headers import header
 from pace.api.storage.fabric_run_store import StoredFabricRun
 from pace.api.storage.prediction_store import StoredPrediction
 from pace.api.storage.store import StoredProfile, StoredSchedule
@@ -68,7 +69,7 @@ class PreparedAnswer:
 
     def response_to(self, request: Request, headers: Mapping[str, str] | None = None) -> Response:
         """PreparedAnswer a GET: 304 without a body if the caller has this body already."""
-        asked = request.headers.get("if-none-match")
+        asked = header(request.scope, b"if-none-match")
         if asked is not None and _matches(asked, self.etag):
             same = {"ETag": self.etag, "Cache-Control": "private, no-cache", **(headers or {})}
             return Response(status_code=304, headers=same)
@@ -162,7 +163,8 @@ class AnswerCache:
     def __init__(self, max_bytes: int, ttl_s: float) -> None:
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
-        self._answers: OrderedDict[tuple[str, str], tuple[float, PreparedAnswer]] = OrderedDict()
+        # None for what was deleted just now: an answer that was read before may come to be kept after.
+        self._answers: OrderedDict[tuple[str, str], tuple[float, PreparedAnswer | None]] = OrderedDict()
         self._held_bytes = 0
 
     def get(self, tenant: str, resource_id: str) -> PreparedAnswer | None:
@@ -174,19 +176,29 @@ class AnswerCache:
         return answer
 
     def put(self, tenant: str, resource_id: str, answer: PreparedAnswer) -> None:
-        """Keep an answer."""
-        self.drop(tenant, resource_id)
-        self._answers[tenant, resource_id] = (time.monotonic() + self._ttl_s, answer)
-        self._held_bytes += len(answer.body)
-        while self._held_bytes > self._max_bytes:
-            _, (_, dropped) = self._answers.popitem(last=False)
-            self._held_bytes -= len(dropped.body)
+        """Keep an answer, unless there was one that was dropped a moment ago."""
+        until, held = self._answers.get((tenant, resource_id), (0.0, answer))
+        if held is None and until >= time.monotonic():
+            return
+        self._set(tenant, resource_id, answer)
 
     def drop(self, tenant: str, resource_id: str) -> None:
-        """Drop an answer."""
-        held = self._answers.pop((tenant, resource_id), None)
-        if held is not None:
-            self._held_bytes -= len(held[1].body)
+        """Drop an answer, and keep none for a moment."""
+        self._set(tenant, resource_id, None)
+
+    def _set(self, tenant: str, resource_id: str, answer: PreparedAnswer | None) -> None:
+        before = self._answers.pop((tenant, resource_id), None)
+        if before is not None:
+            self._held_bytes -= _held_bytes(before[1])
+        self._answers[tenant, resource_id] = (time.monotonic() + self._ttl_s, answer)
+        self._held_bytes += _held_bytes(answer)
+        while self._held_bytes > self._max_bytes:
+            _, (_, dropped) = self._answers.popitem(last=False)
+            self._held_bytes -= _held_bytes(dropped)
+
+
+def _held_bytes(answer: PreparedAnswer | None) -> int:
+    return 1000 if answer is None else 1000 + len(answer.body)
 
 
 def _splice(head: dict[str, Any], name: str, document: bytes) -> bytes:

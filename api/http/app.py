@@ -1,8 +1,10 @@
 """The FastAPI application: routes put together, errors turned into answers."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import structlog
 from fastapi import FastAPI, Request
@@ -12,7 +14,7 @@ from starlette.responses import Response
 
 from pace.api.http import docs_page, web_page
 from pace.api.http.docs_page import add_docs
-from pace.api.http.fast_path import FastPath
+from pace.api.http.fast_path import Application, answer_frequent
 from pace.api.http.hosts import HostCheck
 from pace.api.http.middleware import Envelope, error_response
 from pace.api.http.openapi import describe
@@ -45,7 +47,7 @@ from pace.version import __version__
 log = structlog.get_logger(__name__)
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings) -> Application:
     """Build the application; it starts its parts with the server and stops them with it."""
     metrics = Metrics(settings.metrics_tenants)
 
@@ -57,13 +59,16 @@ def create_app(settings: Settings) -> FastAPI:
         await service.start()
         # Now, not for the first caller: it takes the event loop a quarter of a second.
         await asyncio.to_thread(app.openapi)
+        # What is there now stays: the collector need not look at it while somebody waits.
+        gc.collect()
+        gc.freeze()
         try:
             yield
         finally:
             await service.stop()
             spans.close()
 
-    app = FastAPI(
+    app = Application(
         title="PACE",
         summary="Schedules gradient all-reduces so that communication hides behind compute",
         version=__version__,
@@ -90,12 +95,15 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(routes.router)
     for kind in (PaceError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
-    app.add_middleware(FastPath)
-    app.add_middleware(HostCheck, allowed=settings.allowed_host_names, loopback=not settings.needs_keys)
+    allowed: dict[str, Any] = {"allowed": settings.allowed_host_names, "loopback": not settings.needs_keys}
+    app.add_middleware(HostCheck, **allowed)
     policies = {docs_page.PATH: add_docs(app), web_page.PATH: add_page(app)}
     app.add_middleware(Envelope, metrics=metrics, policies=policies)
     describe(app)
     spans = trace(app)
+    if not spans.wanted:
+        # Spans are made by the framework's layers.
+        app.fast = Envelope(HostCheck(answer_frequent, **allowed), metrics, {})
     return app
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from pace.api.body_room import HeldBody
 from pace.api.errors import BodyTimeout, ContentTooLarge, InvalidRequest, UnsupportedMediaType
 from pace.api.service import Service
-from pace.api.spool import BodySpool
+from pace.api.spool import IN_MEMORY_BYTES, BodySpool
 from pace.api.workers.body_reader import Received
 from pace.documents.base import explain
 
@@ -107,9 +107,15 @@ async def receive_body(
                 received += len(chunk)
                 if received > max_bytes:
                     raise too_large
-                if held is not None:
-                    held.grow(len(chunk))
-                spool.write(chunk)
+                if held is None:
+                    spool.write(chunk)
+                    continue
+                held.grow(len(chunk))
+                if received <= IN_MEMORY_BYTES:
+                    spool.write(chunk)
+                    continue
+                async with held.bulk():
+                    spool.write(chunk)
     except TimeoutError:
         raise BodyTimeout(f"the body did not arrive in {timeout_s:g} s") from None
     return encoding == "gzip"

@@ -1,42 +1,71 @@
-"""A short way for the most frequent request, GET /v1/schedules/{schedule_id}.
+"""A short way for the most frequent requests: GET /v1/schedules/{schedule_id} and POST /v1/schedules.
 
-When thousands of workers ask for the same bytes, the framework's routing and parameters cost more than
-everything else together. The same function answers here and in ``routes.schedules``, whose route describes it
-to the documentation and refuses what is no id.
+When thousands of workers ask, the framework's layers, routing and parameters cost more than everything else
+together. The same functions answer here and in ``routes.schedules``, whose routes describe them to the
+documentation, refuse what is no id, and answer where requests are traced.
 """
 
 import re
 from typing import cast
 
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pace.api.http.routes.schedules import answer_schedule
+from pace.api.http.headers import header
+from pace.api.http.routes.schedules import answer_schedule, create_schedule
 from pace.api.http.security import admit_request
 from pace.api.service import Service
 
-_PATH = re.compile("/v1/schedules/([0-9a-f]{32})")
+_PATH = "/v1/schedules"
+_ID = re.compile("[0-9a-f]{32}")
 ROUTE_KEY = "pace.route"
 
 
-class FastPath:
-    """ASGI middleware around the routes."""
+class Application(FastAPI):
+    """The framework's application, with a way around it.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    Attributes
+    ----------
+    fast
+        Answers what ``is_frequent``; None leaves that to the framework.
+    """
+
+    fast: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a GET of a schedule, hand on everything else."""
-        match = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
-        if match is None or scope["method"] != "GET":
-            await self.app(scope, receive, send)
-            return
-        scope[ROUTE_KEY] = "/v1/schedules/{schedule_id}"
-        request = Request(scope)
-        state = scope["app"].state
-        service = cast("Service", state.service)
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else None
+        """Handle one connection."""
+        if self.fast is not None and is_frequent(scope):
+            scope["app"] = self
+            await self.fast(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+def is_frequent(scope: Scope) -> bool:
+    """Whether a request is one that ``answer_frequent`` answers."""
+    if scope["type"] != "http" or not scope["path"].startswith(_PATH):
+        return False
+    rest = scope["path"][len(_PATH) :]
+    if scope["method"] == "GET":
+        return rest[:1] == "/" and _ID.fullmatch(rest, 1) is not None
+    return scope["method"] == "POST" and not rest
+
+
+async def answer_frequent(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a GET of a schedule or a POST of a profile; an ASGI application."""
+    request = Request(scope, receive)
+    state = scope["app"].state
+    service = cast("Service", state.service)
+    scheme, _, token = (header(scope, b"authorization") or "").partition(" ")
+    given = token.strip() if scheme.lower() == "bearer" else None
+    if scope["method"] == "GET":
+        scope[ROUTE_KEY] = f"{_PATH}/{{schedule_id}}"
         principal = await admit_request(request, service, given, "read")
-        response = await answer_schedule(request, state.schedule_answers, principal, match[1])
-        await response(scope, receive, send)
+        schedule_id = scope["path"][len(_PATH) + 1 :]
+        response = await answer_schedule(request, state.schedule_answers, principal, schedule_id)
+    else:
+        scope[ROUTE_KEY] = _PATH
+        principal = await admit_request(request, service, given, "submit")
+        response = await create_schedule(request, service, state.schedule_answers, principal)
+    await response(scope, receive, send)

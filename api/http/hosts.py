@@ -5,10 +5,10 @@ from functools import lru_cache
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pace.api.errors import ForeignHost
+from pace.api.http.headers import header
 
 _PROBES = ("/healthz", "/readyz")
 
@@ -37,11 +37,10 @@ class HostCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through or refuse it."""
         if scope["type"] == "http" and (self._loopback or self._allowed) and scope["path"] not in _PROBES:
-            headers = Headers(scope=scope)
-            host = headers.get("host", "")
+            host = header(scope, b"host") or ""
             if not self._is_allowed(f"//{host}"):
                 raise ForeignHost(f'this service is not called "{host[:200]}": see PACE_ALLOWED_HOSTS')
-            origin = headers.get("origin")
+            origin = header(scope, b"origin")
             if origin is not None and not self._is_allowed(origin):
                 raise ForeignHost(f'pages of "{origin[:200]}" may not use this service')
         await self.app(scope, receive, send)

@@ -1,19 +1,19 @@
 """Wraps every request: its id, safe headers, measurements, a log line, and an answer to any error."""
 
 import asyncio
-import os
+import random
 import re
 import time
 from collections.abc import Mapping
 
 import structlog
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pace.api.errors import ServiceStopping
 from pace.api.http.answers import problem_response
 from pace.api.http.fast_path import ROUTE_KEY
+from pace.api.http.headers import header
 from pace.api.metrics import Metrics
 from pace.api.problems import headers_of, problem_of
 from pace.errors import PaceError
@@ -46,6 +46,8 @@ class Envelope:
             path: (b"content-security-policy", policy.encode()) for path, policy in policies.items()
         }
         self.metrics = metrics
+        # Ids must be different, not secret, and the system's own generator takes longer.
+        self._random = random.Random()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -53,10 +55,10 @@ class Envelope:
             await self.app(scope, receive, send)
             return
         started_s = time.perf_counter()
-        request_id = Headers(scope=scope).get("x-request-id", "")
+        request_id = header(scope, b"x-request-id") or ""
         # What the caller chose goes into logs and headers: nothing that could forge either.
         if not _REQUEST_ID.fullmatch(request_id):
-            request_id = os.urandom(16).hex()
+            request_id = f"{self._random.getrandbits(128):032x}"
         structlog.contextvars.bind_contextvars(request_id=request_id)
         status = 0
 

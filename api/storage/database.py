@@ -3,13 +3,16 @@
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, CursorResult, Engine, create_engine, event
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL
+
+from pace.api.storage.records import Record
 
 
 class Database:
@@ -48,6 +51,39 @@ class Database:
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
+
+
+class Upsert:
+    """An INSERT that leaves or changes a row that is there; built once, as that takes longer than to run it.
+
+    Parameters
+    ----------
+    keys, changed
+        Columns by which a row is known, and those that get the new values if it is there. Without `changed`
+        the row stays as it is, whatever it collides with.
+    """
+
+    def __init__(self, record: type[Record], keys: Sequence[str] = (), changed: Sequence[str] = ()) -> None:
+        of_sqlite, of_postgresql = sqlite.insert(record), postgresql.insert(record)
+        self._by_dialect: dict[str, sqlite.Insert | postgresql.Insert]
+        if not changed:
+            self._by_dialect = {
+                "sqlite": of_sqlite.on_conflict_do_nothing(),
+                "postgresql": of_postgresql.on_conflict_do_nothing(),
+            }
+            return
+        self._by_dialect = {
+            dialect: statement.on_conflict_do_update(
+                index_elements=keys, set_={name: statement.excluded[name] for name in changed}
+            )
+            for dialect, statement in (("sqlite", of_sqlite), ("postgresql", of_postgresql))
+        }
+
+    def execute(self, connection: Connection, **values: Any) -> CursorResult[Any]:
+        """Insert a row; its ``rowcount`` is 0 if nothing was changed."""
+        statement = self._by_dialect[connection.dialect.name]
+        # Of an INSERT the count is forgotten unless it is asked for: on PostgreSQL it would always be -1.
+        return connection.execute(statement, values, execution_options={"preserve_rowcount": True})
 
 
 def make_engine(url: URL) -> Engine:
@@ -99,4 +135,5 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     # A transaction that starts as a reader and writes later can fail with SQLITE_BUSY at once.
     writes = connection.get_execution_options().get("pace_writes", True)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    driver: Any = connection.connection.dbapi_connection
+    driver.execute("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection, Row, Select, delete, select
 
 from pace.api.received import ReceivedFabricRun
-from pace.api.storage.database import Database
+from pace.api.storage.database import Database, Upsert
 from pace.api.storage.pages import read_page
 from pace.api.storage.records import FabricRunRecord, SolutionRecord
-from pace.api.storage.store import insert
 from pace.api.storage.task_inputs import TaskInput
 from pace.client.fabric_documents import FabricRunPage, FabricRunSummary
 
@@ -22,6 +21,7 @@ _SUMMARY = (
     FabricRunRecord.num_policies,
     FabricRunRecord.created_at,
 )
+_SAVE = Upsert(FabricRunRecord, ["id"], ["asked_at"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,8 @@ def save_fabric_run_request(
     """Record that a run was asked for, now; return its id."""
     now = datetime.now(UTC)
     new_id = hashlib.sha256(f"fabric-run\0{tenant}\0{received.key}".encode()).hexdigest()[:32]
-    statement = insert(connection, FabricRunRecord).values(
+    _SAVE.execute(
+        connection,
         id=new_id,
         tenant=tenant,
         key=received.key,
@@ -144,5 +145,4 @@ def save_fabric_run_request(
         created_at=now,
         asked_at=now,
     )
-    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_={"asked_at": now}))
     return new_id

@@ -9,9 +9,9 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 import structlog
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
-from pace.api.storage.database import Database
+from pace.api.storage.database import Database, Upsert
 from pace.api.storage.objects import ObjectStore
 from pace.api.storage.records import (
     FabricRunRecord,
@@ -22,12 +22,12 @@ from pace.api.storage.records import (
     SchemaFloorRecord,
     SolutionRecord,
 )
-from pace.api.storage.store import insert
 
 log = structlog.get_logger(__name__)
 
 # The first revision whose code knows that a document may be elsewhere.
 FLOOR = "0007"
+_MARK = Upsert(OrphanRecord)
 _DOCUMENTS = (ProfileRecord, SolutionRecord, PredictionRecord, FabricRunRecord)
 
 
@@ -47,7 +47,7 @@ def owns_objects(database: Database, objects: ObjectStore) -> bool:
         theirs = objects.owner()
         if ours is None and theirs is None:
             ours = uuid.uuid4().hex
-            connection.execute(insert(connection, ObjectOwnerRecord).values(place=place, id=ours))
+            connection.execute(insert(ObjectOwnerRecord).values(place=place, id=ours))
             theirs = objects.owner(ours)
     if ours != theirs:
         log.error("objects-of-another-database", place=place, ours=ours, theirs=theirs)
@@ -81,8 +81,7 @@ def sweep(database: Database, objects: ObjectStore, grace: timedelta, now: datet
                 connection.execute(delete(OrphanRecord).where(OrphanRecord.object_key.in_(found_again)))
             for key in orphans:
                 if key not in marked:
-                    mark = insert(connection, OrphanRecord).values(object_key=key, found_at=now)
-                    connection.execute(mark.on_conflict_do_nothing())
+                    _MARK.execute(connection, object_key=key, found_at=now)
         objects.delete(old)
         with database.write() as connection:
             connection.execute(delete(OrphanRecord).where(OrphanRecord.object_key.in_(old)))

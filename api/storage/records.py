@@ -226,6 +226,10 @@ class ObjectOwnerRecord(Record):
     id: Mapped[str] = mapped_column(String(32))
 
 
+# As text, so that a database sees that the index of live tasks holds all that are asked for.
+IS_LIVE = text("state IN ('queued', 'running')")
+
+
 class TaskRecord(Record):
     """Work to be done by one worker; the lease says which service process does it.
 
@@ -262,8 +266,8 @@ class TaskRecord(Record):
             "tenant",
             "key",
             unique=True,
-            sqlite_where=text("state IN ('queued', 'running')"),
-            postgresql_where=text("state IN ('queued', 'running')"),
+            sqlite_where=IS_LIVE,
+            postgresql_where=IS_LIVE,
         ),
         Index("ix_tasks_state", "state", "created_at"),
         Index("ix_tasks_turns", "tenant", "started_at"),

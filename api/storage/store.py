@@ -6,23 +6,30 @@ the tenant first, and no row of another tenant is ever read.
 
 import hashlib
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, exists, select
-from sqlalchemy import insert as plain_insert
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Executable,
+    Select,
+    bindparam,
+    delete,
+    exists,
+    insert,
+    select,
+)
 
 from pace.api.errors import InUse
 from pace.api.received import ReceivedProfile, ReceivedRequest, document_bytes
-from pace.api.storage.database import Database
+from pace.api.storage.database import Database, Upsert
 from pace.api.storage.objects import StoredDocument
 from pace.api.storage.pages import read_page
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import (
     ProfileRecord,
-    Record,
     ReportRecord,
     ScheduleRecord,
     SolutionRecord,
@@ -97,7 +104,7 @@ class ResourceStore:
     def get_schedule(self, tenant: str, schedule_id: str) -> StoredSchedule | None:
         """Return a schedule, or None when there is none or it is not solved yet."""
         with self.database.read() as connection:
-            return find_schedule_by_id(connection, tenant, schedule_id)
+            return find_schedule(connection, _SCHEDULE_BY_ID, tenant=tenant, id=schedule_id)
 
     def get_documents(self, tenant: str, schedule_id: str) -> tuple[StoredDocument, StoredDocument] | None:
         """Return the compressed profile and the document of a schedule, or None when there is none."""
@@ -139,7 +146,7 @@ class ResourceStore:
         """Return the schedule that the job asked for last, of those that are solved."""
         with self.database.read() as connection:
             return find_schedule(
-                connection, tenant, ScheduleRecord.job == job, ScheduleRecord.fingerprint == fingerprint
+                connection, _NEWEST_SCHEDULE, tenant=tenant, job=job, fingerprint=fingerprint
             )
 
     def list_schedules(
@@ -264,7 +271,7 @@ class ResourceStore:
         stored = ReportResource(id=uuid.uuid4().hex, created_at=datetime.now(UTC), **report.model_dump())
         with self.database.write() as connection:
             self._quota.require(connection, tenant, 0)
-            connection.execute(plain_insert(ReportRecord).values(tenant=tenant, **stored.model_dump()))
+            connection.execute(insert(ReportRecord).values(tenant=tenant, **stored.model_dump()))
         return stored
 
     def list_reports(
@@ -290,42 +297,56 @@ def schedule_id(tenant: str, job: str | None, key: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def find_schedule(connection: Connection, tenant: str, *conditions: Any) -> StoredSchedule | None:
-    """Return the newest solved schedule that meets the conditions."""
-    row = connection.execute(_schedules(tenant, *conditions).limit(1)).first()
+def find_schedule(connection: Connection, question: Executable, **values: Any) -> StoredSchedule | None:
+    """Return the first schedule that a statement finds with these values."""
+    row = connection.execute(question, values).first()
     return None if row is None else StoredSchedule(**row._mapping)
-
-
-def find_schedule_by_id(connection: Connection, tenant: str, schedule_id: str) -> StoredSchedule | None:
-    """Return a schedule, or None when there is none or it is not solved yet."""
-    return find_schedule(connection, tenant, ScheduleRecord.id == schedule_id)
 
 
 def hold_schedule(connection: Connection, tenant: str, schedule_id: str) -> StoredSchedule | None:
     """Return a solved schedule, whose document nobody deletes until this transaction ends, or None."""
-    question = _schedules(tenant, ScheduleRecord.id == schedule_id)
-    row = connection.execute(question.with_for_update(read=True, key_share=True, of=SolutionRecord)).first()
-    return None if row is None else StoredSchedule(**row._mapping)
+    return find_schedule(connection, _HELD_SCHEDULE, tenant=tenant, id=schedule_id)
+
+
+def find_unsolved_schedule(connection: Connection, tenant: str, schedule_id: str) -> StoredSchedule | None:
+    """Return a schedule that is not solved yet, without its document."""
+    row = connection.execute(_UNSOLVED_SCHEDULE, {"tenant": tenant, "id": schedule_id}).first()
+    return None if row is None else StoredSchedule(**row._mapping, document=b"")
 
 
 def _schedules(
-    tenant: str, *conditions: Any
+    *conditions: ColumnElement[bool],
 ) -> Select[str, str | None, str, str, datetime, bytes, str | None]:
     return (
         select(*_SCHEDULE_SUMMARY, SolutionRecord.document, SolutionRecord.object_key)
         .join(SolutionRecord, _SOLVED)
-        .where(ScheduleRecord.tenant == tenant, *conditions)
+        .where(ScheduleRecord.tenant == bindparam("tenant"), *conditions)
         .order_by(ScheduleRecord.asked_at.desc(), ScheduleRecord.id)
     )
 
 
+# Statements of every request are built once: to build one takes longer than to run it.
+_SCHEDULE_BY_ID = _schedules(ScheduleRecord.id == bindparam("id"))
+_HELD_SCHEDULE = _SCHEDULE_BY_ID.with_for_update(read=True, key_share=True, of=SolutionRecord)
+_UNSOLVED_SCHEDULE = select(*_SCHEDULE_SUMMARY).where(
+    ScheduleRecord.tenant == bindparam("tenant"), ScheduleRecord.id == bindparam("id")
+)
+_NEWEST_SCHEDULE = _schedules(
+    ScheduleRecord.job == bindparam("job"), ScheduleRecord.fingerprint == bindparam("fingerprint")
+).limit(1)
+_HELD_PROFILE = (
+    select(ProfileRecord.fingerprint)
+    .where(ProfileRecord.tenant == bindparam("tenant"), ProfileRecord.sha256 == bindparam("sha256"))
+    .with_for_update(read=True, key_share=True)
+)
+# An update that changes nothing: it locks the row of one who was faster.
+_SAVE_PROFILE = Upsert(ProfileRecord, ["tenant", "sha256"], ["num_ops"])
+_SAVE_SCHEDULE = Upsert(ScheduleRecord, ["id"], ["asked_at", "asked_by"])
+
+
 def hold_profile(connection: Connection, tenant: str, sha256: str) -> str | None:
     """Return a profile's fingerprint, or None; nobody deletes it until this transaction ends."""
-    fingerprint: str | None = connection.scalar(
-        select(ProfileRecord.fingerprint)
-        .where(ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256)
-        .with_for_update(read=True, key_share=True)
-    )
+    fingerprint: str | None = connection.scalar(_HELD_PROFILE, {"tenant": tenant, "sha256": sha256})
     return fingerprint
 
 
@@ -333,14 +354,10 @@ def save_profile(connection: Connection, tenant: str, received: ReceivedProfile)
     """Keep a profile unless it is there; nobody deletes it until this transaction ends."""
     # Looked up first: the document would be sent to the database only to be ignored.
     if hold_profile(connection, tenant, received.sha256) is None:
-        statement = insert(connection, ProfileRecord).values(
-            tenant=tenant, created_at=datetime.now(UTC), **asdict(received)
-        )
         # PostgreSQL cannot store NUL in text; the document keeps the name as it is.
-        statement = statement.values(name=received.name.replace("\0", "\N{REPLACEMENT CHARACTER}"))
-        # An update that changes nothing: it locks the row of one who was faster.
-        same = {"num_ops": statement.excluded.num_ops}
-        connection.execute(statement.on_conflict_do_update(index_elements=["tenant", "sha256"], set_=same))
+        shown = received.name.replace("\0", "\N{REPLACEMENT CHARACTER}")
+        stored = replace(received, name=shown)
+        _SAVE_PROFILE.execute(connection, tenant=tenant, created_at=datetime.now(UTC), **asdict(stored))
 
 
 def save_schedule_request(
@@ -349,7 +366,8 @@ def save_schedule_request(
     """Record that a job asked for a schedule, now; return the schedule's id."""
     now = datetime.now(UTC)
     new_id = schedule_id(tenant, received.job, received.key)
-    statement = insert(connection, ScheduleRecord).values(
+    _SAVE_SCHEDULE.execute(
+        connection,
         id=new_id,
         tenant=tenant,
         job=received.job,
@@ -360,13 +378,4 @@ def save_schedule_request(
         asked_at=now,
         asked_by=received.asked_by,
     )
-    asked = {"asked_at": now, "asked_by": received.asked_by}
-    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=asked))
     return new_id
-
-
-def insert(connection: Connection, record: type[Record]) -> "sqlite.Insert | postgresql.Insert":
-    """Return an INSERT that can say ON CONFLICT, for this connection's database."""
-    if connection.dialect.name == "sqlite":
-        return sqlite.insert(record)
-    return postgresql.insert(record)

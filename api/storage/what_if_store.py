@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection, Row, Select, delete, select
 
 from pace.api.received import ReceivedWhatIf
-from pace.api.storage.database import Database
+from pace.api.storage.database import Database, Upsert
 from pace.api.storage.pages import read_page
 from pace.api.storage.records import SolutionRecord, WhatIfRecord
-from pace.api.storage.store import insert
 from pace.client.what_if_documents import WhatIfPage, WhatIfSummary
 
 _ANSWERED = (SolutionRecord.tenant == WhatIfRecord.tenant) & (SolutionRecord.key == WhatIfRecord.key)
@@ -20,6 +19,7 @@ _SUMMARY = (
     WhatIfRecord.num_cells,
     WhatIfRecord.created_at,
 )
+_SAVE = Upsert(WhatIfRecord, ["id"], ["asked_at"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,8 @@ def save_what_if_request(
     """Record that a what-if was asked for, now; return its id."""
     now = datetime.now(UTC)
     new_id = hashlib.sha256(f"what-if\0{tenant}\0{received.key}".encode()).hexdigest()[:32]
-    statement = insert(connection, WhatIfRecord).values(
+    _SAVE.execute(
+        connection,
         id=new_id,
         tenant=tenant,
         key=received.key,
@@ -114,5 +115,4 @@ def save_what_if_request(
         created_at=now,
         asked_at=now,
     )
-    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_={"asked_at": now}))
     return new_id

@@ -16,7 +16,7 @@ from pace.api.problems import problem_of
 from pace.api.storage.documents import DocumentPlaces
 from pace.api.tasks.kinds import KINDS
 from pace.api.tasks.queue import TaskQueue
-from pace.api.tasks.state import ClaimedTask
+from pace.api.tasks.state import ClaimedTask, TaskStatus
 from pace.api.tasks.watches import Watches
 from pace.api.tracing import Spans
 from pace.api.workers.executor import Executor
@@ -67,6 +67,8 @@ class Dispatcher:
         self._renew_every_s = lease_s / 3
         self._poll_s = poll_s
         self._queued = {kind: asyncio.Event() for kind in executors}
+        # Whether something was queued since a look found nothing: only then a place that is free is news.
+        self._may_wait = dict.fromkeys(executors, True)
         # By kind; each is named after its task.
         self._running: dict[TaskKindName, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
         # Places that may be taken by a task that is just being accepted.
@@ -88,6 +90,7 @@ class Dispatcher:
 
     def notify(self, kind: TaskKindName) -> None:
         """Say that a task of this kind was queued."""
+        self._may_wait[kind] = True
         self._queued[kind].set()
 
     @contextlib.contextmanager
@@ -108,6 +111,10 @@ class Dispatcher:
         started = asyncio.create_task(self._run(task), name=task.id)
         self._running[task.kind].add(started)
         started.add_done_callback(lambda done: self._ended(task.kind, done))
+
+    def does(self, task_id: str) -> bool:
+        """Whether a task runs here: those who watch it will be told how it ends."""
+        return any(running.get_name() == task_id for running in self._all_running())
 
     def cancel(self, task_id: str) -> None:
         """End a cancelled task if it runs here: the process that works on it is killed."""
@@ -152,7 +159,9 @@ class Dispatcher:
             if self._num_taken(kind) < executor.size:
                 try:
                     names = [task.get_name() for task in self._all_running()]
+                    self._may_wait[kind] = False
                     task = await asyncio.to_thread(self._tasks.claim, kind, names)
+                    self._may_wait[kind] |= task is not None
                     pause_s = self._poll_s
                 except Exception as error:
                     # The database may be gone or full for a while; the service must outlast that.
@@ -167,7 +176,8 @@ class Dispatcher:
 
     def _ended(self, kind: TaskKindName, done: asyncio.Task[None]) -> None:
         self._running[kind].discard(done)
-        self._queued[kind].set()
+        if self._may_wait[kind]:
+            self._queued[kind].set()
         if not done.cancelled() and (error := done.exception()) is not None:
             # The lease ends and the task is claimed again.
             log.error("task-failed", task=done.get_name(), exc_info=error)
@@ -182,7 +192,8 @@ class Dispatcher:
             self._metrics.observe_wait(task.kind, max(0.0, waited_s))
         started = time.perf_counter()
         try:
-            task = await _persist(self._documents.fetch, task)
+            if task.object_key is not None:
+                task = await _persist(self._documents.fetch, task)
             about = {"pace.task.attempt": task.attempts, "pace.profile.gradients": task.num_gradients}
             with self._spans.of_task(task.id, kind.span, **about):
                 document = await self._executors[task.kind].run(
@@ -193,7 +204,9 @@ class Dispatcher:
                     progress=self._progress_of(task) if kind.tells_progress else None,
                 )
             seconds = time.perf_counter() - started
-            await _persist(self._finish, task, document)
+            ended: TaskStatus | None = await _persist(self._finish, task, document)
+            if ended is not None:
+                self.watches.end(task.tenant, ended)
             kind.observe(self._metrics, task.num_gradients, seconds)
             log.info(kind.done_event, task=task.id, tenant=task.tenant, solve_s=seconds)
         except WorkerDied as error:
@@ -211,9 +224,9 @@ class Dispatcher:
             self._metrics.tenants.count_work(task.tenant, task.kind, worked_s)
             self.watches.refresh(task.tenant, task.id)
 
-    def _finish(self, task: ClaimedTask, document: bytes) -> None:
+    def _finish(self, task: ClaimedTask, document: bytes) -> TaskStatus | None:
         # An upload is of one attempt: the sweep takes what a row has not named for long.
-        self._tasks.finish(task, self._documents.place(document))
+        return self._tasks.finish(task, self._documents.place(document))
 
     def _progress_of(self, task: ClaimedTask) -> Callable[[int], None]:
         loop = asyncio.get_running_loop()

@@ -24,6 +24,7 @@ from pace.api.storage.prediction_store import (
 )
 from pace.api.storage.store import (
     StoredSchedule,
+    find_unsolved_schedule,
     hold_schedule,
     save_schedule_request,
 )
@@ -64,6 +65,9 @@ class TaskKind:
         Records a tenant's request, whose profile has this fingerprint; returns the result's id.
     hold_result
         Returns a tenant's result by its id, if it is there, and lets nobody delete it in this transaction.
+    find_unsolved
+        Returns what is stored of a result that is not there yet: with it, the document can be handed to those
+        who wait for it without another look. None for kinds that take so long that the look does not matter.
     observe
         Counts a finished task of so many gradients and seconds.
     span, done_event
@@ -82,6 +86,7 @@ class TaskKind:
     find_input: Callable[[Connection, str, str, str], TaskInput | None]
     save_request: Callable[[Connection, str, Any, str], str]
     hold_result: Callable[[Connection, str, str], AnyStored | None]
+    find_unsolved: Callable[[Connection, str, str], AnyStored | None] | None = None
     observe: Callable[[Metrics, int, float], None]
     span: str
     done_event: str
@@ -101,6 +106,7 @@ KINDS: dict[TaskKindName, TaskKind] = {
         find_input=find_profile_input,
         save_request=save_schedule_request,
         hold_result=hold_schedule,
+        find_unsolved=find_unsolved_schedule,
         observe=Metrics.observe_solve,
         span="solve",
         done_event="solved",

@@ -12,16 +12,16 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
 from pace.api.errors import ResultDeleted, TaskCancelled, WorkerDied
 from pace.api.problems import problem_of
 from pace.api.received import AnyReceivedTask
-from pace.api.storage.database import Database
+from pace.api.storage.database import Database, Upsert
 from pace.api.storage.documents import PlacedDocument
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import SolutionRecord, TaskRecord
-from pace.api.storage.store import insert
+from pace.api.tasks.acceptance import Acceptance
 from pace.api.tasks.kinds import KINDS
 from pace.api.tasks.shares import TaskShares
 from pace.api.tasks.state import LIVE, ClaimedTask, Submitted, TaskStatus
@@ -63,11 +63,12 @@ class TaskQueue:
     ) -> None:
         self.database = database
         self.owner = uuid.uuid4().hex
-        self._room = TaskRoom(max_queued, tenants, quota or StorageQuota(tenants))
+        room = TaskRoom(max_queued, tenants, quota or StorageQuota(tenants))
         self._tenants = tenants
         self.shares = TaskShares(tenants)
         self._lease = timedelta(seconds=lease_s)
         self._max_attempts = max_attempts
+        self._acceptance = Acceptance(room, self.owner, self._lease)
 
     def submit(
         self, tenant: str, received: AnyReceivedTask, *, claim: bool = False, request_id: str | None = None
@@ -89,63 +90,7 @@ class TaskQueue:
             If the request names a profile that is not stored.
         """
         with self.database.write() as connection:
-            kind = KINDS[received.kind]
-            fingerprint = kind.save_input(connection, tenant, received)
-            new_id = kind.save_request(connection, tenant, received, fingerprint)
-            live = select(TaskRecord.id).where(
-                TaskRecord.tenant == tenant, TaskRecord.key == received.key, TaskRecord.state.in_(LIVE)
-            )
-            while True:
-                result = kind.hold_result(connection, tenant, new_id)
-                if result is not None:
-                    return Submitted(result_id=new_id, result=result, task_id=None)
-                task_id = connection.scalar(live)
-                if task_id is not None:
-                    return Submitted(result_id=new_id, result=None, task_id=task_id)
-                at_once = self._room.require(connection, tenant, received) and claim
-                task_id = self._add(connection, tenant, received, new_id, request_id, at_once=at_once)
-                if task_id is None:
-                    continue  # another service process was faster between our look and our insert
-                # No other task for this key is live now, so whatever came of one before can be seen.
-                result = kind.hold_result(connection, tenant, new_id)
-                if result is not None:
-                    connection.execute(delete(TaskRecord).where(TaskRecord.id == task_id))
-                    return Submitted(result_id=new_id, result=result, task_id=None)
-                claimed = self._claimed(connection, task_id) if at_once else None
-                return Submitted(result_id=new_id, result=None, task_id=task_id, claimed=claimed)
-
-    def _add(
-        self,
-        connection: Connection,
-        tenant: str,
-        received: AnyReceivedTask,
-        result_id: str,
-        request_id: str | None,
-        *,
-        at_once: bool,
-    ) -> str | None:
-        """Add a task and return its id; None if its key has a live one, or had until just now."""
-        task_id = uuid.uuid4().hex
-        now = datetime.now(UTC)
-        added = connection.execute(
-            insert(connection, TaskRecord)
-            .values(
-                id=task_id,
-                kind=received.kind,
-                tenant=tenant,
-                key=received.key,
-                result_id=result_id,
-                profile_sha256=received.input_sha256,
-                options=received.options,
-                num_done=None if received.num_steps is None else 0,
-                num_total=received.num_steps,
-                created_at=now,
-                request_id=request_id,
-                **(self._started(now, 0) if at_once else {"state": "queued", "attempts": 0}),
-            )
-            .on_conflict_do_nothing()
-        )
-        return task_id if added.rowcount else None
+            return self._acceptance.accept(connection, tenant, received, claim=claim, request_id=request_id)
 
     def claim(self, kind: str, running: Collection[str] = ()) -> ClaimedTask | None:
         """Take the next task of a kind.
@@ -158,11 +103,12 @@ class TaskQueue:
         """
         now = datetime.now(UTC)
         queued = (TaskRecord.state == "queued") & (TaskRecord.kind == kind)
-        running_too = (TaskRecord.state == "running") & (TaskRecord.kind == kind)
         with self.database.read() as connection:
-            expired = running_too & (TaskRecord.lease_until < now) & TaskRecord.id.not_in(running)
-            if connection.scalar(select(TaskRecord.id).where(queued | expired).limit(1)) is None:
-                return None
+            waiting = connection.scalar(_QUEUED_OF_KIND, {"kind": kind})
+            if waiting is None:
+                expired = connection.scalars(_EXPIRED_OF_KIND, {"kind": kind, "now": now})
+                if set(expired) <= set(running):
+                    return None
         with self.database.write() as connection:
             self._take_back_expired(connection, now, running)
             at_work, in_all = Counter[str](), Counter[str]()
@@ -255,6 +201,8 @@ class TaskQueue:
                 TaskRecord.attempts,
                 TaskRecord.created_at,
                 TaskRecord.request_id,
+                TaskRecord.started_at,
+                TaskRecord.num_total,
                 TaskRecord.profile_sha256,
                 TaskRecord.result_id,
             ).where(TaskRecord.id == task_id)
@@ -262,8 +210,8 @@ class TaskQueue:
         if row is None:
             return None
         values = dict(row._mapping)
-        sha256, result_id = values.pop("profile_sha256"), values.pop("result_id")
-        found = KINDS[row.kind].find_input(connection, row.tenant, sha256, result_id)
+        sha256 = values.pop("profile_sha256")
+        found = KINDS[row.kind].find_input(connection, row.tenant, sha256, row.result_id)
         if found is None:
             return None
         return ClaimedTask(**values, **asdict(found))
@@ -315,28 +263,24 @@ class TaskQueue:
                 .values(state="queued", lease_owner=None, attempts=TaskRecord.attempts - 1)
             )
 
-    def finish(self, task: ClaimedTask, placed: PlacedDocument) -> None:
-        """Store a task's document unless it was cancelled; an earlier one for the same key stays."""
+    def finish(self, task: ClaimedTask, placed: PlacedDocument) -> TaskStatus | None:
+        """Store a task's document unless it was cancelled; an earlier one for the same key stays.
+
+        Returns
+        -------
+        TaskStatus
+            With the document if it is the one that is now stored, in the database; None if the task was
+            cancelled.
+        """
         now = datetime.now(UTC)
         with self.database.write() as connection:
-            finished = connection.execute(
-                update(TaskRecord)
-                .where(TaskRecord.id == task.id, TaskRecord.state != "cancelled")
-                .values(
-                    state="done",
-                    finished_at=now,
-                    lease_owner=None,
-                    problem=None,
-                    num_done=TaskRecord.num_total,
-                )
-            )
+            finished = connection.execute(_FINISH, {"task_id": task.id, "now": now})
             if not finished.rowcount:
-                return
-            connection.execute(
-                insert(connection, SolutionRecord)
-                .values(tenant=task.tenant, key=task.key, created_at=now, **asdict(placed))
-                .on_conflict_do_nothing()
+                return None
+            stored = _SOLVE.execute(
+                connection, tenant=task.tenant, key=task.key, created_at=now, **asdict(placed)
             )
+        return task.done(now, placed.document if stored.rowcount and placed.object_key is None else None)
 
     def fail(self, task: ClaimedTask, error: PaceError) -> None:
         """Store why a task has no result."""
@@ -385,6 +329,28 @@ class TaskQueue:
         """Return a page of a tenant's tasks, newest first, and the cursor of the next."""
         with self.database.read() as connection:
             return list_statuses(connection, tenant, state, kind, limit, cursor)
+
+
+# Statements of every task and every look are built once: to build one takes longer than to run it.
+_OF_KIND = TaskRecord.kind == bindparam("kind")
+_QUEUED_OF_KIND = (
+    select(TaskRecord.id).where(TaskRecord.state == literal_column("'queued'"), _OF_KIND).limit(1)
+)
+_EXPIRED_OF_KIND = select(TaskRecord.id).where(
+    TaskRecord.state == literal_column("'running'"), _OF_KIND, TaskRecord.lease_until < bindparam("now")
+)
+_FINISH = (
+    update(TaskRecord)
+    .where(TaskRecord.id == bindparam("task_id"), TaskRecord.state != literal_column("'cancelled'"))
+    .values(
+        state="done",
+        finished_at=bindparam("now"),
+        lease_owner=None,
+        problem=None,
+        num_done=TaskRecord.num_total,
+    )
+)
+_SOLVE = Upsert(SolutionRecord)
 
 
 def _stored(error: PaceError) -> str:

@@ -1,6 +1,6 @@
 """What is known of a task: what a request came to, what is to be done, how far it is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from pace.api.tasks.kinds import KINDS, AnyStored
@@ -19,6 +19,8 @@ class Submitted:
         The result if it is there.
     task_id
         None if the result is there.
+    unsolved
+        What is stored of the result while the task goes on: all but its document, for kinds that tell.
     claimed
         The task if it is new and this process is to do it now.
     """
@@ -26,6 +28,7 @@ class Submitted:
     result_id: str
     result: AnyStored | None
     task_id: str | None
+    unsolved: AnyStored | None = None
     claimed: "ClaimedTask | None" = None
 
 
@@ -45,18 +48,43 @@ class ClaimedTask:
     kind: TaskKindName
     tenant: str
     key: str
+    result_id: str
     attempts: int
     num_gradients: int
+    num_total: int | None
     document: bytes
     object_key: str | None
     options: str
     created_at: datetime
+    started_at: datetime
     request_id: str | None
+
+    def done(self, at: datetime, document: bytes | None) -> "TaskStatus":
+        """Return how far it is once its document is stored."""
+        return TaskStatus(
+            id=self.id,
+            kind=self.kind,
+            result_id=self.result_id,
+            state="done",
+            problem=None,
+            num_done=self.num_total,
+            num_total=self.num_total,
+            created_at=self.created_at,
+            started_at=self.started_at,
+            finished_at=at,
+            document=document,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStatus:
-    """How far a task is."""
+    """How far a task is.
+
+    Attributes
+    ----------
+    document
+        What came of it and is stored, if this process did it just now.
+    """
 
     id: str
     kind: TaskKindName
@@ -68,6 +96,7 @@ class TaskStatus:
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    document: bytes | None = field(default=None, compare=False, repr=False)
 
     @property
     def live(self) -> bool:

@@ -1,16 +1,28 @@
 """Whether there is room for one more task, in the queue and among what its tenant may have."""
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from pace.api.errors import ContentTooLarge, QueueFull
 from pace.api.received import AnyReceivedTask, document_bytes
 from pace.api.storage.quota import StorageQuota
-from pace.api.storage.records import TaskRecord
-from pace.api.tasks.state import LIVE
+from pace.api.storage.records import IS_LIVE, TaskRecord
 from pace.api.tenants import Tenants
 
 # Kinds whose steps are simulations.
 _OF_CELLS = ("what-if", "prediction")
+_MINE, _QUEUED = TaskRecord.tenant == bindparam("tenant"), TaskRecord.state == literal_column("'queued'")
+_CELLS = func.sum(TaskRecord.num_total).filter(_MINE, TaskRecord.kind.in_(_OF_CELLS))
+# Built once, as every request for something new asks it.
+_COUNTS = (
+    select(
+        func.count().filter(_QUEUED),
+        func.count().filter(_QUEUED, _MINE),
+        func.count().filter(~_QUEUED, _MINE),
+        func.coalesce(_CELLS, 0),
+    )
+    .select_from(TaskRecord)
+    .where(IS_LIVE)
+)
 
 
 class TaskRoom:
@@ -23,17 +35,7 @@ class TaskRoom:
 
     def require(self, connection: Connection, tenant: str, received: AnyReceivedTask) -> bool:
         """Refuse one more task where there is no room; return whether it could run at once."""
-        mine, queued = TaskRecord.tenant == tenant, TaskRecord.state == "queued"
-        of_all, of_tenant, at_work, cells = connection.execute(
-            select(
-                func.count().filter(queued),
-                func.count().filter(queued, mine),
-                func.count().filter(~queued, mine),
-                func.coalesce(func.sum(TaskRecord.num_total).filter(mine, TaskRecord.kind.in_(_OF_CELLS)), 0),
-            )
-            .select_from(TaskRecord)
-            .where(TaskRecord.state.in_(LIVE))
-        ).one()
+        of_all, of_tenant, at_work, cells = connection.execute(_COUNTS, {"tenant": tenant}).one()
         limits = self._tenants.limits(tenant)
         if of_tenant >= limits.max_queued:
             raise QueueFull(f"{of_tenant} tasks of yours wait already", retry_after_s=5)

@@ -30,9 +30,17 @@ class Watches:
         self._released = False
         self._watches: dict[tuple[str, str], _Watch] = {}
 
-    async def wait(self, tenant: str, task_id: str, timeout_s: float) -> TaskStatus | None:
-        """Wait until a task is finished, at most so long; return how far it is then."""
-        watch = self._watch(tenant, task_id)
+    async def wait(
+        self, tenant: str, task_id: str, timeout_s: float, *, told: bool = False
+    ) -> TaskStatus | None:
+        """Wait until a task is finished, at most so long; return how far it is then.
+
+        Parameters
+        ----------
+        told
+            Whether this process does the task now, so that its end is told without a look.
+        """
+        watch = self._watch(tenant, task_id, look=not told)
         try:
             async with asyncio.timeout(0 if self._released else timeout_s) as limit:
                 self._waiting.add(limit)
@@ -46,6 +54,7 @@ class Watches:
     async def changes(self, tenant: str, task_id: str) -> AsyncIterator[TaskStatus]:
         """Yield how far a task is, now and whenever that changes, until it is finished or gone."""
         watch = self._watch(tenant, task_id)
+        watch.wake.set()
         told = None
         while True:
             changed = watch.changed
@@ -60,6 +69,13 @@ class Watches:
         """Look at a task again: something about it has changed."""
         watch = self._watches.get((tenant, task_id))
         if watch is not None:
+            watch.wake.set()
+
+    def end(self, tenant: str, status: TaskStatus) -> None:
+        """Say how a task has ended: nobody has to look."""
+        watch = self._watches.get((tenant, status.id))
+        if watch is not None:
+            watch.ended = status
             watch.wake.set()
 
     def release(self) -> None:
@@ -77,11 +93,11 @@ class Watches:
             runner.cancel()
         await asyncio.gather(*runners, return_exceptions=True)
 
-    def _watch(self, tenant: str, task_id: str) -> "_Watch":
+    def _watch(self, tenant: str, task_id: str, *, look: bool = True) -> "_Watch":
         watch = self._watches.get((tenant, task_id))
         if watch is None:
             watch = self._watches[tenant, task_id] = _Watch()
-            watch.runner = asyncio.create_task(self._run(watch, tenant, task_id))
+            watch.runner = asyncio.create_task(self._run(watch, tenant, task_id, look=look))
             watch.runner.add_done_callback(lambda done: self._ended(tenant, task_id, done))
         return watch
 
@@ -90,20 +106,23 @@ class Watches:
         if not done.cancelled() and (error := done.exception()) is not None:
             log.warning("watch-ended", task=task_id, error=str(error))
 
-    async def _run(self, watch: "_Watch", tenant: str, task_id: str) -> TaskStatus | None:
+    async def _run(self, watch: "_Watch", tenant: str, task_id: str, *, look: bool) -> TaskStatus | None:
         while True:
-            watch.wake.clear()
-            status = await self._threads.run(self._tasks.status, tenant, task_id)
-            if status != watch.status:
-                watch.status = status
-                watch.changed.set()
-                watch.changed = asyncio.Event()
-            if status is None or not status.live:
-                return status
+            if look:
+                status = watch.ended or await self._threads.run(self._tasks.status, tenant, task_id)
+                status = watch.ended or status  # told meanwhile
+                if status != watch.status:
+                    watch.status = status
+                    watch.changed.set()
+                    watch.changed = asyncio.Event()
+                if status is None or not status.live:
+                    return status
+            look = True
             with contextlib.suppress(TimeoutError):
                 # Not wait_for: Python 3.11's swallows a cancellation that comes with what it waits for.
                 async with asyncio.timeout(self._poll_s):
                     await watch.wake.wait()
+            watch.wake.clear()
 
 
 class _Watch:
@@ -111,5 +130,6 @@ class _Watch:
 
     def __init__(self) -> None:
         self.status: TaskStatus | None = None
+        self.ended: TaskStatus | None = None
         self.wake = asyncio.Event()
         self.changed = asyncio.Event()

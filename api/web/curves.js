@@ -1,7 +1,21 @@
 // Curves by uPlot, in the page's colors, with the numbers as a table for those who do not see them.
 import uPlot from "./vendor/uplot.js";
 import { html, useEffect, useRef, useState } from "./elements.js";
-import { compact } from "./numbers.js";
+import { compact, moment } from "./numbers.js";
+
+const two = (number) => String(number).padStart(2, "0");
+
+// Moments as the rest of the page writes them, as precise as their distance needs.
+function moments(ticks) {
+  const span = (ticks[ticks.length - 1] ?? 0) - (ticks[0] ?? 0);
+  return ticks.map((tick) => {
+    const at = new Date(tick * 1000);
+    const day = `${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+    const clock = `${two(at.getHours())}:${two(at.getMinutes())}`;
+    if (span < 300) return `${clock}:${two(at.getSeconds())}`;
+    return span < 86_400 ? clock : span < 5 * 86_400 ? `${day} ${clock}` : day;
+  });
+}
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 // What getPropertyValue gives may be light-dark(...), which a canvas does not know: resolved through an element.
@@ -57,7 +71,7 @@ export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = 
     const options = {
       width: Math.max(frame.current.clientWidth, 200), height: height * unit, series: shown, bands, legend: { show: false },
       scales: { x: { time, distr: logX ? 3 : 1 }, y: logY ? { distr: 3 } : { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.06 : 1] } },
-      axes: [{ ...axis, label: xLabel, ...(whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] } : {}) }, { ...axis, label: yLabel, size: 62 * unit, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : compact(tick))) }],
+      axes: [{ ...axis, label: xLabel, ...(time ? { values: (_, ticks) => moments(ticks), space: 96 * unit } : {}), ...(whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] } : {}) }, { ...axis, label: yLabel, size: 62 * unit, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : compact(tick))) }],
       cursor: { drag: { x: false, y: false }, y: false },
       hooks: { setCursor: [(plot) => tell(plot)] },
     };
@@ -65,7 +79,7 @@ export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = 
     const tell = (plot) => {
       const at = plot.cursor.idx;
       if (at == null) { note.textContent = ""; return; }
-      const where = time ? new Date(x[at] * 1000).toLocaleString("en-GB") : compact(x[at]);
+      const where = time ? moment(x[at] * 1000) : compact(x[at]);
       note.textContent = `${xLabel} ${where}: ${series.map((each) => `${each.label} ${compact(each.values[at])}${each.band && each.band[0][at] != null ? ` (${compact(each.band[0][at])} to ${compact(each.band[1][at])})` : ""}`).join(", ")}`;
     };
     const plot = new uPlot(options, data, frame.current);

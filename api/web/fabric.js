@@ -1,7 +1,8 @@
 // Fabric: the transfer plan of a batch of updates as a Gantt chart of links.
 import { html, useEffect, useMemo, useState } from "./elements.js";
 import { adjust } from "./address.js";
-import { Gantt, groupKind } from "./gantt.js";
+import { Gantt } from "./gantt.js";
+import { groupKind } from "./gantt-chart.js";
 import { bytes, percent, seconds } from "./numbers.js";
 import { DropFile, Empty, Field, ProblemNote, Progress, Table, save } from "./parts.js";
 import { ask } from "./service.js";

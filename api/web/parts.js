@@ -106,19 +106,23 @@ export function Field({ label, hint, id, children }) {
   </div>`;
 }
 
-export function DropFile({ id, label, hint, onFile, busy }) {
+// Hands over what was dropped or chosen: a list of files where `several` may come, else the first.
+export function DropFile({ id, label, hint, onFile, busy, several = false }) {
   const [over, setOver] = useState(false);
+  const give = (list) => {
+    const files = [...list];
+    if (files.length && !busy) onFile(several ? files : files[0]);
+  };
   const take = (event) => {
     event.preventDefault();
     setOver(false);
-    const [file] = event.dataTransfer.files;
-    if (file) onFile(file);
+    give(event.dataTransfer.files);
   };
   return html`<div class=${`drop ${over ? "over" : ""}`} onDragOver=${(event) => { event.preventDefault(); setOver(true); }}
     onDragLeave=${() => setOver(false)} onDrop=${take}>
     <label for=${id}>${label}</label>
-    <input id=${id} type="file" disabled=${busy} aria-describedby=${`${id}-hint`}
-      onChange=${(event) => { const [file] = event.target.files; if (file) onFile(file); event.target.value = ""; }} />
+    <input id=${id} type="file" multiple=${several} disabled=${busy} aria-describedby=${`${id}-hint`}
+      onChange=${(event) => { give(event.target.files); event.target.value = ""; }} />
     <span class="faint" id=${`${id}-hint`}>${hint}</span>
   </div>`;
 }

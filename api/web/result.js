@@ -1,13 +1,14 @@
 // What a schedule gives: one line of numbers, the windows in time, its groups, policies, downloads.
-import { html, useMemo, useRef, useState } from "./elements.js";
+import { html, useMemo, useRef } from "./elements.js";
 import { adjust, linkTo } from "./address.js";
 import { Gantt } from "./gantt.js";
+import { Groups } from "./groups.js";
 import { useLoaded } from "./loading.js";
-import { bytes, count, milliseconds, percent, seconds } from "./numbers.js";
-import { Copyable, Empty, ProblemNote, Progress, Table, Warnings, csv, save } from "./parts.js";
-import { openInPerfetto } from "./perfetto.js";
-import { ask, getJson, postJson, postTask, profileWith } from "./service.js";
-import { certificateParts, policyName, windowBands } from "./windows.js";
+import { count, milliseconds, percent, seconds } from "./numbers.js";
+import { Empty, ProblemNote, Progress, Table, Warnings, save } from "./parts.js";
+import { getJson, postJson, postTask, profileWith } from "./service.js";
+import { TakeAlong } from "./take-along.js";
+import { certificateParts, certified, policyName, windowBands } from "./windows.js";
 
 const POLICIES = ["ddp", "fifo", "horovod", "mg-wfbp", "tictac", "p3", "bytescheduler", "dear"];
 const FIRST = ["ddp", "bytescheduler"];
@@ -41,6 +42,7 @@ function Chosen({ values }) {
   const warnings = useMemo(() => JSON.parse(sessionStorage.getItem(`pace.warnings.${values.profile}`) || "[]"), [values.profile]);
   const { resource } = solved.value || {};
   const result = windows.value;
+  const now = result?.rows.find(({ name }) => name === "ddp")?.iteration_s;
   return html`
     <${ProblemNote} error=${solved.error} retry=${solved.again} />
     <${ProblemNote} error=${windows.error} retry=${windows.again} />
@@ -50,7 +52,7 @@ function Chosen({ values }) {
     ${resource && result && html`<${Windows} key=${resource.id} resource=${resource} result=${result} values=${values} policies=${policies} busy=${windows.busy} />`}
     ${resource && !result && !windows.error && html`<p role="status" class="busy">Laying out windows…</p>`}
     ${resource && html`<${Groups} resource=${resource} />`}
-    ${resource && html`<${Downloads} resource=${resource} name=${result?.name || "schedule"} />`}
+    ${resource && html`<${TakeAlong} key=${resource.id} resource=${resource} profileId=${solved.value.profileId} now=${now} name=${result?.name || "schedule"} />`}
   `;
 }
 
@@ -58,18 +60,19 @@ function Headline({ resource, result, clipped, values }) {
   const { predicted } = resource.schedule;
   const now = result?.rows.find(({ name }) => name === "ddp");
   const update = result?.update;
+  const pushed = resource.schedule.schema_version === 2;
   const isClipped = values.clip === undefined ? update === "global-norm" : clipped;
   return html`<section class="card headline" aria-label="Result">
     <div class="row between">
       <h2 class="name">${result?.name || "…"}${result && html` <span class="faint">${count(result.workers)} workers</span>`}</h2>
-      ${!values.schedule && html`<div class="row"><label class="switch" for="exchange">Exchange</label>
+      ${!values.schedule && html`<div class="row">${!pushed && html`<label class="switch" for="exchange">Exchange</label>
         <select id="exchange" class="short" value=${values.target || "pace"} onChange=${(event) => adjust({ target: event.target.value === "pace" ? "" : event.target.value, from: "", to: "" })}>
-          <option value="pace">as updates allow</option><option value="allreduce">whole all-reduces</option><option value="sharded">two halves</option></select>
+          <option value="pace">as updates allow</option><option value="allreduce">whole all-reduces</option><option value="sharded">two halves</option></select>`}
         <label class="switch"><input type="checkbox" role="switch" checked=${isClipped} onChange=${(event) => adjust({ clip: event.target.checked ? "1" : "0", from: "", to: "" })} />
         Clipping by the global norm</label></div>`}
     </div>
     <dl class="numbers">
-      ${(now || !result) && html`<div><dt>Now, as PyTorch DDP</dt><dd>${now ? seconds(now.iteration_s) : "…"}</dd></div>`}
+      ${(now || (!result && !pushed)) && html`<div><dt>Now, as PyTorch DDP</dt><dd>${now ? seconds(now.iteration_s) : "…"}</dd></div>`}
       <div class="chief"><dt>Under PACE</dt><dd>${seconds(predicted.iteration_s)}
         ${now && html`<span class=${now.iteration_s - predicted.iteration_s > 1e-9 ? "good" : "faint"}>${percent(predicted.iteration_s / now.iteration_s - 1, true)}</span>`}</dd></div>
       <div><dt>No schedule is faster than</dt><dd>${seconds(predicted.lower_bound_s)}</dd></div>
@@ -83,6 +86,7 @@ function Headline({ resource, result, clipped, values }) {
 function Windows({ resource, result, values, policies, busy }) {
   const chart = useRef(null);
   const parts = useMemo(() => certificateParts(resource.schedule), [resource.id]);
+  const proof = certified(resource.schedule);
   const bands = useMemo(() => {
     const bound = resource.schedule.predicted.lower_bound_s;
     const made = windowBands(result, parts);
@@ -115,7 +119,7 @@ function Windows({ resource, result, values, policies, busy }) {
       <li><i class="critical"></i>in the certificate</li><li><i class="line end"></i>end</li><li><i class="line bound"></i>no schedule is faster</li>
     </ul>
     ${parts.length > 0 && html`<p class="sum">Certificate: ${parts.map(({ name, value }, at) => html`${at ? " + " : ""}<span>${name} <b>${milliseconds(value)}</b></span>`)}
-      ${" = "}<b>${milliseconds(resource.schedule.certificate.bound_s)}</b>. No preemptive order of these groups ends earlier.</p>`}
+      ${" = "}<b>${milliseconds(proof.sum)}</b>. ${proof.proves}</p>`}
     <${Table} caption="Policies" first="iteration" rows=${rows} rowKey=${({ name }) => name} columns=${[
       { name: "policy", title: "Policy", value: ({ name }) => policyName(name) },
       { name: "iteration", title: "Iteration", value: ({ iteration }) => iteration, show: ({ iteration }) => milliseconds(iteration), numeric: true },
@@ -124,97 +128,5 @@ function Windows({ resource, result, values, policies, busy }) {
     ]} />
     <div class="row"><button type="button" onClick=${() => save(`${result.name}.svg`, chart.current.toSvg(), "image/svg+xml")}>Chart as SVG</button>
       <a class="button" href=${linkTo("what-if", { profile: values.profile || resource.profile_sha256, clip: values.clip })}>What if…</a></div>
-  </section>`;
-}
-
-// Groups of every kind of schedule as rows.
-function groupRows(schedule) {
-  if (schedule.schema_version === 3) {
-    const critical = { "reduce-scatter": new Set(schedule.certificate.reduce_scatters), "all-gather": new Set(schedule.certificate.all_gathers) };
-    return [["reduce-scatter", schedule.reduce_scatters], ["all-gather", schedule.all_gathers]].flatMap(([half, calls]) => calls.map((call, number) => ({
-      name: `${half} ${number}`, gradients: call.shards.flatMap((shard) => schedule.shards[shard].gradients), size: call.size_bytes,
-      ready: half === "reduce-scatter" ? call.time_s : null, tail: half === "all-gather" ? call.time_s : null, duration: call.duration_s,
-      segments: schedule.segments.filter((segment) => segment.half === half && segment.call === number).length, critical: critical[half].has(number),
-    })));
-  }
-  const critical = new Set(schedule.certificate?.groups || []);
-  const segments = new Array(schedule.groups.length).fill(0);
-  for (const { group } of schedule.segments) segments[group] += 1;
-  return schedule.groups.map((group, number) => ({
-    name: number, gradients: group.gradients, size: group.size_bytes, ready: group.ready_s, tail: group.tail_s,
-    duration: group.allreduce_s ?? null, segments: segments[number], critical: critical.has(number),
-  }));
-}
-
-const GROUP_COLUMNS = [
-  { name: "group", title: "Group", value: ({ name }) => name, numeric: true },
-  { name: "gradients", title: "Gradients", value: ({ gradients }) => gradients[0] || "", show: ({ gradients }) => html`<span class="name">${gradients[0] || "–"}</span>${gradients.length > 1
-    && html` <details class="inline"><summary>and ${gradients.length - 1} more</summary><span class="name">${gradients.slice(1).join(", ")}</span></details>`}` },
-  { name: "size", title: "Size", value: ({ size }) => size, show: ({ size }) => bytes(size), numeric: true },
-  { name: "ready", title: "Ready", value: ({ ready }) => ready, show: ({ ready }) => milliseconds(ready), numeric: true },
-  { name: "tail", title: "Tail", value: ({ tail }) => tail, show: ({ tail }) => milliseconds(tail), numeric: true },
-  { name: "duration", title: "On the network", value: ({ duration }) => duration, show: ({ duration }) => milliseconds(duration), numeric: true },
-  { name: "segments", title: "Segments", value: ({ segments }) => segments, numeric: true },
-  { name: "critical", title: "Certificate", value: ({ critical }) => (critical ? 0 : 1), show: ({ critical }) => (critical ? "in the set" : "") },
-];
-
-const SEGMENT_COLUMNS = [
-  { name: "number", title: "Segment", value: ({ number }) => number, numeric: true },
-  { name: "group", title: "Group", value: ({ group }) => group, numeric: true },
-  { name: "priority", title: "Priority", value: ({ priority }) => priority, numeric: true },
-  { name: "start", title: "Start", value: ({ start }) => start, show: ({ start }) => milliseconds(start), numeric: true },
-  { name: "end", title: "End", value: ({ end }) => end, show: ({ end }) => milliseconds(end), numeric: true },
-  { name: "size", title: "Size", value: ({ size }) => size, show: ({ size }) => bytes(size), numeric: true },
-];
-
-function segmentRows(schedule) {
-  return schedule.segments.map((segment, number) => ({
-    number, group: segment.group ?? `${segment.half} ${segment.call}`, priority: segment.priority, start: segment.start_s ?? segment.push_start_s,
-    end: segment.end_s ?? segment.pull_end_s, size: segment.size_bytes ?? null,
-  }));
-}
-
-function Groups({ resource }) {
-  const [shown, setShown] = useState("groups");
-  const groups = useMemo(() => groupRows(resource.schedule), [resource.id]);
-  const segments = useMemo(() => segmentRows(resource.schedule), [resource.id]);
-  return html`<section class="card" aria-labelledby="groups-title">
-    <div class="row between"><h2 id="groups-title">${count(groups.length)} groups in ${count(segments.length)} segments</h2>
-      <div class="row" role="group" aria-label="Table">
-        ${["groups", "segments"].map((name) => html`<button type="button" aria-pressed=${String(shown === name)} onClick=${() => setShown(name)}>${name === "groups" ? "Groups" : "Segments"}</button>`)}
-      </div></div>
-    ${shown === "groups" ? html`<${Table} key="groups" caption="Groups" rows=${groups} columns=${GROUP_COLUMNS} pageSize=${25} />`
-      : html`<${Table} key="segments" caption="Segments" rows=${segments} columns=${SEGMENT_COLUMNS} pageSize=${25} />`}
-  </section>`;
-}
-
-function Downloads({ resource, name }) {
-  const [error, setError] = useState(null);
-  const attempt = (work) => async () => {
-    setError(null);
-    try {
-      await work();
-    } catch (failure) {
-      setError(failure);
-    }
-  };
-  const trace = async () => (await ask(`v1/schedules/${resource.id}/timeline`)).blob();
-  const table = () => csv(["segment", "group", "priority", "start_s", "end_s", "size_bytes"],
-    segmentRows(resource.schedule).map(({ number, group, priority, start, end, size }) => [number, group, priority, start, end, size]));
-  const halves = resource.schedule.schema_version === 3;
-  const code = `from pace.runtime.torch import DistributedOptimizer\n\noptimizer = DistributedOptimizer(optimizer, model, ${halves ? 'sharding="on", ' : ""}service="${location.origin}"${resource.job ? `, job=${JSON.stringify(resource.job)}` : ', job="NAME"'})`;
-  const traced = !halves;
-  return html`<section class="card" aria-labelledby="take-title">
-    <h2 id="take-title">Take it along</h2>
-    <div class="row">
-      <button type="button" onClick=${attempt(() => save(`${name}.schedule.json`, JSON.stringify(resource.schedule, null, 2)))}>Schedule (JSON)</button>
-      <button type="button" onClick=${attempt(() => save(`${name}.csv`, table(), "text/csv"))}>Segments (CSV)</button>
-      ${traced && html`<button type="button" onClick=${attempt(async () => save(`${name}.trace.json`, await trace()))}>Chrome trace</button>
-      <button type="button" onClick=${attempt(() => openInPerfetto(trace, name))}>Open in Perfetto ↗</button>`}
-    </div>
-    <${ProblemNote} error=${error} />
-    <p>In the training job:</p><${Copyable} text=${code} label="Code for the training job" />
-    ${halves && html`<p>This schedule is in two halves, with the optimizer's state sharded between them. To clip by the global norm, pass
-      <code>max_grad_norm</code> or call <code>optimizer.clip_grad_norm_</code>.</p>`}
   </section>`;
 }

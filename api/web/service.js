@@ -1,5 +1,7 @@
 // Speaks to the service, and only under v1/: problems become errors, tasks are followed through their events.
 
+import { archive } from "./archive.js";
+
 const KEY = "pace.key";
 const listeners = new Set();
 let reachable = true;
@@ -103,23 +105,48 @@ export async function postJson(path, document, { signal, prefer } = {}) {
 
 export const remove = (path) => ask(path, { method: "DELETE" });
 
+// Which questions somebody on this page still waits for, and which this page gave up.
+const wanted = new Map();
+const givenUp = new Set();
+
 // Asks for work that may take long, follows its task, and returns the result.
 // `progress` is called with the task; when `signal` aborts, the task is cancelled too.
 export async function postTask(path, document, { signal, progress = () => {} } = {}) {
+  signal?.throwIfAborted();
+  const body = JSON.stringify(document);
+  const question = `${path} ${body}`;
+  wanted.set(question, (wanted.get(question) || 0) + 1);
+  // Not aborted itself: until it is answered nobody knows the task that would have to be cancelled.
   const more = { "Content-Type": "application/json", Prefer: "wait=1" };
-  const answer = await ask(path, { method: "POST", body: JSON.stringify(document), more, signal });
-  const content = await answer.json();
-  if (answer.status !== 202) return content;
-  const cancel = () => ask(`v1/tasks/${content.id}`, { method: "DELETE" }).catch(() => {});
-  signal?.addEventListener("abort", cancel);
+  const posted = ask(path, { method: "POST", body, more })
+    .then(async (answer) => ({ unfinished: answer.status === 202, content: await answer.json() }));
+  const cancel = async () => {
+    const { unfinished, content } = await posted;
+    if (!unfinished || wanted.get(question)) return; // done, or asked again meanwhile
+    givenUp.add(question);
+    await ask(`v1/tasks/${content.id}`, { method: "DELETE" });
+  };
   try {
+    const { unfinished, content } = await (signal ? Promise.race([posted, aborted(signal)]) : posted);
+    if (!unfinished) return content;
     const task = await followTask(content, { signal, progress });
     if (task.problem) throw new Problem(task.problem, task.problem.status);
     return await getJson(task.location, signal);
+  } catch (error) {
+    // Asked again while its first task was being cancelled: that cancellation was not meant for this one.
+    const again = error.kind === "cancelled" && givenUp.delete(question);
+    if (!again) throw error;
   } finally {
-    signal?.removeEventListener("abort", cancel);
+    wanted.set(question, wanted.get(question) - 1);
+    if (!wanted.get(question)) wanted.delete(question);
+    if (signal?.aborted) cancel().catch(() => {});
   }
+  return postTask(path, document, { signal, progress });
 }
+
+const aborted = (signal) => new Promise((_, reject) => {
+  signal.addEventListener("abort", () => reject(new DOMException("superseded", "AbortError")), { once: true });
+});
 
 const live = (task) => task.state === "queued" || task.state === "running";
 
@@ -166,14 +193,16 @@ async function* readEvents(stream) {
   }
 }
 
-// Sends a file as it is; a large one is compressed on the way unless it is already.
-export async function importFile(file, values, signal) {
-  const question = new URLSearchParams({ filename: file.name.slice(-200) || "file" });
+// Sends a file as it is, several as an archive; what is large is compressed on the way unless it is already.
+export async function importFiles(files, values, signal) {
+  const [first] = files;
+  const together = files.length > 1;
+  const question = new URLSearchParams({ filename: together ? `${files.length} files` : first.name.slice(-200) || "file" });
   for (const [name, value] of Object.entries(values)) if (value !== "" && value != null) question.set(name, value);
   const more = { "Content-Type": "application/octet-stream" };
-  let body = file;
-  if (file.size > 2 ** 20 && !/\.(gz|zip|zst)$/i.test(file.name)) {
-    body = await new Response(file.stream().pipeThrough(new CompressionStream("gzip"))).blob();
+  let body = together ? archive(files) : first;
+  if (body.size > 2 ** 20 && !files.every(({ name }) => /\.(gz|tgz|zip|zst)$/i.test(name))) {
+    body = await new Response(body.stream().pipeThrough(new CompressionStream("gzip"))).blob();
     more["Content-Encoding"] = "gzip";
   }
   return (await ask(`v1/imports?${question}`, { method: "POST", body, more, signal })).json();

@@ -4,7 +4,7 @@ import { goTo, linkTo } from "./address.js";
 import { useLoaded } from "./loading.js";
 import { count, moment } from "./numbers.js";
 import { DropFile, Empty, Field, ProblemNote, Table } from "./parts.js";
-import { getJson, importFile } from "./service.js";
+import { getJson, importFiles } from "./service.js";
 
 const EXAMPLES = [
   { file: "resnet50.json", name: "ResNet-50", about: "157 gradients on 8 workers" },
@@ -21,10 +21,10 @@ export function Start() {
   const [values, setValues] = useState({ format: "auto", workers: "", bandwidth_gbps: "", latency_s: "" });
   const [state, setState] = useState({});
   const set = (name) => (event) => setValues({ ...values, [name]: event.target.value });
-  const take = async (file, given) => {
-    setState({ busy: file.name });
+  const take = async (files, given) => {
+    setState({ busy: files.length > 1 ? `${files.length} files` : files[0].name });
     try {
-      const made = await importFile(file, given);
+      const made = await importFiles(files, given);
       sessionStorage.setItem(`pace.warnings.${made.id}`, JSON.stringify(made.warnings));
       goTo("result", { profile: made.id });
     } catch (error) {
@@ -35,7 +35,7 @@ export function Start() {
     setState({ busy: file });
     try {
       const content = await (await fetch(`web/examples/${file}`)).blob();
-      await take(new File([content], file), { format: "profile" });
+      await take([new File([content], file)], { format: "profile" });
     } catch (error) {
       setState({ error });
     }
@@ -43,8 +43,8 @@ export function Start() {
   return html`<div class="columns">
     <section class="card" aria-labelledby="file-title">
       <h2 id="file-title">From a file</h2>
-      <${DropFile} id="import-file" label="Drop a file here, or choose one" busy=${Boolean(state.busy)}
-        hint="Profile, Kineto trace, layer table, Chakra trace or Horovod timeline; .gz too" onFile=${(file) => take(file, values)} />
+      <${DropFile} id="import-file" label="Drop a file here, or choose one" busy=${Boolean(state.busy)} several=${true}
+        hint="Profile, Kineto trace (of all ranks: drop the files together), layer table, Chakra trace or Horovod timeline; .gz, .tar and .zip too" onFile=${(files) => take(files, values)} />
       <details>
         <summary>What the file does not say</summary>
         <div class="fields">
@@ -64,8 +64,21 @@ export function Start() {
         <strong>${example.name}</strong><span class="faint">${example.about}</span></button></li>`)}</ul>
       <p class="faint">Computed from layer shapes, not measured.</p>
     </section>
+    <${RecentJobs} />
     <${Stored} />
   </div>`;
+}
+
+function RecentJobs() {
+  const { value, error, again } = useLoaded((signal) => getJson("v1/jobs?limit=6", signal), []);
+  if (!error && !value?.items.length) return null;
+  return html`<section class="card whole" aria-labelledby="recent-title">
+    <h2 id="recent-title">A job</h2>
+    <${ProblemNote} error=${error} retry=${again} />
+    <ul class="choices wide">${(value?.items || []).map(({ job, asked_at: at, num_schedules: schedules }) => html`<li><a class="choice button" href=${linkTo("jobs", { job })}>
+      <strong class="name">${job}</strong><span class="faint">asked ${moment(at)}, ${count(schedules)} schedule${schedules > 1 ? "s" : ""}</span></a></li>`)}</ul>
+    <p><a href=${linkTo("jobs")}>All jobs</a></p>
+  </section>`;
 }
 
 function Stored() {

@@ -132,8 +132,13 @@ function profiledValue(name, profile) {
 function Slider({ name, axis, value, profiled }) {
   const position = (at) => Math.round(20 * Math.log10(Math.min(Math.max(at, axis.least), axis.most) / axis.least));
   const slide = (event) => {
-    const found = axis.least * 10 ** (Number(event.target.value) / 20);
-    adjust({ [name]: axis.whole ? Math.round(found) : Number(found.toPrecision(3)) });
+    const at = Number(event.target.value);
+    const found = axis.least * 10 ** (at / 20);
+    const now = value ?? profiled ?? axis.least;
+    let next = axis.whole ? Math.round(found) : Number(found.toPrecision(3));
+    // A step that rounding undoes would hold the slider where it is.
+    if (axis.whole && next === now) next += Math.sign(at - position(now));
+    adjust({ [name]: next });
   };
   const id = `axis-${name}`;
   return html`<div class="field slider">

@@ -1,5 +1,5 @@
 // Bands of the Gantt chart from windows that the service laid out in time.
-import { KINDS, groupKind } from "./gantt.js";
+import { KINDS, groupKind } from "./gantt-chart.js";
 import { bytes, percent, seconds } from "./numbers.js";
 
 export const POLICY_NAMES = {
@@ -73,7 +73,6 @@ function linkLanes(row) {
 // The numbers that add up to the bound, one behind the other.
 export function certificateParts(schedule) {
   const proof = schedule.certificate;
-  if (!proof) return [];
   if (schedule.schema_version === 1) {
     return [
       { name: "ready", kind: "ready", value: proof.min_ready_s, means: "no gradient of the set is ready earlier" },
@@ -90,7 +89,19 @@ export function certificateParts(schedule) {
       { name: "tail", kind: "tail", value: proof.min_tail_s, means: "compute that follows at least" },
     ].filter(({ name, value }) => name !== "norm" || value > 0);
   }
-  return [];
+  // Parameter servers: every fusion, partition and order, on the link that binds.
+  const { min_ready_s: ready, total_bytes: size, seconds_per_byte: rate, lost_s: lost, latency_s: latency, min_tail_s: tail } = schedule.bound;
+  return [
+    { name: "ready", kind: "ready", value: ready, means: "no gradient of the set is ready earlier" },
+    { name: schedule.bound.link === "up" ? "push" : "pull", kind: "carried", value: size * rate + lost, means: `a worker's link needs this for the set` },
+    { name: "tail", kind: "tail", value: latency + tail, means: "the round trip of the last of them, and the compute that follows" },
+  ];
+}
+
+// What the parts of the certificate add up to, and what that proves.
+export function certified(schedule) {
+  if (schedule.schema_version === 2) return { sum: schedule.bound.bound_s, proves: "No groups, parts and order of them end earlier." };
+  return { sum: schedule.certificate.bound_s, proves: "No preemptive order of these groups ends earlier." };
 }
 
 function certificateLane(parts) {

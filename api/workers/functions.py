@@ -321,10 +321,8 @@ def receive(profile: Profile, limits: ReadLimits) -> ReceivedProfile:
         if count > limit:
             raise ContentTooLarge(f"the profile has {count} {what}; this service takes {limit}")
     document = compact_profile(profile).encode()
-    with paused_collector():
-        sha256 = profile.sha256
     return ReceivedProfile(
-        sha256=sha256,
+        sha256=profile.sha256,
         name=profile.name,
         fingerprint=profile.fingerprint,
         num_ops=len(profile.ops),

@@ -6,6 +6,10 @@ python -m benchmarks.fabric_testbed --show runs/*.json --page page.md
 Eight hosts of two workers, a server and a scheduler; links redrawn every 25 s; the same computations and
 links for every contender and for the simulator. Needs root and iproute2. One cell takes
 about seconds x contenders. --quick: two hosts and small updates, to see whether it runs.
+
+fabric-s waits for all updates of a round. replica-N keeps a replica that the server leads by N updates of a
+host at most, patient-N one that waits for half of that. killed-NORM kills the server half way through; the
+replica is NORM behind at most.
 """
 
 import argparse
@@ -17,16 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fabric_testbed.collectives import train_synchronously
-from benchmarks.fabric_testbed.fabric_run import train_over_fabric
+from benchmarks.fabric_testbed.fabric_run import FabricVariant, train_over_fabric
 from benchmarks.fabric_testbed.page import page_of
 from benchmarks.fabric_testbed.plain_server import train_plainly
 from benchmarks.fabric_testbed.setting import FULL_BYTES_PER_S, Trained, payload_mbit_s, scenario_of
 from benchmarks.testbed.hosts import Host, Link, hosts
+from pace.documents.fabric.batch import DivergenceLimit
 from pace.documents.fabric.scenario import FabricScenario
 from pace.simulation.fabric import simulate_fabric
 
 CONTENDERS = ("fabric", "fabric-oracle", "async", "ring", "tree")
-_SIMULATED = {"fabric": "mlfabric-a", "fabric-oracle": "mlfabric-a"}
+OTHERS = ("fabric-s", "replica-N", "patient-N", "killed-NORM")
+_SIMULATED = {"fabric-s": "mlfabric-s", "async": "async", "ring": "ring", "tree": "tree"}
 
 
 def main() -> None:
@@ -34,7 +40,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--networks", default="N1,N2,N3")
     parser.add_argument("--compute", default="C1,C2,C3")
-    parser.add_argument("--contenders", default="fabric,async,ring,tree", help=",".join(CONTENDERS))
+    parser.add_argument("--contenders", default="fabric,async,ring,tree", help=",".join(CONTENDERS + OTHERS))
+    parser.add_argument("--flows", type=int, default=2, help="of a host's workers over its link in a ring")
     parser.add_argument("--machines", type=int, default=8)
     parser.add_argument("--megabytes", type=float, default=5.0, help="of an update; times follow it")
     parser.add_argument("--seconds", type=float, default=75.0)
@@ -68,7 +75,7 @@ def _cell(network: str, compute: str, given: argparse.Namespace) -> dict[str, An
         megabytes=given.megabytes,
         seconds=given.seconds,
         seed=given.seed,
-    )
+    ).model_copy(update={"flows": given.flows})
     cell: dict[str, Any] = {
         "network": network,
         "compute": compute,
@@ -102,21 +109,39 @@ def merged(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def measure(contender: str, scenario: FabricScenario) -> Trained:
     """Train once on hosts of its own."""
     full = Link(rate_mbit_s=payload_mbit_s(FULL_BYTES_PER_S))
-    with tempfile.TemporaryDirectory() as name, hosts([full] * (scenario.machines + 2)) as made:
+    with tempfile.TemporaryDirectory() as name, hosts([full] * (scenario.machines + 3)) as made:
+        variant, machines = variant_of(contender, scenario), made[2 : 2 + scenario.machines]
+        if variant is not None:
+            return train_over_fabric(scenario, made, Path(name), variant)
         match contender:
-            case "fabric":
-                return train_over_fabric(scenario, made, Path(name))
-            case "fabric-oracle":
-                lag_s = scenario.lag_s if scenario.links.shares != (1.0,) else 0.0
-                return train_over_fabric(scenario, made, Path(name), "oracle", lag_s=lag_s)
             case "async":
-                return train_plainly(scenario, _server(made), made[2:])
+                return train_plainly(scenario, _server(made), machines)
             case "ring":
-                return train_synchronously(scenario, "ring", made[2:])
+                return train_synchronously(scenario, "ring", machines)
             case "tree":
-                return train_synchronously(scenario, "tree", made[2:])
+                return train_synchronously(scenario, "tree", machines)
             case _:
-                raise SystemExit(f"no contender {contender}: there are {', '.join(CONTENDERS)}")
+                raise SystemExit(f"no contender {contender}: there are {', '.join(CONTENDERS + OTHERS)}")
+
+
+def variant_of(contender: str, scenario: FabricScenario) -> FabricVariant | None:
+    """Return how the fabric runs as this contender; None if it is none of the fabric's."""
+    kind, _, most = contender.partition("-")
+    match kind:
+        case "fabric" if contender == "fabric":
+            return FabricVariant()
+        case "fabric" if contender == "fabric-oracle":
+            lag_s = scenario.lag_s if scenario.links.shares != (1.0,) else 0.0
+            return FabricVariant(knowledge="oracle", lag_s=lag_s)
+        case "fabric" if contender == "fabric-s":
+            return FabricVariant(synchronous=True)
+        case "replica" | "patient":
+            limit = DivergenceLimit(kind="updates", max=float(most))
+            return FabricVariant(replica=limit, patient=kind == "patient")
+        case "killed":
+            limit = DivergenceLimit(kind="norm", max=float(most))
+            return FabricVariant(replica=limit, kill_s=scenario.duration_s / 2)
+    return None
 
 
 def _server(made: list[Host]) -> Host:
@@ -124,8 +149,15 @@ def _server(made: list[Host]) -> Host:
 
 
 def simulated(contender: str, scenario: FabricScenario) -> float | None:
-    """Return what the simulator says of the same computations and links."""
-    run = simulate_fabric(scenario, _SIMULATED.get(contender, contender))
+    """Return what the simulator says of the same computations and links; None where it has no such run."""
+    kind, _, most = contender.partition("-")
+    if kind == "killed":
+        return None
+    if kind in ("replica", "patient"):
+        lead = int(most) * scenario.workers_per_machine
+        knobs = {"replicate_updates": lead, "replicate_patiently": kind == "patient"}
+        scenario = scenario.model_copy(update=knobs)
+    run = simulate_fabric(scenario, _SIMULATED.get(contender, "mlfabric-a"))
     commits = [(commit.at_s, commit.num_updates) for commit in run.commits]
     return Trained(commits=commits).iteration_s(scenario.num_workers)
 

@@ -17,6 +17,7 @@ from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.joining import join_torch
 from benchmarks.testbed.processes import Answer, ranks
 from pace.documents.fabric.scenario import FabricScenario
+from pace.simulation.fabric.draws import draw_links, rates_at
 
 _PORT = 5302
 _BLOCK = 16 * 1024  # numbers
@@ -40,12 +41,30 @@ def train_synchronously(
         finally:
             links.stop()
     ended = [at for at in rounds if at <= scenario.duration_s]
-    return Trained(commits=[(at, scenario.num_workers) for at in ended], facts={"rounds": len(ended)})
+    facts: dict[str, Any] = {"rounds": len(ended)}
+    if kind == "tree":
+        facts["slow_messages_share"] = _slow_share(scenario, [0.0, *ended[:-1]])
+    return Trained(commits=[(at, scenario.num_workers) for at in ended], facts=facts)
+
+
+def _slow_share(scenario: FabricScenario, rounds_s: Sequence[float]) -> float:
+    """Return the share of the tree's messages up that go to a host whose link down is slow then."""
+    links, full = draw_links(scenario), max(scenario.links.bytes_per_s)
+    slow = [
+        rates_at(links, at)[2 * ((machine - 1) // 2) + 1] < 0.3 * full
+        for at in rounds_s
+        for machine in range(1, scenario.machines)
+    ]
+    return float(np.mean(slow)) if slow else 0.0
 
 
 def _numbers(scenario: FabricScenario, kind: Literal["ring", "tree"]) -> int:
-    """Return how many numbers a rank adds, so that links carry what all workers' ranks would have them."""
-    hosts, workers = scenario.machines, scenario.num_workers
+    """Return how many numbers a rank adds, so that links carry what all workers' ranks would have them.
+
+    With one flow a host's workers are summed first, and the ring has as many members as there are hosts.
+    """
+    hosts = scenario.machines
+    workers = hosts if scenario.flows == 1 else scenario.num_workers
     own = scenario.update_bytes // 4 * scenario.flows
     return round(own * (workers - 1) / workers * hosts / (hosts - 1)) if kind == "ring" else own
 

@@ -311,14 +311,44 @@ def order_search() -> None:
     table(("order", "mean", "worst"), rows)
 
 
+def ring_growth(num_runs: int = 40) -> None:
+    """How the ring's growth from C1 to C2 at N1 depends on the ring, the hosts, and the length of a run."""
+    print("## Growth of the ring's iteration from C1 to C2 at N1\n")
+    rows: list[tuple[object, ...]] = []
+    for machines in (15, 8):
+        for flows in (2, 1):
+            cells: list[object] = [f"{machines} hosts, {flows} flow{'s' * (flows > 1)}"]
+            cells.append(f"{_expected_growth(machines, flows) * 100:+.0f} %")
+            for seconds, seeds in ((400.0, 8), (15.0, num_runs)):
+                knobs = {"machines": machines, "flows": flows}
+                runs = Runs(seconds, seeds)
+                times = [runs.of("ring", "N1", compute, **knobs) for compute in ("C1", "C2")]
+                grown = [b.iteration_s / a.iteration_s - 1 for a, b in zip(*times, strict=True)]
+                cells.append(
+                    f"{mean(grown) * 100:+.0f} % ({min(grown) * 100:+.0f} to {max(grown) * 100:+.0f})"
+                )
+            rows.append(tuple(cells))
+    table(("ring of two workers on each", "by hand", "8 runs of 400 s", f"{num_runs} of 15 s"), rows)
+
+
+def _expected_growth(machines: int, flows: int) -> float:
+    """Return the growth if every iteration met fresh draws of 10 % stragglers and 10 % links at half rate."""
+    workers = 2 * machines
+    members = machines if flows == 1 else workers
+    straggling, slow = 1 - 0.9**workers, 1 - 0.9 ** (2 * machines)
+    ring = 2 * (members - 1) / members * flows * RESNET50 / RATES[-1] * (1 + slow)
+    first, second = (0.1 * (1 + (slowdown - 1) * straggling) + ring for slowdown in (2, 4))
+    return second / first - 1
+
+
 def main() -> None:
     """Print every table, or those that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--only", help="planning, order-search: these tables, separated by commas")
+    parser.add_argument("--only", help="planning, order-search, ring-growth: these tables")
     given = parser.parse_args()
-    measured = {"planning": planning, "order-search": order_search}
+    measured = {"planning": planning, "order-search": order_search, "ring-growth": ring_growth}
     if given.only:
         for name in given.only.split(","):
             measured[name]()
@@ -328,6 +358,7 @@ def main() -> None:
     stragglers(runs)
     table_2(runs)
     monitor_lag(runs)
+    ring_growth()
     lda(runs)
     synchronous(runs)
     messages(runs)

@@ -58,7 +58,9 @@ def main() -> int:
         rate_mbit_s=arguments.rate_mbit_s,
         compute_s=arguments.compute_s,
         real_models=arguments.real_models,
+        hsdp_models=arguments.hsdp_models,
         only=arguments.contenders,
+        clip=arguments.clip,
         rounds=2 if arguments.quick else arguments.rounds,
         rounds_elsewhere=2 if arguments.quick else min(arguments.rounds, defaults.rounds_elsewhere),
     )
@@ -132,9 +134,21 @@ def _arguments() -> argparse.Namespace:
         metavar="A,B",
         help=f"with real compute, on two hosts: {', '.join(REAL_MODELS)}",
     )
+    parser.add_argument(
+        "--hsdp-models",
+        type=_names(MODELS),
+        default=defaults.hsdp_models,
+        metavar="A,B",
+        help="in fully_shard on two replicas of two shards each, where there are four hosts",
+    )
     parser.add_argument("--workers", type=_integers, default=defaults.workers, metavar="2,4,8")
     parser.add_argument("--ratios", type=_floats, default=defaults.ratios, metavar="0.5,1,2")
     parser.add_argument("--contenders", type=_names(BY_NAME), default=(), metavar="A,B", help="only these")
+    parser.add_argument(
+        "--clip",
+        action="store_true",
+        help="clip gradients by their global norm, and have those compete who can",
+    )
     parser.add_argument("--rate-mbit-s", type=float, default=defaults.rate_mbit_s, metavar="R")
     parser.add_argument("--compute-s", type=float, default=defaults.compute_s, metavar="S")
     parser.add_argument("--rounds", type=int, default=defaults.rounds, metavar="N")
@@ -146,7 +160,10 @@ def _arguments() -> argparse.Namespace:
         "--read", type=Path, metavar="JSON", help="measure nothing: page and chart of this record"
     )
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="predicted and measured windows")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.clip and arguments.real_models:
+        parser.error("--clip has no reference for real compute: leave --real-models out")
+    return arguments
 
 
 def _names(known: Any) -> Any:

@@ -4,13 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.testbed.contenders import BY_NAME
+from benchmarks.testbed.contenders import BY_NAME, HSDP
 from benchmarks.testbed.report import settings_of
 from benchmarks.testbed.results import SettingResult
 
 _PEERS = ("#9e9e9e", "#616161", "#bcaaa4", "#8d6e63", "#d7ccc8", "#b0bec5")
-# Blue over torch, green over Horovod, in the contenders' order.
-_OURS = ("#0d47a1", "#1976d2", "#7986cb", "#64b5f6", "#bbdefb", "#00695c", "#26a69a", "#b2dfdb")
+# Blue over torch, green over Horovod, orange in two halves, in the contenders' order.
+_OURS = (
+    *("#0d47a1", "#1976d2", "#7986cb", "#64b5f6", "#bbdefb"),
+    *("#00695c", "#26a69a", "#b2dfdb"),
+    *("#e65100", "#ffb74d"),
+)
+# Purple over replicas of shards.
+_HSDP = ("#ce93d8", "#9c27b0", "#4a148c")
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
@@ -57,9 +63,12 @@ def draw(record: dict[str, Any], path: Path) -> None:
 
 
 def _colours() -> dict[str, str]:
-    ours = [name for name in BY_NAME if name.startswith("pace")]
-    others = [name for name in BY_NAME if name not in ours]
-    return dict(zip(ours, _OURS, strict=True)) | dict(zip(others, _PEERS, strict=True))
+    sharded = [contender.name for contender in HSDP]
+    names = [name for name in BY_NAME if name not in sharded]
+    ours = [name for name in names if name.startswith("pace")]
+    others = [name for name in names if name not in ours]
+    lists = ((ours, _OURS), (others, _PEERS), (sharded, _HSDP))
+    return {name: colour for each, colours in lists for name, colour in zip(each, colours, strict=True)}
 
 
 def _panel(axis: Any, settings: Sequence[SettingResult], colours: dict[str, str]) -> dict[str, Any]:

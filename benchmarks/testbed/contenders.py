@@ -20,7 +20,7 @@ HOROVOD_THRESHOLD_BYTES = 128 * MEBIBYTE
 DDP_SWEEP_MIB = (1.0, 2.5, 6.0, 12.0, 25.0, 60.0)
 
 Backend = Literal["torch", "horovod"]
-Kind = Literal["ddp", "ddp-sweep", "horovod", "pace", "bytescheduler"]
+Kind = Literal["ddp", "ddp-sweep", "horovod", "pace", "bytescheduler", "hsdp-fifo", "hsdp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,8 @@ class Contender:
         Iterations before anything is measured, for contenders that tune themselves.
     attached
         Whether the model is in DDP, with PACE attached to it.
+    sharded
+        Whether updates are sharded, and gradients and parameters sent in two halves.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Contender:
     predicted_at: Backend | None = None
     tuning_iterations: int = 0
     attached: bool = False
+    sharded: bool = False
 
 
 # Horovod's defaults for autotuning need some 1,300 iterations; these let it finish in one setting's time.
@@ -66,6 +69,7 @@ _AUTOTUNE = {
 }
 
 _OPTIMAL = Options()
+_HALVES = Options(target="sharded")
 _PAPER = Options(fusion="pace")
 
 CONTENDERS = (
@@ -165,9 +169,72 @@ CONTENDERS = (
         options=_PAPER,
         order="adaptive",
     ),
+    Contender(
+        name="pace-sharded",
+        label="PACE on torch, two halves",
+        backend="torch",
+        kind="pace",
+        options=_HALVES,
+        order="static",
+        sharded=True,
+    ),
+    Contender(
+        name="pace-horovod-sharded",
+        label="PACE on Horovod, two halves",
+        backend="horovod",
+        kind="pace",
+        options=_HALVES,
+        order="adaptive",
+        sharded=True,
+    ),
 )
 
-BY_NAME = {contender.name: contender for contender in CONTENDERS}
+# On two replicas of two shards each, in settings of their own. Torch's own all-reduce waits for every sum on
+# CPUs: its order, without that wait, is what the runtime's is compared with.
+HSDP = (
+    Contender(
+        name="hsdp-fifo",
+        label="HSDP, all-reduces in FIFO order",
+        backend="torch",
+        kind="hsdp-fifo",
+        peer=True,
+        order="static",
+        mode="barrier",
+    ),
+    Contender(
+        name="hsdp-fifo-overlap",
+        label="HSDP, FIFO order, updates as under PACE",
+        backend="torch",
+        kind="hsdp-fifo",
+        peer=True,
+        order="static",
+    ),
+    Contender(
+        name="pace-hsdp",
+        label="PACE under HSDP, static",
+        backend="torch",
+        kind="hsdp",
+        options=_OPTIMAL,
+        order="static",
+    ),
+)
+
+BY_NAME = {contender.name: contender for contender in (*CONTENDERS, *HSDP)}
+
+# Who competes where gradients are clipped by their global norm. FSDP2 is left out: over Gloo its
+# reduce-scatter moves as many bytes as an all-reduce, and parameters are gathered besides (docs/testbed.md).
+CLIPPING = (
+    "ddp",
+    "ddp-best",
+    "horovod",
+    "pace-static",
+    "pace-sharded",
+    "pace-horovod",
+    "pace-horovod-sharded",
+)
+
+# Who competes elsewhere, where all do.
+UNCLIPPED = tuple(contender.name for contender in CONTENDERS if not contender.sharded)
 
 # What every setting measures; the rest only where the targets are.
 CORE = ("ddp", "ddp-best", "horovod", "pace-static", "pace-horovod")

@@ -20,6 +20,8 @@ from benchmarks.testbed.errors import TestbedUnavailable
 from benchmarks.testbed.names import NAMESPACES, SETTINGS, left_behind, new_prefix
 
 INTERFACE = "eth0"
+# Joins hosts of one replica, where there is such a link: not shaped, as fast as this machine.
+INNER_INTERFACE = "inner0"
 MAX_HOSTS = 250
 
 # A sender that was silent may be ahead of the rate by so much. With more, short messages pass as if nothing
@@ -156,6 +158,19 @@ def _make(made: Sequence[Host], switch: str) -> None:
         _shape(host.namespace, INTERFACE, host.link)
         _shape(switch, port, Link(rate_mbit_s=host.link.rate_mbit_s))
         _choose_congestion_control(host.namespace)
+
+
+def join_directly(one: Host, other: Host) -> None:
+    """Give two hosts a link of their own beside the others, which is not shaped."""
+    ends = (one, other)
+    _run(
+        *("ip", "link", "add", INNER_INTERFACE, "netns", one.namespace),
+        *("type", "veth", "peer", "name", INNER_INTERFACE, "netns", other.namespace),
+    )
+    for host in ends:
+        address = host.address.replace("10.77.", "10.78.")
+        _run("ip", "-n", host.namespace, "address", "add", f"{address}/24", "dev", INNER_INTERFACE)
+        _run("ip", "-n", host.namespace, "link", "set", INNER_INTERFACE, "up")
 
 
 def reshape(host: Host, *, up_mbit_s: float, down_mbit_s: float) -> None:

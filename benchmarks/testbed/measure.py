@@ -2,9 +2,9 @@
 
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,13 +14,17 @@ from benchmarks.testbed.errors import RankFailed
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.prediction import predict, schedule_for
 from benchmarks.testbed.processes import Ranks, ranks
-from benchmarks.testbed.reference import TOLERANCE, FloatArray, expected_weights
+from benchmarks.testbed.reference import TOLERANCE, FloatArray, expected_weights, norm_to_clip_to
 from benchmarks.testbed.replay import renamed
+from benchmarks.testbed.replicas import by_units
 from benchmarks.testbed.results import ContenderResult, SettingResult
 from benchmarks.testbed.scaling import Fitted
+from pace.documents.any_schedule import AnySchedule
 from pace.documents.collective_costs import AllReduce
+from pace.documents.half_costs import SampledHalf
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
+from pace.schedule_choice import lower_bound_s
 
 _FIRST_PORT = 20000
 ROUND_TIMEOUT_S = 300.0
@@ -30,6 +34,9 @@ _SWEEP_WINDOWS = 2
 _PLAIN_WINDOWS = 4
 
 Tell = Callable[[str], None]
+
+Halves = tuple[SampledHalf, SampledHalf]
+"""What a reduce-scatter and an all-gather cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +65,7 @@ class _Entry:
 
     contender: Contender
     profile: Profile
-    schedule: Schedule | None
+    schedule: AnySchedule | None
     running: Ranks | None = None
     rounds_s: list[list[float]] = field(default_factory=list)
     failed: str | None = None
@@ -84,6 +91,9 @@ def measure(
     effort: Effort,
     tell: Tell,
     traces: dict[str, Any] | None = None,
+    *,
+    clip: bool = False,
+    halves: Mapping[Backend, Halves] | None = None,
 ) -> SettingResult:
     """Measure all contenders on one workload.
 
@@ -92,20 +102,38 @@ def measure(
     costs
         Of each backend on these hosts; schedules, predictions and bounds are made from them.
     traces
-        Filled with a (profile, schedule, trace) for each contender, if given.
+        Filled with a (profile, schedule, trace) for each contender that follows a schedule of all-reduces.
+    clip
+        Whether gradients are clipped by their global norm.
+    halves
+        What a reduce-scatter and an all-gather cost over each backend, where that was measured.
     """
-    workload = trainer.Workload(profile=fitted.profile, size_factor=fitted.size_factor, real=fitted.real)
+    if clip:
+        assert fitted.real is None, "what clipping makes of real compute has no reference"
+        fitted = replace(fitted, profile=fitted.profile.replace(update="global-norm"))
+    max_norm = norm_to_clip_to(fitted.profile) if clip else None
+    workload = trainer.Workload(
+        profile=fitted.whole, size_factor=fitted.size_factor, real=fitted.real, max_norm=max_norm
+    )
+
+    def priced(profile: Profile, backend: Backend) -> Profile:
+        profile = profile.replace(allreduce=costs[backend])
+        first, second = (halves or {}).get(backend, (None, None))
+        return profile.replace(reduce_scatter=first, all_gather=second) if first and second else profile
+
     entries = []
     for contender in contenders:
-        profile = fitted.profile.replace(allreduce=costs[contender.backend])
+        profile = priced(fitted.profile, contender.backend)
         if fitted.real is None:
             profile = renamed(profile)
+        if fitted.shards > 1:
+            profile = by_units(profile)
         schedule = schedule_for(contender, profile, fitted.size_factor)
         entries.append(_Entry(contender=contender, profile=profile, schedule=schedule))
     load = os.getloadavg()[0]
     plain_s = plain_window_s(on, workload)
     iterations = effort.rounds * (effort.windows + 1)
-    expected = _expected(fitted, len(on), iterations)
+    expected = _expected(fitted, len(on), iterations, max_norm)
     with ExitStack() as stack:
         for number, entry in enumerate(entries):
             _attempt(entry, lambda e=entry, n=number: _start(stack, e, n, on, workload, effort))  # type: ignore[misc]
@@ -115,13 +143,14 @@ def measure(
                 _attempt(entry, lambda e=entry: _take_turn(e, effort))  # type: ignore[misc]
         for entry in entries:
             _attempt(entry, lambda e=entry: _check(e, expected))  # type: ignore[misc]
-            if traces is not None and entry.schedule is not None:
+            if traces is not None and isinstance(entry.schedule, Schedule):
                 _attempt(entry, lambda e=entry: _trace(e))  # type: ignore[misc]
                 traces[entry.contender.name] = (entry.profile, entry.schedule, entry.trace)
     for entry in entries:
         if entry.failed:
             tell(f"{entry.contender.name}: {entry.failed}")
-    bounds = {backend: _bound(fitted.profile, cost) for backend, cost in costs.items()}
+    bounded = by_units(fitted.profile) if fitted.shards > 1 else fitted.profile
+    bounds = {backend: lower_bound_s(priced(bounded, backend)) for backend in costs}
     return SettingResult(
         model=model,
         workers=len(on),
@@ -134,12 +163,13 @@ def measure(
         size_factor=fitted.size_factor,
         load=load,
         contenders=[_result(entry, fitted, bounds, costs) for entry in entries],
+        max_norm=max_norm,
     )
 
 
-def _expected(fitted: Fitted, workers: int, iterations: int) -> FloatArray:
+def _expected(fitted: Fitted, workers: int, iterations: int, max_norm: float | None) -> FloatArray:
     if fitted.real is None:
-        return expected_weights(fitted.profile, workers=workers, iterations=iterations)
+        return expected_weights(fitted.whole, workers=workers, iterations=iterations, max_norm=max_norm)
     order = [gradient.name for gradient in fitted.profile.gradients]
     return real.expected_weights(fitted.real, order, workers=workers, iterations=iterations)
 
@@ -238,12 +268,6 @@ def check_weights(checks: Sequence[trainer.WeightCheck]) -> float:
 def _trace(entry: _Entry) -> None:
     assert entry.running is not None
     entry.trace = entry.running.ask("trace", 4)[0]
-
-
-def _bound(profile: Profile, cost: AllReduce) -> float:
-    from pace.allreduce.optimize import optimize
-
-    return optimize(profile.replace(allreduce=cost)).predicted.lower_bound_s
 
 
 def _result(

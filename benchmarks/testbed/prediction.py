@@ -5,10 +5,13 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.testbed.contenders import DDP_FIRST_MIB, DDP_MIB, HOROVOD_THRESHOLD_BYTES, MEBIBYTE, Contender
+from benchmarks.testbed.replicas import fifo_schedule
 from pace.allreduce.optimize import optimize
+from pace.documents.any_schedule import AnySchedule
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, Segment
+from pace.schedule_choice import best_schedule
 from pace.simulation import make_policy, simulate
 from pace.simulation.scheduled import sender_of
 from pace.simulation.traffic import Policy, Sender
@@ -17,10 +20,14 @@ from pace.simulation.traffic import Policy, Sender
 PARTITION_BYTES, CREDIT_BYTES = 4_000_000, 16_000_000
 
 
-def schedule_for(contender: Contender, profile: Profile, size_factor: float) -> Schedule | None:
+def schedule_for(contender: Contender, profile: Profile, size_factor: float) -> AnySchedule | None:
     """Return the schedule that a contender follows; None for those that follow none."""
-    if contender.kind == "pace":
+    if contender.sharded:
+        return best_schedule(profile, contender.options)
+    if contender.kind in ("pace", "hsdp"):
         return optimize(profile, contender.options)
+    if contender.kind == "hsdp-fifo":
+        return fifo_schedule(profile)
     if contender.kind == "bytescheduler":
         return _evenly_cut(optimize(profile, Options(fusion="none")), size_factor)
     return None
@@ -55,7 +62,7 @@ def predict(
     contender: Contender,
     profile: Profile,
     size_factor: float,
-    schedule: Schedule | None,
+    schedule: AnySchedule | None,
     bucket_mib: float | None = None,
 ) -> float:
     """Return the predicted iteration in seconds; `bucket_mib` is what DDP's sweep chose."""
@@ -63,8 +70,10 @@ def predict(
 
 
 def _policy(
-    contender: Contender, factor: float, schedule: Schedule | None, bucket_mib: float | None
+    contender: Contender, factor: float, schedule: AnySchedule | None, bucket_mib: float | None
 ) -> Policy:
+    if contender.sharded:
+        return make_policy("sharded")
     if contender.kind in ("ddp", "ddp-sweep"):
         first, others = (bucket_mib, bucket_mib) if bucket_mib else (DDP_FIRST_MIB, DDP_MIB)
         return make_policy(
@@ -74,8 +83,8 @@ def _policy(
         unfused = contender.environment.get("HOROVOD_FUSION_THRESHOLD") == "0"
         threshold = 0 if unfused else max(round(HOROVOD_THRESHOLD_BYTES * factor), 1)
         return make_policy("horovod", fusion_bytes=threshold, blocking=True)
-    assert schedule is not None
-    return _Following(schedule, by_tail=contender.order == "priority")
+    assert isinstance(schedule, Schedule)
+    return _Following(schedule, by_tail=contender.order == "priority", barrier=contender.mode == "barrier")
 
 
 class _Following:
@@ -84,13 +93,15 @@ class _Following:
     An adaptive leader keeps to the plan where nothing is late, and in a prediction nothing is.
     """
 
-    def __init__(self, schedule: Schedule, *, by_tail: bool) -> None:
+    def __init__(self, schedule: Schedule, *, by_tail: bool, barrier: bool) -> None:
         self._schedule = schedule
         self._by_tail = by_tail
+        self._barrier = barrier
 
     def prepare(self, profile: Profile) -> Sender:
         """Return what sends the schedule's segments."""
         sender = sender_of(profile, self._schedule)
+        sender = replace(sender, rules=replace(sender.rules, barrier=self._barrier))
         if not self._by_tail:
             return sender
         groups = self._schedule.groups

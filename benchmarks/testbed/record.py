@@ -3,17 +3,18 @@
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.testbed.capture import capture_cost
-from benchmarks.testbed.contenders import BY_NAME, CORE, DDP_SWEEP_MIB, Backend
-from benchmarks.testbed.hosts import BURST_MS, Host, Link, congestion_control, hosts
-from benchmarks.testbed.measure import Effort, measure
+from benchmarks.testbed.capture import capture_cost, capture_halves
+from benchmarks.testbed.contenders import BY_NAME, CLIPPING, CORE, DDP_SWEEP_MIB, HSDP, UNCLIPPED, Backend
+from benchmarks.testbed.hosts import BURST_MS, Host, Link, congestion_control, hosts, join_directly
+from benchmarks.testbed.measure import Effort, Halves, measure
 from benchmarks.testbed.rates import verify_rates
 from benchmarks.testbed.real import captured
+from benchmarks.testbed.replicas import REPLICAS, SHARDS
 from benchmarks.testbed.results import SettingResult, as_document
 from benchmarks.testbed.scaling import Fitted, fit
 from pace.documents.collective_costs import SampledAllReduce
@@ -41,8 +42,12 @@ class Grid:
         (workers, ratio) where all contenders compete; elsewhere the core ones do.
     real_models
         Models with real compute besides, trained on two hosts where two are among `workers`.
+    hsdp_models
+        Models on two replicas of two shards each, where four hosts are among `workers`.
     only
         Names of contenders, in place of both.
+    clip
+        Whether gradients are clipped by their global norm.
     rounds, windows
         Turns of each contender where all compete or compute is real, and windows of each turn.
     rounds_elsewhere, windows_elsewhere
@@ -55,8 +60,10 @@ class Grid:
     rate_mbit_s: float = 200.0
     compute_s: float = 0.4
     real_models: tuple[str, ...] = ()
+    hsdp_models: tuple[str, ...] = ()
     every_contender_at: tuple[int, float] = (4, 1.0)
     only: tuple[str, ...] = ()
+    clip: bool = False
     rounds: int = 3
     windows: int = 3
     rounds_elsewhere: int = 2
@@ -86,10 +93,10 @@ def run(
     record: dict[str, Any] = {"conditions": _conditions(grid), "networks": [], "settings": []}
     for workers in grid.workers:
         with hosts([Link(rate_mbit_s=grid.rate_mbit_s)] * workers) as on:
-            network, costs = _network(on)
+            network, costs, halves = _network(on, clip=grid.clip)
             tell(f"{workers} hosts, {network['rate_mbit_s'][0]:.0f} Mbit/s of payload each way")
             record["networks"].append(network)
-            for result in _settings(on, grid, costs, tell, traces):
+            for result in _settings(on, grid, costs, halves, tell, traces):
                 record["settings"].append(as_document(result))
                 record["conditions"]["took_s"] = time.monotonic() - started
                 tell(_line(result))
@@ -102,6 +109,7 @@ def _settings(
     on: Sequence[Host],
     grid: Grid,
     costs: dict[Backend, SampledAllReduce],
+    halves: dict[Backend, Halves],
     tell: Tell,
     traces: dict[tuple[str, int, float], Any] | None,
 ) -> Iterator[SettingResult]:
@@ -115,24 +123,52 @@ def _settings(
                 compute_s=grid.compute_s,
                 ratio=ratio,
             )
-            yield _setting(on, grid, model, ratio, fitted, costs, tell, traces)
+            yield _setting(on, grid, model, ratio, fitted, costs, halves, tell, traces)
+    if grid.hsdp_models and len(on) == REPLICAS * SHARDS:
+        yield from _hsdp_settings(on, grid, tell, traces)
     for model in grid.real_models if len(on) == 2 else ():
         fitted = captured(model, on, costs["torch"])
         ratio = round(communication_ratio(fitted.profile), 2)
-        yield _setting(on, grid, f"{model}, real compute", ratio, fitted, costs, tell, traces)
+        yield _setting(on, grid, f"{model}, real compute", ratio, fitted, costs, halves, tell, traces)
 
 
-def _network(on: Sequence[Host]) -> tuple[dict[str, Any], dict[Backend, SampledAllReduce]]:
+def _hsdp_settings(
+    on: Sequence[Host], grid: Grid, tell: Tell, traces: dict[tuple[str, int, float], Any] | None
+) -> Iterator[SettingResult]:
+    """Measure the grid's ratios on two replicas; a profile's gradients are shards, its workers replicas."""
+    for first in range(0, len(on), SHARDS):
+        join_directly(*on[first : first + SHARDS])
+    costs: dict[Backend, SampledAllReduce] = {"torch": capture_cost(on[::SHARDS], "torch")}
+    for ratio in grid.ratios:
+        for model in grid.hsdp_models:
+            fitted = fit(
+                build(model, device_tflops=DEVICE_TFLOPS, batch=MODELS[model], workers=REPLICAS),
+                workers=REPLICAS,
+                allreduce=costs["torch"],
+                compute_s=grid.compute_s,
+                ratio=ratio,
+            )
+            fitted = replace(fitted, shards=SHARDS)
+            yield _setting(on, grid, f"{model}, HSDP", ratio, fitted, costs, {}, tell, traces)
+
+
+def _network(
+    on: Sequence[Host], *, clip: bool
+) -> tuple[dict[str, Any], dict[Backend, SampledAllReduce], dict[Backend, Halves]]:
     rates = verify_rates(on)
     backends: tuple[Backend, ...] = ("torch", "horovod")
     costs = {backend: capture_cost(on, backend) for backend in backends}
+    halves = {backend: capture_halves(on, backend) for backend in backends} if clip else {}
     network = {
         "workers": len(on),
         "rate_mbit_s": rates,
         "congestion_control": congestion_control(on[0]),
         "allreduce": {backend: cost.model_dump(mode="json") for backend, cost in costs.items()},
+        "halves": {
+            backend: [half.model_dump(mode="json") for half in both] for backend, both in halves.items()
+        },
     }
-    return network, costs
+    return network, costs, halves
 
 
 def _setting(
@@ -141,7 +177,8 @@ def _setting(
     model: str,
     ratio: float,
     fitted: Fitted,
-    costs: dict[Backend, SampledAllReduce],
+    costs: Mapping[Backend, SampledAllReduce],
+    halves: Mapping[Backend, Halves],
     tell: Tell,
     traces: dict[tuple[str, int, float], Any] | None,
 ) -> SettingResult:
@@ -149,7 +186,11 @@ def _setting(
     if traces is not None:
         kept = traces[model, len(on), ratio] = {}
     everyone = (len(on), ratio) == grid.every_contender_at
-    names = grid.only or (tuple(BY_NAME) if everyone else CORE)
+    if fitted.shards > 1:
+        names = tuple(contender.name for contender in HSDP)
+    else:
+        names = CLIPPING if grid.clip else UNCLIPPED if everyone else CORE
+    names = tuple(name for name in grid.only if (BY_NAME[name] in HSDP) == (fitted.shards > 1)) or names
     sweep = DDP_SWEEP_MIB if everyone else DDP_SWEEP_MIB[1::2]
     thorough = everyone or fitted.real is not None
     effort = Effort(
@@ -167,6 +208,8 @@ def _setting(
         effort,
         lambda text: tell(f"  {model}, W={len(on)}, ratio {ratio:g}: {text}"),
         kept,
+        clip=grid.clip,
+        halves=halves,
     )
 
 
@@ -204,6 +247,7 @@ def _conditions(grid: Grid) -> dict[str, Any]:
         "horovod": horovod.__version__,
         "rate_mbit_s": grid.rate_mbit_s,
         "compute_s": grid.compute_s,
+        "clip": grid.clip,
         "rounds": grid.rounds,
         "rounds_elsewhere": grid.rounds_elsewhere,
         "windows": grid.windows,

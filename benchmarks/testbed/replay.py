@@ -209,7 +209,7 @@ class Replay(nn.Module):
 
     def __init__(self, profile: Profile, *, rank: int, stream: Stream | None = None) -> None:
         super().__init__()
-        plan = plan_replay(profile)
+        self.plan = plan = plan_replay(profile)
         self.stream = stream or Stream()
         self.forward_before_s = plan.forward_before_s
         self.backward_after_s = plan.backward_after_s
@@ -223,6 +223,7 @@ class Replay(nn.Module):
             )
             for stage in plan.stages
         )
+        self.units: nn.ModuleList | None = None  # runs of stages, where the model is sharded by them
         # Torch names a parameter by its place, so the profile that fits this model has other names.
         self.names = {
             gradient.name: f"stages.{number}.{parameter_name(gradient.name)}"
@@ -235,9 +236,9 @@ class Replay(nn.Module):
         start = torch.zeros(1, requires_grad=True)
         value = torch.cat([start, scale.reshape(1)])
         value = _Ends.apply(value, self)  # type: ignore[no-untyped-call]
-        for stage in self.stages:
-            value = stage(value)
-        loss: torch.Tensor = value[0]
+        for part in self.stages if self.units is None else self.units:
+            value = part(value)
+        loss: torch.Tensor = value[0].clone()  # fully_shard warns of views
         return loss
 
 

@@ -9,8 +9,15 @@ from benchmarks.testbed.results import SettingResult, from_document
 
 DDP = ("ddp", "ddp-best")
 
+_CLIPPED = (
+    " All contenders clip gradients by their global norm, to about half of it, in every iteration; the bound"
+    " is that of all schedules, in two halves or not."
+)
+
 # What a user gets who chooses nothing: the planned order over torch, rank 0's choice over Horovod.
 _DEFAULTS = ("pace-static", "pace-horovod")
+# And where gradients are clipped.
+_CLIPPING_DEFAULTS = ("pace-sharded", "pace-horovod-sharded")
 
 
 def settings_of(record: dict[str, Any]) -> list[SettingResult]:
@@ -38,6 +45,10 @@ def markdown(record: dict[str, Any], *, command: str, chart: str | None = None) 
     return "\n\n".join(parts) + "\n"
 
 
+def _defaults(settings: Sequence[SettingResult]) -> tuple[str, ...]:
+    return _CLIPPING_DEFAULTS if any(setting.max_norm for setting in settings) else _DEFAULTS
+
+
 def _conditions(record: dict[str, Any]) -> str:
     conditions = record["conditions"]
     networks = "; ".join(
@@ -52,6 +63,7 @@ def _conditions(record: dict[str, Any]) -> str:
         f" {conditions['burst_ms']:g} ms: {networks}. Compute of a window: {conditions['compute_s']:g} s."
         f" {conditions['rounds']} rounds of {conditions['windows']} windows each (elsewhere than at the"
         f" target {conditions['rounds_elsewhere']} of {conditions['windows_elsewhere']}), contenders in turn."
+        f"{_CLIPPED if conditions.get('clip') else ''}"
         f" It took {conditions['took_s'] / 60:.0f} minutes."
     )
 
@@ -64,7 +76,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _summary(settings: Sequence[SettingResult]) -> str:
     lines = []
-    for name in _DEFAULTS:
+    for name in _defaults(settings):
         found = [
             (setting, contender)
             for setting in settings
@@ -99,7 +111,7 @@ def _place(setting: SettingResult) -> str:
 def _targets(settings: Sequence[SettingResult]) -> str:
     rows = []
     for setting in settings:
-        ours = [c for c in setting.contenders if c.name in _DEFAULTS and c.counts]
+        ours = [c for c in setting.contenders if c.name in _defaults([setting]) and c.counts]
         best = setting.best_pace
         if best is not None and best not in ours:
             ours.append(best)
@@ -121,9 +133,9 @@ def _targets(settings: Sequence[SettingResult]) -> str:
         *("model", "W", "ratio", "PACE", "ms", "over untuned peers", "over DDP's best size"),
         *("over the best peer", "which is", "above the bound"),
     )
-    return "PACE as it is by default over each backend, and whichever of its ways was fastest.\n\n" + table(
-        header, rows
-    )
+    clipped = any(setting.max_norm for setting in settings)
+    which = "in two halves" if clipped else "as it is by default"
+    return f"PACE {which} over each backend, and whichever of its ways was fastest.\n\n" + table(header, rows)
 
 
 def times(value: float | None) -> str:

@@ -80,6 +80,8 @@ class SettingResult:
         Median iteration of all ranks side by side without any communication; `compute_s` is the profile's.
     load
         Processes that wanted a core in the minute before, from the machine's load average.
+    max_norm
+        What gradients were clipped to by their global norm; None where they were not.
     """
 
     model: str
@@ -93,6 +95,7 @@ class SettingResult:
     size_factor: float
     load: float
     contenders: list[ContenderResult]
+    max_norm: float | None = None
 
     @property
     def plain_error(self) -> float:
@@ -141,5 +144,5 @@ def from_document(document: dict[str, Any]) -> SettingResult:
         ContenderResult(**{name: value for name, value in entry.items() if name in known})
         for entry in document["contenders"]
     ]
-    own = {name: document[name] for name in SettingResult.__dataclass_fields__}
+    own = {name: document[name] for name in SettingResult.__dataclass_fields__ if name in document}
     return SettingResult(**(own | {"contenders": contenders}))

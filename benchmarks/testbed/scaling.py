@@ -18,6 +18,8 @@ class Fitted:
 
     Attributes
     ----------
+    shards
+        How many shards a gradient has, of which the profile holds one.
     real
         The name of the model with real compute that it was captured from; None when it is to be replayed.
     """
@@ -26,6 +28,12 @@ class Fitted:
     time_factor: float
     size_factor: float
     real: str | None = None
+    shards: int = 1
+
+    @property
+    def whole(self) -> Profile:
+        """The profile with whole gradients, as the model has them."""
+        return _sized(self.profile, self.shards)
 
 
 def fit(profile: Profile, *, workers: int, allreduce: AllReduce, compute_s: float, ratio: float) -> Fitted:

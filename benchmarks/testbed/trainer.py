@@ -16,8 +16,14 @@ from benchmarks.testbed.processes import Answer
 from benchmarks.testbed.real import RealModel
 from benchmarks.testbed.reference import LEARNING_RATE, FloatArray, scale_of, sha256
 from benchmarks.testbed.replay import Replay
+from benchmarks.testbed.replicas import shard
+from pace.documents.any_schedule import AnySchedule
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
+from pace.runtime.engine.local_parts import local_part
+
+# Kinds that train on our engine.
+_OURS = ("pace", "bytescheduler", "hsdp", "hsdp-fifo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +36,14 @@ class Workload:
         By which gradients were scaled; peers' sizes in bytes are scaled alike.
     real
         The model with real compute to train instead of a replay of the profile.
+    max_norm
+        What gradients are clipped to by their global norm; None where they are not.
     """
 
     profile: Profile
     size_factor: float
     real: str | None = None
+    max_norm: float | None = None
 
     def model(self, rank: int) -> Replay | RealModel:
         """Build what a rank trains; its forward takes an iteration's scale and returns the loss."""
@@ -64,7 +73,7 @@ class Trainer:
         on: Sequence[Host],
         contender: Contender,
         workload: Workload,
-        schedule: Schedule | None,
+        schedule: AnySchedule | None,
         port: int,
     ) -> None:
         self._rank = rank
@@ -131,6 +140,8 @@ class Trainer:
             self._wrap_ddp(port)
             self._optimizer = pace.runtime.ddp.attach(self._model, self._optimizer, **follow)
             return
+        follow["max_grad_norm"] = self._workload.max_norm
+        follow["sharding"] = "on" if self._contender.sharded else "off"
         if self._contender.backend == "torch":
             import pace.runtime.torch
 
@@ -143,12 +154,30 @@ class Trainer:
             self._optimizer, model=self._replay, **follow
         )
 
+    def _wrap_hsdp(self, _port: int) -> None:
+        import pace.runtime.fsdp
+
+        assert isinstance(self._replay, Replay)
+        assert self._schedule is None or isinstance(self._schedule, Schedule)
+        shard(self._replay, self._rank, self._on)
+        self._initial = [local_part(parameter).detach().clone() for parameter in self._replay.parameters()]
+        self._optimizer = pace.runtime.fsdp.attach(
+            self._replay,
+            self._plain_optimizer(),
+            schedule=self._schedule,
+            order=self._contender.order,
+            mode=self._contender.mode,
+            timeout_s=PATIENCE_S,
+        )
+
     _wrappers: dict[str, Callable[["Trainer", int], None]] = {  # noqa: RUF012  # never changed
         "ddp": _wrap_ddp,
         "ddp-sweep": _wrap_ddp,
         "horovod": _wrap_horovod,
         "pace": _wrap_pace,
         "bytescheduler": _wrap_pace,
+        "hsdp": _wrap_hsdp,
+        "hsdp-fifo": _wrap_hsdp,
     }
 
     def train(self, iterations: int) -> list[float]:
@@ -164,14 +193,28 @@ class Trainer:
             loss = self._model(scale)
             starts.append(time.perf_counter())
             loss.backward()
-            self._optimizer.step()
+            self._step()
             self._iteration += 1
         self._finish()
         gc.enable()
         return starts
 
+    def _step(self) -> None:
+        """Clip, where that is asked for, as each one's documentation says, and update."""
+        max_norm, kind = self._workload.max_norm, self._contender.kind
+        if max_norm is None or kind in _OURS:
+            self._optimizer.step()
+        elif kind == "horovod":
+            self._optimizer.synchronize()
+            nn.utils.clip_grad_norm_(self._replay.parameters(), max_norm)
+            with self._optimizer.skip_synchronize():
+                self._optimizer.step()
+        else:
+            nn.utils.clip_grad_norm_(self._replay.parameters(), max_norm)
+            self._optimizer.step()
+
     def _finish(self) -> None:
-        if self._contender.kind in ("pace", "bytescheduler"):
+        if self._contender.kind in _OURS:
             self._optimizer.synchronize()
 
     def restart(self) -> None:
@@ -180,7 +223,7 @@ class Trainer:
         self._iteration = 0
         with torch.no_grad():
             for parameter, initial in zip(self._replay.parameters(), self._initial, strict=True):
-                parameter.copy_(initial)
+                local_part(parameter).copy_(initial)
 
     def check_weights(self, expected: FloatArray) -> WeightCheck:
         """Compare the weights with what they should be by now."""
@@ -188,7 +231,7 @@ class Trainer:
         own = dict(self._replay.named_parameters())
         names = self._replay.names
         gradients = self._workload.profile.gradients
-        weights = torch.cat([own[names[gradient.name]].detach().flatten() for gradient in gradients])
+        weights = torch.cat([_whole(own[names[gradient.name]]).detach().flatten() for gradient in gradients])
         error = (weights.double() - torch.from_numpy(expected)).abs().max()
         return WeightCheck(sha256=sha256(weights), largest_error=float(error))
 
@@ -198,8 +241,13 @@ class Trainer:
         self._replay.stream.record = record
         starts = self.train(iterations)
         self._replay.stream.record = None
-        report = self._optimizer.report() if self._contender.kind in ("pace", "bytescheduler") else None
+        report = self._optimizer.report() if self._contender.kind in _OURS else None
         return starts, record, report
+
+
+def _whole(parameter: torch.Tensor) -> torch.Tensor:
+    whole: torch.Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    return whole
 
 
 def _ddp(model: nn.Module, caps_mib: list[float]) -> nn.Module:
@@ -213,7 +261,7 @@ def main(
     on: Sequence[Host],
     contender: Contender,
     workload: Workload,
-    schedule: Schedule | None,
+    schedule: AnySchedule | None,
     port: int,
 ) -> Answer:
     """Run one rank of a contender; see ``processes.ranks``."""

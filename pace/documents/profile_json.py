@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 if TYPE_CHECKING:
-    from pace.documents.profile import Profile
+    from pace.documents.profile import Gradient, Op, Profile
+
+# As json.dumps writes strings and numbers; NumPy's floats have a repr of their own.
+_quoted = json.encoder.encode_basestring_ascii
+_written = float.__repr__
 
 
 def dump_profile(profile: "Profile") -> str:
@@ -41,6 +45,45 @@ def compact_profile(profile: "Profile") -> str:
     rest = profile.model_dump_json(exclude_defaults=True, exclude=set(costs))
     tail = "".join(f',"{name}":{_cost(cost)}' for name, cost in costs.items() if cost is not None)
     return f'{{"schema_version":{profile.schema_version},{rest[1:-1]}{tail}}}'
+
+
+def canonical_profile(profile: "Profile") -> str:
+    """Return the document that a profile's digest is of: all fields, sorted, but those that say nothing new.
+
+    A field that is new leaves the digests of profiles without it, and so their schedules, as they are. The
+    many ops and gradients are written here, in the bytes that ``json.dumps`` has for their sorted fields.
+    """
+    rest = profile.model_dump(mode="json", exclude={"ops", "gradients"})
+    for name in ("counts", "deviations_s", "ranks"):
+        if not rest["allreduce"].get(name, True):
+            del rest["allreduce"][name]
+    for name in ("reduce_scatter", "all_gather", "update"):
+        if rest[name] == type(profile).model_fields[name].default:
+            del rest[name]
+    parts = {
+        name: json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        for name, value in rest.items()
+    }
+    parts["ops"] = f"[{','.join(map(_canonical_op, profile.ops))}]"
+    parts["gradients"] = f"[{','.join(map(_canonical_gradient, profile.gradients))}]"
+    return "{" + ",".join(f'"{name}":{parts[name]}' for name in sorted(parts)) + "}"
+
+
+def _canonical_op(op: "Op") -> str:
+    kind = "" if op.kind == "compute" else f'"kind":{_quoted(op.kind)},'
+    return (
+        f'{{"deps":[{",".join(map(_quoted, op.deps))}],"duration_s":{_written(op.duration_s)},'
+        f'"duration_std_s":{_written(op.duration_std_s)},{kind}"name":{_quoted(op.name)},'
+        f'"stream":{"null" if op.stream is None else _quoted(op.stream)},'
+        f'"waits_for":[{",".join(map(_quoted, op.waits_for))}]}}'
+    )
+
+
+def _canonical_gradient(gradient: "Gradient") -> str:
+    return (
+        f'{{"dtype":{_quoted(gradient.dtype)},"name":{_quoted(gradient.name)},'
+        f'"producer":{_quoted(gradient.producer)},"size_bytes":{gradient.size_bytes}}}'
+    )
 
 
 def _without_defaults(op: BaseModel) -> dict[str, Any]:

@@ -130,9 +130,9 @@ def measure_on_host(trace: KinetoTrace, steps: Sequence[KinetoStep], calls: Sequ
             call.before, call.after, call.waited_s = None, None, 0.0
             ops = step.ops_of(call.part)
             at = bisect.bisect_right(ops, call.end_s, key=lambda op: op.op.start_s) - 1
-            if at < 0:
+            if not ops:
                 continue
-            thread = ops[at].op.thread
+            thread = ops[max(at, 0)].op.thread
             if thread not in threads:
                 threads[thread] = [op for op in trace.ops if op.thread == thread]
             idle_s = _idle_since(threads[thread], call)
@@ -140,8 +140,11 @@ def measure_on_host(trace: KinetoTrace, steps: Sequence[KinetoStep], calls: Sequ
             call.waited_s = max(call.end_s - idle_s - held_up, 0.0)
             step.fixed_s += call.waited_s
             step.exposed_s += held_up
-            ops[at].communication_s += call.end_s - idle_s
-            following = at if call.end_s < ops[at].host_end_s else at + 1
+            if at >= 0:
+                ops[at].communication_s += call.end_s - idle_s
+            elif call.part == "forward":
+                step.early_communication_s += call.end_s - idle_s
+            following = at if at >= 0 and call.end_s < ops[at].host_end_s else at + 1
             if call.part == "update" or (call.part == "backward" and following == len(ops)):
                 call.before = ("forward", 0)
             elif following < len(ops):

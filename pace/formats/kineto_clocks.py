@@ -15,7 +15,7 @@ import numpy as np
 from pace.formats.busy_time import BusyTime
 from pace.formats.fixed_collectives import FollowedCalls, find_what_calls_followed
 from pace.formats.kineto_device import PlacedWork
-from pace.formats.kineto_records import KinetoStep, RecordedOp
+from pace.formats.kineto_records import KinetoStep, Part
 from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall
 
 Clock = Literal["auto", "hybrid", "device", "host"]
@@ -97,14 +97,30 @@ def _idle(
     return start_s - idle_s - exposed
 
 
-def durations(clock: Clock, ops: Sequence[RecordedOp]) -> list[float]:
-    """Return how long each op of a pass lasted."""
+def durations(clock: Clock, step: KinetoStep, part: Part) -> list[float]:
+    """Return how long each op of a pass lasted.
+
+    On the host's clock an op lasts until the next one begins, and what the host does after one step's update
+    and before the next one's first op counts for that: Python runs between operators, and no schedule hides
+    that.
+    """
+    ops = step.ops_of(part)
     if clock == "hybrid":
         return [op.lasting_s for op in ops]
     if clock == "device":
         return [sum(op.device_s.values()) for op in ops]
-    ends = [after.op.start_s for _, after in pairwise(ops)] + [ops[-1].host_end_s]
-    return [max(end - op.op.start_s - op.communication_s, 0.0) for op, end in zip(ops, ends, strict=True)]
+    starts = [op.op.start_s for op in ops]
+    end = ops[-1].host_end_s
+    if part == "forward":
+        updated_s = max((op.op.end_s for op in step.update), default=step.end_s)
+        starts[0] = min(step.start_s + step.early_communication_s, starts[0]) - max(
+            step.end_s - updated_s, 0.0
+        )
+        end = max(step.backward[0].op.start_s, end)
+    return [
+        max(after - start - op.communication_s, 0.0)
+        for op, (start, after) in zip(ops, pairwise([*starts, end]), strict=True)
+    ]
 
 
 def update_duration(clock: Clock, step: KinetoStep) -> float:

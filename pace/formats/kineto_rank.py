@@ -19,7 +19,7 @@ from pace.formats.kineto_clocks import (
     update_duration,
     wall_durations,
 )
-from pace.formats.kineto_records import KinetoStep, RecordedGradient, RecordedOp
+from pace.formats.kineto_records import KinetoStep, Part, RecordedGradient, RecordedOp
 from pace.formats.kineto_steps import recorded_steps
 from pace.formats.kineto_trace import KinetoTrace
 from pace.formats.parameters import in_ready_order
@@ -127,8 +127,8 @@ def _with_sizes(
 
 def _median_step(rank: RankTrace) -> TrainingStep:
     reference = rank.steps[-1]
-    forward = _step_ops(rank, [step.forward for step in rank.steps])
-    backward = _step_ops(rank, [step.backward for step in rank.steps])
+    forward = _step_ops(rank, "forward")
+    backward = _step_ops(rank, "backward")
     unjoined = 0
     gradients = []
     for gradient, tensor in zip(reference.gradients, rank.gradients, strict=True):
@@ -187,13 +187,13 @@ def _collectives(rank: RankTrace) -> tuple[StepCollective, ...]:
     return tuple(result)
 
 
-def _step_ops(rank: RankTrace, passes: list[list[RecordedOp]]) -> tuple[StepOp, ...]:
-    each_step = [durations(rank.clock, ops) for ops in passes]
+def _step_ops(rank: RankTrace, part: Part) -> tuple[StepOp, ...]:
+    each_step = [durations(rank.clock, step, part) for step in rank.steps]
     medians = [statistics.median(each) for each in zip(*each_step, strict=True)]
     # Disturbances hit other ops in every step: the sum of medians forgets them, the median of sums does not.
     total = sum(medians)
     scale = statistics.median(sum(step) for step in each_step) / total if total else 1.0
-    reference = passes[-1]
+    reference = rank.steps[-1].ops_of(part)
     modules = _modules(rank.trace, reference)
     # The host runs one op after another, and the hybrid clock takes the device's streams together.
     names = _streams(reference) if rank.clock == "device" else ["compute"] * len(reference)

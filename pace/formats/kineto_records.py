@@ -121,6 +121,8 @@ class KinetoStep:
         Accumulated gradients that were no tensors, as of parameters that fused kernels update.
     update_work_s
         Device time of the update that no operator launched: kernels of fused optimizers.
+    early_communication_s
+        Time of collectives on the host before the first op.
     copies, copies_s
         Kernels that copy buckets and buffers, launched by DistributedDataParallel itself.
     update_lasting_s, span_s, host_s, exposed_s, fixed_s
@@ -140,6 +142,7 @@ class KinetoStep:
     communication_s: float = 0.0
     undefined_gradients: int = 0
     update_work_s: float = 0.0
+    early_communication_s: float = 0.0
     copies: int = 0
     copies_s: float = 0.0
     update_lasting_s: float = 0.0

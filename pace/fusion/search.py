@@ -12,7 +12,7 @@ from pace.fusion.problem import FusionProblem, Partition
 from pace.solver import jackson
 from pace.solver.arrays import IntArray
 from pace.solver.cost import CostCurve
-from pace.solver.fifo import best_fifo
+from pace.solver.fifo import best_fifo, fewer_runs
 from pace.solver.instance import Instance
 from pace.solver.partition import EXACT, Chain, best_layered, max_min_partitions, runs
 
@@ -121,7 +121,14 @@ def _fuse_for_barrier(problem: FusionProblem, options: Options) -> FusionResult:
     classes = problem.classes()
     exact = "exact" if len(classes) <= 1 else "each dtype by itself, heuristic"
     method = f"dynamic program over prefixes, first in first out with a barrier, {exact}"
-    partition = _first_in_first_out(problem, classes, options) + problem.unsent()
+    if len(classes) == 1:
+        chain_, cap = problem.chain_of(classes[0]), options.max_group_bytes
+        cuts, _ = best_fifo(chain_, problem.cost, max_group_bytes=cap)
+        cuts = fewer_runs(chain_, problem.cost, cuts, max_group_bytes=cap)
+        found = _cut(classes[0], cuts)
+    else:
+        found = _first_in_first_out(problem, classes, options)
+    partition = found + problem.unsent()
     return FusionResult(partitions=(partition,), method=method)
 
 

@@ -168,7 +168,13 @@ def _pushes_and_pulls(profile: Profile, schedule: PushPullSchedule, name: str) -
                 )
             )
     carried = [
-        Carried(name=f"group {number}", gradients=group.gradients, size_bytes=group.size_bytes)
+        Carried(
+            name=f"group {number}",
+            gradients=group.gradients,
+            size_bytes=group.size_bytes,
+            critical=group.ready_s >= schedule.bound.min_ready_s
+            and group.tail_s >= schedule.bound.min_tail_s,
+        )
         for number, group in enumerate(schedule.groups)
     ]
     arrival = {

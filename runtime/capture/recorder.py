@@ -5,7 +5,7 @@ nothing, ``self_profile`` records a job that trains under the runtime.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,8 @@ from pace.errors import InvalidOptions, InvalidProfile
 from pace.runtime.capture.trace import Trace, Tracer
 from pace.runtime.capture.update_rule import UpdateRuleWatch
 from pace.runtime.capture.window import Granularity, Window, lay_out, middle_half
+from pace.runtime.engine.local_parts import num_bytes
+from pace.runtime.engine.shard_units import Unit
 from pace.runtime.event_log import log
 from pace.runtime.transports.clock import clock_for
 from pace.version import __version__
@@ -94,6 +96,8 @@ class Recorder:
         Names of the parameters whose gradients are sent; all that want one by default.
     recorded_per_plain
         How many recorded iterations a plain one follows.
+    units
+        Of a model in ``fully_shard``, whose gradients are then those of a shard.
 
     Raises
     ------
@@ -110,6 +114,7 @@ class Recorder:
         granularity: Granularity = "module",
         gradients: Collection[str] | None = None,
         recorded_per_plain: int = 1,
+        units: Sequence[Unit] = (),
     ) -> None:
         if iterations < 1 or warmup < 1:
             raise InvalidOptions(f"iterations={iterations} and warmup={warmup}: each must be at least 1")
@@ -117,13 +122,13 @@ class Recorder:
             raise InvalidOptions(
                 "the model is compiled: capture it before torch.compile, which hooks take apart"
             )
-        if any(hasattr(parameter, "placements") for parameter in model.parameters()):
+        if not units and any(hasattr(parameter, "placements") for parameter in model.parameters()):
             raise InvalidOptions("the model's parameters are sharded: capture is for whole models")
         self._model = model
         self._granularity: Granularity = granularity
         self._gradients = gradients
         self._clock = clock_for(model)
-        self._tracer = Tracer(model, self._clock, operators=granularity == "operator")
+        self._tracer = Tracer(model, self._clock, operators=granularity == "operator", units=units)
         self._num_warmup = warmup
         self._num_steps = num_steps(
             iterations=iterations, warmup=warmup, recorded_per_plain=recorded_per_plain
@@ -241,7 +246,7 @@ class Recorder:
             gradients=tuple(
                 Gradient(
                     name=gradient,
-                    size_bytes=parameters[gradient].numel() * parameters[gradient].element_size(),
+                    size_bytes=num_bytes(parameters[gradient]),
                     dtype=_dtype(gradient, parameters[gradient]),
                     producer=producer,
                 )

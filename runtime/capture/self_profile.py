@@ -16,9 +16,11 @@ from pace.documents.collective_costs import AllReduce
 from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import Profile, parse_profile
 from pace.errors import CommunicationFailed
+from pace.runtime.capture.allreduce_cost import Collective
 from pace.runtime.capture.cost_sampler import BUDGET_S, CostSampler
 from pace.runtime.capture.recorder import Recorder, num_steps, warn_if_inexact
 from pace.runtime.engine.plan import GradientSize
+from pace.runtime.engine.shard_units import units_of
 from pace.runtime.event_log import log
 from pace.runtime.transports.transport import Transport
 
@@ -90,6 +92,7 @@ class SelfProfile:
                 warmup=WARM_UP,
                 gradients=names,
                 recorded_per_plain=RECORDED_PER_PLAIN,
+                units=units_of(model),
             )
             self._recorder.begin()
         except Exception as error:  # whatever a model does to its modules must not stop it from training
@@ -199,16 +202,30 @@ class SelfProfile:
 
 
 class TransportNetwork:
-    """A transport as ``measure_allreduce`` sees it: what the engine uses, with nothing else under way."""
+    """A transport as ``measure_allreduce`` sees it: what the engine uses, with nothing else under way.
 
-    def __init__(self, transport: Transport, device: torch.device, *, timeout_s: float) -> None:
+    Parameters
+    ----------
+    collective
+        What is measured.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        device: torch.device,
+        *,
+        timeout_s: float,
+        collective: Collective = "all-reduce",
+    ) -> None:
+        self._collective = collective
         self.num_workers = transport.size
         self.device = device
         self._transport = transport
         self._timeout_s = timeout_s
 
     def start(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
-        """Begin an all-reduce of `tensor` and return what waits for its end."""
+        """Begin a collective of `tensor` and return what waits for its end."""
         ended = threading.Event()
         errors: list[BaseException] = []
 
@@ -217,26 +234,34 @@ class TransportNetwork:
                 errors.append(error)
             ended.set()
 
-        self._transport.allreduce(tensor, name, done)
+        if self._collective == "all-reduce":
+            self._transport.allreduce(tensor, name, done)
+        else:
+            rows = tensor[: tensor.numel() // self.num_workers * self.num_workers].view(self.num_workers, -1)
+            halves = {
+                "reduce-scatter": self._transport.reduce_scatter,
+                "all-gather": self._transport.all_gather,
+            }
+            halves[self._collective]([rows], name, done)
 
         def wait() -> None:
             if not ended.wait(self._timeout_s):
                 raise CommunicationFailed(
-                    f"rank {self._transport.rank} of {self.num_workers}: measuring the network, an"
-                    f" all-reduce did not end within {self._timeout_s:g} s"
+                    f"rank {self._transport.rank} of {self.num_workers}: measuring the network, a"
+                    f" call ({self._collective}) did not end within {self._timeout_s:g} s"
                 )
             if errors:
                 raise CommunicationFailed(
-                    f"rank {self._transport.rank} of {self.num_workers}: measuring the network, an"
-                    f" all-reduce failed: {errors[0]}"
+                    f"rank {self._transport.rank} of {self.num_workers}: measuring the network, a"
+                    f" call ({self._collective}) failed: {errors[0]}"
                 ) from errors[0]
 
         return wait
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        # No all-reduce ends before every rank has begun it.
-        self.start(torch.zeros(1, device=self.device), "measure.barrier")()
+        # None ends before every rank has begun it.
+        self.start(torch.zeros(self.num_workers, device=self.device), "measure.barrier")()
 
     def minimum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the element-wise minimum over all ranks."""

@@ -18,9 +18,13 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from pace.runtime.engine.shard_units import Unit
 from pace.runtime.transports.clock import Clock
 
 Kind = Literal["input", "forward", "loss", "capture", "aside", "backward", "after-backward", "optimizer"]
+
+
+GATHER = "gather"
 
 
 class Place(NamedTuple):
@@ -32,7 +36,8 @@ class Place(NamedTuple):
         "input" until the first module is entered, "loss" once the model has returned, "capture"
         for time that capturing itself takes and "aside" for what is not compute: both belong to no op.
     module, operator
-        In a forward pass: the innermost module and, at operator level, the function it called.
+        In a forward pass: the innermost module and, at operator level, the function it called; `GATHER` for
+        what ``fully_shard`` does before a module.
     call, node
         In a backward pass: the number of the call of backward() and of the node in its graph.
     """
@@ -84,11 +89,14 @@ class Trace:
         One per call of backward().
     ready
         For each parameter's name, the interval in which its gradient was accumulated last.
+    gathered
+        For each parameter's name that is sharded, the interval in which it was first gathered for use.
     """
 
     marks: list[Mark] = field(default_factory=list)
     graphs: list[BackwardGraph] = field(default_factory=list)
     ready: dict[str, int] = field(default_factory=dict)
+    gathered: dict[str, int] = field(default_factory=dict)
 
     @property
     def places(self) -> list[Place]:
@@ -107,9 +115,14 @@ class Tracer:
         Stamps the marks.
     operators
         Mark every function of torch that the forward pass calls, too.
+    units
+        Of a model in ``fully_shard``.
     """
 
-    def __init__(self, model: torch.nn.Module, clock: Clock, *, operators: bool = False) -> None:
+    def __init__(
+        self, model: torch.nn.Module, clock: Clock, *, operators: bool = False, units: Sequence[Unit] = ()
+    ) -> None:
+        self._units = units
         self._model = model
         self._clock = clock
         self._operators = operators
@@ -134,6 +147,9 @@ class Tracer:
         self._to_mark = nodes_to_mark
         for name, module in self._model.named_modules():
             self._hook_module(name, module)
+        names = {parameter: name for name, parameter in self._model.named_parameters()}
+        for unit in self._units:
+            self._hook_unit(unit, [names[each] for each in unit.parameters if each in names])
         if nodes_to_mark is None:
             for name, parameter in self._model.named_parameters():
                 if parameter.requires_grad:
@@ -182,6 +198,23 @@ class Tracer:
         # Ours are the innermost hooks: what other hooks do is no part of the module's own time.
         self._hooks.callback(module.register_forward_pre_hook(enter).remove)
         self._hooks.callback(module.register_forward_hook(leave, prepend=True).remove)
+
+    def _hook_unit(self, unit: Unit, names: Sequence[str]) -> None:
+        place = Place("forward", unit.name, GATHER)
+
+        def begin(run: Callable[..., Any], *args: Any, **named: Any) -> Any:
+            if not self._in_backward:
+                self._mark(place)
+            return run(*args, **named)
+
+        def gather(run: Callable[..., Any], *args: Any, **named: Any) -> Any:
+            if not self._in_backward:
+                for name in names:
+                    self._trace.gathered.setdefault(name, len(self._trace.marks) - 1)
+            return run(*args, **named)
+
+        for method, observer in {"pre_forward": begin, "unshard": gather}.items():
+            self._hooks.callback(_observed(unit.group, method, observer))
 
     def _hook_parameter(self, name: str, parameter: torch.nn.Parameter) -> None:
         def accumulated(_parameter: torch.Tensor) -> None:
@@ -233,6 +266,21 @@ class Tracer:
             marks.append(Mark(place, now(), sequence))
 
         return before
+
+
+def _observed(group: Any, name: str, observer: Callable[..., Any]) -> Callable[[], None]:
+    """Have a method be called by an observer; return what puts it back."""
+    attributes = vars(group)
+    before = attributes.get(name)
+    attributes[name] = partial(observer, getattr(group, name))
+
+    def put_back() -> None:
+        if before is None:
+            del attributes[name]
+        else:
+            attributes[name] = before
+
+    return put_back
 
 
 def walk(roots: Sequence[Node | None]) -> list[Node]:

@@ -6,6 +6,7 @@ gradients' shapes to one of a few functions of torch between the backward pass a
 the optimizer itself computes does not count: a norm that it takes of each gradient waits for that one only.
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -32,6 +33,15 @@ READERS = frozenset(
 )
 # Parameters without a gradient in this iteration are not looked at.
 MOST = 0.9
+
+
+_active: "weakref.WeakSet[UpdateRuleWatch]" = weakref.WeakSet()
+
+
+def note_norm_of_all() -> None:
+    """Tell whoever watches that a norm of all gradients is taken, of which no rank has all."""
+    for watch in _active:
+        watch.note_norm_of_all()
 
 
 class UpdateRuleWatch(TorchFunctionMode):
@@ -64,6 +74,7 @@ class UpdateRuleWatch(TorchFunctionMode):
             self._stepping = False
 
         self._handles = [register_optimizer_step_pre_hook(pause), register_optimizer_step_post_hook(go_on)]
+        _active.add(self)
         self.__enter__()  # type: ignore[no-untyped-call]  # torch gives it no types
 
     def end(self) -> None:
@@ -72,7 +83,12 @@ class UpdateRuleWatch(TorchFunctionMode):
             for handle in self._handles:
                 handle.remove()
             self._handles = []
+            _active.discard(self)
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # as above
+
+    def note_norm_of_all(self) -> None:
+        """Take note of a look at all gradients."""
+        self._whole = True
 
     @property
     def rule(self) -> UpdateRule:

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 
 from pace.documents.profile import Op
-from pace.runtime.capture.trace import BackwardGraph, Place, Trace
+from pace.runtime.capture.trace import GATHER, BackwardGraph, Place, Trace
+from pace.runtime.engine.local_parts import num_bytes
 
 Granularity = Literal["module", "operator"]
 
@@ -102,8 +103,9 @@ def lay_out(trace: Trace, model: torch.nn.Module, granularity: Granularity = "mo
 
     A gradient's producer is the backward op in which it was accumulated for the last time. Its
     consumer is the part of the optimizer's step that updates its parameter, which is placed
-    directly before the forward op in which autograd first recorded a use of the parameter: there
-    the runtime applies it. No consumer lies before a producer, so Assumption A holds.
+    directly before the forward op in which autograd first recorded a use of the parameter, or
+    ``fully_shard`` gathered it: there the runtime applies it. No consumer lies before a producer, so
+    Assumption A holds.
     """
     return _Layout(trace, model, granularity).window()
 
@@ -149,7 +151,7 @@ class _Layout:
         deps = self._dependencies(op_of, len(members))
         consumers = self._consumers(op_of, start)
         optimizer = tuple(reduced[i] for i in kept if self._places[i].kind == "optimizer")
-        sizes = {name: p.numel() * p.element_size() for name, p in self._model.named_parameters()}
+        sizes = {name: num_bytes(parameter) for name, parameter in self._model.named_parameters()}
         updated_bytes = sum(sizes[name] for name in self._trace.ready)
 
         ops: list[WindowOp] = []
@@ -201,7 +203,7 @@ class _Layout:
                 previous = self._places[i - 1]
                 returns = i > 0 and previous.kind == "forward" and previous.module.startswith(inside)
                 enters = place.module in self._units and not (place.operator or split_later or returns)
-                begins = makes_nodes or enters or i == 0
+                begins = makes_nodes or enters or i == 0 or place.operator == GATHER
             else:
                 begins = True
             self._heads.append(i if begins else self._heads[i - 1])
@@ -303,7 +305,7 @@ class _Layout:
     def _consumers(self, op_of: dict[int, int], start: int) -> dict[int, list[str]]:
         """For every op that is the first to use a parameter whose gradient is sent, the gradients' names."""
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        first: dict[str, int] = {}
+        first = {name: self._heads[interval] for name, interval in self._trace.gathered.items()}
         for call, graph in enumerate(self._trace.graphs):
             for name, interval in _first_uses(graph, names, call, self._created).items():
                 first[name] = min(interval, first.get(name, interval))

@@ -11,6 +11,7 @@ from torch import nn
 
 from pace.errors import InvalidOptions, InvalidSchedule, InvalidUse, PaceError, ScheduleMismatch
 from pace.runtime.control.parameters import dtype_name
+from pace.runtime.engine.local_parts import local_part
 from pace.runtime.engine.plan import Plan, PlannedGroup, PlannedSegment, PlannedShard
 from pace.runtime.event_log import log
 from pace.runtime.transports.transport import Transport
@@ -246,7 +247,11 @@ def agree_on_weights(
     if transport.size == 1:
         return
     named = (*model.named_parameters(), *(model.named_buffers() if with_buffers else ()))
-    state = {name.replace("_orig_mod.", ""): t.detach() for name, t in named if t.layout is torch.strided}
+    state = {
+        name.replace("_orig_mod.", ""): local_part(tensor).detach()
+        for name, tensor in named
+        if tensor.layout is torch.strided
+    }
     mine = [[name, str(tensor.dtype), list(tensor.shape), _sha256(tensor)] for name, tensor in state.items()]
     statements: list[list[Any]] = [json.loads(each) for each in transport.gather(json.dumps(mine).encode())]
     differing: dict[str, int] = {}

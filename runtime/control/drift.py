@@ -39,6 +39,8 @@ class Drift:
     ----------
     reference
         The slowest rank's first full window under the plan; None before its end.
+    latest
+        The slowest rank's medians when the ranks compared last; None where some window was not full then.
     ratio
         The latest window against the reference (or, once, the reference against the prediction):
         the iteration's ratio, or what the change in compute alone makes of an iteration, whichever is
@@ -54,6 +56,7 @@ class Drift:
         self._predicted_s = predicted_s
         self._latest: collections.deque[Typical] = collections.deque(maxlen=settings.drift_iterations)
         self.reference: Typical | None = None
+        self.latest: Typical | None = None
         self.ratio: float | None = None
         self.against: Literal["start", "prediction"] = "start"
         self.drifted = False
@@ -75,9 +78,11 @@ class Drift:
     def compare(self, medians: Sequence[Typical | None]) -> None:
         """Compare the medians of all ranks with the reference; the first full window becomes it."""
         full = [each for each in medians if each is not None]
+        self.latest = None
         if len(full) < len(medians):
             return
         slowest = Typical(*(max(column) for column in zip(*full, strict=True)))
+        self.latest = slowest
         if self.reference is None:
             self.reference = slowest
             self.restart_window()

@@ -15,8 +15,8 @@ from pace.runtime.control.options import Sharding
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.replanner import Replanner
 from pace.runtime.control.trial import Candidate, Trial
+from pace.runtime.engine.halves.sharded_plan import plan_shards_locally
 from pace.runtime.engine.plan import GradientSize, Plan, plan_locally, plan_plainly
-from pace.runtime.engine.sharded_plan import plan_shards_locally
 from pace.runtime.event_log import log
 from pace.runtime.transports.transport import Transport
 
@@ -72,14 +72,12 @@ class Choice:
         self._last_step_s: float | None = None
         self._last_waited_s = 0.0
         self._intervals: collections.deque[float] = collections.deque(maxlen=50)
-        self.replanner = Replanner(
-            plan, source, sizes, transport, model, timeout_s=timeout_s, may_profile=sharding != "on"
-        )
+        self.replanner = Replanner(plan, source, sizes, transport, model, timeout_s=timeout_s)
         # What to go on with after profiling: a way of running, or a plan to be tried first.
         self._afterwards: Candidate | Plan = plan
         if self.replanner.state == "asking" and self.replanner.can_profile:
             self.replanner.begin_profile("there is no schedule")
-            self.running = self._plainly()
+            self.running = self._while_recorded()
         else:
             self.running = self._start(plan)
 
@@ -109,7 +107,7 @@ class Choice:
                 self._resume(switch)
         elif (news := self._news(number)) == "profile":
             self._afterwards = self.running
-            self._change(self._plainly(), switch)
+            self._change(self._while_recorded(), switch)
             self.replanner.begin_profile("training drifted")
         elif news is not None:
             self._say("pace.schedule_adopted", round=number, groups=len(news.groups))
@@ -140,6 +138,13 @@ class Choice:
 
     def _plainly(self) -> Candidate:
         return Candidate(name="plain", plan=plan_plainly(self._sizes), barrier=True)
+
+    def _while_recorded(self) -> Candidate:
+        """Return what runs while compute is recorded; whole updates may not fit into memory."""
+        if self._sharding != "on":
+            return self._plainly()
+        halves = plan_shards_locally(self._sizes, self._transport.size)
+        return Candidate(name="sharded", plan=halves, barrier=False)
 
     def _resume(self, switch: Callable[[Plan, bool], None]) -> None:
         """Go on after profiling."""

@@ -1,18 +1,28 @@
 """Which of a model's parameters are trained, and what their gradients look like to a schedule."""
 
+from collections.abc import Set
+
 import torch
 from torch import nn
 
 from pace.documents.profile import ELEMENT_BYTES
 from pace.errors import InvalidOptions
+from pace.runtime.engine.local_parts import num_bytes
 from pace.runtime.engine.plan import GradientSize
 
 # Each sums gradients over ranks or devices by itself. Names, as importing FSDP takes a second.
 _REDUCING = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 
-def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+def trained_parameters(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, carried: Set[str] = frozenset()
+) -> dict[str, nn.Parameter]:
     """Parameters that the optimizer updates and that want a gradient, by name, in definition order.
+
+    Parameters
+    ----------
+    carried
+        Names of torch's classes that may be in the model, as they leave all-reduces to the runtime.
 
     Raises
     ------
@@ -22,7 +32,7 @@ def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
     """
     for module in model.modules():
         kinds = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.")}
-        if found := kinds & _REDUCING:
+        if found := (kinds & _REDUCING) - carried:
             raise InvalidOptions(
                 f"the model is, or holds, a {found.pop()}, which reduces gradients itself: give the model"
                 " that it wraps, and call that one in the loop"
@@ -40,7 +50,8 @@ def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
         shapes = ", ".join(str(tuple(parameter.shape)) for parameter in list(strangers)[:5])
         raise InvalidOptions(f"the optimizer updates parameters that are not the model's, of shapes {shapes}")
     for name, parameter in named.items():
-        if not issubclass(type(parameter), nn.Parameter):  # isinstance() says what the parameter claims
+        plain = issubclass(type(parameter), nn.Parameter)  # isinstance() says what the parameter claims
+        if not plain and not (carried and hasattr(parameter, "placements")):
             raise InvalidOptions(
                 f"{name} is a {type(parameter).__name__}; only plain parameters are supported"
             )
@@ -54,7 +65,7 @@ def gradient_sizes(parameters: dict[str, nn.Parameter]) -> list[GradientSize]:
     return [
         GradientSize(
             name=name,
-            size_bytes=parameter.numel() * parameter.element_size(),
+            size_bytes=num_bytes(parameter),
             dtype=dtype_name(parameter),
         )
         for name, parameter in parameters.items()

@@ -13,8 +13,8 @@ from pace.documents.sharded_schedule import ShardedSchedule
 from pace.errors import InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
 from pace.runtime.control.options import Sharding, check_source
 from pace.runtime.control.report_sender import ReportSender
+from pace.runtime.engine.halves.sharded_plan import plan_from_sharded_schedule
 from pace.runtime.engine.plan import GradientSize, Plan, plan_from_schedule, plan_locally
-from pace.runtime.engine.sharded_plan import plan_from_sharded_schedule
 from pace.runtime.event_log import log
 from pace.runtime.replanning import Replanning
 from pace.runtime.transports.transport import Transport

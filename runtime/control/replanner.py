@@ -27,6 +27,9 @@ recording iterations; waiting for the service to schedule the profile; only aski
 # An iteration may do something else (an evaluation, a checkpoint) and be traced as the model.
 ATTEMPTS = 3
 
+# How long until the next report while nothing new shows.
+REPORT_EVERY_S = 600.0
+
 # What rank 0 tells the others before a schedule: whether this job made its profile.
 _OWN, _FOREIGN = b"o", b"f"
 
@@ -40,8 +43,6 @@ class Replanner:
         What all ranks start with.
     timeout_s
         A wait for peers that is longer fails.
-    may_profile
-        Whether training may run plainly for some iterations.
 
     Attributes
     ----------
@@ -58,7 +59,6 @@ class Replanner:
         model: torch.nn.Module,
         *,
         timeout_s: float,
-        may_profile: bool = True,
     ) -> None:
         self._source = source
         self._settings = source.replanning
@@ -66,13 +66,13 @@ class Replanner:
         self._transport = transport
         self._model = model
         self._timeout_s = timeout_s
-        self._may_profile = may_profile
         self._late: schedule_polling.LateSchedule | None = None
         self._searching = False
         self._submitting = False
         self._num_awaited = 0
         self._drift: Drift | None = None
         self._drift_logged = False
+        self._reported_at_s: float | None = None
         self._profile: SelfProfile | None = None
         self._failures = 0
         self._own_profiles: set[str] = set()
@@ -110,16 +110,11 @@ class Replanner:
     @property
     def can_profile(self) -> bool:
         """Whether a profile could be made and would be of use; the same on all ranks."""
-        wanted = (
-            self._may_profile
-            and self._source.asks
-            and self._settings.profile_iterations > 0
-            and self._transport.size > 1
-        )
+        wanted = self._source.asks and self._settings.profile_iterations > 0 and self._transport.size > 1
         return wanted and self._failures < ATTEMPTS
 
     def begin_profile(self, reason: str) -> None:
-        """Record from now on; the caller makes sure that training runs plainly, with a barrier."""
+        """Record from now on; the caller makes sure that communication is kept apart from compute."""
         self._say("pace.profiling", reason=reason, iterations=self._settings.profile_iterations)
         self._last_change_s = time.monotonic()
         self._profile = SelfProfile(
@@ -203,20 +198,26 @@ class Replanner:
             "rested": time.monotonic() - self._last_change_s >= self._settings.interval_s,
         }
         replies = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
-        known = self._drift.reference
         self._drift.compare(
             [None if each["typical"] is None else Typical(*each["typical"]) for each in replies]
         )
-        reference = self._drift.reference
-        if known is None and reference is not None and self._transport.rank == 0:
-            self._source.report(
-                reference.iteration_s, num_iterations=self._settings.drift_iterations, plain_s=plain_s
-            )
+        if self._transport.rank == 0:
+            self._report_if_due(self._drift, plain_s)
         wanted = self._drift.drifted and not self._searching and self.can_profile
         if self._drift.drifted and not self._drift_logged:
             self._drift_logged = True
             self._say_drift(replies[0]["rested"])
         return "profile" if wanted and replies[0]["rested"] else None
+
+    def _report_if_due(self, drift: Drift, plain_s: float | None) -> None:
+        """Report the first window under a plan, the one in which drift shows, and one now and then."""
+        since_s = None if self._reported_at_s is None else time.monotonic() - self._reported_at_s
+        shows = drift.drifted and not self._drift_logged
+        if drift.latest is not None and (since_s is None or shows or since_s >= REPORT_EVERY_S):
+            self._reported_at_s = time.monotonic()
+            self._source.report(
+                drift.latest.iteration_s, num_iterations=self._settings.drift_iterations, plain_s=plain_s
+            )
 
     def close(self) -> None:
         """Stop asking and recording."""
@@ -247,6 +248,7 @@ class Replanner:
         assert plan is not None  # rank 0 found that it fits
         self._drift = Drift(self._settings, None if own else plan.predicted_iteration_s)
         self._drift_logged = False
+        self._reported_at_s = None
         self._last_change_s = time.monotonic()
         return plan
 

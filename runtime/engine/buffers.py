@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from pace.runtime.engine.local_parts import as_part_of, local_part, num_elements
 from pace.runtime.engine.plan import Plan, PlannedGroup
 
 
@@ -22,7 +23,7 @@ class Slot:
     view
         Its part of the buffer, with the parameter's own strides.
     shown
-        The same memory, as user code sees it.
+        The same memory, as user code sees it: of a sharded parameter a DTensor.
     passes
         How often autograd has added to the gradient since it was last reduced or cleared.
     expected
@@ -117,9 +118,13 @@ class Slot:
     def release_kept(self) -> None:
         """Give what user code keeps of it memory of its own, where it has cleared or replaced it."""
         if not self.base and sys.getrefcount(self.shown) > _OWN:
-            kept = self.shown
+            kept = local_part(self.shown)
             kept.data = kept.clone()
-            self.shown = self.view.data
+            self.show()
+
+    def show(self) -> None:
+        """Have user code see the buffer in a tensor that nobody has yet."""
+        self.shown = as_part_of(self.view.data, self.parameter)
 
 
 class Awaited(Protocol):
@@ -204,14 +209,15 @@ class FusedGroup:
     def allocate(self) -> None:
         """Give the group a new, zeroed buffer."""
         first = self.slots[0].parameter
-        sizes = [slot.parameter.numel() for slot in self.slots]
+        sizes = [num_elements(slot.parameter) for slot in self.slots]
         total = sum(sizes)
         self.buffer = torch.zeros(total + len(sizes) + self.num_codes, dtype=first.dtype, device=first.device)
         offset = 0
         for slot, size in zip(self.slots, sizes, strict=True):
             # No views as far as autograd knows: user code may detach gradients in place.
-            slot.view = like(self.buffer[offset : offset + size], slot.parameter).data
-            slot.shown = slot.view.data
+            part = local_part(slot.parameter)
+            slot.view = like(self.buffer[offset : offset + part.numel()], part).data
+            slot.show()
             offset += size
         self.gradients = self.buffer[:total]
         self.marks = self.buffer[total : total + len(sizes)]

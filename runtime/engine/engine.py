@@ -23,7 +23,6 @@ only until the transport has all of the group; for the sum the device waits.
 """
 
 import functools
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +33,7 @@ from pace.errors import CommunicationFailed
 from pace.runtime.engine.lanes import Lane, calls_of, lanes_of
 from pace.runtime.engine.on_device import OnDevice
 from pace.runtime.engine.plan import Exchange, Plan
+from pace.runtime.engine.prepared_groups import PreparedGroups
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
 from pace.runtime.engine.sends import GroupSend, SegmentMemory, SegmentSend, last_times, sends_of
 from pace.runtime.engine.transport_calls import call_for, described, word_for
@@ -98,7 +98,6 @@ class Engine:
         self._failure: CommunicationFailed | None = None
         self._asides: set[threading.Event] = set()
         self._explained = False
-        self.sent_segments = self.sent_bytes = 0
         self.waited_s = 0.0
         transport.prepare(
             calls_of(self._segments, self._lane_of),
@@ -113,6 +112,13 @@ class Engine:
                 block=self._block,
                 name=f"{name}.device",
             )
+        self._prepared = PreparedGroups(
+            self._lock,
+            enter=self._enter,
+            failed=lambda send, error: self._fail("could not be prepared", send, error),
+            stopped=self._stopped,
+            name=f"{name}.updates",
+        )
         self._threads = [
             threading.Thread(target=self._run, args=(lane,), name=f"{name}.engine.{lane.name}", daemon=True)
             for lane in self._lanes
@@ -125,6 +131,16 @@ class Engine:
         """The first thing that went wrong; nothing is sent after it."""
         return self._failure
 
+    @property
+    def sent_segments(self) -> int:
+        """How many segments have been handed over to the transport."""
+        return sum(lane.sent_segments for lane in self._lanes)
+
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes they had."""
+        return sum(lane.sent_bytes for lane in self._lanes)
+
     def rebind(self, group: int, tensors: Sequence[SegmentMemory]) -> None:
         """Send other tensors for the segments of a group that is not under way, in planned order."""
         send = self._group_sends[group]
@@ -132,8 +148,15 @@ class Engine:
         for segment, tensor in zip(send.segments, tensors, strict=True):
             segment.tensor = tensor
 
-    def submit(self, group: int) -> None:
+    def submit(
+        self, group: int, *, after: Sequence[int] = (), prepare: Callable[[], None] | None = None
+    ) -> None:
         """Hand over a group whose buffer is filled; it belongs to the engine until it is done.
+
+        Parameters
+        ----------
+        prepare
+            Fills the buffer, in another thread, once the groups in `after` are done.
 
         Raises
         ------
@@ -154,6 +177,9 @@ class Engine:
                 return
             send.done.clear()
             send.waited_s = 0.0
+            if prepare is not None:
+                self._prepared.add(send, [self._group_sends[each] for each in after], prepare)
+                return
             if self._on_device is None:
                 self._enter(send)
                 return
@@ -182,6 +208,16 @@ class Engine:
         with self._lock:
             lane.order.leave_out(send)
             lane.wake.notify_all()
+
+    def separate_halves(self, *, apart: bool) -> None:
+        """Send reduce-scatters before all gathers, from now on, or as planned from the next round on.
+
+        Every rank alike, as long as no gather was handed over in this round.
+        """
+        with self._lock:
+            for lane in self._lanes:
+                lane.order.separate_halves(apart=apart)
+                lane.wake.notify_all()
 
     def call_aside(self, exchange: Exchange, group: int, parts: tuple[torch.Tensor, ...], name: str) -> None:
         """Make one call outside of the plan, with nothing else under way, and wait for it; every rank alike.
@@ -274,7 +310,7 @@ class Engine:
             return self._failure is None and self._settled()
 
     def _settled(self) -> bool:
-        return self._failure is not None or all(lane.idle for lane in self._lanes)
+        return self._failure is not None or (self._prepared.idle and all(lane.idle for lane in self._lanes))
 
     def last_round(self) -> tuple[tuple[GroupTimes, ...], tuple[SegmentTimes, ...]]:
         """When each group and segment was last handed over, sent and done; every group was waited for."""
@@ -303,16 +339,18 @@ class Engine:
             if threading.current_thread() is not thread:
                 # A follower may be inside a call that only ends with its time-out when the leader is gone.
                 thread.join(timeout=None if self._failure is None else 1.0)
+        self._prepared.close(failed=self._failure is not None)
 
     def _wake_all(self) -> None:
         for lane in self._lanes:
             lane.wake.notify_all()
+        self._prepared.notify()
         self._ended.notify_all()
 
     def _run(self, lane: Lane) -> None:
         segment: SegmentSend | None = None
         try:
-            while (segment := self._next(lane)) is not None:
+            while (segment := lane.take_next(self._segments, self._stopped)) is not None:
                 call = call_for(self._transport, self._groups[segment.group.number].exchange)
                 completed = functools.partial(self._complete, segment)
                 segment.summed = call(segment.tensor, segment.name, completed)
@@ -321,44 +359,8 @@ class Engine:
         except Exception as error:  # whatever it is, waiting threads receive it
             self._fail("could not be sent", segment.group if segment else None, error)
 
-    def _next(self, lane: Lane) -> SegmentSend | None:
-        """Block until a segment may be sent, and account for it; None once closed."""
-        if lane.role == "follower":
-            with self._lock:
-                lane.wake.wait_for(lambda: self._stopped() or lane.order.num_waiting > 0)
-                if self._stopped():
-                    return None
-            chosen = self._segments[self._transport.decide(None)]
-            with self._lock:
-                lane.wake.wait_for(lambda: self._stopped() or chosen.group.submitted)
-                return None if self._stopped() else self._take(lane, chosen)
-        with self._lock:
-            while True:
-                if self._stopped():
-                    return None
-                segment = lane.order.next()
-                wait_s = math.inf if segment is None else lane.wait_s(segment)
-                if segment is not None and wait_s <= 0:
-                    self._take(lane, segment)
-                    break
-                lane.wake.wait(None if wait_s == math.inf else wait_s)
-        if lane.role == "leader" and lane.sequencing == "decision":
-            self._transport.decide(segment.number)
-        return segment
-
     def _stopped(self) -> bool:
         return self._closed or self._failure is not None
-
-    def _take(self, lane: Lane, segment: SegmentSend) -> SegmentSend:
-        send = segment.group
-        if send.unsent == len(send.segments):
-            send.sent_s = time.perf_counter()
-        segment.sent_s = time.perf_counter()
-        lane.order.take(segment)
-        lane.in_flight.add(segment)
-        self.sent_segments += 1
-        self.sent_bytes += segment.size_bytes
-        return segment
 
     def _complete(self, segment: SegmentSend, error: BaseException | None) -> None:
         segment.done_s = time.perf_counter()
@@ -372,6 +374,7 @@ class Engine:
             if send.remaining == 0:
                 send.done_s = segment.done_s
                 send.done.set()
+                self._prepared.notify()
             for each in self._lanes:
                 if each.order.num_waiting or self._closed:
                     each.wake.notify_all()

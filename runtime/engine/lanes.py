@@ -6,8 +6,10 @@ the card, no segment starts beside one of the other lane that is needed earlier,
 known to take. So nobody waits for a rank that is late.
 """
 
+import math
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -47,6 +49,8 @@ class Lane:
         Notified when the next segment may be another one.
     discipline, sequencing, role
         Who decides what goes next.
+    sent_segments, sent_bytes
+        What the transport was given so far.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class Lane:
         self.name = name
         self._transport = transport
         self._beside: Lane | None = None
+        self._lock = lock
+        self.sent_segments = self.sent_bytes = 0
         self.segments = segments
         self.wake = threading.Condition(lock)
         self.sequencing = sequencing
@@ -95,6 +101,50 @@ class Lane:
         if patience_s > 0:
             return patience_s
         return max(self.in_flight.wait_s(candidate), self._yields_s(candidate))
+
+    def take_next(self, every: Sequence[SegmentSend], stopped: Callable[[], bool]) -> SegmentSend | None:
+        """Block until a segment may be sent, and account for it; call it without the lock.
+
+        Parameters
+        ----------
+        every
+            The segments of all lanes, by number.
+        stopped
+            Whether nothing is to be sent any more; the segment is None then.
+        """
+        if self.role == "follower":
+            with self._lock:
+                self.wake.wait_for(lambda: stopped() or self.order.num_waiting > 0)
+                if stopped():
+                    return None
+            chosen = every[self._transport.decide(None)]
+            with self._lock:
+                self.wake.wait_for(lambda: stopped() or chosen.group.submitted)
+                return None if stopped() else self._take(chosen)
+        with self._lock:
+            while True:
+                if stopped():
+                    return None
+                segment = self.order.next()
+                wait_s = math.inf if segment is None else self.wait_s(segment)
+                if segment is not None and wait_s <= 0:
+                    self._take(segment)
+                    break
+                self.wake.wait(None if wait_s == math.inf else wait_s)
+        if self.role == "leader" and self.sequencing == "decision":
+            self._transport.decide(segment.number)
+        return segment
+
+    def _take(self, segment: SegmentSend) -> SegmentSend:
+        send = segment.group
+        if send.unsent == len(send.segments):
+            send.sent_s = time.perf_counter()
+        segment.sent_s = time.perf_counter()
+        self.order.take(segment)
+        self.in_flight.add(segment)
+        self.sent_segments += 1
+        self.sent_bytes += segment.size_bytes
+        return segment
 
     def _yields_s(self, candidate: SegmentSend) -> float:
         # With fewer servers than ranks it is the servers' links that pushes fill; this host's card has room.

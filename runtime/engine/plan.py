@@ -102,7 +102,7 @@ class Plan:
         How fast either end of a connection to a server sends; None for no limit.
     shards
         In a plan in two halves, what is summed and gathered by rows; groups are then calls, all
-        reduce-scatters before all gathers, and so are segments. Empty for a plan of all-reduces.
+        reduce-scatters before all gathers. Empty for a plan of all-reduces.
     """
 
     source: Literal["schedule", "local", "plain"]

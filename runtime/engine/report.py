@@ -49,6 +49,7 @@ class Totals:
     sent_segments: int = 0
     sent_bytes: int = 0
     waited_s: float = 0.0
+    read_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,9 @@ class Report:
         What ``mode="auto"`` measured for each way of running, on the slowest rank; empty until it has.
     sent_segments, sent_bytes, waited_s
         Totals since the start, over all plans; ``pace.runtime.metrics`` exports them.
+    read_wait_s
+        How long loops that read gradients before ``step()`` have waited for all sums in these reads, in all:
+        what clipping by the global norm costs.
     groups, segments
         The last complete round.
     replanning
@@ -101,6 +105,7 @@ class Report:
     replanning: str = "none"
     profiles: int = 0
     drift: float | None = None
+    read_wait_s: float = 0.0
 
 
 def chrome_trace(report: Report, plan: Plan, *, name: str) -> dict[str, Any]:

@@ -36,6 +36,8 @@ class SendOrder:
     """
 
     def __init__(self, segments: Sequence[SegmentSend], *, discipline: Discipline, role: Role) -> None:
+        self._planned_order = segments
+        self._apart = False
         self._order = segments
         self._discipline = discipline
         self._planned = role == "planned"
@@ -107,13 +109,29 @@ class SendOrder:
         for segment in send.segments:
             self._pass(segment)
 
+    def separate_halves(self, *, apart: bool) -> None:
+        """Take reduce-scatters before all gathers, from now on, or as planned from the next round on."""
+        self._apart = apart
+        if apart:
+            self._position = 0
+            self._order = self._in_halves()
+            self._advance()
+
+    def _in_halves(self) -> Sequence[SegmentSend]:
+        return sorted(self._planned_order, key=lambda segment: segment.group.second_half)
+
     def _pass(self, segment: SegmentSend) -> None:
         segment.rounds += 1
+        self._advance()
+
+    def _advance(self) -> None:
         while self._order[self._position].rounds > self._rounds:
             self._position += 1
             if self._position == len(self._order):
                 self._position = 0
                 self._rounds += 1
+                if not self._apart:
+                    self._order = self._planned_order
 
     def _push(self, send: GroupSend) -> None:
         by_plan = self._discipline in ("adaptive", "overtake")

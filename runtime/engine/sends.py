@@ -21,6 +21,8 @@ class GroupSend:
     ----------
     rank
         Its place among all groups, longest tail first.
+    second_half
+        Whether it gathers what others have summed.
     submitted
         Whether it may be sent and has something left to send.
     sent
@@ -39,6 +41,7 @@ class GroupSend:
         "rank",
         "remaining",
         "rounds",
+        "second_half",
         "segments",
         "sent",
         "sent_s",
@@ -48,9 +51,10 @@ class GroupSend:
         "waited_s",
     )
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, second_half: bool = False) -> None:
         self.number = number
         self.rank = number
+        self.second_half = second_half
         self.segments: list[SegmentSend] = []
         self.sent = threading.Event()
         self.sent.set()
@@ -131,7 +135,10 @@ def sends_of(
     plan: Plan, tensors: Sequence[SegmentMemory], name: str
 ) -> tuple[list[GroupSend], list[SegmentSend]]:
     """Return a plan's groups, and its segments in planned order with the tensors that are sent."""
-    sends = [GroupSend(number) for number in range(len(plan.groups))]
+    sends = [
+        GroupSend(number, second_half=group.exchange == "all-gather")
+        for number, group in enumerate(plan.groups)
+    ]
     by_tail = sorted(zip(plan.groups, sends, strict=True), key=lambda p: (-p[0].tail_s, p[0].ready_s))
     for rank, (_, send) in enumerate(by_tail):
         send.rank = rank

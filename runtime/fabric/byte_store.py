@@ -1,5 +1,6 @@
 """What a host keeps under keys: its workers' updates, parts of sums and snapshots on their way to others."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,16 +8,25 @@ import numpy as np
 from pace.runtime.fabric.commit_log import Vector, add_scaled, factors_of_steps
 from pace.runtime.fabric.messages import AdditionOrder
 from pace.runtime.fabric.shards import shard_range, whole_of
+from pace.runtime.fabric.sparse_update import SparseUpdate, add_sparse, join_sparse
+
+# What every host can send, so that receivers see how much a link carries.
+PROBE = "probe"
+PROBE_BYTES = 128 << 10
 
 
 @dataclass(slots=True)
 class KeptBytes:
-    """Bytes under a key; `copies` counts how often they arrived, and `owned` are this host's updates."""
+    """Bytes under a key; `copies` counts how often they arrived, and `owned` are this host's updates.
+
+    `sparse` bytes are a `SparseUpdate`, all others are float32.
+    """
 
     data: bytearray
     version: int = 0
     owned: bool = False
     copies: int = 1
+    sparse: bool = False
 
 
 class ByteStore:
@@ -30,9 +40,15 @@ class ByteStore:
 
     def get(self, key: str) -> KeptBytes | None:
         """Return what is kept as `key`; a shard is cut out of the whole if only that is here."""
+        if key == PROBE:
+            return KeptBytes(bytearray(PROBE_BYTES))
         kept, place = self._kept.get(key), whole_of(key)
         if kept is None and place is not None and place[0] in self._kept:
             whole = self._kept[place[0]]
+            if whole.sparse:
+                update = SparseUpdate.from_bytes(whole.data)
+                data = update.cut(*shard_range(update.numbers, *place[1:])).to_bytes()
+                return KeptBytes(data, whole.version, sparse=True)
             first, last = shard_range(len(whole.data) // 4, *place[1:])
             kept = KeptBytes(whole.data[4 * first : 4 * last], whole.version)
         return kept
@@ -41,18 +57,20 @@ class ByteStore:
         """Return what is kept as `key`, as numbers."""
         kept = self.get(key)
         assert kept is not None
+        if kept.sparse:
+            return SparseUpdate.from_bytes(kept.data).dense()
         return np.frombuffer(kept.data, dtype=np.float32)
 
-    def own(self, key: str, data: bytearray, version: int) -> None:
+    def own(self, key: str, data: bytearray, version: int, *, sparse: bool = False) -> None:
         """Keep an update of this host until it is removed."""
-        self._kept[key] = KeptBytes(data, version, owned=True)
+        self._kept[key] = KeptBytes(data, version, owned=True, sparse=sparse)
 
-    def put(self, key: str, data: bytearray, version: int = 0) -> None:
+    def put(self, key: str, data: bytearray, version: int = 0, *, sparse: bool = False) -> None:
         """Keep what has arrived or was made here."""
         if key in self._kept:
             self._kept[key].copies += 1
         else:
-            self._kept[key] = KeptBytes(data, version)
+            self._kept[key] = KeptBytes(data, version, sparse=sparse)
 
     def consume(self, key: str) -> None:
         """Use one copy up; this host's updates stay."""
@@ -75,12 +93,26 @@ class ByteStore:
         """Replace parts by their sum, if all are here."""
         if any(part not in self for part in order.parts):
             return  # the transfer of the sum will say that there is none
-        parts = [self.vector(part) for part in order.parts]
-        if len({len(part) for part in parts}) == 1:
-            each = [order.factors]
-            if order.momentum:
-                each = [tuple(factors) for factors in factors_of_steps(order.factors, order.momentum)]
-            self.put(order.key, bytearray(b"".join(add_scaled(parts, f).tobytes() for f in each)))
-        del parts
+        each = [order.factors]
+        if order.momentum:
+            each = [tuple(factors) for factors in factors_of_steps(order.factors, order.momentum)]
+        if not self._add_sparse(order, each):
+            parts = [self.vector(part) for part in order.parts]
+            if len({len(part) for part in parts}) == 1:
+                self.put(order.key, bytearray(b"".join(add_scaled(parts, f).tobytes() for f in each)))
+            del parts
         for part in order.parts:
             self.consume(part)
+
+    def _add_sparse(self, order: AdditionOrder, each: Sequence[tuple[float, ...]]) -> bool:
+        """Keep a sparse sum, if all parts are sparse and their sum is smaller than the whole vector."""
+        kept = [self.get(part) for part in order.parts]
+        if not all(part is not None and part.sparse for part in kept):
+            return False
+        parts = [SparseUpdate.from_bytes(part.data) for part in kept if part is not None]
+        sums = [add_sparse(parts, factors) for factors in each]
+        data = (sums[0] if len(sums) == 1 else join_sparse(*sums)).to_bytes()
+        if len(data) >= 4 * parts[0].numbers * len(each):
+            return False
+        self.put(order.key, data, sparse=True)
+        return True

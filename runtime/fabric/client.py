@@ -16,6 +16,7 @@ from pace.runtime.addresses import ServerAddress
 from pace.runtime.fabric.commit_log import Vector
 from pace.runtime.fabric.connection import FabricLink, Incoming, connect
 from pace.runtime.fabric.messages import Message, ModelCall, PushCall, TicketOrder, TransferIntro
+from pace.runtime.fabric.sparse_update import SparseUpdate
 from pace.runtime.fabric.update_records import HeldUpdate
 
 UpdateKind = Literal["gradient", "pseudo-gradient", "delta", "rollouts"]
@@ -161,7 +162,7 @@ class FabricClient:
 
     def push(
         self,
-        update: NDArray[np.float32],
+        update: NDArray[np.float32] | SparseUpdate,
         version: int,
         *,
         weight: float = 1.0,
@@ -172,7 +173,8 @@ class FabricClient:
         Parameters
         ----------
         update
-            What is added to the model, already multiplied by the learning rate and its sign.
+            What is added to the model, already multiplied by the learning rate and its sign. A sparse one is
+            sent, and added on the way, as it is.
         version
             Of the model that it was computed from.
         weight
@@ -235,8 +237,10 @@ class FabricClient:
         CommunicationFailed
             When a member is gone or does not come in time.
         InvalidUse
-            When the update is not finite.
+            When the update is not finite, or sparse: the mean of all members rarely is.
         """
+        if isinstance(update, SparseUpdate):
+            raise InvalidUse("a sparse update in an all-reduce: give update.dense()")
         held, data = self._held(update, 0, weight, "pseudo-gradient")
         with self._lock:
             self._rounds[name] = self._rounds.get(name, 0) + 1
@@ -265,9 +269,12 @@ class FabricClient:
         self._end(self._link, "the client was closed")
 
     def _held(
-        self, update: NDArray[np.float32], version: int, weight: float, kind: UpdateKind
-    ) -> tuple[HeldUpdate, bytes]:
-        row = np.ascontiguousarray(update, dtype=np.float32).reshape(-1)
+        self, update: NDArray[np.float32] | SparseUpdate, version: int, weight: float, kind: UpdateKind
+    ) -> tuple[HeldUpdate, bytes | bytearray]:
+        sparse = isinstance(update, SparseUpdate)
+        row = np.ascontiguousarray(
+            update.values if isinstance(update, SparseUpdate) else update, dtype=np.float32
+        ).reshape(-1)
         norm = float(np.linalg.norm(row.astype(np.float64)))
         if not row.size or not np.isfinite(norm):
             raise InvalidUse(f"an update of {row.size} numbers and norm {norm}; finite numbers are needed")
@@ -276,12 +283,19 @@ class FabricClient:
         with self._lock:
             self._updates += 1
             name = f"{self.worker}-{self._updates}"
+        data = update.to_bytes() if isinstance(update, SparseUpdate) else row.tobytes()
         held = HeldUpdate(
-            id=name, version=version, size_bytes=row.nbytes, norm=norm, weight=weight, kind=kind
+            id=name,
+            version=version,
+            size_bytes=len(data),
+            norm=norm,
+            weight=weight,
+            kind=kind,
+            sparse=sparse,
         )
-        return held, row.tobytes()
+        return held, data
 
-    def _send(self, call: PushCall, data: bytes) -> None:
+    def _send(self, call: PushCall, data: bytes | bytearray) -> None:
         self._link.send(call)
         intro = TransferIntro(
             transfer=call.number, key=f"u/{call.update.id}", size_bytes=len(data), version=call.update.version

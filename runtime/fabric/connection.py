@@ -31,13 +31,21 @@ _UNLIMITED = float((1 << 32) - 1)
 class Incoming:
     """A tensor whose blocks are arriving."""
 
-    __slots__ = ("began", "data", "intro", "missing")
+    __slots__ = ("began", "data", "intro", "missing", "noted_missing", "noted_s")
 
     def __init__(self, intro: TransferIntro) -> None:
         self.intro = intro
         self.data = bytearray(intro.size_bytes)
         self.missing = intro.size_bytes
-        self.began = time.monotonic()
+        self.began = self.noted_s = time.monotonic()
+        self.noted_missing = self.missing
+
+    def recent(self) -> tuple[int, float]:
+        """Return the bytes that arrived since the last call, or since the first block, and the seconds."""
+        now = time.monotonic()
+        found = self.noted_missing - self.missing, now - self.noted_s
+        self.noted_missing, self.noted_s = self.missing, now
+        return found
 
     @property
     def wire_bytes(self) -> int:

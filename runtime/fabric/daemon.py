@@ -14,7 +14,7 @@ from types import TracebackType
 from pace.errors import InvalidUse
 from pace.runtime.addresses import ServerAddress
 from pace.runtime.event_log import log
-from pace.runtime.fabric.byte_store import ByteStore
+from pace.runtime.fabric.byte_store import PROBE, ByteStore
 from pace.runtime.fabric.connection import FabricLink, Incoming, Listener, connect, own_address_towards
 from pace.runtime.fabric.held_model import HeldModel
 from pace.runtime.fabric.local_workers import LocalWorkers
@@ -88,6 +88,7 @@ class HostDaemon:
         self._callers: set[FabricLink] = set()
         self._closed = threading.Event()
         self.refused: str | None = None
+        self._progress_s = 0.1
         dial = partial(connect, token=token, silence_s=silence_s, within_s=CONNECT_S, ssl_context=trusting)
         self._scheduler = SchedulerCall(
             name,
@@ -218,6 +219,7 @@ class HostDaemon:
                 for update in order.updates:
                     self._workers.release(update)
             case WelcomeOrder():
+                self._progress_s = order.progress_s
                 self._scheduler.answered.set()
                 if self.model is not None:
                     self.model.begin(order.momentum, order.network_state)
@@ -273,6 +275,7 @@ class HostDaemon:
             lambda link, message: self._post(lambda: self._workers.answer(link, message)),
             lambda link, _reason: self._post(lambda: self._forget_caller(link)),
             lambda link, incoming: self._arrive(link, incoming),
+            lambda _link, incoming: self._progress(incoming),
         )
 
     def _forget_caller(self, link: FabricLink) -> None:
@@ -280,20 +283,38 @@ class HostDaemon:
         self._workers.forget(link)
         link.close()
 
-    def _arrive(self, link: FabricLink, incoming: Incoming) -> None:
-        seconds = time.monotonic() - incoming.began
-        self._post(lambda: self._keep(link, incoming, seconds))
+    def _progress(self, incoming: Incoming) -> None:
+        """Say how much of a transfer from another host has arrived, now and then, but not of its end."""
+        if incoming.intro.host == "-" or not incoming.missing:
+            return
+        if time.monotonic() - incoming.noted_s >= self._progress_s:
+            recent_bytes, seconds = incoming.recent()
+            notice = ArrivalNotice(
+                transfer=incoming.intro.transfer,
+                size_bytes=len(incoming.data) - incoming.missing,
+                wire_bytes=incoming.wire_bytes,
+                recent_bytes=recent_bytes,
+                seconds=seconds,
+                part=True,
+            )
+            self._post(lambda: self._scheduler.tell(notice))
 
-    def _keep(self, link: FabricLink, incoming: Incoming, seconds: float) -> None:
+    def _arrive(self, link: FabricLink, incoming: Incoming) -> None:
+        recent_bytes, seconds = incoming.recent()
+        self._post(lambda: self._keep(link, incoming, recent_bytes, seconds))
+
+    def _keep(self, link: FabricLink, incoming: Incoming, recent_bytes: int, seconds: float) -> None:
         intro = incoming.intro
         if self._workers.accept(link, incoming):
             return
-        self._store.put(intro.key, incoming.data, intro.version)
+        if intro.key != PROBE:
+            self._store.put(intro.key, incoming.data, intro.version, sparse=intro.sparse)
         self._scheduler.tell(
             ArrivalNotice(
                 transfer=intro.transfer,
                 size_bytes=intro.size_bytes,
                 wire_bytes=incoming.wire_bytes,
+                recent_bytes=recent_bytes,
                 seconds=seconds,
             )
         )

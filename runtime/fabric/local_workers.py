@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pace.errors import InvalidUse
 from pace.runtime.event_log import log
 from pace.runtime.fabric.byte_store import ByteStore, KeptBytes
 from pace.runtime.fabric.connection import FabricLink, Incoming
@@ -20,6 +21,7 @@ from pace.runtime.fabric.messages import (
     UpdateNotice,
 )
 from pace.runtime.fabric.shards import whole_of
+from pace.runtime.fabric.sparse_update import SparseUpdate
 from pace.runtime.fabric.update_records import HeldUpdate
 
 
@@ -76,7 +78,13 @@ class LocalWorkers:
         if update.id in self.updates or update.id in self._pushes or len(incoming.data) != update.size_bytes:
             link.send(TicketOrder(update=update.id, outcome="failed", reason="an update of this id is here"))
             return True
-        self._store.own(f"u/{update.id}", incoming.data, update.version)
+        if update.sparse:
+            try:
+                SparseUpdate.from_bytes(incoming.data)
+            except InvalidUse as error:
+                link.send(TicketOrder(update=update.id, outcome="failed", reason=str(error)))
+                return True
+        self._store.own(f"u/{update.id}", incoming.data, update.version, sparse=update.sparse)
         self._pushes[update.id] = _Push(call, link)
         if call.round is not None:
             self._notify_reduction(call)

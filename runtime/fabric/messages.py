@@ -83,13 +83,21 @@ class ReductionNotice(Document):
 
 
 class ArrivalNotice(Document):
-    """A transfer has arrived: payload bytes, bytes on the wire, and seconds from its first block."""
+    """A transfer has arrived, or a part of it: payload bytes so far, and bytes of the whole on the wire.
+
+    Attributes
+    ----------
+    recent_bytes, seconds
+        What arrived since the last notice of this transfer, or since its first block.
+    """
 
     kind: Literal["arrived"] = "arrived"
     transfer: Count
     size_bytes: Count
     wire_bytes: Count
+    recent_bytes: Count
     seconds: Amount
+    part: bool = False
 
 
 class FailureNotice(Document):
@@ -251,9 +259,10 @@ class ReleaseOrder(Document):
 
 
 class WelcomeOrder(Document):
-    """What a daemon learns when it is registered."""
+    """What a daemon learns when it is registered; `progress_s` is how often to say what has arrived."""
 
     kind: Literal["welcome"] = "welcome"
+    progress_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     momentum: Momentum = 0.0
     network_state: str
     merge: Literal["sum", "weighted-mean"] = "sum"
@@ -276,6 +285,7 @@ class TransferIntro(Document):
     size_bytes: Count
     version: Count = 0
     host: Text = "-"
+    sparse: bool = False
 
 
 class PushCall(Document):

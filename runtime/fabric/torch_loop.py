@@ -6,6 +6,7 @@ from torch import nn
 from pace.errors import InvalidUse
 from pace.runtime.fabric.client import FabricClient, TicketEnd, UpdateTicket
 from pace.runtime.fabric.commit_log import Vector
+from pace.runtime.fabric.sparse_update import SparseUpdate
 
 
 def row_of(model: nn.Module) -> Vector:
@@ -49,12 +50,16 @@ class AsynchronousWorker:
     ----------
     most_under_way
         How many updates may wait for their commit; ``push`` waits for the oldest beyond that.
+    sparse
+        Whether to send only the numbers that have changed: for models that are mostly embeddings.
     """
 
-    def __init__(self, model: nn.Module, fabric: FabricClient, *, most_under_way: int = 1) -> None:
+    def __init__(
+        self, model: nn.Module, fabric: FabricClient, *, most_under_way: int = 1, sparse: bool = False
+    ) -> None:
         if most_under_way < 0:
             raise InvalidUse(f"most_under_way is {most_under_way}; at least 0 is needed")
-        self._model, self._fabric, self._most = model, fabric, most_under_way
+        self._model, self._fabric, self._most, self._sparse = model, fabric, most_under_way, sparse
         self._tickets: list[UpdateTicket] = []
         self._begun: Vector | None = None
         self.version = 0
@@ -72,9 +77,9 @@ class AsynchronousWorker:
         """Push what training has changed since ``pull``."""
         if self._begun is None:
             raise InvalidUse("push before pull: there is nothing to compare with")
-        ticket = self._fabric.push(
-            row_of(self._model) - self._begun, self.version, weight=weight, kind="pseudo-gradient"
-        )
+        change = row_of(self._model) - self._begun
+        update = SparseUpdate.of_vector(change) if self._sparse and change.any() else change
+        ticket = self._fabric.push(update, self.version, weight=weight, kind="pseudo-gradient")
         self._tickets.append(ticket)
         while len(self._tickets) > self._most:
             self.ends.append(self._tickets.pop(0).wait())

@@ -24,6 +24,8 @@ class HeldUpdate(Document):
         Euclidean; of the update as it was pushed.
     weight
         Its share in a weighted mean; in a sum, what it is multiplied by.
+    sparse
+        Whether it is sent as a `SparseUpdate`.
     committed
         Whether its ticket has ended, and it is only kept for the replica.
     """
@@ -34,6 +36,7 @@ class HeldUpdate(Document):
     norm: Amount
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     kind: Literal["gradient", "pseudo-gradient", "delta", "rollouts"] = "gradient"
+    sparse: bool = False
     committed: bool = False
 
 

@@ -19,6 +19,8 @@ _CLEARING = frozenset(
 _UNSCALING = frozenset([torch.amp.GradScaler._unscale_grads_.__code__])
 _TRACERS = ("torch._dynamo", "torch._subclasses", "torch._functorch", "torch._inductor")
 _COLLECTIVES = ("torch.distributed", "horovod")
+# Gathers and scatters in every pass, where a rank may wait for another shard's without being done.
+_SHARDING = "torch.distributed.fsdp"
 
 # From a module's dict of parameters up to zero_grad: the generators behind parameters() lie in between.
 _DEEPEST = 8
@@ -56,7 +58,7 @@ def in_collective(thread: int) -> bool:
     found = False
     while frame is not None:
         name: str = frame.f_globals.get("__name__", "")
-        if name.startswith("pace.runtime"):
+        if name.startswith(("pace.runtime", _SHARDING)):
             return False
         if not name.startswith(_COLLECTIVES):
             return found

@@ -7,18 +7,18 @@ broadcast of buffers, its ``no_sync``, its ``state_dict``.
 """
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import Slot
-from pace.runtime.gates.gradient_gates import local_gradient
 
 
-class Carrier:
+class DataParallelCarrier:
     """A DistributedDataParallel without a reducer, from ``stand_aside`` to ``close``.
 
     Attributes
@@ -26,6 +26,11 @@ class Carrier:
     quiet
         Whether the latest forward pass was in ``no_sync``: gradients of its backward pass stay on this rank.
     """
+
+    quiet_passes = "in no_sync()"
+    kinds: frozenset[str] = frozenset()
+
+    wrapper: Any = None
 
     def __init__(self, parallel: DistributedDataParallel) -> None:
         self._parallel = weakref.ref(parallel)
@@ -48,6 +53,10 @@ class Carrier:
         """Whether this is the carrier."""
         return parallel is self._parallel()
 
+    def watch(self, slots: Mapping[nn.Parameter, Slot], use: Callable[[Iterable[Slot]], None]) -> bool:  # noqa: ARG002
+        """DistributedDataParallel uses no parameter itself; see ``Carrier``."""
+        return False
+
     def close(self) -> None:
         """Give DistributedDataParallel a reducer again, as when it was made, or loaded from a file."""
         parallel: Any = self._parallel()
@@ -61,38 +70,6 @@ class Carrier:
             parallel._static_graph_delay_allreduce_enqueued = False
             parallel.reducer._set_static_graph()
             parallel.logger._set_static_graph()
-
-
-def refuse_local_step(slots: Iterable[Slot]) -> None:
-    """Refuse an update from gradients of this rank alone.
-
-    Raises
-    ------
-    InvalidUse
-        When there are some.
-    """
-    if any(local_gradient(slot.parameter) is not None for slot in slots):
-        raise InvalidUse(
-            "step() after a backward pass in no_sync(): DistributedDataParallel would update from this rank's"
-            " own gradients, and ranks would no longer have the same weights. Run the last forward and"
-            " backward pass before step() outside of no_sync()"
-        )
-
-
-def refuse_reducing(carrier: Carrier | None) -> None:
-    """Refuse a forward pass inside a DistributedDataParallel that sums gradients itself.
-
-    Raises
-    ------
-    InvalidUse
-        When there is one.
-    """
-    active = DistributedDataParallel._active_ddp_module
-    if active is not None and (carrier is None or not carrier.carries(active)):
-        raise InvalidUse(
-            "the model is inside DistributedDataParallel, which would reduce gradients a second time:"
-            " use the model itself, or pace.runtime.ddp.attach"
-        )
 
 
 def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
@@ -166,7 +143,7 @@ class _Log:
 class _Aside:
     """Stands in for a reducer."""
 
-    def __init__(self, carrier: Carrier) -> None:
+    def __init__(self, carrier: DataParallelCarrier) -> None:
         self._carrier = carrier
 
     def prepare_for_forward(self) -> None:

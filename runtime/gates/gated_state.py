@@ -65,6 +65,6 @@ def gate_state(optimizer: torch.optim.Optimizer, make_current: Callable[[], None
 
 
 def ungate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give the optimizer plain state again."""
+    """Give the optimizer plain state again, as it is: after a failure nothing can be waited for."""
     if isinstance(optimizer.state, GatedState):
-        optimizer.state = defaultdict(dict, optimizer.state.items())
+        optimizer.state = defaultdict(dict, dict.items(optimizer.state))

@@ -1,11 +1,13 @@
 """Lets the runtime answer when Python code reads or writes ``parameter.grad``.
 
-While a wrapper lives, ``torch.nn.Parameter.grad`` is a property. For the parameters of a wrapper it asks
+While a wrapper lives, ``torch.nn.Parameter.grad`` is a property, and where parameters are sharded
+``DTensor.grad``. For the parameters of a wrapper it asks
 their gate; for all others it does what torch does. Autograd itself does not pass here: it adds into the
 gradient that torch keeps for the parameter, which is only a mailbox for what this rank has computed.
 """
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -27,7 +29,15 @@ class GradientGate(Protocol):
 
 
 _gates: dict[int, tuple["weakref.ref[nn.Parameter]", GradientGate]] = {}
-_bypassed = False
+_gated_kinds: set[Any] = set()
+
+
+class _ThisThread(threading.local):
+    # An update may run in a thread of its own while user code reads gradients.
+    bypassed = False
+
+
+_this_thread = _ThisThread()
 
 
 def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
@@ -43,12 +53,12 @@ def set_local_gradient(parameter: torch.Tensor, value: torch.Tensor | None) -> N
 
 def _read(parameter: nn.Parameter) -> torch.Tensor | None:
     entry = _gates.get(id(parameter))
-    return local_gradient(parameter) if entry is None or _bypassed else entry[1].read()
+    return local_gradient(parameter) if entry is None or _this_thread.bypassed else entry[1].read()
 
 
 def _write(parameter: nn.Parameter, value: torch.Tensor | None) -> None:
     entry = _gates.get(id(parameter))
-    if entry is None or _bypassed:
+    if entry is None or _this_thread.bypassed:
         set_local_gradient(parameter, value)
     else:
         entry[1].write(value)
@@ -64,8 +74,10 @@ def _delete(parameter: nn.Parameter) -> None:
 
 def open_gate(parameter: nn.Parameter, gate: GradientGate) -> None:
     """Have `gate` answer for a parameter until ``close_gate``."""
-    if "grad" not in nn.Parameter.__dict__:
-        nn.Parameter.grad = property(_read, _write, _delete)  # type: ignore[assignment]
+    kind = _kind_of(parameter)
+    if "grad" not in vars(kind):
+        kind.grad = property(_read, _write, _delete)
+        _gated_kinds.add(kind)
     _gates[id(parameter)] = (weakref.ref(parameter), gate)
 
 
@@ -74,8 +86,15 @@ def close_gate(parameter: nn.Parameter, gate: GradientGate) -> None:
     entry = _gates.get(id(parameter))
     if entry is not None and entry[1] is gate:
         del _gates[id(parameter)]
-    if not _gates and "grad" in nn.Parameter.__dict__:
-        del nn.Parameter.grad
+    if not _gates:
+        while _gated_kinds:
+            del _gated_kinds.pop().grad
+
+
+def _kind_of(parameter: nn.Parameter) -> Any:
+    # A sharded parameter is a DTensor that only claims to be a Parameter.
+    kind = type(parameter)
+    return nn.Parameter if issubclass(kind, nn.Parameter) else kind
 
 
 def gated(parameter: nn.Parameter) -> bool:
@@ -85,16 +104,15 @@ def gated(parameter: nn.Parameter) -> bool:
 
 
 def bypassed() -> bool:
-    """Whether an optimizer's update is under way, in ``without_gates``."""
-    return _bypassed
+    """Whether an optimizer's update is under way in this thread, in ``without_gates``."""
+    return _this_thread.bypassed
 
 
 @contextlib.contextmanager
 def without_gates() -> Iterator[None]:
-    """Inside, ``parameter.grad`` is torch's own again: for an optimizer's update."""
-    global _bypassed
-    before, _bypassed = _bypassed, True
+    """Inside, in this thread, ``parameter.grad`` is torch's own again: for an optimizer's update."""
+    before, _this_thread.bypassed = _this_thread.bypassed, True
     try:
         yield
     finally:
-        _bypassed = before
+        _this_thread.bypassed = before

@@ -15,6 +15,7 @@ from torch import nn
 
 from pace.runtime.engine.buffers import Slot
 from pace.runtime.event_log import log
+from pace.runtime.gates.carrier import Carrier
 
 Use = Callable[[Iterable[Slot]], None]
 
@@ -139,6 +140,8 @@ class ForwardWatch:
         Called with the slots of parameters that somebody lists, for whatever purpose.
     enter
         Called before the outermost module's forward.
+    carrier
+        May use parameters before the model does.
 
     Attributes
     ----------
@@ -157,7 +160,11 @@ class ForwardWatch:
         use: Use,
         look: Use,
         enter: Callable[[], None],
+        carrier: Carrier | None = None,
     ) -> None:
+        self._attention = attention
+        self._use = use
+        self._carrier = carrier
         self._gated: list[tuple[nn.Module, GatedParameters]] = []
         self._handles: list[Any] = []
         self._hooks: list[tuple[_PreHook, Any]] = []
@@ -165,7 +172,10 @@ class ForwardWatch:
         self.unreadable: list[Slot] = []
         if not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks
             self._handles.append(model.register_forward_pre_hook(_EnterHook(enter)))
+        seen = carrier is not None and carrier.watch(slots, self._announce)
         for module in model.modules():
+            if seen:
+                break
             if isinstance(module, torch._dynamo.OptimizedModule if _dynamo_loaded() else ()):
                 self.unseen += [slots[p] for p in module.parameters() if p in slots]
             elif getattr(module, "_compiled_call_impl", None) is not None:
@@ -192,7 +202,7 @@ class ForwardWatch:
             module._parameters = gated
             self._gated.append((module, gated))
             plain = {name: slot for name, slot in own.items() if id(slot) not in unseen}
-            if plain and next(module.children(), None) is None:
+            if plain and not seen and next(module.children(), None) is None:
                 hook = _PreHook(tuple(plain.values()), attention, use)
                 self._hooks.append((hook, module.register_forward_pre_hook(hook)))
 
@@ -203,8 +213,16 @@ class ForwardWatch:
                 handle.remove()
         self._hooks = [(hook, handle) for hook, handle in self._hooks if not hook.idle]
 
+    def _announce(self, slots: Iterable[Slot]) -> None:
+        if self._attention.needed:
+            for slot in slots:
+                slot.announced = True
+            self._use(slots)
+
     def close(self) -> None:
         """Take the hooks and gates off again."""
+        if self._carrier is not None:
+            self._carrier.watch({}, self._announce)
         for handle in (*self._handles, *(handle for _, handle in self._hooks)):
             handle.remove()
         self._handles.clear()

@@ -5,7 +5,7 @@ pushed, the servers add it to the weights that all ranks share, and what comes b
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -175,13 +175,18 @@ class AsynchronousOptimizer(StandIn):
         finally:
             self._exchanging = False
 
-    def _go_on_without_lost_servers(self, error: CommunicationFailed) -> None:
-        """Put the newest weights that any rank has on the servers that are left, and push again."""
+    def _go_on_without_lost_servers(
+        self, error: CommunicationFailed, said: Sequence[bytes] | None = None
+    ) -> None:
+        """Put the newest weights that any rank has on the servers that are left, and push again.
+
+        A rank that has no changes left meets the others in ``synchronize``, with what they `said` there.
+        """
         if self._transport.num_servers < 2 or (self._peers is not None and self._peers.rank_lost):
             raise error
         changes = [share.change(self._divisor) for share in self._shares]
         try:
-            self._transport.reopen()
+            self._transport.reopen(said)
             told = [int(each) for each in self._transport.gather(str(self._completed).encode())]
         except CommunicationFailed as again:
             raise again from error
@@ -259,7 +264,8 @@ class AsynchronousOptimizer(StandIn):
         """Give every rank the same weights: the newest, with all changes; every rank must call it."""
         if self._failure is not None:
             raise self._failure
-        self._transport.gather(b"")  # all changes are on the servers
+        while any(said := self._transport.gather(b"")):  # until all changes are on the servers
+            self._go_on_without_lost_servers(CommunicationFailed("another rank has lost a server"), said)
         with torch.no_grad():
             self._push_changes()
         self._started_s = None  # no step of training

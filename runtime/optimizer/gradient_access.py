@@ -5,6 +5,7 @@ rank alike: the first read seals the round and waits. What it assigns before it 
 rank's contribution; what it assigns afterwards replaces the reduced gradient.
 """
 
+import time
 import weakref
 from typing import Protocol
 
@@ -35,15 +36,33 @@ class Progress(Protocol):
 
 
 class GradientAccess:
-    """Reads and writes gradients on behalf of user code, for the parameters of one plan."""
+    """Reads and writes gradients on behalf of user code, for the parameters of one plan.
+
+    Attributes
+    ----------
+    waited_s
+        How long reads before ``step()`` have waited for sums.
+    """
 
     def __init__(self, progress: Progress, reduction: Reduction, usage: Usage) -> None:
         self._progress = progress
         self._reduction = reduction
         self._usage = usage
+        self.waited_s = 0.0
 
     def read(self, slot: Slot) -> torch.Tensor | None:
         """Return what ``parameter.grad`` is."""
+        reduction = self._reduction
+        if not reduction.open or (reduction.sealed and slot.fused.resolved):
+            return self._read(slot)
+        begin = time.perf_counter()
+        try:
+            return self._read(slot)
+        finally:
+            if reduction.sealed and slot.fused.resolved:
+                self.waited_s += time.perf_counter() - begin
+
+    def _read(self, slot: Slot) -> torch.Tensor | None:
         self._progress.await_answer()
         if self._progress.closed:
             return local_gradient(slot.parameter)
@@ -61,7 +80,7 @@ class GradientAccess:
                 return slot.view  # which will not be looked at
             if who == "zeroing":
                 self.zero(slot)
-                return torch.zeros_like(slot.view)
+                return torch.zeros_like(slot.shown)
             self._progress.finish(slot.fused)
             if unsealed and reduction.live():
                 self._progress.seal(read=True)
@@ -91,7 +110,7 @@ class GradientAccess:
         if slot.zeroed:
             slot.zeroed = False
             self._reduction.scattered = True
-            set_local_gradient(slot.parameter, torch.zeros_like(slot.view))
+            set_local_gradient(slot.parameter, torch.zeros_like(slot.shown))
         return local_gradient(slot.parameter)
 
     def _read_accumulating(self, slot: Slot) -> torch.Tensor | None:
@@ -100,7 +119,7 @@ class GradientAccess:
         self._refuse_held(slot)
         if not slot.base or slot.fused.pending:
             return local
-        return slot.shown if local is None else slot.view + local
+        return slot.shown if local is None else slot.shown + local
 
     def _read_in_backward(self, slot: Slot) -> torch.Tensor | None:
         local = local_gradient(slot.parameter)
@@ -182,7 +201,7 @@ class GradientAccess:
                 slot.zeroed = had
             elif had:
                 reduction.scattered = True
-                set_local_gradient(slot.parameter, torch.zeros_like(slot.view))
+                set_local_gradient(slot.parameter, torch.zeros_like(slot.shown))
             return
         if reduction.sealed:
             reduction.resolve(slot.fused)

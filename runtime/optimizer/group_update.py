@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pace.runtime.engine.buffers import FusedGroup, Slot, dense
+from pace.runtime.engine.local_parts import as_part_of, local_part
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient, without_gates
 
 
@@ -41,10 +42,23 @@ _PER_PARAMETER = frozenset(
 )
 
 
+# Of them those that look at more than one element at a time.
+_PER_WHOLE = frozenset(
+    unhooked(getattr(torch.optim, name)) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name)
+)
+
+
 def why_not_per_group(optimizer: torch.optim.Optimizer) -> str | None:
     """Say why this optimizer's update cannot be applied group by group; None when it can."""
-    if unhooked(type(optimizer)) not in _PER_PARAMETER:
+    kind = unhooked(type(optimizer))
+    if kind not in _PER_PARAMETER:
         return f"{type(optimizer).__name__} is not known to update each parameter from its own gradient alone"
+    sharded = (hasattr(each, "placements") for group in optimizer.param_groups for each in group["params"])
+    if kind in _PER_WHOLE and any(sharded):
+        return (
+            f"{type(optimizer).__name__} asks the ranks that hold the other shards of a parameter, which all"
+            " have to update in one order"
+        )
     return None
 
 
@@ -138,7 +152,8 @@ def _kept(value: Any) -> Any:
 def gradients_in_place(slots: Sequence[Slot]) -> Iterator[None]:
     """Put reduced gradients where torch keeps a parameter's gradient, and nothing where there is none."""
     for slot in slots:
-        set_local_gradient(slot.parameter, _laid_out(slot) if slot.present else None)
+        gradient = as_part_of(_laid_out(slot), slot.parameter) if slot.present else None
+        set_local_gradient(slot.parameter, gradient)
     try:
         with without_gates():
             yield
@@ -153,6 +168,7 @@ def take_existing(slot: Slot) -> None:
     """Go on with a gradient that was there before: later ones add to it."""
     gradient = local_gradient(slot.parameter)
     if gradient is not None:
+        gradient = local_part(gradient)
         with torch.no_grad():
             slot.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         set_local_gradient(slot.parameter, None)
@@ -161,10 +177,10 @@ def take_existing(slot: Slot) -> None:
 
 def _laid_out(slot: Slot) -> torch.Tensor:
     """Return the gradient with the parameter's strides: its memory format may have changed since."""
-    view = slot.view
-    if view.stride() == slot.parameter.stride() or not dense(slot.parameter):
+    view, part = slot.view, local_part(slot.parameter)
+    if view.stride() == part.stride() or not dense(part):
         return view
-    return torch.empty_like(slot.parameter, memory_format=torch.preserve_format).copy_(view)
+    return torch.empty_like(part, memory_format=torch.preserve_format).copy_(view)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import torch
 from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import FusedGroup, Slot, segment_tensors
 from pace.runtime.engine.engine import Engine
+from pace.runtime.engine.local_parts import local_part
 from pace.runtime.engine.plan import Plan
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
 from pace.runtime.optimizer.averaging import Averaging
@@ -129,6 +130,7 @@ class Reduction:
                 here.append(slot.here)
                 if gradient is None:
                     continue
+                gradient = local_part(gradient)
                 if slot.keeps and not slot.base:
                     slot.sent = gradient
                     self._keeping = True
@@ -195,7 +197,7 @@ class Reduction:
             after = slot.fused.submitted or slot.dropped
             gradient = local_gradient(slot.parameter) if after else None
             if gradient is not None:
-                slot.late = gradient
+                slot.late = local_part(gradient)
                 set_local_gradient(slot.parameter, None)
                 late = True
         return late
@@ -340,6 +342,7 @@ class Reduction:
             if gradient is not None and slot is not arriving:
                 self.resolve(slot.fused)
                 slot.release_kept()
+                gradient = local_part(gradient)
                 with torch.no_grad():
                     slot.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 set_local_gradient(slot.parameter, None)
@@ -349,9 +352,10 @@ class Reduction:
     def _adopt_rebound(self, group: FusedGroup) -> None:
         # parameter.grad.data = ... moves what user code sees to memory of its own.
         for slot in group.slots:
-            if slot.shown.data_ptr() != slot.view.data_ptr():
-                slot.view.copy_(slot.shown)
-                slot.shown = slot.view.data
+            shown = local_part(slot.shown)
+            if shown.data_ptr() != slot.view.data_ptr():
+                slot.view.copy_(shown)
+                slot.show()
 
     def cleared(self) -> bool:
         """Whether nothing is left of a sealed round, so that what comes now begins anew."""

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from pace.runtime.gates.data_parallel import Carrier
+from pace.runtime.gates.carrier import Carrier
 from pace.runtime.optimizer.averaging import Averaging
 from pace.runtime.transports.transport import Discipline, Order, Sequencing
 
@@ -42,9 +42,10 @@ class RoundSettings:
         See ``Engine``.
     ask
         See ``Reduction.attach``.
+    clips
+        Whether every ``step()`` clips gradients by their norm.
     carrier
-        The DistributedDataParallel around the model, which says which backward passes only add up; None
-        without one.
+        What is around the model and says which backward passes only add up; None without one.
     """
 
     per_group: bool
@@ -55,6 +56,7 @@ class RoundSettings:
     on_stall: Callable[[int], None]
     explain: Callable[[], str]
     ask: Callable[[int], None]
+    clips: bool = False
     carrier: Carrier | None = None
 
 

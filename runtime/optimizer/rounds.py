@@ -18,7 +18,7 @@ from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Totals
 from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.call_stacks import in_collective, inside_zero_grad
-from pace.runtime.gates.data_parallel import refuse_local_step, refuse_reducing
+from pace.runtime.gates.carrier import refuse_local_step, refuse_reducing
 from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
 from pace.runtime.gates.gradient_hooks import hook_gradient
 from pace.runtime.gates.parameter_gates import Attention, ForwardWatch
@@ -100,7 +100,13 @@ class Rounds(WholeUpdates):
         watched = {slot.parameter: slot for slot in self.slots} if settings.per_group else {}
         self._attention = Attention()
         self._watch = ForwardWatch(
-            model, watched, attention=self._attention, use=self._use, look=self._look, enter=self._enter
+            model,
+            watched,
+            attention=self._attention,
+            use=self._use,
+            look=self._look,
+            enter=self._enter,
+            carrier=self._carrier,
         )
         self._attend()
         # Last: a model that cannot be hooked is to leave no thread behind.
@@ -162,6 +168,7 @@ class Rounds(WholeUpdates):
             sent_segments=self._before.sent_segments + self.engine.sent_segments,
             sent_bytes=self._before.sent_bytes + self.engine.sent_bytes,
             waited_s=self._before.waited_s + self.engine.waited_s,
+            read_wait_s=self._before.read_wait_s + self.access.waited_s,
         )
 
     def missing(self) -> list[int]:
@@ -257,7 +264,7 @@ class Rounds(WholeUpdates):
     def seal(self, *, read: bool) -> None:
         """Make this rank's contribution final: submit what is left, with zeros for what was not computed."""
         if self._carrier is not None and self._accumulated and not read:
-            refuse_local_step(self.slots)
+            refuse_local_step(self._carrier, self.slots)
         with self._lock:
             if self.reduction.sealed:
                 if read or not self.reduction.cleared():
@@ -270,7 +277,7 @@ class Rounds(WholeUpdates):
                 return
             with aside():
                 self._seal(read)
-                self.wait_for_all()
+                self.settle_aside()
 
     def _seal(self, read: bool) -> None:
         self.finish_all()

@@ -18,6 +18,7 @@ from pace.runtime.control.parameters import gradient_sizes, trained_parameters
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.engine.plan import GradientSize, Plan
 from pace.runtime.event_log import log
+from pace.runtime.gates.carrier import Carrier
 from pace.runtime.optimizer.group_update import why_not_per_group
 from pace.runtime.optimizer.shards.eligibility import why_not_sharded
 from pace.runtime.optimizer.stand_in import StandIn
@@ -51,9 +52,19 @@ class Start:
 
 
 def start_together(
-    transport: Transport, optimizer: torch.optim.Optimizer, model: nn.Module, prepare: Prepare
+    transport: Transport,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    prepare: Prepare,
+    *,
+    carrier: Carrier | None = None,
 ) -> Start:
     """Check, compare and agree; every rank must call it.
+
+    Parameters
+    ----------
+    carrier
+        What is around the model, or in it, and would sum gradients; None without.
 
     Raises
     ------
@@ -67,7 +78,7 @@ def start_together(
         mine: Statement,
     ) -> tuple[WrapperOptions, PlanSource, dict[str, nn.Parameter], list[GradientSize]]:
         check_trained(optimizer, model)
-        parameters = trained_parameters(model, optimizer)
+        parameters = trained_parameters(model, optimizer, carried=carrier.kinds if carrier else frozenset())
         sizes = gradient_sizes(parameters)
         mine.forms = forms_of(model, parameters)
         mine.barrier_reason = why_not_per_group(optimizer)

@@ -20,15 +20,15 @@ from pace.errors import CommunicationFailed, InvalidUse
 from pace.runtime.control.mode_choice import Choice
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.control.planned_parameters import PlannedParameters
 from pace.runtime.engine.divided_plan import divide
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Report, chrome_trace
 from pace.runtime.event_log import log
-from pace.runtime.gates.data_parallel import Carrier
+from pace.runtime.gates.carrier import Carrier
 from pace.runtime.gates.gated_param_groups import gate_param_groups, ungate_param_groups
 from pace.runtime.optimizer.averaging import Averaging, mean_loss
 from pace.runtime.optimizer.live_wrappers import live, refuse_wrapped, weakly
-from pace.runtime.optimizer.planned_parameters import PlannedParameters
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.shards.norm_and_state import NormAndState
@@ -55,7 +55,7 @@ class WrappedOptimizer(NormAndState):
         Checks what the user gave; see ``pace.runtime.optimizer.start``.
     """
 
-    # The DistributedDataParallel around the model, where there is one.
+    # What is around the model and would sum gradients, where there is something.
     _carrier: Carrier | None = None
 
     def __init__(
@@ -72,7 +72,7 @@ class WrappedOptimizer(NormAndState):
             refuse_wrapped(optimizer)
             return prepare()
 
-        start = start_together(transport, optimizer, model, checked)
+        start = start_together(transport, optimizer, model, checked, carrier=self._carrier)
         options, reason = start.options, start.barrier_reason
         self.optimizer = optimizer
         self.model = model
@@ -133,6 +133,7 @@ class WrappedOptimizer(NormAndState):
             on_stall=weakly(self._report_stall),
             explain=weakly(self._explain_failure, otherwise=""),
             ask=weakly(self._ask),
+            clips=self._max_grad_norm is not None,
             carrier=self._carrier,
         )
         kind = ShardedRounds if self._plan.shards else Rounds
@@ -329,6 +330,7 @@ class WrappedOptimizer(NormAndState):
             sent_segments=totals.sent_segments,
             sent_bytes=totals.sent_bytes,
             waited_s=totals.waited_s,
+            read_wait_s=totals.read_wait_s,
             groups=groups,
             segments=segments,
             replanning=replanner.state,

@@ -248,6 +248,8 @@ class ServerLink:
 
     def _receive(self, frame: Frame) -> None:
         exchange = self._pending.get(frame.segment)
+        if exchange is None and self._over:  # ended while this was on its way: nobody breaks the protocol
+            raise EOFError("the link has ended")
         if self._layout is None or frame.layout != self._number or exchange is None:
             raise WireFault(f"a chunk of segment {frame.segment}, which is not under way")
         chunks = self._layout.check(frame)

@@ -156,13 +156,19 @@ class Session:
         known = self._layouts.get(frame.layout)
         if known is None or frame.layout != member.layout:
             raise WireFault(f"a chunk of layout {frame.layout}, which is not in force")
-        known[0].check(frame)
-        payload = member.receive(frame.length, known[0].segments[frame.segment].dtype)
+        chunks = known[0].check(frame)
+        with self._lock:
+            held = self.held[frame.layout]
+            place = held.begin(member.rank, frame, chunks)
+        payload: Flat | None = None
+        if place is None:
+            payload = member.receive(frame.length, known[0].segments[frame.segment].dtype)
+        else:
+            member.stream.read_into(place)
         with self._lock:
             if self.failure is not None:
                 return
-            held = self.held[frame.layout]
-            replies = held.push(member.rank, frame, payload)
+            replies = held.push(member.rank, frame, chunks, payload)
             if isinstance(held, Sums) and (gone := self._gone()) is not None:
                 self.abort(f"{self.name(gone)} has left the training")
                 return

@@ -47,9 +47,13 @@ class SharedWeights:
         """Nothing here waits for a worker that leaves."""
         return False
 
-    def push(self, worker: int, frame: Frame, payload: Flat) -> Iterable[Reply]:
+    def begin(self, worker: int, frame: Frame, chunks: range) -> memoryview | None:  # noqa: ARG002
+        """Take no payload in place: weights are read at any time."""
+        return None
+
+    def push(self, worker: int, frame: Frame, chunks: range, payload: Flat | None) -> Iterable[Reply]:
         """Add a worker's chunks, or take them as the first weights; return what is due to whom."""
-        chunks = self._layout.check(frame)
+        assert payload is not None
         rounds, alike = self._rounds[worker][frame.segment], slice(chunks.start, chunks.stop)
         due = min(rounds[alike]) + 1
         if rounds[alike].count(frame.round - 1) != len(chunks) or (frame.kind is FrameKind.SEED) != (

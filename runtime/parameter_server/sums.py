@@ -12,6 +12,9 @@ from pace.runtime.parameter_server.arithmetic import ITEM_BYTES, Flat
 from pace.runtime.parameter_server.layout import Layout
 from pace.runtime.parameter_server.wire import Frame, FrameKind, WireFault
 
+# In the place of a count: the first contribution is being received, into the sum itself.
+_COMING = -1
+
 
 class Reply(NamedTuple):
     """A stretch of memory that is due to a worker; it does not change before the worker has it."""
@@ -41,11 +44,26 @@ class Sums:
         """Whether a sum waits for some worker."""
         return any(any(counts) for segment in self._segments for counts in segment.counts)
 
-    def push(self, worker: int, frame: Frame, payload: Flat) -> Iterable[Reply]:
-        """Add a worker's chunks; return what is due to whom."""
+    def begin(self, worker: int, frame: Frame, chunks: range) -> memoryview | None:
+        """Expect a payload; return the place in the sum where it is to be received, if it is the first there.
+
+        Raises
+        ------
+        WireFault
+            When it cannot be due.
+        """
         if frame.kind is not FrameKind.PUSH:
             raise WireFault(f"a {frame.kind.name} frame to a server of sums")
-        chunks = self._layout.check(frame)
+        return self._segments[frame.segment].begin(worker, frame, chunks)
+
+    def push(self, worker: int, frame: Frame, chunks: range, payload: Flat | None) -> Iterable[Reply]:
+        """Add a worker's chunks; return what is due to whom.
+
+        Parameters
+        ----------
+        payload
+            None when it was received in the place that ``begin`` returned.
+        """
         return self._segments[frame.segment].push(worker, frame, chunks, payload)
 
     def leave(self, worker: int) -> Iterable[Reply]:  # noqa: ARG002
@@ -68,6 +86,7 @@ class _SegmentSum:
         self._contributions: list[Flat] = []
         self._sums: list[Flat] = []
         self._results: list[Flat] = []
+        self._kept: dict[tuple[int, int], list[Flat]] = {}
         # How many bytes of a sum there are for each byte that is sent.
         self._widening = 1
 
@@ -82,7 +101,7 @@ class _SegmentSum:
         if self._deterministic:
             self._contributions = [Flat.zeros(self._size_bytes, self._dtype) for _ in range(self._size)]
 
-    def push(self, worker: int, frame: Frame, chunks: range, payload: Flat) -> Iterable[Reply]:
+    def begin(self, worker: int, frame: Frame, chunks: range) -> memoryview | None:
         first, stop, due = chunks.start, chunks.stop, frame.round - 1
         rounds = self._rounds[worker]
         if rounds[first:stop].count(due) != len(chunks):
@@ -91,22 +110,56 @@ class _SegmentSum:
         rounds[first:stop] = [frame.round] * len(chunks)
         if not self._results:
             self._allocate()
-        end = frame.offset + frame.length
+        counts = self.counts[frame.round % 2]
+        if self._deterministic or self._widening > 1 or any(counts[first:stop]):
+            return None
+        counts[first:stop] = [_COMING] * len(chunks)
+        return self._results[frame.round % 2].memory[frame.offset : frame.offset + frame.length]
+
+    def push(self, worker: int, frame: Frame, chunks: range, payload: Flat | None) -> Iterable[Reply]:
+        if payload is None:
+            return self._first_has_come(frame, chunks)
+        parity, end = frame.round % 2, frame.offset + frame.length
         if self._deterministic:
             self._contributions[worker].copy(payload, frame.offset, end)
-        parity = frame.round % 2
-        counts = self.counts[parity]
         replies: list[Reply] = []
-        for count, start_byte, end_byte, alike in self._alike(counts, chunks, end):
+        for count, start_byte, end_byte, alike in self._alike(self.counts[parity], chunks, end):
             at = start_byte - frame.offset
+            if count == _COMING:
+                self._keep(parity, payload, start_byte, end_byte, at)
+                continue
             if not self._deterministic:
                 self._take(parity, payload, start_byte, end_byte, at, add=count > 0)
-            if count + 1 < self._size:
-                counts[alike] = [count + 1] * (alike.stop - alike.start)
-                continue
-            counts[alike] = [0] * (alike.stop - alike.start)
-            replies += self._finish(parity, frame.round, start_byte, end_byte)
+            replies += self._count(frame.round, start_byte, end_byte, alike, count + 1)
         return replies
+
+    def _keep(self, parity: int, values: Flat, start: int, end: int, at: int) -> None:
+        """Copy what comes while the first contribution to the same chunks is being received."""
+        for start_byte in range(start, end, self._chunk_bytes):
+            size = min(self._chunk_bytes, end - start_byte)
+            kept = Flat.zeros(size, self._dtype)
+            kept.copy(values, 0, size, at + start_byte - start)
+            self._kept.setdefault((parity, start_byte // self._chunk_bytes), []).append(kept)
+
+    def _first_has_come(self, frame: Frame, chunks: range) -> list[Reply]:
+        parity, end = frame.round % 2, frame.offset + frame.length
+        replies = self._count(frame.round, frame.offset, end, slice(chunks.start, chunks.stop), 1)
+        for chunk in chunks if self._kept else ():
+            start_byte = chunk * self._chunk_bytes
+            end_byte = min(start_byte + self._chunk_bytes, end)
+            for count, kept in enumerate(self._kept.pop((parity, chunk), ()), 2):
+                self._take(parity, kept, start_byte, end_byte, 0, add=True)
+                replies += self._count(frame.round, start_byte, end_byte, slice(chunk, chunk + 1), count)
+        return replies
+
+    def _count(self, round_: int, start: int, end: int, alike: slice, count: int) -> list[Reply]:
+        """So many workers' contributions to a stretch are in its sum."""
+        number = alike.stop - alike.start
+        if count < self._size:
+            self.counts[round_ % 2][alike] = [count] * number
+            return []
+        self.counts[round_ % 2][alike] = [0] * number
+        return self._finish(round_ % 2, round_, start, end)
 
     def _alike(self, counts: list[int], chunks: range, end: int) -> Iterator[tuple[int, int, int, slice]]:
         """Split chunks into runs that as many workers have pushed."""

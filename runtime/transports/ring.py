@@ -18,8 +18,12 @@ import torch
 
 from pace.runtime.transports.transport import Done
 
-# Small enough that a row of a buffer of some megabytes has several, so that the next rank can begin early.
-CHUNK_BYTES = 512 << 10
+# A row travels in so many equal chunks, if they are not too small: the first is passed on while the others
+# are still sent, so that the network is busy from the first step to the last. With a single chunk, four ranks
+# at 200 Mbit/s needed 18 % more for 600 kB.
+CHUNKS = 4
+LEAST_CHUNK_BYTES = 8 << 10
+MOST_CHUNK_BYTES = 512 << 10
 
 # How many chunks may arrive before they are taken.
 _AHEAD = 4
@@ -137,7 +141,9 @@ def _tag(name: str) -> int:
 def _chunks(parts: Sequence[torch.Tensor], row: int) -> Iterator[torch.Tensor]:
     """Yield a row in contiguous chunks."""
     for part in parts:
-        step = max(CHUNK_BYTES // part.element_size(), 1)
+        equal = -(-part.shape[1] // CHUNKS)
+        least, most = (size // part.element_size() for size in (LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES))
+        step = min(max(equal, least), most)
         ends = [*range(0, part.shape[1], step), part.shape[1]]
         for start, end in pairwise(ends):
             if end > start:

@@ -1,9 +1,12 @@
 """Other tools' files over HTTP: profiles as the importers make them, faults by name, limits of bodies."""
 
 import gzip
+import io
 import json
+import tarfile
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -11,9 +14,12 @@ import pytest
 from pace import load_profile
 from pace.formats.horovod_timeline import read_horovod_profile
 from pace.formats.kineto import read_kineto
+from pace.formats.reading import FormatWarning
 from tests.api.process import Caller, ServiceProcess
 from tests.pace.formats.traces import (
+    SIZES,
     chakra_trace,
+    execution_trace_document,
     horovod_events,
     kineto_document,
     kineto_events,
@@ -55,6 +61,105 @@ def test_a_profile_is_told_from_its_content(service: Caller) -> None:
         headers={**BYTES, "Content-Encoding": "gzip"},
     )
     assert (twice.status_code, twice.json()["id"]) == (201, made["id"]), twice.text
+
+
+def tar_of(files: dict[str, bytes], mode: Literal["w", "w:gz"] = "w") -> bytes:
+    """Return a tar archive."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode=mode) as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def zip_of(files: dict[str, bytes]) -> bytes:
+    """Return a zip archive."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+def rank_traces(folder: Path, *, shapes: bool = True) -> dict[str, Path]:
+    """Write the traces of two ranks, of which the second waits longer; return them by their names."""
+    found = {}
+    for rank in (0, 1):
+        events = kineto_events(shapes=shapes, waiting_us=50.0 * rank)
+        told = {"backend": "nccl", "rank": rank, "world_size": 2}
+        found[f"rank{rank}.json"] = write_json(
+            folder / f"rank{rank}.json", kineto_document(events, distributedInfo=told)
+        )
+    return found
+
+
+def test_traces_of_all_ranks_are_one_profile(service: Caller, tmp_path: Path) -> None:
+    """Packed by tar or zip, in any order and compressed or not, they are what the importer makes of them."""
+    traces = rank_traces(tmp_path)
+    expected = read_kineto(list(traces.values()))
+    assert expected.sha256 != read_kineto([traces["rank0.json"]]).sha256
+    files = {f"run/{name}": path.read_bytes() for name, path in traces.items()}
+    packed = {f"{name}.gz": gzip.compress(content) for name, content in reversed(files.items())}
+    litter = {"__MACOSX/run/._rank0.json": b"\0\1", "run/.DS_Store": b"\0", **files}
+    for content in (tar_of(files), tar_of(packed, "w:gz"), zip_of(packed), zip_of(litter)):
+        answer = send(service, content, filename="run.archive")
+        assert answer.status_code == 201, answer.text
+        made = answer.json()
+        assert (made["format"], made["id"]) == ("kineto", expected.sha256)
+    alone = send(service, zip_of({"vgg16.json": (EXAMPLES / "vgg16.json").read_bytes()}))
+    assert alone.json()["id"] == load_profile(EXAMPLES / "vgg16.json").sha256
+
+
+def test_sizes_that_traces_lack_come_along(service: Caller, tmp_path: Path) -> None:
+    """An execution trace, or the list of parameters, is told from the traces that it completes."""
+    traces = rank_traces(tmp_path, shapes=False)
+    files = {name: path.read_bytes() for name, path in traces.items()}
+    shapes = write_json(tmp_path / "et.json", execution_trace_document())
+    rows = [[f"p{at}", [size // 4], "torch.float32"] for at, size in enumerate(reversed(SIZES))]
+    listed = write_json(tmp_path / "parameters.json", rows)
+    with_shapes = read_kineto(list(traces.values()), execution_trace=shapes)
+    with pytest.warns(FormatWarning):
+        with_list = read_kineto(list(traces.values()), parameters=listed)
+    for more, expected in ((shapes, with_shapes), (listed, with_list)):
+        answer = send(service, tar_of({**files, more.name: more.read_bytes()}), filename="all.tar")
+        assert answer.status_code == 201, answer.text
+        assert answer.json()["id"] == expected.sha256
+    assert not any("pace-import" in line for line in answer.json()["warnings"])
+    assert any(line.startswith("rank0.json: ") for line in answer.json()["warnings"])
+
+
+def test_archives_that_are_no_job_are_refused_by_name(service: Caller, tmp_path: Path) -> None:
+    """Which file is at fault is said, by its name in the archive."""
+    files = {name: path.read_bytes() for name, path in rank_traces(tmp_path).items()}
+    vgg16 = (EXAMPLES / "vgg16.json").read_bytes()
+    shapes = json.dumps(execution_trace_document()).encode()
+    whole = zip_of(files)
+    encrypted = bytearray(whole)
+    for at in (whole.index(b"PK\x03\x04") + 6, whole.index(b"PK\x01\x02") + 8):
+        encrypted[at] |= 1
+    for content, words in (
+        (tar_of({**files, "a/vgg16.json": vgg16}), "a/vgg16.json: several files are the Kineto traces"),
+        (tar_of({"one.json": vgg16, "two.json": vgg16}), "one.json: several files are the Kineto traces"),
+        (tar_of({**files, "bad.json": b'{"traceEvents": [1]}'}), "bad.json, traceEvents[0]: "),
+        (tar_of({"a.json": shapes, "b.json": shapes, **files}), "a.json, b.json: each is a"),
+        (tar_of({"a.json": shapes, "p.json": b'[["w", [3], "torch.float32"]]'}), "run: no Kineto trace"),
+        (zip_of({}), "run: the archive holds no file"),
+        (whole[: len(whole) // 2], "run: the archive is damaged"),
+        (bytes(encrypted), "is encrypted, password required"),
+    ):
+        status, kind, detail = refused(send(service, content, filename="run"))
+        assert (status, kind) == (422, "invalid-file"), detail
+        assert words in detail
+        assert "pace-import" not in detail
+    assert refused(send(service, whole, format="layers", filename="run"))[1:] == (
+        "invalid-options",
+        "format: layers is read from one file, and 2 were sent",
+    )
+    for name in ("../../etc/rank0.json", "/tmp/rank0.json", "\udcff\n"):
+        taken = tar_of({name: files["rank0.json"], "rank1.json": files["rank1.json"]})
+        assert send(service, taken).status_code == 201
 
 
 def test_every_format_is_what_its_importer_makes(service: Caller, tmp_path: Path) -> None:
@@ -139,6 +244,8 @@ def test_imports_are_bounded_as_other_bodies_are(tmp_path: Path) -> None:
             headers = {**BYTES, "Content-Encoding": "gzip"}
             inner = caller.http.post("/v1/imports", content=deep, headers=headers)
             assert refused(inner)[:2] == (413, "too-large")
+            for many_bombs in (zip_of({f"{n}.json": b" " * 150_000 for n in range(3)}), zip_of({"t": bomb})):
+                assert refused(send(caller, many_bombs))[:2] == (413, "too-large")
             many = json.dumps(horovod_events()).encode()
             assert send(caller, many, filename="t.json").status_code == 201
             wide = b"name,forward_s,backward_s,parameters\n" + b"".join(

@@ -84,10 +84,10 @@ def test_an_op_that_waits_for_itself_is_a_cycle() -> None:
 def test_paths_lead_from_a_marked_op_to_the_target() -> None:
     """Along 0 -> 1 -> 3; a marked target is a path by itself, and no mark is no path."""
     graph = build_graph([1] * 4, [[], [0], [], [1, 2]], [None] * 4)
-    assert path_from_marked(graph, [True, False, False, False], [2, 3]) == [0, 1, 3]
-    assert path_from_marked(graph, [False, False, False, True], [3]) == [3]
-    assert path_from_marked(graph, [False] * 4, [3]) is None
-    assert path_from_marked(graph, [False, False, False, True], [2]) is None
+    assert path_from_marked(graph, [0], [2, 3]) == [0, 1, 3]
+    assert path_from_marked(graph, [3], [3]) == [3]
+    assert path_from_marked(graph, [], [3]) is None
+    assert path_from_marked(graph, [3], [2]) is None
 
 
 def test_a_gradient_that_nobody_waits_for_has_no_tail() -> None:

@@ -52,10 +52,16 @@ def test_all_contenders_train_over_links_that_change(tmp_path: Path) -> None:
     """Two hosts and 0.2 MB: the fabric keeps its bound, and ring, tree and plain server finish rounds too."""
     found = tmp_path / "cells.json"
     setting = "--networks N2 --compute C1 --machines 2 --megabytes 0.2 --seconds 3"
-    command = f"-m benchmarks.fabric_testbed {setting} --contenders fabric,async,tree,ring --json {found}"
+    names = "fabric,fabric-s,patient-4,killed-2000,async,tree,ring"
+    command = f"-m benchmarks.fabric_testbed {setting} --contenders {names} --json {found}"
     subprocess.run([sys.executable, *command.split()], check=True, capture_output=True, timeout=600)
     contenders = json.loads(found.read_text())[0]["contenders"]
     assert all(each["iteration_s"] is not None for each in contenders.values())
+    killed = contenders["killed-2000"]["facts"]
+    assert killed["promoted"]
+    assert killed["true_norm"] <= 2000
+    assert (killed["lost"], killed["twice"], killed["violations"]) == ([], 0, [])
+    assert contenders["patient-4"]["facts"]["greatest_lead"] <= 4
     facts = contenders["fabric"]["facts"]
     assert facts["violations"] == []
     assert facts["server_bytes_over_plan"] == pytest.approx(1.0, abs=0.05)

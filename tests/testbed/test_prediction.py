@@ -2,12 +2,15 @@
 
 import pytest
 
-from benchmarks.testbed.contenders import BY_NAME, CONTENDERS
+from benchmarks.testbed.contenders import BY_NAME, CONTENDERS, Contender
 from benchmarks.testbed.prediction import predict, schedule_for
 from benchmarks.testbed.replay import renamed
 from pace.checker import check
 from pace.documents.collective_costs import AffineAllReduce
-from pace.documents.profile import Profile
+from pace.documents.profile import Profile, UpdateRule
+from pace.documents.schedule import Schedule
+from pace.schedule_choice import lower_bound_s
+from pace.sharding.optimize import optimize_sharded
 
 
 def test_ddp_s_buckets_and_barrier_by_hand(layered: Profile) -> None:
@@ -30,7 +33,7 @@ def test_bytescheduler_partitions_evenly(layered: Profile) -> None:
     """Each gradient is its own group, cut into 4e6 bytes times the factor, nearest the input first."""
     profile = renamed(layered)
     schedule = schedule_for(BY_NAME["bytescheduler"], profile, 1e-5)
-    assert schedule is not None
+    assert isinstance(schedule, Schedule)
     assert [len(group.gradients) for group in schedule.groups] == [1, 1, 1, 1]
     sizes = [(schedule.groups[s.group].size_bytes, s.size_bytes) for s in schedule.segments]
     assert sizes[:10] == [(400, 40)] * 10
@@ -39,16 +42,17 @@ def test_bytescheduler_partitions_evenly(layered: Profile) -> None:
     assert schedule.execution.credit_bytes == 160
 
 
+@pytest.mark.parametrize("update", ["per-gradient", "global-norm"])
 @pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
-def test_nobody_is_predicted_below_the_bound(layered: Profile, contender: object) -> None:
+def test_nobody_is_predicted_below_the_bound(
+    layered: Profile, contender: Contender, update: UpdateRule
+) -> None:
     """Every contender has a prediction, and none beats the bound that holds for all."""
-    from benchmarks.testbed.contenders import Contender
-    from pace.allreduce.optimize import optimize
-
-    assert isinstance(contender, Contender)
-    profile = renamed(layered)
+    profile = renamed(layered).replace(update=update)
     schedule = schedule_for(contender, profile, 1.0)
-    bound = optimize(profile).predicted.lower_bound_s
+    bound = lower_bound_s(profile)
+    if contender.sharded and update == "per-gradient":
+        bound = min(bound, optimize_sharded(profile).predicted.lower_bound_s)
     assert predict(contender, profile, 1.0, schedule) >= bound * (1 - 1e-9)
     if contender.kind == "pace":
         assert schedule is not None

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from benchmarks.testbed import trainer
-from benchmarks.testbed.contenders import BY_NAME, CONTENDERS, Contender
+from benchmarks.testbed.contenders import BY_NAME, CLIPPING, CONTENDERS, Contender
 from benchmarks.testbed.errors import RankFailed
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.measure import Effort, measure, windows_of
 from benchmarks.testbed.prediction import schedule_for
 from benchmarks.testbed.processes import ranks
-from benchmarks.testbed.reference import TOLERANCE, expected_weights
+from benchmarks.testbed.reference import TOLERANCE, expected_weights, norm_to_clip_to
 from benchmarks.testbed.replay import renamed
 from benchmarks.testbed.results import as_document, from_document
 from benchmarks.testbed.scaling import Fitted
-from pace.documents.profile import Profile
-from pace.documents.schedule import Schedule
+from pace.documents.any_schedule import AnySchedule
+from pace.documents.profile import Profile, UpdateRule
 
 pytestmark = [
     pytest.mark.netns,
@@ -29,23 +29,28 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    "contender",
-    [
-        pytest.param(each, id=each.name, marks=[pytest.mark.horovod] if each.backend == "horovod" else [])
-        for each in CONTENDERS
-    ],
-)
+def _parameters() -> Iterator[Any]:
+    for clip, contenders in ((False, CONTENDERS), (True, [BY_NAME[name] for name in CLIPPING])):
+        for each in contenders:
+            marks = [pytest.mark.horovod] if each.backend == "horovod" else []
+            yield pytest.param(each, clip, id=f"{each.name}{'-clipping' if clip else ''}", marks=marks)
+
+
+@pytest.mark.parametrize(("contender", "clip"), list(_parameters()))
 def test_contenders_train_alike(
-    two_hosts: list[Host], ports: Iterator[int], layered: Profile, contender: Contender
+    two_hosts: list[Host], ports: Iterator[int], layered: Profile, contender: Contender, clip: bool
 ) -> None:
     """After a warm-up and a restart, weights are the reference's, to the bit the same on both ranks."""
     if contender.backend == "horovod" and importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
-    schedule = schedule_for(contender, renamed(layered), 1.0)
-    workload = trainer.Workload(profile=layered, size_factor=1.0)
+    update: UpdateRule = "global-norm" if clip else "per-gradient"
+    schedule = schedule_for(contender, renamed(layered).replace(update=update), 1.0)
+    max_norm = norm_to_clip_to(layered) if clip else None
+    workload = trainer.Workload(profile=layered, size_factor=1.0, max_norm=max_norm)
     arguments = (two_hosts, contender, workload, schedule, next(ports))
-    expected = expected_weights(layered, workers=2, iterations=6)
+    expected = expected_weights(layered, workers=2, iterations=6, max_norm=max_norm)
+    if clip:  # or nothing is tested: the same without clipping is something else
+        assert abs(expected - expected_weights(layered, workers=2, iterations=6)).max() > 100 * TOLERANCE
     with ranks(
         contender.name, two_hosts, trainer.main, *arguments, environment=contender.environment
     ) as group:
@@ -103,7 +108,7 @@ def test_one_setting_end_to_end(
     assert sum(segment.size_bytes for segment in report.segments) == result.total_bytes
 
 
-def _reversed(schedule: Schedule | None) -> Schedule | None:
+def _reversed(schedule: AnySchedule | None) -> AnySchedule | None:
     return schedule and schedule.model_copy(update={"fingerprint": schedule.fingerprint[::-1]})
 
 

@@ -12,7 +12,7 @@ from pace.api.http.audit import audit
 from pace.api.http.body import read_body
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
-from pace.api.http.routes.tasks import wait_for_result
+from pace.api.http.routes.tasks import unfinished, wait_for_task
 from pace.api.http.security import Admin, Reader, Submitter
 from pace.api.storage.fabric_run_store import StoredFabricRun
 from pace.api.workers.fabric_runs import read_fabric_run
@@ -51,9 +51,9 @@ async def create_fabric_run(request: Request, service: RunningService, principal
     audit("fabric-run-requested", principal, **asked)
     stored = submitted.result
     if stored is None:
-        unfinished = await wait_for_result(service, tenant, submitted, request.headers.get("prefer", ""))
-        if unfinished is not None:
-            return unfinished
+        status = await wait_for_task(service, tenant, submitted, request.headers.get("prefer", ""))
+        if status is not None and status.live:
+            return unfinished(status)
         stored = await service.read(service.fabric_runs.get, tenant, submitted.result_id)
     if not isinstance(stored, StoredFabricRun):
         raise ResultDeleted("the answer was deleted while it was made; send it again")

@@ -12,7 +12,7 @@ from pace.api.http.body import read_body
 from pace.api.http.openapi import problems
 from pace.api.http.parameters import RunningService
 from pace.api.http.security import Submitter
-from pace.api.workers.imports import read_import
+from pace.api.workers.imports.read_import import read_import
 from pace.client.documents import example_profile
 from pace.client.page_documents import ImportQuestion, ImportResource
 
@@ -23,7 +23,8 @@ BYTES = "application/octet-stream"
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "The file as it is, or compressed by gzip, itself or as Content-Encoding says",
+        "description": "The file as it is, or an archive (tar, zip) of the traces of several ranks; also "
+        "compressed by gzip, itself or as Content-Encoding says",
         "content": {
             BYTES: {"schema": {"type": "string", "format": "binary"}},
             JSON: {"schema": {}, "example": example_profile()},
@@ -51,7 +52,8 @@ async def create_import(
     """Store the profile that a profiler's, Horovod's or Chakra's trace or a table of layers comes to.
 
     The format is told from the file unless `format` names it; tables and Chakra's traces also need `workers`,
-    tables `bandwidth_gbps`.
+    tables `bandwidth_gbps`. Several files come as an archive: the Kineto traces of one job's ranks and, where
+    those lack shapes, one execution trace or list of parameters.
     """
     received = await read_body(
         request, principal.tenant, read_import, question.model_dump_json(), media_types=(BYTES,)

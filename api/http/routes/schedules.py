@@ -14,7 +14,7 @@ from pace.api.http.audit import audit
 from pace.api.http.body import read_body
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, KnownSchedules, Limit, OfFingerprint, OfJob, RunningService
-from pace.api.http.routes.tasks import wait_for_result
+from pace.api.http.routes.tasks import unfinished, wait_for_task
 from pace.api.http.schedule_answers import ScheduleAnswers
 from pace.api.http.security import Admin, Reader, Submitter
 from pace.api.service import Service
@@ -62,9 +62,12 @@ async def create_schedule(
     created = {"Location": f"/v1/schedules/{submitted.result_id}"}
     if isinstance(submitted.result, StoredSchedule):
         return answers.keep(tenant, submitted.result).response(201, created)
-    unfinished = await wait_for_result(service, tenant, submitted, request.headers.get("prefer", ""))
-    if unfinished is not None:
-        return unfinished
+    status = await wait_for_task(service, tenant, submitted, request.headers.get("prefer", ""))
+    if status is not None and status.live:
+        return unfinished(status)
+    if status is not None and status.document is not None and isinstance(submitted.unsolved, StoredSchedule):
+        solved = replace(submitted.unsolved, document=status.document)
+        return answers.keep(tenant, solved).response(201, created)
     answer = await answers.get(tenant, submitted.result_id)
     if answer is None:
         raise ResultDeleted("the schedule was deleted while it was made; send it again")

@@ -101,26 +101,29 @@ async def cancel_task(service: RunningService, principal: Submitter, task_id: Ta
     return document_answer(task_resource(status)).response()
 
 
-async def wait_for_result(
+async def wait_for_task(
     service: Service, tenant: str, submitted: Submitted, prefer: str
-) -> Response | None:
-    """Wait for a task as its caller prefers; return None once its result is there, else 202.
+) -> TaskStatus | None:
+    """Wait for a task as its caller prefers; return how far it is then, None if it is gone.
 
     Raises
     ------
     TaskFailed
         If it ended without a result.
     """
-    if submitted.task_id is None:
-        return None
+    assert submitted.task_id is not None
     wait_s = _preferred_wait_s(prefer, service.settings.wait_s)
-    status = await service.dispatcher.watches.wait(tenant, submitted.task_id, wait_s)
-    if status is not None and status.live:
-        headers = {"Location": f"/v1/tasks/{status.id}", "Retry-After": "1"}
-        return document_answer(task_resource(status)).response(202, headers)
-    if status is not None and status.problem is not None:
+    told = service.dispatcher.does(submitted.task_id)
+    status = await service.dispatcher.watches.wait(tenant, submitted.task_id, wait_s, told=told)
+    if status is not None and not status.live and status.problem is not None:
         raise TaskFailed(status.problem)
-    return None
+    return status
+
+
+def unfinished(status: TaskStatus) -> Response:
+    """Answer 202: the task goes on, and its document is where to ask."""
+    headers = {"Location": f"/v1/tasks/{status.id}", "Retry-After": "1"}
+    return document_answer(task_resource(status)).response(202, headers)
 
 
 def task_resource(status: TaskStatus) -> TaskResource:

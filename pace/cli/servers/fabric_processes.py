@@ -122,6 +122,9 @@ def scheduler(
     ] = None,
     servers: Annotated[int, typer.Option(min=1, max=1024, help="Over how many the model is split.")] = 1,
     tick_s: Annotated[float, typer.Option(min=0.001, help="Plan at least so often.")] = 0.1,
+    probe_s: Annotated[
+        float, typer.Option(min=0.01, help="Probe links that no transfer told about for so long.")
+    ] = 1.0,
     failover_s: Annotated[float, typer.Option(min=0, help="How long the server may be gone.")] = 2.0,
     transfer_log: Annotated[Path | None, typer.Option(help="Append a line for every transfer here.")] = None,
     token_file: TokenFile = None,
@@ -168,6 +171,7 @@ def scheduler(
             most_aggregators=aggregators,
             divergence=limit,
             tick_s=tick_s,
+            probe_s=probe_s,
             failover_s=failover_s,
             transfer_log=transfer_log,
         )

@@ -68,12 +68,13 @@ class BatchPlanner:
             witness = tuple(waiting[place].held.id for place in drop.witness)
             self._tickets.drop(waiting[drop.update], drop.reason, witness)
         relays = [] if _are_again(waiting) else list(self._known.relays(view))
-        plans = self._towards_all(parts, order, view, relays, servers)
+        plans = self._towards_all(waiting, parts, order, view, relays, servers)
         if plans and order:
             self._submit(plans, order, waiting, view, servers)
 
     def _towards_all(
         self,
+        waiting: Sequence[FabricUpdate],
         parts: Sequence[Updates],
         order: Sequence[int],
         view: NetworkView,
@@ -81,10 +82,13 @@ class BatchPlanner:
         servers: Sequence[str],
     ) -> list[Aggregation]:
         """Return a plan for each server: the same groups for all, from the server that is slowest alone."""
-        size = self._options.sum_size
+        sizes = [
+            self._options.sum_size(waiting, self._known.hosts[server].registration.model_bytes)
+            for server in servers
+        ]
         alone = [
             towards(each, order, view, relays, server, size)
-            for each, server in zip(parts, servers, strict=True)
+            for each, server, size in zip(parts, servers, sizes, strict=True)
         ]
         found = [plan for plan in alone if plan is not None]
         if len(found) < len(servers) or len(servers) == 1:
@@ -92,7 +96,7 @@ class BatchPlanner:
         slowest = max(found, key=lambda plan: plan.last_s)
         plans: list[Aggregation] = []
         left = view.capacities
-        for each, server in zip(parts, servers, strict=True):
+        for each, server, size in zip(parts, servers, sizes, strict=True):
             target = view.number[server]
             plans.append(aggregate_alike(slowest, each, order, left, target=target, size=size))
             left = plans[-1].left

@@ -4,9 +4,10 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from pace.runtime.fabric.byte_store import PROBE, PROBE_BYTES
 from pace.runtime.fabric.connection import FabricLink
 from pace.runtime.fabric.messages import HostRegistration, Message, TransferOrder
-from pace.runtime.fabric.scheduling.link_rates import NetworkState
+from pace.runtime.fabric.scheduling.link_rates import Direction, NetworkState
 from pace.runtime.fabric.scheduling.transfer_queue import QueuedTransfer, TransferQueue
 from pace.solver.fabric.aggregation import fastest_hosts
 from pace.solver.fabric.capacity import Capacities
@@ -97,6 +98,35 @@ class KnownHosts:
             if host.part == "worker" and (self._aggregators is None or name in self._aggregators)
         ]
         return fastest_hosts(view.capacities, allowed, self._most)
+
+    def probe(self, probe_s: float) -> None:
+        """Have a little sent over links that are idle and that no transfer told about for `probe_s`.
+
+        A plan that trusts the rate of an idle link may send a whole batch over one that has become slow.
+        """
+        now = self.now()
+        ends: list[tuple[str, Direction]] = [(n, d) for n in self.hosts for d in ("up", "down")]
+        idle = [end for end in ends if self.transfers.idle(*end)]
+        stale = sorted(
+            (end for end in idle if self.state.known_s(*end) < now - probe_s),
+            key=lambda end: self.state.known_s(*end),
+        )
+        if any(transfer.purpose == PROBE for transfer in self.transfers):
+            return
+        for host, direction in stale:
+            if (host, direction) not in idle:
+                continue  # has a partner already
+            opposite: Direction = "down" if direction == "up" else "up"
+            partners = [name for name, other in idle if other == opposite and name != host]
+            if not partners:
+                continue
+            # A fast partner leaves no doubt whose rate was seen.
+            partner = max(partners, key=lambda name: self.state.rates(name, now)[opposite == "down"])
+            idle = [end for end in idle if end not in ((host, direction), (partner, opposite))]
+            source, target = (host, partner) if direction == "up" else (partner, host)
+            self.transfers.submit(
+                source, target, PROBE, PROBE_BYTES, lambda _arrived: None, urgency=0, purpose=PROBE
+            )
 
     def _start(self, transfer: QueuedTransfer) -> None:
         for message in transfer.prepare:

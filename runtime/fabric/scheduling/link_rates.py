@@ -1,16 +1,45 @@
 """What each host's link is taken to carry: measured by receivers, or an oracle's for experiments."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pace.documents.fabric.network import FabricNetwork
 
 # Shorter transfers say more about round trips than about rates.
 _LEAST_BYTES = 64 << 10
-_PROOF_S = 10.0
 _SLOWER = 0.9
+_MUCH_SLOWER = 0.5
+_TRIED = 1.25
+# How often in a row a wide link must be seen to be slow.
+_DOUBTS = 2
 DEFAULT_BYTES_PER_S = 1.25e8
+Direction = Literal["up", "down"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenTransfer:
+    """What was seen of a transfer over some time, as it ended or while it was under way.
+
+    Attributes
+    ----------
+    size_bytes, seconds
+        What arrived, and in which time, on the receiver's clock.
+    waited_s
+        The time on the scheduler's clock, which includes messages.
+    other_up, other_down
+        Bytes per second of all other transfers over the source's link up and the target's link down then.
+    most
+        What it was allowed to send, in bytes per second; None for no limit.
+    """
+
+    source: str
+    target: str
+    size_bytes: int
+    seconds: float
+    waited_s: float
+    other_up: float = 0.0
+    other_down: float = 0.0
+    most: float | None = None
 
 
 class NetworkState(Protocol):
@@ -23,8 +52,11 @@ class NetworkState(Protocol):
     def rates(self, host: str, now_s: float) -> tuple[float, float]:
         """Return the bytes per second up and down."""
 
-    def observe(self, source: str, target: str, size_bytes: int, seconds: float, now_s: float) -> None:
-        """Take in a transfer that no pacing held back."""
+    def observe(self, seen: SeenTransfer, now_s: float) -> None:
+        """Take in what was seen of a transfer."""
+
+    def known_s(self, host: str, direction: Direction) -> float:
+        """Return when a transfer told about a link last; infinity if none needs to."""
 
 
 def nominal_rates(network: FabricNetwork | None) -> dict[str, tuple[float, float]]:
@@ -37,13 +69,19 @@ def nominal_rates(network: FabricNetwork | None) -> dict[str, tuple[float, float
 class _Estimate:
     rate: float
     proven_s: float = float("-inf")
+    known_s: float = float("-inf")
+    doubts: int = 0
 
 
 class MeasuredState:
-    """Estimates from transfers that arrived.
+    """Estimates from what receivers see of transfers.
 
-    A transfer that was faster than its links were believed to be raises both. A slower one lowers the link
-    whose rate was not shown by another transfer lately; of two such, the one that was shown longer ago.
+    A transfer that was faster than a link was believed to be raises it. One that was slower than it was
+    allowed to be tells nothing if one of its links was full with others. Otherwise one of its links carries
+    less than was believed: the one that was known to be much narrower than the other, or else the one whose
+    rate was shown longer ago, because a link that was fast a moment ago still is. It carried no more than all
+    transfers over it together. A wide link must be seen to be slow
+    twice in a row. A link that carries all that was asked of it is asked for more.
 
     Parameters
     ----------
@@ -55,9 +93,10 @@ class MeasuredState:
 
     def __init__(self, network: FabricNetwork | None = None) -> None:
         self._nominal = nominal_rates(network)
-        self._links: dict[tuple[str, str], _Estimate] = {}
+        self._links: dict[tuple[str, Direction], _Estimate] = {}
+        self._most = max((rate for both in self._nominal.values() for rate in both), default=0.0)
 
-    def _link(self, host: str, direction: str) -> _Estimate:
+    def _link(self, host: str, direction: Direction) -> _Estimate:
         found = self._links.get((host, direction))
         if found is None:
             up, down = self._nominal.get(host, (DEFAULT_BYTES_PER_S, DEFAULT_BYTES_PER_S))
@@ -69,20 +108,39 @@ class MeasuredState:
         del now_s
         return self._link(host, "up").rate, self._link(host, "down").rate
 
-    def observe(self, source: str, target: str, size_bytes: int, seconds: float, now_s: float) -> None:
-        """Take in a transfer that no pacing held back."""
-        if size_bytes < _LEAST_BYTES or seconds <= 0:
+    def observe(self, seen: SeenTransfer, now_s: float) -> None:
+        """Take in what was seen of a transfer."""
+        if seen.size_bytes < _LEAST_BYTES or seen.seconds <= 0:
             return
-        rate = size_bytes / seconds
-        links: Sequence[_Estimate] = (self._link(source, "up"), self._link(target, "down"))
-        believed = min(link.rate for link in links)
-        for link in links:
-            if rate >= _SLOWER * link.rate:
-                link.rate, link.proven_s = max(link.rate, rate), now_s
-        if rate < _SLOWER * believed:
-            blamed = min(links, key=lambda link: link.proven_s)
-            blamed.rate = (blamed.rate + rate) / 2
-            blamed.proven_s = max(blamed.proven_s, now_s - _PROOF_S)
+        # A reader that was late finds much at once: only the longer time shows what no link did before.
+        rate = seen.size_bytes / seen.seconds
+        self._most = max(self._most, seen.size_bytes / max(seen.seconds, seen.waited_s))
+        up, down = self._link(seen.source, "up"), self._link(seen.target, "down")
+        loads = ((up, rate + seen.other_up), (down, rate + seen.other_down))
+        allowed = min(up.rate, down.rate, *(() if seen.most is None else (seen.most,)))
+        for link, load in loads:
+            if load >= _SLOWER * link.rate:
+                link.rate = max(link.rate, min(rate, self._most))
+                link.proven_s = link.known_s = now_s
+                link.doubts = 0
+                if seen.most is not None and rate >= _SLOWER * seen.most:
+                    # Only what was asked of it was seen: it may carry more, and the next transfers tell.
+                    link.rate = max(link.rate, min(link.rate * _TRIED, self._most))
+        if rate >= _SLOWER * allowed or any(load >= _SLOWER * link.rate for link, load in loads):
+            return
+        narrow = min(loads, key=lambda each: each[0].rate)
+        blamed, load = min(loads, key=lambda each: each[0].proven_s)
+        if narrow[0].rate < _MUCH_SLOWER * max(up.rate, down.rate):
+            blamed, load = narrow  # the link that was known to be narrow, measured anew
+        else:
+            blamed.doubts += 1
+            if blamed.doubts < _DOUBTS:
+                return  # a process that stood still for a moment looks the same
+        blamed.rate, blamed.known_s, blamed.doubts = load, now_s, 0
+
+    def known_s(self, host: str, direction: Direction) -> float:
+        """Return when a transfer told about a link last."""
+        return self._link(host, direction).known_s
 
 
 class OracleState:
@@ -112,5 +170,10 @@ class OracleState:
             down = down if change.down_bytes_per_s is None else change.down_bytes_per_s
         return up, down
 
-    def observe(self, source: str, target: str, size_bytes: int, seconds: float, now_s: float) -> None:
+    def observe(self, seen: SeenTransfer, now_s: float) -> None:
         """Take no notice: an oracle knows."""
+
+    def known_s(self, host: str, direction: Direction) -> float:
+        """Return that no transfer needs to tell about a link."""
+        del host, direction
+        return float("inf")

@@ -111,6 +111,7 @@ class ModelRequests:
         self._asked: dict[str, dict[str, _Want]] = {}  # snapshots that were ordered: key to hosts
         self._numbers = 0
         self._next_s = 0.0
+        self._newest = 0  # version that was ever planned
         self._missing: dict[str, int] = {}  # shards of a snapshot that are not taken yet
         self._serving: tuple[str, ...] = ()
 
@@ -150,7 +151,8 @@ class ModelRequests:
         waiting
             Versions that updates were computed from which wait for a plan.
         """
-        ready = {h: w for h, w in self._wanted.items() if min(w.at_least, planned_version) <= version}
+        self._newest = max(self._newest, planned_version)
+        ready = {h: w for h, w in self._wanted.items() if self._there(w, version, planned_version)}
         if not ready or self._asked or self._known.now() < self._next_s:
             return
         self._next_s = self._known.now() + self._tick_s
@@ -180,6 +182,11 @@ class ModelRequests:
         self._asked[key], self._missing[key] = asked, len(servers)
         for shard, server in enumerate(servers):
             self._known.tell(server, SnapshotOrder(key=shard_key(key, shard, len(servers))))
+
+    def _there(self, want: _Want, version: int, planned_version: int) -> bool:
+        """Return whether a model is new enough; a version that died with a server is not waited for."""
+        had_once = want.at_least <= self._newest
+        return (min(want.at_least, planned_version) if had_once else want.at_least) <= version
 
     def taken(self, server: str, key: str, version: int, size_bytes: int) -> bool:
         """Send a snapshot that was taken to those who wait; return whether it was for a model."""

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from pace.runtime.event_log import log
+from pace.runtime.fabric.byte_store import PROBE
 from pace.runtime.fabric.connection import FabricLink, Listener
 from pace.runtime.fabric.messages import (
     ArrivalNotice,
@@ -131,7 +132,8 @@ class FabricScheduler:
         while True:
             handles: list[Callable[[], None] | None] = []
             with contextlib.suppress(queue.Empty):
-                handles.append(self._events.get(timeout=self.options.tick_s))
+                wait_s = min(self.options.tick_s, self.known.transfers.next_handover_s(self.known.now()))
+                handles.append(self._events.get(timeout=max(wait_s, 0.001)))
                 while len(handles) < 1000:
                     handles.append(self._events.get_nowait())
             if None in handles or self._closed.is_set():
@@ -191,7 +193,10 @@ class FabricScheduler:
         self.known.hosts[message.host] = KnownHost(link, message, message.part)
         link.send(
             WelcomeOrder(
-                momentum=self.options.momentum, network_state=self.known.state.name, merge=self.options.merge
+                progress_s=self.options.tick_s / 2,
+                momentum=self.options.momentum,
+                network_state=self.known.state.name,
+                merge=self.options.merge,
             )
         )
         if message.part != "worker":
@@ -228,14 +233,17 @@ class FabricScheduler:
 
     def _arrive(self, host: KnownHost, notice: ArrivalNotice) -> None:
         now = self.known.now()
+        seen = notice.size_bytes, notice.recent_bytes, notice.seconds
+        self.known.transfers.hear(notice.transfer, *seen, now)
+        if notice.part:
+            return
         transfer = self.known.transfers.arrive(notice.transfer)
+        if transfer is not None and transfer.purpose == PROBE:
+            return
         host.received_bytes += notice.size_bytes
         host.received_wire_bytes += notice.wire_bytes
         if transfer is None or transfer.began_s is None:
             return
-        if not transfer.paced:
-            seconds = max(notice.seconds, now - transfer.began_s)
-            self.known.state.observe(transfer.source, transfer.target, notice.size_bytes, seconds, now)
         self._transfer_log.write(transfer, notice, now, self.known.state.name)
 
     def _committed(self, host: str, notice: CommitNotice) -> None:
@@ -258,6 +266,7 @@ class FabricScheduler:
                 waiting = [update.held.version for update in self._tickets.pending.values()]
                 planned = self._commits.planned_version
                 self._models.plan(servers, self._commits.version, planned, waiting)
+        self.known.probe(self.options.probe_s)
         self.known.transfers.pump(self.known.now())
 
     def status(self) -> dict[str, Any]:

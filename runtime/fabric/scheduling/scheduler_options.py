@@ -1,5 +1,6 @@
 """How a scheduler plans: what its owner chooses once, for as long as it runs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from pace.documents.fabric.batch import DivergenceLimit
 from pace.documents.fabric.transfer_plan import LatePolicy
 from pace.errors import InvalidOptions
-from pace.runtime.fabric.scheduling.commit_groups import Merge
+from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate, Merge
 from pace.solver.fabric.aggregation import AggregateSize
 
 
@@ -39,6 +40,9 @@ class SchedulerOptions:
         Over how many the model is split.
     tick_s
         How often is planned at least, and how far ahead the server's link is booked.
+    probe_s
+        After how long without any transfer a link is probed with one of 128 KiB, so that plans know what it
+        carries; infinity for never. Only where rates are measured.
     failover_s
         How long a server may be gone before the replica takes its place.
     """
@@ -55,6 +59,7 @@ class SchedulerOptions:
     buffer_bytes: float = inf
     servers: int = 1
     tick_s: float = 0.1
+    probe_s: float = 1.0
     failover_s: float = 2.0
     transfer_log: Path | None = None
 
@@ -74,7 +79,8 @@ class SchedulerOptions:
         """What sums must keep apart: the momentum if every update is a step of its own, else 0."""
         return self.momentum if self.exact_momentum else 0.0
 
-    @property
-    def sum_size(self) -> AggregateSize:
-        """How large sums are."""
-        return AggregateSize(vectors=2 if self.step_momentum else 1)
+    def sum_size(self, updates: Sequence[FabricUpdate], model_bytes: int) -> AggregateSize:
+        """Return how large sums of these are: of sparse ones together, but never more than the model."""
+        sparse = any(update.held.sparse for update in updates)
+        vectors = 2 if self.step_momentum else 1
+        return AggregateSize(at_most_bytes=float(model_bytes) if sparse else None, vectors=vectors)

@@ -1,20 +1,27 @@
 """Transfers in order of precedence: who may send now, and how fast. Knows hosts' links, no updates.
 
 A transfer starts when those that it waits for have arrived, and when earlier ones leave something of both of
-its links; how much they leave is how fast it may be. Times are predictions and never start anything.
+its links; how much they leave is how fast it may be. One that is about to end leaves its links to the next,
+so that they do not idle while messages travel. Planned times never start anything.
 """
 
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from pace.runtime.fabric.messages import Message
-from pace.runtime.fabric.scheduling.link_rates import NetworkState
+from pace.runtime.fabric.scheduling.link_rates import Direction, NetworkState, SeenTransfer
 from pace.solver.fabric.capacity import Capacities
 
 # Less than this share of a link is left to the next transfer's turn; a stopped sender keeps as much.
 _LEAST_SHARE = 0.05
 _LEAST_RATE = 1e5
+# How long before its end a transfer leaves its links to the next, and which share of its time at most.
+_HANDOVER_S = 0.03
+_HANDOVER_SHARE = 0.1
+# How much of a transfer's lateness is expected of the next ones, and the most lateness that one may tell.
+_LEARNED, _MOST_LATE_S = 0.05, 0.1
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -31,8 +38,12 @@ class QueuedTransfer:
         Called once, with whether it has arrived.
     rate
         What it may send at most, with all others between the same hosts; None while nobody shares its links.
-    paced
-        Whether it had to leave something to others.
+    received_bytes, heard_s
+        How much of it had arrived when the receiver said so last, or when it began.
+    seen_rate
+        Bytes per second that the receiver saw last; None before.
+    most
+        The least of its rates since `heard_s`.
     """
 
     number: int
@@ -49,7 +60,19 @@ class QueuedTransfer:
     purpose: str = "update"
     began_s: float | None = None
     rate: float | None = None
-    paced: bool = False
+    received_bytes: int = 0
+    heard_s: float = 0.0
+    seen_rate: float | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    source: str
+    target: str
+    began_s: float
+    ended_s: float
+    rate: float
 
 
 class TransferQueue:
@@ -72,6 +95,8 @@ class TransferQueue:
         self._state = state
         self._start, self._pace = start, pace
         self._transfers: dict[int, QueuedTransfer] = {}
+        self._ended: deque[_Ended] = deque(maxlen=64)
+        self._late_s = 0.0  # by how much transfers end after their planned times: messages, first packets
         # Notices of an earlier scheduler's transfers must not be taken for those of this one's.
         self.numbers = secrets.randbelow(1 << 31)
 
@@ -105,7 +130,7 @@ class TransferQueue:
             key=key,
             size_bytes=size_bytes,
             precedence=(urgency, self.numbers),
-            planned_s=planned_s,
+            planned_s=planned_s + self._late_s if planned_s else 0.0,
             on_end=on_end,
             after={number for number in after if number in self._transfers},
             prepare=prepare,
@@ -114,10 +139,80 @@ class TransferQueue:
         )
         return self.numbers
 
+    def hear(self, number: int, received_bytes: int, recent_bytes: int, seconds: float, now_s: float) -> None:
+        """Take in how much of a transfer has arrived: `recent_bytes` in the last `seconds`."""
+        transfer = self._transfers.get(number)
+        if transfer is None or transfer.began_s is None:
+            return
+        begin_s = now_s - seconds
+        self._state.observe(
+            SeenTransfer(
+                source=transfer.source,
+                target=transfer.target,
+                size_bytes=recent_bytes,
+                seconds=seconds,
+                waited_s=now_s - transfer.heard_s,
+                other_up=self._others(transfer, "up", begin_s, now_s),
+                other_down=self._others(transfer, "down", begin_s, now_s),
+                most=transfer.most,
+            ),
+            now_s,
+        )
+        transfer.received_bytes, transfer.heard_s, transfer.most = received_bytes, now_s, transfer.rate
+        if seconds > 0:
+            transfer.seen_rate = recent_bytes / seconds
+
+    def _others(self, transfer: QueuedTransfer, direction: Direction, begin_s: float, end_s: float) -> float:
+        """Return the mean rate of other transfers over one of a transfer's links, in some time."""
+        end = transfer.source if direction == "up" else transfer.target
+        total = 0.0
+        for other in self._transfers.values():
+            if other is not transfer and other.began_s is not None and _end_of(other, direction) == end:
+                together = max(end_s - max(other.began_s, begin_s), 0.0)
+                total += together * (
+                    self._believed(other, end_s) if other.seen_rate is None else other.seen_rate
+                )
+        for ended in self._ended:
+            if _end_of(ended, direction) == end:
+                total += max(min(ended.ended_s, end_s) - max(ended.began_s, begin_s), 0.0) * ended.rate
+        return total / (end_s - begin_s) if end_s > begin_s else 0.0
+
+    def _believed(self, transfer: QueuedTransfer, now_s: float) -> float:
+        """Return how fast a transfer is expected to be."""
+        up, down = self._state.rates(transfer.source, now_s)[0], self._state.rates(transfer.target, now_s)[1]
+        return min(up, down) if transfer.rate is None else min(up, down, transfer.rate)
+
+    def _rest_bytes(self, transfer: QueuedTransfer, now_s: float) -> float:
+        """Return how much of a transfer is expected to be still to come."""
+        rest = float(transfer.size_bytes)
+        if transfer.began_s is not None:
+            since = self._believed(transfer, now_s) * (now_s - transfer.heard_s)
+            rest = max(rest - transfer.received_bytes - since, 0.0)
+        return rest
+
+    def _handover_s(self, transfer: QueuedTransfer, now_s: float) -> float:
+        """Return in how long a transfer that began leaves its links to the next one."""
+        rate = self._believed(transfer, now_s)
+        early = min(_HANDOVER_S, _HANDOVER_SHARE * transfer.size_bytes / rate)
+        return self._rest_bytes(transfer, now_s) / rate - early
+
+    def next_handover_s(self, now_s: float) -> float:
+        """Return in how long the next transfer under way leaves its links to another, if one does."""
+        begun = (t for t in self._transfers.values() if t.began_s is not None)
+        left = (self._handover_s(transfer, now_s) for transfer in begun)
+        return min((seconds for seconds in left if seconds > 0), default=float("inf"))
+
     def arrive(self, number: int) -> QueuedTransfer | None:
         """Take a transfer out that has arrived; None if nobody waits for it."""
         transfer = self._transfers.pop(number, None)
         if transfer is not None:
+            if transfer.began_s is not None and transfer.seen_rate is not None:
+                ends = transfer.source, transfer.target
+                self._ended.append(_Ended(*ends, transfer.began_s, transfer.heard_s, transfer.seen_rate))
+            if transfer.planned_s and transfer.began_s is not None:
+                late_s = transfer.heard_s - transfer.planned_s
+                self._late_s += _LEARNED * max(min(late_s, _MOST_LATE_S), -_MOST_LATE_S)
+                self._late_s = max(self._late_s, 0.0)
             for other in self._transfers.values():
                 other.after.discard(number)
             transfer.on_end(True)
@@ -137,6 +232,13 @@ class TransferQueue:
         for number in [t.number for t in self._transfers.values() if host in (t.source, t.target)]:
             self.fail(number)
 
+    def idle(self, host: str, direction: Direction) -> bool:
+        """Return whether nothing is under way over a link."""
+        return not any(
+            transfer.began_s is not None and _end_of(transfer, direction) == host
+            for transfer in self._transfers.values()
+        )
+
     def pump(self, now_s: float) -> None:
         """Start what may start, and give every sender its rate."""
         left: dict[tuple[str, str], float] = {}
@@ -147,6 +249,10 @@ class TransferQueue:
                 continue
             if transfer.source == transfer.target:
                 self.arrive(transfer.number)
+                continue
+            if transfer.began_s is not None and self._handover_s(transfer, now_s) <= 0:
+                allowed[transfer.number] = transfer.rate
+                pairs.setdefault((transfer.source, transfer.target), []).append(transfer)
                 continue
             ends = ((transfer.source, "up"), (transfer.target, "down"))
             whole = (
@@ -166,7 +272,6 @@ class TransferQueue:
             for end, all_of_it in zip(ends, whole, strict=True):
                 left[end] = max(left.get(end, all_of_it) - taken, 0.0)
             allowed[transfer.number] = None if rate is None else max(rate, _LEAST_RATE)
-            transfer.paced = transfer.paced or rate is not None
             pairs.setdefault((transfer.source, transfer.target), []).append(transfer)
         for both_hosts in pairs.values():
             together = [transfer for transfer in both_hosts if transfer.number in self._transfers]
@@ -179,8 +284,10 @@ class TransferQueue:
         changed = any(transfer.began_s is not None and transfer.rate != rate for transfer in together)
         for transfer in together:
             transfer.rate = rate
+            if rate is not None:
+                transfer.most = rate if transfer.most is None else min(transfer.most, rate)
             if transfer.began_s is None:
-                transfer.began_s = now_s
+                transfer.began_s = transfer.heard_s = now_s
                 self._start(transfer)
                 changed = False  # its order says the rate
         if changed:
@@ -192,12 +299,8 @@ class TransferQueue:
             if transfer.source not in number_of or transfer.target not in number_of:
                 continue
             source, target = number_of[transfer.source], number_of[transfer.target]
-            rest = float(transfer.size_bytes)
-            if transfer.began_s is not None:
-                rate = min(
-                    self._state.rates(transfer.source, now_s)[0], self._state.rates(transfer.target, now_s)[1]
-                )
-                if transfer.rate is not None:
-                    rate = min(rate, transfer.rate)
-                rest = max(rest - rate * (now_s - transfer.began_s), 0.02 * rest)
-            view.reserve(source, target, rest)
+            view.reserve(source, target, max(self._rest_bytes(transfer, now_s), 0.02 * transfer.size_bytes))
+
+
+def _end_of(transfer: QueuedTransfer | _Ended, direction: Direction) -> str:
+    return transfer.source if direction == "up" else transfer.target

@@ -53,6 +53,12 @@ class ShardMessage:
     power: float | None
     marks: bytes
 
+    @property
+    def plain(self) -> bool:
+        """Whether the rank needs nothing but ``step()``, and its rows nothing but the sums under way."""
+        held = any(mark & _HELD for mark in self.marks)
+        return self.want == "step" and self.power is None and not (self.code.late or self.code.read or held)
+
     def encode(self) -> bytes:
         """Serialize, always with as many bytes for as many gradients."""
         flags = _UNSCALED * self.unscaled + _DROPPED * self.dropped + _COUNTED * (self.power is not None)

@@ -11,8 +11,8 @@ from pace.runtime.event_log import log
 from pace.runtime.gates.gated_param_groups import gate_param_groups
 from pace.runtime.optimizer.live_wrappers import weakly
 from pace.runtime.optimizer.rounds import Rounds
+from pace.runtime.optimizer.shards.checkpoint import ShardedState
 from pace.runtime.optimizer.shards.clipping import check_norms
-from pace.runtime.optimizer.shards.shard_state import PieceState
 from pace.runtime.optimizer.shards.sharded_rounds import ShardedRounds
 from pace.runtime.optimizer.stand_in import StandIn
 
@@ -103,8 +103,11 @@ class NormAndState(StandIn):
         gate_param_groups(self.optimizer, weakly(self.finish_updates))
         self._rounds.take_state()
 
-    def sharded_state(self) -> dict[str, PieceState]:
-        """Return this rank's part of the optimizer's state, by the parameters' names.
+    def sharded_state(self) -> ShardedState:
+        """Return a copy of this rank's part of the optimizer's state, for torch.distributed.checkpoint.
+
+        Give it to ``dcp.save`` or ``dcp.load`` on every rank; it is loaded into this optimizer, with the
+        hyper-parameters, at any number of ranks.
 
         Raises
         ------

@@ -1,67 +1,37 @@
 """Rounds that are summed by rows: what a rank may do with its rows, and when all ranks need all of them.
 
-After the backward pass every rank holds the sums of its own rows. Ranks then exchange small messages
-(``exchanges``) until all of them have come to ``step()``: for the norm, or because one of them needs whole
-gradients, for user code that reads them, say. Then all ranks gather all rows, and go on as after an
-all-reduce.
+After the backward pass ranks exchange small messages (``exchanges``) until all of them have come to
+``step()``: for the norm, or because one of them needs whole gradients, for user code that reads them, say.
+Then all ranks gather all rows, and go on as after an all-reduce.
 A rank that has come to ``step()`` takes part until the others have, too.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import torch
 
-from pace.errors import CommunicationFailed, InvalidUse
+from pace.runtime.capture.update_rule import note_norm_of_all
 from pace.runtime.engine.buffers import FusedGroup, Slot
 from pace.runtime.engine.plan import Plan
 from pace.runtime.gates.gradient_gates import local_gradient
 from pace.runtime.optimizer.averaging import Averaging
-from pace.runtime.optimizer.reduction import Reduction
 from pace.runtime.optimizer.round_codes import RoundCode
-from pace.runtime.optimizer.shards.exchanges import ShardMarks, ShardMessage, Want, total_norm
+from pace.runtime.optimizer.shards.exchanges import ShardMessage, Want, total_norm
+from pace.runtime.optimizer.shards.row_messages import RowMessages, RowTurn
 from pace.runtime.optimizer.shards.shard_memory import ShardedGroup
 from pace.runtime.transports.transport import Transport
 
 
-@dataclass(slots=True)
-class _Turn:
-    """What has happened since a round was sealed.
-
-    Attributes
-    ----------
-    summed
-        Whether rows are.
-    whole
-        Whether every rank has all rows.
-    replies
-        The latest messages, as long as they say what is in the rows.
-    agreed
-        Whether all ranks have come to ``step()``.
-    infinities
-        What stands for gradients that are not finite, for a GradScaler to find.
-    """
-
-    summed: bool = False
-    whole: bool = False
-    coefficient: float = 1.0
-    unscaled: bool = False
-    dropped: bool = False
-    agreed: bool = False
-    norm_type: float | None = None
-    replies: list[ShardMessage] | None = None
-    infinities: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
-
-
-class ShardReduction(Reduction):
+class ShardReduction(RowMessages):
     """The buffers of reduce-scatters, and what ranks make of their rows.
 
     Parameters
     ----------
     gathers
         The numbers of the plan's gathers, which a turn without an update leaves out.
+    early
+        Whether rounds are taken to be early at first.
     """
 
     def __init__(
@@ -72,22 +42,12 @@ class ShardReduction(Reduction):
         transport: Transport,
         averaging: Averaging,
         *,
+        early: bool,
         tensors_of: Callable[[int], Sequence[object]],
     ) -> None:
-        super().__init__(plan, list(groups), transport, averaging)
-        self._calls = groups
+        super().__init__(plan, groups, transport, averaging, early=early)
         self._gathers = gathers
         self._tensors_of = tensors_of
-        self._turn = _Turn()
-        self._want: Want = "gradients"
-        self._carried: dict[Slot, torch.Tensor] = {}
-        self.held: set[Slot] = set()
-
-    by_rows = True
-    _marks: ShardMarks
-
-    def _marks_of(self, groups: list[FusedGroup]) -> ShardMarks:
-        return ShardMarks(self._transport, groups)
 
     # This rank's contribution.
 
@@ -103,7 +63,7 @@ class ShardReduction(Reduction):
 
     def seal(self, *, read: bool) -> None:
         """Hand over all that is left; see ``Reduction``."""
-        self._turn = _Turn()
+        self._turn = RowTurn()
         super().seal(read=read)
 
     def drop(self, slot: Slot) -> None:
@@ -116,44 +76,6 @@ class ShardReduction(Reduction):
     def _learn_codes(self, closing: FusedGroup) -> list[RoundCode]:
         self._exchange()
         return self._marks.codes(closing)
-
-    def _exchange(self) -> None:
-        """Wait for this rank's rows, and tell the other ranks about them."""
-        turn = self._turn
-        first = not turn.summed
-        if first:
-            self._wait_for_others()
-            for number in range(len(self._groups)):
-                self.engine.wait(number)
-            for slot, row in self._carried.items():
-                self._calls[slot.fused.number].pieces[slot].add_(row)
-            self._carried.clear()
-            turn.summed = True
-        mine = ShardMessage(
-            want=self._want,
-            code=self._marks.code,
-            coefficient=turn.coefficient,
-            unscaled=turn.unscaled,
-            dropped=turn.dropped,
-            norm_type=turn.norm_type or 2.0,
-            power=None if turn.norm_type is None else self._power(turn.norm_type),
-            marks=self._marks.mine(self.held, self._groups) if first else b"",
-        )
-        with self._abandoned_on_failure():
-            replies = [ShardMessage.decode(each) for each in self._transport.gather(mine.encode())]
-        turn.replies = replies
-        if first:
-            differing = self._marks.learn(replies)
-            self.held.clear()
-            if differing is not None:
-                self._refuse(
-                    f"the last step's gradient of {self._slots[differing].name} was cleared on some ranks and"
-                    " not on others: every rank must clear gradients alike"
-                )
-        asked = [each.norm_type for each in replies if each.want == "norm"]
-        if asked and turn.norm_type is None:
-            turn.norm_type = asked[0]
-        self._follow(replies)
 
     def _follow(self, replies: list[ShardMessage]) -> None:
         """On a rank without a backward pass: do to its rows what the others have done to theirs."""
@@ -214,7 +136,7 @@ class ShardReduction(Reduction):
     def reopen(self, arriving: Slot | None = None) -> None:
         """Begin another turn of the same step; see ``Reduction``."""
         super().reopen(arriving)
-        self._turn = _Turn()
+        self._turn = RowTurn()
         for number in self._gathers:
             self.engine.leave_out(number)
 
@@ -255,6 +177,7 @@ class ShardReduction(Reduction):
 
     def norm(self, norm_type: float) -> float:
         """Return the norm of all gradients; every rank calls it, or ``step()``."""
+        note_norm_of_all()
         turn = self._turn
         if not turn.agreed:
             turn.norm_type, turn.replies = norm_type, None
@@ -331,6 +254,7 @@ class ShardReduction(Reduction):
             self._meet("step")
         self._refuse_differences(self._turn.replies)
         self._turn.agreed = True
+        self._expect()
         self.take_over()
         for group in self._groups:
             if not group.resolved:
@@ -343,27 +267,6 @@ class ShardReduction(Reduction):
         if not self._turn.whole:
             self.held = {slot for slot in self._slots if slot.present}
         super().end()
-
-    def _refuse_differences(self, replies: list[ShardMessage]) -> None:
-        leading = [each for each in replies if not each.code.idle]
-        if len({(each.coefficient, each.unscaled, each.dropped) for each in leading}) > 1:
-            self._refuse(
-                "ranks have clipped or unscaled their gradients differently: every rank must do so alike"
-                " before step()"
-            )
-
-    @contextlib.contextmanager
-    def _abandoned_on_failure(self) -> Iterator[None]:
-        """When an exchange fails, wait for nothing else: ``close()`` must not wait for a lost rank."""
-        try:
-            yield
-        except CommunicationFailed:
-            self.engine.abandon()
-            raise
-
-    def _refuse(self, fault: str) -> None:
-        self.engine.abandon()
-        raise InvalidUse(fault)
 
     def _leave_to_user(self, group: FusedGroup) -> None:
         if group.release_kept():

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import Slot, like
 from pace.runtime.gates.gradient_gates import without_gates
-from pace.runtime.optimizer.group_update import TwinOptimizer, unhooked
+from pace.runtime.optimizer.group_update import TwinOptimizer, plain_mode, unhooked
+from pace.runtime.optimizer.shards.checkpoint import ParameterPiece, ShardedState
 from pace.runtime.optimizer.shards.shard_memory import ParameterMemory, ShardedGroup
 from pace.runtime.optimizer.shards.shard_state import PieceState, SlotState, joined, loaded, saved
 from pace.runtime.optimizer.usage import Usage
@@ -72,11 +74,19 @@ class ShardUpdate(TwinOptimizer):
         self.take_state()
 
     def apply(self, slots: Iterable[Slot]) -> None:
-        """Update this rank's pieces of parameters, with the hyper-parameters of the last ``snapshot``."""
+        """Update this rank's pieces of parameters, with the hyper-parameters of the last ``snapshot``.
+
+        From any thread, one at a time.
+
+        Parameters
+        ----------
+        slots
+            Of parameters that have a gradient.
+        """
         members: dict[int, list[torch.Tensor]] = {}
         for slot in slots:
             piece = self._memory.pieces.get(slot)
-            if piece is not None and slot.present:
+            if piece is not None:
                 piece.grad = self._calls[slot.fused.number].pieces[slot]
                 members.setdefault(self._owner[slot.parameter], []).append(piece)
         if not members:
@@ -163,9 +173,51 @@ class ShardUpdate(TwinOptimizer):
                     found[slot] = joined(parts, slot.parameter.numel(), shaped)
         return found
 
-    def sharded(self) -> dict[str, PieceState]:
-        """Return this rank's pieces of the state, by the parameters' names."""
-        return self._pieces(self._slots)
+    def sharded(self) -> ShardedState:
+        """Return this rank's pieces of the state, to be written, or to be read into."""
+        pieces = {}
+        for slot in self._slots:
+            piece = self._memory.pieces.get(slot)
+            if piece is None:
+                continue
+            place = self._memory.places[slot.name]
+            state = self.state.get(piece)
+            pieces[slot.name] = ParameterPiece(
+                size=place.size,
+                start=place.start,
+                end=place.end,
+                state={name: _copied(value) for name, value in state.items()} if state else None,
+                blank=self._blank(slot, piece),
+            )
+        groups = [
+            {key: _copied(value) for key, value in dict.items(group) if key != "params"}
+            for group in self._optimizer.param_groups
+        ]
+        strides = {slot.name: tuple(slot.parameter.stride()) for slot in self._slots}
+        return ShardedState(pieces, strides, groups, self._load)
+
+    def _blank(self, slot: Slot, piece: torch.Tensor) -> SlotState:
+        """Return the state that the optimizer would make of a piece, whose values mean nothing."""
+        scratch = torch.zeros_like(piece)
+        scratch.grad = torch.zeros_like(piece)
+        self.snapshot()
+        made = self.new_state()
+        with without_gates(), plain_mode(piece.device.type):
+            self.step({self._owner[slot.parameter]: [scratch]}, state=made)
+        found: SlotState = made[scratch]
+        return found
+
+    def _load(self, pieces: dict[str, PieceState], groups: list[dict[str, Any]]) -> None:
+        own = self._optimizer.param_groups
+        if len(groups) != len(own):
+            raise InvalidUse(f"the checkpoint has {len(groups)} parameter groups, the optimizer {len(own)}")
+        for group, values in zip(own, groups, strict=True):
+            group.update(values)
+        with self._lock:
+            self.state = self.new_state()
+            for slot in self._slots:
+                if slot.name in pieces:
+                    self.state[self._memory.pieces[slot]] = pieces[slot.name].values
 
     def _pieces(self, slots: Iterable[Slot]) -> dict[str, PieceState]:
         found = {}
@@ -185,6 +237,10 @@ class ShardUpdate(TwinOptimizer):
             for value in values.values()
             if isinstance(value, torch.Tensor)
         )
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _shaped(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,12 @@
 """Rounds whose gradients are summed, clipped and updated by shards, and whose parameters are gathered.
 
-``step()`` waits for this rank's rows of all sums, updates its parameters, and hands over the gathers; the
-next forward pass waits for each gather as it uses its parameters.
+Where updates wait for a norm, ``step()`` waits for this rank's rows of all sums, updates its parameters, and
+hands over the gathers. Otherwise each update follows its own sums, in a thread of the engine's, and its
+gather follows it. The next forward pass waits for each gather as it uses its parameters.
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from pace.runtime.gates.call_stacks import inside_zero_grad
 from pace.runtime.optimizer.group_update import TwinOptimizer, plain_mode
 from pace.runtime.optimizer.round_settings import RoundSettings
 from pace.runtime.optimizer.rounds import Rounds
+from pace.runtime.optimizer.shards.checkpoint import ShardedState
 from pace.runtime.optimizer.shards.clipping import coefficient_for
 from pace.runtime.optimizer.shards.shard_memory import (
     ParameterMemory,
@@ -28,7 +31,6 @@ from pace.runtime.optimizer.shards.shard_memory import (
     sharded_groups,
 )
 from pace.runtime.optimizer.shards.shard_reduction import ShardReduction
-from pace.runtime.optimizer.shards.shard_state import PieceState
 from pace.runtime.optimizer.shards.shard_update import ShardUpdate
 
 
@@ -47,6 +49,11 @@ class GatherCall:
     number: int
     slots: list[Slot]
     pending: bool = False
+
+    @property
+    def needs(self) -> list[int]:
+        """The numbers of the reduce-scatters that sum what it gathers the updates of."""
+        return sorted({slot.fused.number for slot in self.slots})
 
 
 class ShardedRounds(Rounds):
@@ -75,6 +82,7 @@ class ShardedRounds(Rounds):
             [gather.number for gather in self._gathers],
             transport,
             settings.averaging,
+            early=not settings.clips,
             tensors_of=lambda number: half_tensors(plan, self._calls, self._memory, number),
         )
 
@@ -106,17 +114,29 @@ class ShardedRounds(Rounds):
             )
         super().arrived(slot)
 
+    def settle_aside(self) -> None:
+        """Wait for this rank's rows; see ``WholeUpdates``."""
+        for call in self._calls:
+            self.engine.wait(call.number)
+
+    def _aside(self) -> contextlib.AbstractContextManager[None]:
+        """What exchanges happen in: while iterations are recorded, they are no part of compute."""
+        aside = self._profiling.aside
+        return contextlib.nullcontext() if aside is None else aside()
+
     def clip(self, max_norm: float, norm_type: float) -> float:
         """Clip all gradients of a round by their norm; see ``Rounds``."""
         if not self.reduction.sealed:
             self.seal(read=True)
         self.reduction.adopt_replaced()
-        return self._clip(max_norm, norm_type)
+        with self._aside():
+            return self._clip(max_norm, norm_type)
 
     def clip_at_step(self, max_norm: float) -> float:
         """Clip as a part of ``step()``; see ``Rounds``."""
-        self.reduction.agree(norm_type=2.0)
-        return self._clip(max_norm, 2.0)
+        with self._aside():
+            self.reduction.agree(norm_type=2.0)
+            return self._clip(max_norm, 2.0)
 
     def _clip(self, max_norm: float, norm_type: float) -> float:
         norm = self.reduction.norm(norm_type)
@@ -127,16 +147,22 @@ class ShardedRounds(Rounds):
         return norm
 
     def end_pending(self) -> None:
-        """Update this rank's rows, hand over the gathers, and end the round."""
-        self.reduction.agree()
+        """Update this rank's rows and hand over the gathers, or have the engine do so; end the round."""
+        recorded = self._profiling.aside is not None
+        with self._aside():
+            self.reduction.agree()
         self._shard_update.snapshot()
         self._memory.adopt()
         self._memory.announce()
         device = self._calls[0].buffer.device.type if self._calls else "cpu"
         for gather in self._gathers:
-            with plain_mode(device):
-                self._shard_update.apply(gather.slots)
-            self.engine.submit(gather.number)
+            # From here on user code may clear gradients for the next step.
+            update = functools.partial(self._update_rows, [s for s in gather.slots if s.present], device)
+            if self.reduction.early and not recorded:
+                self.engine.submit(gather.number, after=gather.needs, prepare=update)
+            else:
+                update()
+                self.engine.submit(gather.number)
         for slot in self.slots:
             slot.cleared = slot.zeroed_later = False
         self._end(pending=False)
@@ -144,8 +170,13 @@ class ShardedRounds(Rounds):
             gather.pending = True
         self._num_pending = len(self._gathers)
         self._attend()
-        for awaited in self._at_step:
-            self.finish(awaited)
+        with self._aside():
+            for awaited in self._gathers if recorded else self._at_step:
+                self.finish(awaited)
+
+    def _update_rows(self, slots: Sequence[Slot], device: str) -> None:
+        with plain_mode(device):
+            self._shard_update.apply(slots)
 
     # From the gathers to the parameters.
 
@@ -200,8 +231,8 @@ class ShardedRounds(Rounds):
         finally:
             self._shard_update.take_away()
 
-    def sharded_state(self) -> dict[str, PieceState]:
-        """Return this rank's pieces of the optimizer's state, by the parameters' names."""
+    def sharded_state(self) -> ShardedState:
+        """Return this rank's pieces of the optimizer's state."""
         return self._shard_update.sharded()
 
     @property

@@ -25,6 +25,14 @@ class WholeUpdates:
         """Make this rank's contribution final."""
         raise NotImplementedError
 
+    def wait_for_all(self) -> None:
+        """Wait until every group of a sealed round is reduced."""
+        raise NotImplementedError
+
+    def settle_aside(self) -> None:
+        """While iterations are recorded: wait for what the update needs, as soon as the round is sealed."""
+        self.wait_for_all()
+
     def clip(self, max_norm: float, norm_type: float) -> float:
         """Clip all gradients of a round by their norm, and return it; drop them if it is not finite."""
         if not self.reduction.sealed:

@@ -8,7 +8,7 @@ import json
 import math
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -196,7 +196,9 @@ class LinkedTransport(GlooTransport):
             notsent_bytes=self._notsent_bytes,
         )
 
-    def _relink(self, gather: Gather, say: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+    def _relink(
+        self, gather: Gather, say: Callable[[], dict[str, Any]], asked: Sequence[bytes] | None = None
+    ) -> list[dict[str, Any]]:
         """After a failure, link up anew with the servers that answer all ranks; every rank must call it.
 
         Parameters
@@ -205,6 +207,8 @@ class LinkedTransport(GlooTransport):
             Gives every rank's words to all.
         say
             What this rank says besides; called when nothing is under way any more.
+        asked
+            What the ranks have said already, if this one was asked in a gathering of its own.
 
         Returns
         -------
@@ -218,7 +222,9 @@ class LinkedTransport(GlooTransport):
         for link in self._links:
             link.close()
         mine = say() | {"lost": [link.address.name for link in self._links if link.gone or link.left]}
-        said: list[dict[str, Any]] = [json.loads(each) for each in gather(json.dumps(mine).encode())]
+        words = gather(json.dumps(mine).encode()) if asked is None else asked
+        # A rank that says nothing was asked in a gathering of its own.
+        said: list[dict[str, Any]] = [json.loads(each) if each else {"lost": []} for each in words]
         doubted = set().union(*(each["lost"] for each in said))
         with self._state:
             self._attempt += 1

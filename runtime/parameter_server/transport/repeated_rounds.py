@@ -52,10 +52,15 @@ class RepeatingTransport(LinkedTransport):
         """Whether rounds are repeated after a loss."""
         return self._repeating
 
-    def reopen(self) -> None:
+    def reopen(self, said: Sequence[bytes] | None = None) -> None:
         """After a failure, link up anew with the servers that answer all ranks; every rank must call it.
 
         Nothing is prepared then.
+
+        Parameters
+        ----------
+        said
+            What the ranks said in a gathering in which others called this and this rank did not yet.
 
         Raises
         ------
@@ -65,8 +70,8 @@ class RepeatingTransport(LinkedTransport):
         if self._server is not None:
             raise CommunicationFailed(self._failure or "nothing was lost")
         self._exchanges = {}
-        said = self._relink(self.gather, dict)
-        if not any(each["lost"] for each in said):
+        told = self._relink(self.gather, dict, said)
+        if not any(each["lost"] for each in told):
             raise CommunicationFailed(self._failure or "nothing was lost")
         self._failure = None
 

@@ -47,6 +47,19 @@ def test_a_plan_is_written_checked_and_read(profile: Path, tmp_path: Path) -> No
     assert "segment 0" in refused.output
 
 
+def test_the_chart_of_a_plan_is_written(profile: Path, tmp_path: Path) -> None:
+    """A row for each server; a name of no picture is refused before anything is solved."""
+    chart, timeline = tmp_path / "plan.svg", tmp_path / "timeline.json"
+    drawn = run("optimize", profile, *PS, "--servers", 2, "--plot", chart, "--timeline", timeline)
+    assert drawn.exit_code == 0, drawn.output
+    assert chart.read_text().lstrip().startswith("<?xml")
+    assert json.loads(timeline.read_text())["traceEvents"]
+    refused = run("optimize", profile, *PS, "--servers", 2, "--plot", tmp_path / "plan.xyz")
+    assert refused.exit_code == 2
+    assert "plan.xyz" in refused.output
+    assert "Traceback" not in refused.output
+
+
 def test_json_is_one_document(profile: Path) -> None:
     """Every command's --json prints one document and nothing else."""
     plan = json.loads(run("optimize", profile, *PS, "--servers", 4, "--colocated", "--json").stdout)

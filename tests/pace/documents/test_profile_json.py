@@ -3,11 +3,14 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import text
 
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.profile import Profile, parse_profile
-from pace.documents.profile_json import compact_profile
+from pace.documents.profile_json import canonical_profile, compact_profile
 from pace.models import build
+from tests.strategies import profiles
 
 
 @pytest.mark.parametrize("streams", [0, 1, 2])
@@ -57,3 +60,24 @@ def test_every_op_has_a_line_of_its_own() -> None:
     lines = profile.to_json().decode().splitlines()
     for op in profile.ops:
         assert sum(f'"name": {json.dumps(op.name)}' in line for line in lines) == 1
+
+
+@given(profiles(), text())
+def test_a_canonical_profile_is_what_json_writes_of_its_sorted_fields(profile: Profile, name: str) -> None:
+    """Ops and gradients are written by hand: no field may be forgotten, and no byte be another."""
+    ops = tuple(
+        op.model_copy(update={"kind": "communication"} if number % 2 else {"stream": name})
+        for number, op in enumerate(profile.ops)
+    )
+    profile = profile.model_copy(update={"ops": ops, "name": name})
+    wanted = profile.model_dump(mode="json")
+    for op in wanted["ops"]:
+        if op["kind"] == "compute":
+            del op["kind"]
+    for field in ("counts", "deviations_s", "ranks"):
+        if not wanted["allreduce"].get(field, True):
+            del wanted["allreduce"][field]
+    for field in ("reduce_scatter", "all_gather", "update"):
+        if wanted[field] == Profile.model_fields[field].default:
+            del wanted[field]
+    assert canonical_profile(profile) == json.dumps(wanted, sort_keys=True, separators=(",", ":"))

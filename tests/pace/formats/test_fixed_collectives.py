@@ -102,6 +102,24 @@ def test_waiting_for_gloo_counts_for_the_collective(tmp_path: Path) -> None:
     assert profile.metadata["fixed_communication_s"] == pytest.approx(75e-6)
 
 
+def test_buffers_broadcast_before_the_first_op_are_waited_for(tmp_path: Path) -> None:
+    """As DDP does where there are running statistics: 300 of the 1,000 us before the first op are its."""
+    events = kineto_events(device=False)
+    for step in range(3):
+        origin = 1_000_000 + 10_000 * step
+        events += [
+            make_event("cpu_op", "c10d::broadcast_", MAIN, origin + 380, 20),
+            make_event("user_annotation", "gloo:broadcast", 33, origin + 390, 310),
+        ]
+    profile = _read(tmp_path, events)
+    (call,) = _fixed(profile)
+    first = next(op for op in profile.ops if op.name == "fwd/000.add_")
+    without = next(op for op in _read(tmp_path, kineto_events(device=False)).ops if op.name == first.name)
+    assert call.duration_s == pytest.approx(300e-6)
+    assert first.duration_s == pytest.approx(without.duration_s - 300e-6)
+    assert _followers(profile, call.name) == [first.name]
+
+
 def _step(*collectives: StepCollective) -> TrainingStep:
     """Return a step of three backward ops of 1 s and three forward ops of 2 s."""
     return TrainingStep(

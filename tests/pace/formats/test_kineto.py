@@ -133,7 +133,9 @@ def test_an_execution_trace_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_on_the_hosts_clock_an_op_lasts_until_the_next_one_starts(tmp_path: Path) -> None:
     """CPU training: gaps between ops are Python's and count; issuing an all-reduce does not.
 
-    The last op of a pass ends with itself: what follows is waiting for the network.
+    What the host does after the update and before the next step's first op counts for that, and what it does
+    before the backward pass for the last op of the forward pass. The last op of the backward pass ends with
+    itself: what follows is waiting for the network.
     """
     profile = _read(tmp_path, kineto_events(device=False), clock="host")
     assert profile.metadata["clock"] == "host"
@@ -142,8 +144,8 @@ def test_on_the_hosts_clock_an_op_lasts_until_the_next_one_starts(tmp_path: Path
     assert durations["bwd/001.AddmmBackward0"] == 160
     assert durations["bwd/002.TBackward0"] == 140
     assert durations["bwd/003.ConvolutionBackward0"] == 200
-    assert durations["fwd/000.add_"] == 100
-    assert durations["fwd/003.mse_loss"] == 100
+    assert durations["fwd/000.add_"] == 1840 + 1000 + 100
+    assert durations["fwd/003.mse_loss"] == 100 + 2100
     assert durations["fwd/001.conv2d"] == round(400 + 60 * 1200 / 2040, 3)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pace.client import Client
-from pace.runtime.control import plan_source, report_sender, schedule_polling
+from pace.runtime.control import plan_source, replanner, report_sender, schedule_polling
 from pace.runtime.control.report_sender import ReportSender
 from pace.runtime.replanning import Replanning
 from tests.api.process import ServiceProcess
@@ -20,13 +20,23 @@ from tests.runtime.training import OPTIMIZERS, backward, trainable, wrap
 JOB = "reported"
 STEPS = 24
 WINDOW = 5
+SLOW_S = 0.5
 
 
-def _train(rank: int, _size: int, url: str) -> Any:
+def _train(
+    rank: int,
+    _size: int,
+    url: str,
+    num_reports: int,
+    drift_ratio: float = 1e9,
+    report_every_s: float = 600.0,
+    slow_from: int = STEPS,
+) -> Any:
     schedule_polling.STEPS_BETWEEN = 8
+    replanner.REPORT_EVERY_S = report_every_s
     plan_source._START_TIMEOUT_S = 60.0
     model = build("conv")
-    settings = Replanning(profile_iterations=0, drift_iterations=WINDOW)
+    settings = Replanning(profile_iterations=0, drift_iterations=WINDOW, drift_ratio=drift_ratio)
     optimizer = wrap(
         "gloo",
         OPTIMIZERS["sgd"](trainable(model)),
@@ -38,26 +48,34 @@ def _train(rank: int, _size: int, url: str) -> Any:
     )
     batch = batches("conv", 1, rank)[0]
     with captured_events() as logs:
-        for _ in range(STEPS):
+        for step in range(STEPS):
+            if step >= slow_from:
+                time.sleep(SLOW_S)
             optimizer.zero_grad()
             backward(model(*batch))
             optimizer.step()
         report = optimizer.report()
         optimizer.close()
         for _ in range(600):
-            if rank or any(each["event"].startswith("pace.report") for each in logs):
+            told = [each for each in logs if each["event"].startswith("pace.report")]
+            if rank or len(told) >= num_reports:
                 break
             time.sleep(0.1)
     return report.source, report.predicted_iteration_s, [each["event"] for each in logs]
 
 
-def test_a_job_reports_what_it_measured_once_a_schedule(tmp_path: Path) -> None:
-    """After the first full window rank 0 sends the median; later windows send nothing."""
-    with ServiceProcess(tmp_path) as service:
+def _reports(folder: Path, *arguments: Any) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Train on two ranks; return what they said and the reports, newest first."""
+    with ServiceProcess(folder) as service:
         with Client(service.url) as client:
             client.create_schedule(profile_of(sizes_of(build("conv")), 2), job=JOB)
-        first, second = run_ranks(_train, 2, service.url, timeout_s=200)
-        (stored,) = service.http.get("/v1/reports", params={"job": JOB}).json()["items"]
+        said = run_ranks(_train, 2, service.url, *arguments, timeout_s=200)
+        return said, service.http.get("/v1/reports", params={"job": JOB}).json()["items"]
+
+
+def test_a_job_reports_what_it_measured(tmp_path: Path) -> None:
+    """After the first full window rank 0 sends the median; while nothing new shows, the next comes later."""
+    (first, second), (stored,) = _reports(tmp_path, 1)
     assert first[0] == second[0] == "schedule"
     assert first[2].count("pace.report_sent") == 1
     assert not any(event.startswith("pace.report") for event in second[2])
@@ -65,6 +83,24 @@ def test_a_job_reports_what_it_measured_once_a_schedule(tmp_path: Path) -> None:
     assert stored["num_iterations"] == WINDOW
     assert stored["measured_iteration_s"] > 0
     assert stored["plain_iteration_s"] is None
+
+
+def test_reports_go_on_while_a_job_trains(tmp_path: Path) -> None:
+    """Every so often there is one of the latest window."""
+    (first, _), stored = _reports(tmp_path, STEPS // 8, 1e9, 0.0)
+    assert len(stored) == first[2].count("pace.report_sent") == STEPS // 8
+    assert {each["predicted_iteration_s"] for each in stored} == {first[1]}
+
+
+@pytest.mark.races_with_machine(
+    reason="a busy machine may be slow from the first window on: then nothing drifts"
+)
+def test_drift_is_reported_as_it_shows(tmp_path: Path) -> None:
+    """A job that becomes slower says so once, with what iterations take then."""
+    (first, _), stored = _reports(tmp_path, 2, 3.0, 600.0, 9)
+    assert first[2].count("pace.drift") == 1
+    later, before = stored
+    assert later["measured_iteration_s"] > SLOW_S > before["measured_iteration_s"]
 
 
 def test_a_report_that_cannot_be_sent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,3 +187,15 @@ def test_an_oracle_that_is_wrong_changes_no_result(tmp_path: Path) -> None:
         head = lines[0]
         assert isinstance(head, LogHead)
         assert head.network_state == "oracle, 1000 s late"
+
+
+def test_a_version_that_nobody_has_pushed_yet_is_waited_for(tmp_path: Path) -> None:
+    """A synchronous worker that wants both updates of a round does not get a model with one of them."""
+    with Fabric(tmp_path, 2, SchedulerOptions(tick_s=0.02)) as fabric, ThreadPoolExecutor(1) as pool:
+        first, second = fabric.client(0), fabric.client(1)
+        assert fabric.push(first).wait().version == 1
+        waiting = pool.submit(first.get, at_least=2)
+        assert second.get(at_least=1).version == 1
+        assert not waiting.done()
+        assert fabric.push(second, 1).wait().version == 2
+        assert waiting.result().version == 2

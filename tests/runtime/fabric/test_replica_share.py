@@ -11,6 +11,7 @@ from pace.runtime.fabric.scheduling.replication.batch_share import ReplicaShare,
 from pace.runtime.fabric.scheduling.replication.replica_unit import whole_steps
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.update_records import HeldUpdate
+from pace.solver.fabric.aggregation import AggregateSize
 from pace.solver.fabric.capacity import Capacities
 from pace.solver.fabric.replication import LeadLimit
 
@@ -32,7 +33,9 @@ def shared(most: float) -> ReplicaShare:
         momentum=0.5, exact_momentum=True, divergence=DivergenceLimit(kind="norm", max=most)
     )
     limit = LeadLimit(most=most, gamma=0.5, history_norm=2.0)
-    share = plan_share([], batch, [0, 1], plan, view, ("server", "replica"), limit, (), options)
+    share = plan_share(
+        [], batch, [0, 1], plan, view, ("server", "replica"), limit, (), AggregateSize(), options
+    )
     assert share is not None
     return share
 

@@ -1,5 +1,6 @@
 """Who may send now, and how fast."""
 
+from pace.runtime.fabric.scheduling.link_rates import SeenTransfer
 from pace.runtime.fabric.scheduling.transfer_queue import QueuedTransfer, TransferQueue
 
 
@@ -11,8 +12,12 @@ class _Links:
     def rates(self, _host: str, _now_s: float) -> tuple[float, float]:
         return 1e7, 1e7
 
-    def observe(self, source: str, target: str, size_bytes: int, seconds: float, now_s: float) -> None:
+    def observe(self, seen: SeenTransfer, now_s: float) -> None:
         """Take no notice."""
+
+    def known_s(self, _host: str, _direction: str) -> float:
+        """Return that no transfer needs to tell about a link."""
+        return float("inf")
 
 
 class _Network:
@@ -46,11 +51,11 @@ def test_transfers_between_the_same_hosts_share_one_rate() -> None:
     network.queue.pump(0.0)
     assert network.started == [member, later]
     network.queue.arrive(member)
-    network.queue.pump(1.0)
+    network.queue.pump(0.01)
     assert network.started == [member, later, total]
     assert network.rate("h1", "server") is None
     network.queue.arrive(total)
-    network.queue.pump(2.0)
+    network.queue.pump(0.02)
     assert network.rate("h1", "server") is None
 
 
@@ -63,9 +68,9 @@ def test_an_earlier_transfer_takes_the_link_of_a_later_one() -> None:
     network.queue.pump(0.0)
     assert network.rate("h2", "server") is None
     network.queue.arrive(member)
-    network.queue.pump(1.0)
+    network.queue.pump(0.01)
     assert network.rate("h1", "server") is None
     assert network.rate("h2", "server") == 1e5
     network.queue.arrive(total)
-    network.queue.pump(2.0)
+    network.queue.pump(0.02)
     assert network.rate("h2", "server") is None

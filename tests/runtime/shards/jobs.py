@@ -1,8 +1,9 @@
 """Training by shards, and beside it DistributedDataParallel, as several modules of tests run it."""
 
 import random
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -14,11 +15,14 @@ from tests.runtime.schedules import profile_of, sizes_of
 from tests.runtime.training import OPTIMIZERS, Weights, backward, trainable, wrap
 
 
-def halves_schedule(model: nn.Module, workers: int, seed: int) -> ShardedSchedule:
-    """A schedule in two halves whose segments are cut and ordered at random."""
-    made = best_schedule(profile_of(sizes_of(model), workers), Options(target="sharded"))
-    assert isinstance(made, ShardedSchedule)
+def halves_schedule(
+    model: nn.Module, workers: int, seed: int, fusion: Literal["optimal", "none"] | None = None
+) -> ShardedSchedule:
+    """A schedule in two halves with segments cut at random, and times that put gathers among the sums."""
     chance = random.Random(seed)
+    options = Options(target="sharded", fusion=fusion or chance.choice(["optimal", "none", "none"]))
+    made = best_schedule(profile_of(sizes_of(model), workers), options)
+    assert isinstance(made, ShardedSchedule)
     pieces = []
     for segment in made.segments:
         cuts = {0, segment.num_columns, *(chance.randrange(segment.num_columns) for _ in range(2))}
@@ -30,7 +34,17 @@ def halves_schedule(model: nn.Module, workers: int, seed: int) -> ShardedSchedul
         ]
     chance.shuffle(pieces)
     numbered = [piece.model_copy(update={"priority": place}) for place, piece in enumerate(pieces)]
-    return made.model_copy(update={"segments": tuple(numbered)})
+    return made.model_copy(
+        update={
+            "segments": tuple(numbered),
+            "reduce_scatters": tuple(
+                call.model_copy(update={"time_s": chance.random() * 0.01}) for call in made.reduce_scatters
+            ),
+            "all_gathers": tuple(
+                call.model_copy(update={"time_s": chance.random()}) for call in made.all_gathers
+            ),
+        }
+    )
 
 
 def train_by_shards(
@@ -81,3 +95,18 @@ def train_with_ddp_and_clip(
             norms.append(float(nn.utils.clip_grad_norm_(trainable(model), max_norm)))
         optimizer.step()
     return weights(model), norms
+
+
+@dataclass(kw_only=True)
+class ServiceJob:
+    """What one rank saw of a job that plans by itself."""
+
+    trained: Weights
+    steps: int
+    states: list[str]
+    source: str
+    in_halves: bool
+    predicted: bool
+    mode: str
+    trial_s: dict[str, float]
+    state_bytes: int

@@ -10,8 +10,8 @@ from pace.documents.options import Options
 from pace.documents.sharded_schedule import ShardedSchedule
 from pace.errors import InvalidOptions, ScheduleMismatch
 from pace.runtime.control.agreement import decode_plan, encode_plan
+from pace.runtime.engine.halves.sharded_plan import plan_from_sharded_schedule, plan_shards_locally
 from pace.runtime.engine.plan import GradientSize
-from pace.runtime.engine.sharded_plan import plan_from_sharded_schedule, plan_shards_locally
 from pace.schedule_choice import best_schedule
 from tests.runtime.launch import Backend, run_ranks
 from tests.runtime.models import build
@@ -103,8 +103,9 @@ def test_a_local_plan_has_the_same_groups_in_both_halves() -> None:
 
 
 def test_a_schedule_in_two_halves_becomes_a_plan_or_is_refused() -> None:
-    """Reduce-scatters come first, each half in the schedule's order; another model or world is named."""
-    schedule = best_schedule(profile_of(_GRADIENTS, 4), Options(target="sharded"))
+    """Behind a norm reduce-scatters come first; another model or world is named."""
+    profile = profile_of(_GRADIENTS, 4).replace(update="global-norm")
+    schedule = best_schedule(profile, Options(target="sharded"))
     assert isinstance(schedule, ShardedSchedule)
     plan = plan_from_sharded_schedule(schedule, _GRADIENTS, 4)
     halves = [str(plan.groups[segment.group].exchange) for segment in plan.segments]

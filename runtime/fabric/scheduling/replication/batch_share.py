@@ -9,7 +9,7 @@ from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate, updates_o
 from pace.runtime.fabric.scheduling.known_hosts import NetworkView
 from pace.runtime.fabric.scheduling.replication.replica_unit import whole_steps
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
-from pace.solver.fabric.aggregation import Aggregation, Hop, renumber
+from pace.solver.fabric.aggregation import AggregateSize, Aggregation, Hop, renumber
 from pace.solver.fabric.capacity import SAME_MOMENT_S
 from pace.solver.fabric.replication import LeadLimit, replicate
 
@@ -47,6 +47,7 @@ def plan_share(
     holders: tuple[str, str],
     limit: LeadLimit,
     relays: Sequence[int],
+    size: AggregateSize,
     options: SchedulerOptions,
 ) -> ReplicaShare | None:
     """Plan the replica's share of a batch; None if the replica cannot be reached.
@@ -74,7 +75,7 @@ def plan_share(
         limit,
         relays,
         patient=options.replicate_patiently,
-        size=options.sum_size,
+        size=size,
         buffer_bytes=options.buffer_bytes,
     )
     if made is None:

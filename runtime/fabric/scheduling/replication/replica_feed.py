@@ -162,7 +162,10 @@ class ReplicaFeed:
         history = divergence.history_bound(norms, self.history_norm, self._limit.gamma)
         limit = replace(self._limit, history_norm=history)
         relays = self._relays(view)
-        return plan_share(punted, batch, order, plan, view, (server, replica), limit, relays, self._options)
+        model_bytes = self._known.hosts[replica].registration.model_bytes
+        size = self._options.sum_size([*punted, *batch], model_bytes)
+        holders = (server, replica)
+        return plan_share(punted, batch, order, plan, view, holders, limit, relays, size, self._options)
 
     def _relays(self, view: NetworkView) -> tuple[int, ...]:
         one_step = self._options.momentum > 0 and not self._options.exact_momentum
@@ -182,7 +185,7 @@ class ReplicaFeed:
         view = self._known.view()
         updates = updates_of(prefix, view, replica, 0, None)
         relays = self._relays(view)
-        size = self._options.sum_size
+        size = self._options.sum_size(prefix, self._known.hosts[replica].registration.model_bytes)
         plan = towards(updates, range(len(prefix)), view, relays, replica, size)
         if plan is None:
             return

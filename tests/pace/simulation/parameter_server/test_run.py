@@ -319,6 +319,28 @@ def test_gates_open_at_the_number_of_smaller_priorities() -> None:
     assert gates(priority, np.array([0, 0, 1, 1, 1, 1])).tolist() == [1, 0, 1, -1, 2, 0]
 
 
+@pytest.mark.parametrize("policy", ["ps-tio", "ps-tao"])
+def test_a_transfer_that_no_op_requests_holds_up_none(policy: str) -> None:
+    """A tensor that nobody waits for is pulled too, and the others keep one order around it."""
+    chain = seq_n(6, 2)
+    idle = chain.gradients[2].name
+    ops = [
+        op.model_copy(update={"waits_for": tuple(name for name in op.waits_for if name != idle)})
+        for op in chain.ops
+    ]
+    pruned = chain.model_copy(update={"ops": tuple(ops)})
+    assert any(idle in op.waits_for for op in chain.ops)
+    servers, made = cluster(1, bytes_per_s=8.0), make_exchange_policy(policy)
+    run = simulate_exchange(pruned, servers, made, iterations=3, jitter=0.2)
+    assert np.isfinite(run.pull_starts_s).all()
+    assert np.isfinite(run.iteration_s)
+    orders = {
+        tuple(place for place in np.argsort(row).tolist() if place != 2)
+        for row in run.pull_starts_s.reshape(-1, 6)
+    }
+    assert len(orders) == 1
+
+
 def test_servers_keep_the_order() -> None:
     """Under TAO every worker pulls in one order from a server; without an order they differ."""
     chain, servers = seq_n(8, 4), cluster(1, bytes_per_s=8.0)

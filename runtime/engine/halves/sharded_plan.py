@@ -1,16 +1,16 @@
 """Plans in two halves: reduce-scatters of gradients, then all-gathers of the parameters made of them.
 
 From a schedule in two halves, after a check that it was made for this model and this many workers, or
-computed here. All reduce-scatters come before all gathers, whatever the schedule says: every update of this
-runtime waits for all sums.
+computed here. Behind a norm all reduce-scatters come before all gathers; without one, gathers are early.
 """
 
 from collections.abc import Sequence
 
 from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import ELEMENT_BYTES
-from pace.documents.sharded_schedule import HalfName, ShardedSchedule
+from pace.documents.sharded_schedule import HalfName, HalfSegment, ShardedSchedule
 from pace.errors import ScheduleMismatch
+from pace.runtime.engine.halves.early_gathers import CallTimes, order_from_step
 from pace.runtime.engine.plan import (
     MEBIBYTE,
     GradientSize,
@@ -44,40 +44,48 @@ def plan_from_sharded_schedule(
             f"the schedule does not fit this model (schedule {schedule.fingerprint[:12]}, model {mine[:12]}):"
             f" {'; '.join(shown)}"
         )
-    halves: tuple[HalfName, ...] = ("reduce-scatter", "all-gather")
-    groups: list[PlannedGroup] = []
-    segments: list[PlannedSegment] = []
-    for half in halves:
-        calls = schedule.calls[half]
-        first = len(groups)
-        for call in calls:
-            groups.append(
-                PlannedGroup(
-                    gradients=tuple(name for n in call.shards for name in schedule.shards[n].gradients),
-                    size_bytes=call.size_bytes,
-                    dtype=schedule.shards[call.shards[0]].dtype,
-                    ready_s=call.time_s if half == "reduce-scatter" else 0.0,
-                    tail_s=call.time_s if half == "all-gather" else 0.0,
-                    exchange=half,
-                    shards=call.shards,
-                )
+    first = len(schedule.reduce_scatters)
+    ordered: Sequence[HalfSegment]
+    if schedule.norm is None:
+        early = order_from_step(schedule)
+        times = {"reduce-scatter": early.scattered, "all-gather": early.gathered}
+        ordered, iteration_s = early.segments, early.iteration_s
+    else:
+        times = {
+            "reduce-scatter": tuple(CallTimes(call.time_s, 0.0) for call in schedule.reduce_scatters),
+            "all-gather": tuple(CallTimes(0.0, call.time_s) for call in schedule.all_gathers),
+        }
+        ordered = sorted(schedule.segments, key=lambda each: (each.half == "all-gather", each.priority))
+        iteration_s = schedule.predicted.iteration_s
+    groups = [
+        PlannedGroup(
+            gradients=tuple(name for n in call.shards for name in schedule.shards[n].gradients),
+            size_bytes=call.size_bytes,
+            dtype=schedule.shards[call.shards[0]].dtype,
+            ready_s=when.ready_s,
+            tail_s=when.tail_s,
+            exchange=half,
+            shards=call.shards,
+        )
+        for half, calls in schedule.calls.items()
+        for call, when in zip(calls, times[half], strict=True)
+    ]
+    segments = []
+    for segment in ordered:
+        column_bytes = schedule.column_bytes_of(schedule.calls[segment.half][segment.call])
+        segments.append(
+            PlannedSegment(
+                group=segment.call + (first if segment.half == "all-gather" else 0),
+                offset_bytes=segment.first_column * column_bytes,
+                size_bytes=segment.num_columns * column_bytes,
             )
-        for segment in sorted(schedule.segments, key=lambda each: each.priority):
-            if segment.half == half:
-                column_bytes = schedule.column_bytes_of(calls[segment.call])
-                segments.append(
-                    PlannedSegment(
-                        group=first + segment.call,
-                        offset_bytes=segment.first_column * column_bytes,
-                        size_bytes=segment.num_columns * column_bytes,
-                    )
-                )
+        )
     return Plan(
         source="schedule",
         groups=tuple(groups),
         segments=tuple(segments),
         credit_bytes=schedule.execution.credit_bytes,
-        predicted_iteration_s=schedule.predicted.iteration_s,
+        predicted_iteration_s=iteration_s,
         shards=tuple(
             PlannedShard(gradients=each.gradients, dtype=each.dtype, num_columns=each.num_columns)
             for each in schedule.shards

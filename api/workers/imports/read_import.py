@@ -4,13 +4,14 @@ import json
 import re
 import tempfile
 import warnings
-import zlib
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pace.api.errors import ContentTooLarge, InvalidFile, InvalidRequest, NotInstalled
+from pace.api.errors import InvalidFile, NotInstalled
 from pace.api.received import ReceivedImport
 from pace.api.workers.functions import ReadLimits, receive
+from pace.api.workers.imports.unpacking import UnpackedFile, unpack
 from pace.client.page_documents import ImportFormat, ImportQuestion
 from pace.documents.collective_costs import AllReduce, RingAllReduce
 from pace.documents.profile import Profile, parse_profile
@@ -18,17 +19,19 @@ from pace.errors import FormatError, InvalidOptions, InvalidProfile
 from pace.formats.import_report import import_report, import_warnings
 from pace.formats.reading import FormatWarning
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_SNIFFED_BYTES = 1 << 16
-_PIECE_BYTES = 1 << 20
 _MOST_WARNINGS = 20
 _PIPEDREAM = re.compile(rb"^\s*\S+ -- ")
 # What a timeline says of its tensors, in the first of its events.
 _HOROVOD = (b"NEGOTIATE_", b'"process_name"')
+_EXECUTION_TRACE = (b'"nodes"', b'"schema"')
+_PARAMETERS = re.compile(rb'^\s*\[\s*\[\s*"')
+
+Role = Literal["rank", "execution-trace", "parameters"]
+_SIZES: tuple[Role, ...] = ("execution-trace", "parameters")
 
 
 def read_import(body: bytes, gzipped: bool, limits: ReadLimits, question: str) -> ReceivedImport:
-    """Make a profile of a file.
+    """Make a profile of a file, or of several in an archive: the Kineto traces of one job's ranks.
 
     Parameters
     ----------
@@ -37,49 +40,27 @@ def read_import(body: bytes, gzipped: bool, limits: ReadLimits, question: str) -
 
     Raises
     ------
-    InvalidFile, InvalidProfile, InvalidOptions, ContentTooLarge, NotInstalled
+    InvalidFile, InvalidRequest, InvalidProfile, InvalidOptions, ContentTooLarge, NotInstalled
         With the importer's message, which names the file as its sender does.
     """
     asked = ImportQuestion.model_validate_json(question)
-    content = _unpacked(body, limits.max_bytes) if gzipped else body
-    # What was a .gz file before it was sent has one more wrapping, bounded in the same way.
-    if content.startswith(_GZIP_MAGIC):
-        content = _unpacked(content, limits.max_bytes)
-    known = _told(content[:_SNIFFED_BYTES], asked.filename) if asked.format == "auto" else asked.format
-    with warnings.catch_warnings(record=True) as caught:
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        tempfile.TemporaryDirectory(prefix="pace-import-") as made,
+    ):
         warnings.simplefilter("always", FormatWarning)
-        profile = _read(known, content, asked)
+        folder = Path(made)
+        files = unpack(body, asked.filename, folder, limits.max_bytes, gzipped=gzipped)
+        known, profile = _read(files, asked)
     said = [str(each.message) for each in caught if issubclass(each.category, FormatWarning)]
-    report = import_report(profile)
+    for file in files:  # the sender's names, not ours
+        said = [line.replace(str(file.path), file.name) for line in said]
     found = {
         "format": known,
-        "report": report,
+        "report": import_report(profile),
         "warnings": [*said[:_MOST_WARNINGS], *import_warnings(profile)],
     }
     return ReceivedImport(profile=receive(profile, limits), found=json.dumps(found, default=str))
-
-
-def _unpacked(content: bytes, max_bytes: int) -> bytes:
-    """Undo gzip, of however many members."""
-    pieces: list[bytes] = []
-    size_bytes = 0
-    left = content
-    try:
-        while left:
-            member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-            while not member.eof:
-                piece = member.decompress(left, _PIECE_BYTES)
-                left = member.unconsumed_tail
-                size_bytes += len(piece)
-                if size_bytes > max_bytes:
-                    raise ContentTooLarge(f"the file is larger than {max_bytes} bytes once decompressed")
-                if not piece and not left and not member.eof:
-                    raise InvalidRequest("the file's gzip stream is cut off")
-                pieces.append(piece)
-            left = member.unused_data.lstrip(b"\0")  # writers may fill up their last block
-    except zlib.error:
-        raise InvalidRequest("the file is damaged, or not gzip as it claims") from None
-    return b"".join(pieces)
 
 
 def _told(head: bytes, filename: str) -> ImportFormat:
@@ -98,7 +79,7 @@ def _told(head: bytes, filename: str) -> ImportFormat:
         if b'"nodes"' in head and b'"schema"' in head:
             raise InvalidFile(
                 f"{filename}: this is a PyTorch execution trace, which holds no durations: "
-                "`pace import execution-trace` computes them"
+                "send it together with a Kineto trace, or let `pace import execution-trace` compute them"
             )
         return "profile"
     if _PIPEDREAM.match(start):
@@ -113,29 +94,72 @@ def _told(head: bytes, filename: str) -> ImportFormat:
     raise InvalidFile(f"{filename}: neither its name nor its content tells the format: choose one")
 
 
-def _read(known: ImportFormat, content: bytes, asked: ImportQuestion) -> Profile:
-    if known == "profile":
-        profile = parse_profile(content)
-        return profile if asked.name is None else profile.replace(name=asked.name)
-    safe = re.sub(r"[^\w.() -]", "_", Path(asked.filename.replace("\\", "/")).name).lstrip(".")[-100:]
-    with tempfile.TemporaryDirectory(prefix="pace-import-") as folder:
-        path = Path(folder) / (safe.removesuffix(".gz") or "file")
-        path.write_bytes(content)
-        try:
-            return _imported(known, path, asked)
-        except FormatError as error:
-            where = "" if error.position is None else f", {error.position}"
-            raise InvalidFile(f"{asked.filename}{where}: {error.reason}") from None
-        except (InvalidOptions, InvalidProfile):
-            raise
-        except ImportError as error:
-            raise NotInstalled(f"this format needs {error.name}, which is not installed here") from None
+def _read(files: list[UnpackedFile], asked: ImportQuestion) -> tuple[ImportFormat, Profile]:
+    names = {str(each.path): each.name for each in files}
+    try:
+        if len(files) > 1:
+            return "kineto", _job(files, asked)
+        (file,) = files
+        known = _told(file.head(), file.name) if asked.format == "auto" else asked.format
+        return known, _imported(known, file.path, asked)
+    except FormatError as error:
+        name = names.get(str(error.path), asked.filename)
+        where = "" if error.position is None else f", {error.position}"
+        raise InvalidFile(f"{name}{where}: {error.reason}") from None
+    except (InvalidOptions, InvalidProfile, InvalidFile):
+        raise
+    except ImportError as error:
+        raise NotInstalled(f"this format needs {error.name}, which is not installed here") from None
+
+
+def _job(files: list[UnpackedFile], asked: ImportQuestion) -> Profile:
+    """Make a profile of the traces of several ranks, and of what holds the sizes that they lack."""
+    from pace.formats.kineto import read_kineto
+
+    if asked.format not in ("auto", "kineto"):
+        raise InvalidOptions(f"format: {asked.format} is read from one file, and {len(files)} were sent")
+    parts: defaultdict[Role, list[UnpackedFile]] = defaultdict(list)
+    for file in files:
+        parts[_role(file)].append(file)
+    for role in _SIZES:
+        if len(parts[role]) > 1:
+            named = ", ".join(each.name for each in parts[role])
+            raise InvalidFile(f"{named}: each is a {role} file, and one holds for all ranks")
+    if not parts["rank"]:
+        raise InvalidFile(f"{asked.filename}: no Kineto trace is among the files")
+    execution_trace, parameters = (parts[role][0].path if parts[role] else None for role in _SIZES)
+    return read_kineto(
+        [each.path for each in parts["rank"]],
+        execution_trace=execution_trace,
+        parameters=parameters,
+        workers=asked.workers,
+        allreduce=_cost(asked),
+        name=asked.name,
+    )
+
+
+def _role(file: UnpackedFile) -> Role:
+    head = file.head()
+    if all(word in head for word in _EXECUTION_TRACE):
+        return "execution-trace"
+    if _PARAMETERS.match(head):
+        return "parameters"
+    told = _told(head, file.name)
+    if told != "kineto":
+        raise InvalidFile(
+            f"{file.name}: several files are the Kineto traces of one job's ranks, with an execution trace "
+            f"or a list of parameters where they lack sizes; this one is a {told}"
+        )
+    return "rank"
 
 
 def _imported(known: ImportFormat, path: Path, asked: ImportQuestion) -> Profile:
     named: dict[str, Any] = {"name": asked.name}
     cost = _cost(asked)
     match known:
+        case "profile":
+            profile = parse_profile(path.read_bytes())
+            return profile if asked.name is None else profile.replace(name=asked.name)
         case "kineto":
             from pace.formats.kineto import read_kineto
 

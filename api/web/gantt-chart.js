@@ -1,0 +1,308 @@
+// A Gantt chart in SVG for many thousands of items: what is narrower than a few pixels is drawn together.
+import { seconds } from "./numbers.js";
+
+export const KINDS = { backward: 0, forward: 1, collective: 2, ready: 3, carried: 4, tail: 5, group: 6 };
+const NUM_COLORS = 8;
+const NUM_KINDS = KINDS.group + NUM_COLORS;
+export const groupKind = (number) => KINDS.group + (number % NUM_COLORS);
+
+const NS = "http://www.w3.org/2000/svg";
+const WIDE = 4;
+
+// Heights grow with the page's letters, so that large screens have a large chart.
+let [LANE, LANE_GAP, TITLE, AXIS, BAND_GAP, LETTER, BASE] = [];
+function fit() {
+  const unit = Math.max(parseFloat(getComputedStyle(document.documentElement).fontSize) / 15, 0.9);
+  [LANE, LANE_GAP, TITLE, AXIS, BAND_GAP, LETTER, BASE] = [20, 7, 24, 26, 12, 6.7, 4].map((size) => size * unit);
+}
+fit();
+
+function element(name, attributes = {}, parent = null) {
+  const made = document.createElementNS(NS, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  parent?.append(made);
+  return made;
+}
+
+// The first item of sorted, disjoint ones that ends after a moment.
+function firstAfter(ends, at) {
+  let low = 0;
+  let high = ends.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (ends[middle] > at) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+function niceStep(span, most) {
+  const rough = span / most;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough);
+}
+
+// Draws; knows nothing of Preact. `bands` are [{title, marks, lanes: [{label, starts, ends, kinds, critical, text, describe}]}].
+export class GanttChart {
+  constructor(svg, { onSelect, onView }) {
+    this.svg = svg;
+    this.onSelect = onSelect;
+    this.onView = onView;
+    this.view = [0, 1];
+    this.frame = 0;
+    this.selected = null;
+    this.width = 600;
+  }
+
+  show(bands, end, view) {
+    this.bands = bands;
+    this.end = end || 1;
+    this.selected = null;
+    const wanted = this.chosen === undefined ? view : this.chosen;
+    this.view = wanted && wanted[1] > wanted[0] ? wanted : [0, this.end];
+    this.build();
+  }
+
+  resize(width) {
+    if (Math.abs(width - this.width) < 1) return;
+    this.width = width;
+    if (this.bands) this.build();
+  }
+
+  get gutter() {
+    return Math.max(64, Math.min(22 * LETTER, this.width * 0.2));
+  }
+
+  build() {
+    fit();
+    this.svg.replaceChildren();
+    const clip = element("clipPath", { id: "gantt-clip" }, element("defs", {}, this.svg));
+    this.clip = element("rect", {}, clip);
+    this.axis = element("g", { class: "axis" }, this.svg);
+    this.drawn = [];
+    let y = AXIS;
+    for (const band of this.bands) {
+      const title = element("text", { class: "band-title", x: 0, y: y + TITLE * 0.66 }, this.svg);
+      title.textContent = this.width < 480 ? band.short || band.title : band.title;
+      const top = y;
+      y += TITLE;
+      for (const lane of band.lanes) {
+        const group = element("g", {}, this.svg);
+        const label = element("text", { class: "lane-label", x: 0, y: y + LANE / 2 + BASE }, group);
+        const room = Math.floor((this.gutter - 8) / LETTER);
+        label.textContent = lane.label.length > room ? `${lane.label.slice(0, room - 1)}…` : lane.label;
+        if (lane.label.length > room) element("title", {}, label).textContent = lane.label;
+        const inside = element("g", { "clip-path": "url(#gantt-clip)" }, group);
+        element("rect", { class: "lane-floor", x: this.gutter, y, width: Math.max(this.width - this.gutter, 1), height: LANE }, inside);
+        const paths = Array.from({ length: NUM_KINDS }, (_, kind) => element("path", { class: `k${kind}` }, inside));
+        const critical = element("path", { class: "critical" }, inside);
+        const words = element("g", { class: "words" }, inside);
+        this.drawn.push({ lane, band, y, paths, critical, words });
+        y += LANE + LANE_GAP;
+      }
+      band.marksGroup = element("g", { "clip-path": "url(#gantt-clip)" }, this.svg);
+      band.extent = [top + TITLE - 3, y - LANE_GAP + 3];
+      y += BAND_GAP;
+    }
+    this.cursor = element("rect", { class: "chosen", width: 0, height: LANE + 4 }, this.svg);
+    this.height = y;
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${y}`);
+    this.svg.setAttribute("height", y);
+    this.svg.setAttribute("width", this.width);
+    for (const [name, value] of Object.entries({ x: this.gutter, y: 0, width: Math.max(this.width - this.gutter, 1), height: y })) {
+      this.clip.setAttribute(name, value);
+    }
+    this.draw();
+  }
+
+  x(at) {
+    return this.gutter + ((at - this.view[0]) / (this.view[1] - this.view[0])) * (this.width - this.gutter);
+  }
+
+  at(x) {
+    return this.view[0] + ((x - this.gutter) / (this.width - this.gutter)) * (this.view[1] - this.view[0]);
+  }
+
+  setView(from, to) {
+    const least = this.end * 1e-6;
+    const span = Math.min(Math.max(to - from, least), this.end * 1.02);
+    const start = Math.min(Math.max(from, -0.01 * this.end), this.end * 1.01 - span);
+    this.view = [start, start + span];
+    this.redraw();
+    this.chosen = span >= this.end * 0.999 ? null : this.view;
+    this.onView(this.chosen);
+  }
+
+  zoom(factor, around = (this.view[0] + this.view[1]) / 2) {
+    const [from, to] = this.view;
+    this.setView(around - (around - from) * factor, around + (to - around) * factor);
+  }
+
+  pan(share) {
+    const span = this.view[1] - this.view[0];
+    this.setView(this.view[0] + share * span, this.view[1] + share * span);
+  }
+
+  whole() {
+    this.setView(0, this.end);
+  }
+
+  redraw() {
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      this.draw();
+    });
+  }
+
+  draw() {
+    for (const drawn of this.drawn) this.drawLane(drawn);
+    this.drawAxis();
+    for (const band of this.bands) this.drawMarks(band);
+    this.drawChosen();
+  }
+
+  drawLane({ lane, y, paths, critical, words }) {
+    const { starts, ends, kinds } = lane;
+    const [from, to] = this.view;
+    const scale = (this.width - this.gutter) / (to - from);
+    const shapes = Array.from({ length: NUM_KINDS }, () => []);
+    const runs = new Float64Array(2 * NUM_KINDS).fill(NaN);
+    const marked = [];
+    let markedFrom = NaN;
+    let markedTo = NaN;
+    words.replaceChildren();
+    const flush = (kind) => {
+      const left = runs[2 * kind];
+      const wide = Math.max(runs[2 * kind + 1] - left, 0.6);
+      shapes[kind].push(`M${left.toFixed(1)} ${y}h${wide.toFixed(1)}v${LANE}h-${wide.toFixed(1)}z`);
+    };
+    for (let item = firstAfter(ends, from); item < starts.length && starts[item] < to; item += 1) {
+      const left = Math.max(this.gutter + (starts[item] - from) * scale, this.gutter - 2);
+      const right = Math.min(this.gutter + (ends[item] - from) * scale, this.width + 2);
+      const kind = kinds[item];
+      if (right - left >= WIDE) {
+        const wide = (right - left - 0.8).toFixed(1);
+        shapes[kind].push(`M${left.toFixed(1)} ${y}h${wide}v${LANE}h-${wide}z`);
+        const text = right - left > LANE ? lane.text(item) : "";
+        const room = Math.floor((right - left - 6) / LETTER);
+        if (text && room >= Math.min(text.length, 4)) {
+          const word = element("text", { x: (left + 3).toFixed(1), y: y + LANE / 2 + BASE, class: `w${kind}` }, words);
+          word.textContent = text.length > room ? `${text.slice(0, room - 1)}…` : text;
+        }
+      } else if (left - runs[2 * kind + 1] < 1) {
+        runs[2 * kind + 1] = Math.max(right, runs[2 * kind + 1]);
+      } else {
+        if (!Number.isNaN(runs[2 * kind])) flush(kind);
+        runs[2 * kind] = left;
+        runs[2 * kind + 1] = right;
+      }
+      if (lane.critical?.[item]) {
+        if (left - markedTo < 1.5) markedTo = right;
+        else {
+          if (!Number.isNaN(markedFrom)) marked.push(`M${markedFrom.toFixed(1)} ${y + LANE + 1}h${Math.max(markedTo - markedFrom, 1).toFixed(1)}v3h-${Math.max(markedTo - markedFrom, 1).toFixed(1)}z`);
+          markedFrom = left;
+          markedTo = right;
+        }
+      }
+    }
+    for (let kind = 0; kind < NUM_KINDS; kind += 1) {
+      if (!Number.isNaN(runs[2 * kind])) flush(kind);
+      paths[kind].setAttribute("d", shapes[kind].join(""));
+    }
+    if (!Number.isNaN(markedFrom)) marked.push(`M${markedFrom.toFixed(1)} ${y + LANE + 1}h${Math.max(markedTo - markedFrom, 1).toFixed(1)}v3h-${Math.max(markedTo - markedFrom, 1).toFixed(1)}z`);
+    critical.setAttribute("d", marked.join(""));
+  }
+
+  drawAxis() {
+    this.axis.replaceChildren();
+    const [from, to] = this.view;
+    const step = niceStep(to - from, Math.max(2, (this.width - this.gutter) / (13 * LETTER)));
+    const unit = this.end < 1e-3 ? [1e6, "µs"] : this.end < 2 ? [1e3, "ms"] : [1, "s"];
+    for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
+      const x = this.x(at);
+      if (x < this.gutter - 1) continue;
+      element("line", { x1: x, x2: x, y1: AXIS - 6, y2: this.height }, this.axis);
+      const places = Math.max(0, -Math.floor(Math.log10(step * unit[0]) + 1e-9));
+      const text = `${(at * unit[0]).toFixed(Math.min(places, 6))} ${unit[1]}`;
+      const last = x > this.width - 40;
+      element("text", { x, y: AXIS * 0.57, "text-anchor": last ? "end" : x < this.gutter + 20 ? "start" : "middle" }, this.axis).textContent = text;
+    }
+  }
+
+  drawMarks(band) {
+    band.marksGroup.replaceChildren();
+    for (const { at, name } of band.marks || []) {
+      const x = this.x(at);
+      const line = element("line", { x1: x, x2: x, y1: band.extent[0], y2: band.extent[1], class: `mark ${name}` }, band.marksGroup);
+      element("title", {}, line).textContent = `${name}: ${seconds(at)}`;
+    }
+  }
+
+  drawChosen() {
+    if (!this.selected) {
+      this.cursor.setAttribute("width", 0);
+      return;
+    }
+    const { drawn, item } = this.selected;
+    const left = Math.max(this.x(drawn.lane.starts[item]), this.gutter);
+    const right = Math.min(this.x(drawn.lane.ends[item]), this.width);
+    this.cursor.setAttribute("x", left - 1);
+    this.cursor.setAttribute("y", drawn.y - 2);
+    this.cursor.setAttribute("width", right >= left ? right - left + 2 : 0);
+  }
+
+  // What lies under a point; an item that is too narrow to hit is found within three pixels.
+  find(x, y) {
+    const drawn = this.drawn.find((each) => y >= each.y - 2 && y <= each.y + LANE + 3);
+    if (!drawn || x < this.gutter) return null;
+    const at = this.at(x);
+    const near = (3 / (this.width - this.gutter)) * (this.view[1] - this.view[0]);
+    const item = firstAfter(drawn.lane.ends, at - near);
+    if (item >= drawn.lane.starts.length || drawn.lane.starts[item] > at + near) return null;
+    return { drawn, item };
+  }
+
+  select(found) {
+    this.selected = found;
+    this.drawChosen();
+    this.onSelect(found && { lines: found.drawn.lane.describe(found.item), lane: found.drawn.lane.label, band: found.drawn.band.title });
+  }
+
+  // Goes to the next or previous item of the lane, or to another lane, from the keyboard.
+  step(items, lanes) {
+    const lane = this.selected ? this.drawn.indexOf(this.selected.drawn) : 0;
+    const next = this.drawn[Math.min(Math.max(lane + lanes, 0), this.drawn.length - 1)];
+    const count = next.lane.starts.length;
+    if (!count) return;
+    let item;
+    if (!this.selected) item = firstAfter(next.lane.ends, this.view[0]);
+    else if (lanes) item = firstAfter(next.lane.ends, this.selected.drawn.lane.starts[this.selected.item]);
+    else item = this.selected.item + items;
+    item = Math.min(Math.max(item, 0), count - 1);
+    const [from, to] = this.view;
+    if (next.lane.starts[item] < from || next.lane.ends[item] > to) {
+      const middle = (next.lane.starts[item] + next.lane.ends[item]) / 2;
+      const half = Math.max((to - from) / 2, next.lane.ends[item] - next.lane.starts[item]);
+      this.setView(middle - half, middle + half);
+    }
+    this.select({ drawn: next, item });
+  }
+
+  // The chart as a file of its own: colors are those of the page.
+  toSvg() {
+    const copy = this.svg.cloneNode(true);
+    const originals = this.svg.querySelectorAll("path,rect,line,text");
+    copy.querySelectorAll("path,rect,line,text").forEach((each, number) => {
+      const style = getComputedStyle(originals[number]);
+      each.removeAttribute("class");
+      for (const name of ["fill", "stroke", "stroke-width", "stroke-dasharray", "font-size", "font-weight"]) {
+        each.setAttribute(name, style.getPropertyValue(name));
+      }
+      if (each.tagName === "text") each.setAttribute("font-family", "sans-serif");
+    });
+    const ground = element("rect", { width: "100%", height: "100%", fill: getComputedStyle(document.body).backgroundColor });
+    copy.prepend(ground);
+    copy.setAttribute("xmlns", NS);
+    return new XMLSerializer().serializeToString(copy);
+  }
+}

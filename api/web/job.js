@@ -1,0 +1,122 @@
+// One training job: its schedules over time, what was predicted and measured, and how that drifts.
+import { html, useEffect, useMemo, useState } from "./elements.js";
+import { linkTo } from "./address.js";
+import { Curves } from "./curves.js";
+import { useLoaded } from "./loading.js";
+import { count, milliseconds, moment, percent } from "./numbers.js";
+import { Confirm, Empty, ProblemNote, Table } from "./parts.js";
+import { getJson, remove } from "./service.js";
+
+const REFRESH_MS = 30_000;
+
+export const drift = (row) => (row.measured_iteration_s && row.predicted_iteration_s ? row.measured_iteration_s / row.predicted_iteration_s - 1 : null);
+
+function Share({ share }) {
+  if (share === null) return html`<span class="faint">no report</span>`;
+  return html`<span class=${Math.abs(share) > 0.1 ? "bad-text" : ""}>${percent(share, true)}</span>`;
+}
+
+export const Drift = ({ row }) => html`<${Share} share=${drift(row)} />`;
+
+// Reports in the order of time, each with its distance from the first one under the same schedule.
+function withDrift(reports) {
+  let first = null;
+  return [...reports].sort((a, b) => (a.created_at < b.created_at ? -1 : 1)).map((row) => {
+    const same = first && first.profile_sha256 === row.profile_sha256 && first.predicted_iteration_s === row.predicted_iteration_s;
+    if (!same) first = row;
+    return { ...row, since: row.measured_iteration_s / first.measured_iteration_s - 1 };
+  });
+}
+
+function Now({ row }) {
+  const won = row.plain_iteration_s ? row.measured_iteration_s / row.plain_iteration_s - 1 : null;
+  return html`<dl class="numbers">
+    <div><dt>Predicted</dt><dd>${milliseconds(row.predicted_iteration_s)}</dd></div>
+    <div class="chief"><dt>Measured last</dt><dd>${milliseconds(row.measured_iteration_s)}</dd></div>
+    <div><dt>Against predicted</dt><dd><${Drift} row=${row} /></dd></div>
+    <div><dt>Since the schedule began</dt><dd><${Share} share=${row.since} /></dd></div>
+    ${won !== null && html`<div><dt>Against no schedule</dt><dd>${percent(won, true)}</dd></div>`}
+  </dl>`;
+}
+
+async function everyPage(path, most, signal) {
+  const items = [];
+  for (let cursor = ""; items.length < most;) {
+    const page = await getJson(`${path}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`, signal);
+    items.push(...page.items);
+    if (!page.next) break;
+    cursor = page.next;
+  }
+  return items;
+}
+
+export function Job({ job, mayDelete }) {
+  const [asking, setAsking] = useState(null);
+  const [failure, setFailure] = useState(null);
+  const named = encodeURIComponent(job);
+  const schedules = useLoaded((signal) => everyPage(`v1/schedules?job=${named}&limit=200`, 1000, signal), [job]);
+  const reports = useLoaded((signal) => everyPage(`v1/reports?job=${named}&limit=500`, 2000, signal), [job]);
+  const items = schedules.value || [];
+  const told = useMemo(() => withDrift(reports.value || []), [reports.value]);
+  const latest = new Map(told.map((row) => [row.profile_sha256, row]));
+  useEffect(() => {
+    const timer = setInterval(() => { if (!document.hidden) reports.again(); }, REFRESH_MS);
+    return () => clearInterval(timer);
+  }, []);
+  const doomed = asking === "all" ? items : items.filter(({ id }) => id === asking);
+  const discard = async () => {
+    setAsking(null);
+    setFailure(null);
+    try {
+      for (const { id } of doomed) await remove(`v1/schedules/${id}`);
+    } catch (error) {
+      setFailure(error);
+    }
+    schedules.again();
+  };
+  const columns = [
+    { name: "asked", moment: true, title: "Asked for last", value: (row) => row.asked_at, show: (row) => html`<a href=${linkTo("result", { schedule: row.id })}>${moment(row.asked_at)}</a>` },
+    { name: "solved", moment: true, title: "Solved", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
+    { name: "by", title: "By", value: (row) => row.asked_by || "", show: (row) => html`<code>${row.asked_by || "–"}</code>` },
+    { name: "model", title: "Model", value: (row) => row.fingerprint, show: (row) => html`<code title=${row.fingerprint}>${row.fingerprint.slice(0, 12)}</code>` },
+    { name: "profile", title: "Profile", value: (row) => row.profile_sha256, show: (row) => html`<a href=${linkTo("result", { profile: row.profile_sha256 })}><code>${row.profile_sha256.slice(0, 12)}</code></a>` },
+    { name: "predicted", title: "Predicted", value: (row) => latest.get(row.profile_sha256)?.predicted_iteration_s, show: (row) => milliseconds(latest.get(row.profile_sha256)?.predicted_iteration_s), numeric: true },
+    { name: "measured", title: "Measured last", value: (row) => latest.get(row.profile_sha256)?.measured_iteration_s, show: (row) => milliseconds(latest.get(row.profile_sha256)?.measured_iteration_s), numeric: true },
+    ...(mayDelete ? [{ name: "delete", title: "", show: (row) => html`<button type="button" class="danger" aria-label=${`Delete the schedule of ${moment(row.asked_at)}`} onClick=${() => setAsking(row.id)}>Delete</button>` }] : []),
+  ];
+  const reportColumns = [
+    { name: "when", moment: true, title: "Reported", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
+    { name: "predicted", title: "Predicted", value: (row) => row.predicted_iteration_s, show: (row) => milliseconds(row.predicted_iteration_s), numeric: true },
+    { name: "measured", title: "Measured", value: (row) => row.measured_iteration_s, show: (row) => milliseconds(row.measured_iteration_s), numeric: true },
+    { name: "drift", title: "Against predicted", value: drift, show: (row) => html`<${Drift} row=${row} />`, numeric: true },
+    { name: "since", title: "Since the schedule began", value: ({ since }) => since, show: ({ since }) => html`<${Share} share=${since} />`, numeric: true },
+    { name: "plain", title: "Without the schedule", value: (row) => row.plain_iteration_s, show: (row) => milliseconds(row.plain_iteration_s), numeric: true },
+    { name: "iterations", title: "Iterations", value: (row) => row.num_iterations, show: (row) => count(row.num_iterations), numeric: true },
+  ];
+  return html`<p><a href=${linkTo("jobs")}>All jobs</a></p>
+  <section class="card" aria-labelledby="job-title">
+    <div class="row between"><h2 id="job-title" class="name">${job}</h2>
+      ${mayDelete && items.length > 0 && html`<button type="button" class="danger" onClick=${() => setAsking("all")}>Delete all schedules</button>`}</div>
+    <${ProblemNote} error=${schedules.error || failure} retry=${schedules.again} />
+    ${schedules.value && !items.length && html`<${Empty} title="This job has no schedules" />`}
+    ${items.length > 0 && html`<${Table} caption="Schedules" first="asked" descending=${true} rows=${items} rowKey=${({ id }) => id} columns=${columns} pageSize=${10} />`}
+  </section>
+  <section class="card" aria-labelledby="reports-title">
+    <h2 id="reports-title">Predicted against measured</h2>
+    <${ProblemNote} error=${reports.error} retry=${reports.again} />
+    ${reports.value && !told.length && html`<${Empty} title="No report yet"><p>The runtime reports what iterations take once it has settled on a schedule.</p><//>`}
+    ${told.length > 0 && html`<${Now} row=${told[told.length - 1]} />
+      ${told.length > 1 && html`<${Curves} label="Predicted and measured iteration times" x=${told.map(({ created_at: at }) => Date.parse(at) / 1000)} time=${true}
+        xLabel="Reported" yLabel="Iteration, ms" height=${240} series=${[
+          { label: "Measured", values: told.map((row) => row.measured_iteration_s * 1e3) },
+          { label: "Predicted", values: told.map((row) => row.predicted_iteration_s * 1e3), dash: [6, 4] },
+          { label: "Without the schedule", values: told.map((row) => (row.plain_iteration_s == null ? null : row.plain_iteration_s * 1e3)) }]} />
+      <h3>Drift</h3>
+      <${Curves} label="Drift of iteration times" x=${told.map(({ created_at: at }) => Date.parse(at) / 1000)} time=${true} xLabel="Reported" yLabel="Drift, %" height=${180} series=${[
+          { label: "Against predicted", values: told.map((row) => 100 * drift(row)) },
+          { label: "Since the schedule began", values: told.map(({ since }) => 100 * since), dash: [6, 4] }]} />`}
+      <${Table} caption="Reports" first="when" descending=${true} rows=${told} rowKey=${({ id }) => id} columns=${reportColumns} pageSize=${10} />`}
+  </section>
+  ${asking && html`<${Confirm} title=${asking === "all" ? `Delete all ${items.length} schedules of ${job}?` : "Delete this schedule?"} action="Delete" onYes=${discard} onNo=${() => setAsking(null)}>
+    <p>A job that follows one keeps it while it runs; the next start is solved anew. Profiles and reports stay.</p><//>`}`;
+}

@@ -1,0 +1,1 @@
+"""Other tools' files, one or several at once, become profiles."""

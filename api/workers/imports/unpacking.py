@@ -1,0 +1,187 @@
+"""Unpacks what was sent within a limit of bytes: gzip, and archives (tar, zip) of several files."""
+
+import io
+import re
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from pace.api.errors import ContentTooLarge, InvalidFile, InvalidRequest
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_TAR_MAGIC_AT = 257
+_PIECE_BYTES = 1 << 20
+_SNIFFED_BYTES = 1 << 16
+# More files than any job has ranks; what they may hold in all is bounded in bytes.
+_MOST_FILES = 10_000
+_LONGEST_NAME = 200
+_DEEPEST_GZIP = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpackedFile:
+    """A file of those that were sent.
+
+    Attributes
+    ----------
+    name
+        What its sender calls it, for messages.
+    path
+        Where it lies, under a name that no sender chose the folder of.
+    """
+
+    name: str
+    path: Path
+
+    def head(self) -> bytes:
+        """Return its first bytes."""
+        with self.path.open("rb") as opened:
+            return opened.read(_SNIFFED_BYTES)
+
+
+class _Room:
+    """How many bytes may still be unpacked."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._left = max_bytes
+
+    def take(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise ContentTooLarge(f"the file is larger than {self._max_bytes} bytes once decompressed")
+
+
+def unpack(
+    content: bytes, filename: str, folder: Path, max_bytes: int, *, gzipped: bool
+) -> list[UnpackedFile]:
+    """Write what was sent into a folder: one file, or those of an archive by their names.
+
+    Parameters
+    ----------
+    gzipped
+        Whether it was compressed on the way; a file that was a ``.gz`` before has one more wrapping.
+
+    Raises
+    ------
+    ContentTooLarge
+        If it comes to more than `max_bytes`; every level of compression counts on its own.
+    InvalidRequest
+        If gzip's stream is damaged or cut off.
+    InvalidFile
+        If an archive is damaged, empty, protected by a password or of too many files.
+    """
+    if gzipped:
+        content = _gunzipped(content, _Room(max_bytes))
+    content = _plain(content, max_bytes)
+    members = _members(content)
+    if members is None:
+        return [_written(folder, 0, filename, content)]
+    room = _Room(max_bytes)
+    found: list[UnpackedFile] = []
+    try:
+        for given, stream in members:
+            name = given.encode("utf-8", "replace").decode()[-_LONGEST_NAME:]
+            if not _is_litter(name) and len(found) <= _MOST_FILES:
+                found.append(_written(folder, len(found), name, _member(stream, room, max_bytes)))
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError) as error:
+        raise InvalidFile(f"{filename}: the archive is damaged: {error}") from None
+    except RuntimeError as error:  # zipfile's way to refuse passwords and rare methods
+        raise InvalidFile(f"{filename}: {error}") from None
+    if not 0 < len(found) <= _MOST_FILES:
+        raise InvalidFile(f"{filename}: the archive holds no file, or more than {_MOST_FILES}")
+    # Whatever the order in which they were packed or dropped, the profile is the same.
+    return sorted(found, key=lambda each: _natural(each.name))
+
+
+def _plain(content: bytes, max_bytes: int) -> bytes:
+    for _ in range(_DEEPEST_GZIP):
+        if not content.startswith(_GZIP_MAGIC):
+            break
+        content = _gunzipped(content, _Room(max_bytes))
+    return content
+
+
+def _gunzipped(content: bytes, room: _Room) -> bytes:
+    """Undo gzip, of however many members."""
+    pieces: list[bytes] = []
+    left = content
+    try:
+        while left:
+            member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+            while not member.eof:
+                piece = member.decompress(left, _PIECE_BYTES)
+                left = member.unconsumed_tail
+                room.take(len(piece))
+                if not piece and not left and not member.eof:
+                    raise InvalidRequest("the file's gzip stream is cut off")
+                pieces.append(piece)
+            left = member.unused_data.lstrip(b"\0")  # writers may fill up their last block
+    except zlib.error:
+        raise InvalidRequest("the file is damaged, or not gzip as it claims") from None
+    return b"".join(pieces)
+
+
+def _members(content: bytes) -> Iterator[tuple[str, IO[bytes]]] | None:
+    """Return names and contents of an archive's files; None if this is none."""
+    if content[_TAR_MAGIC_AT : _TAR_MAGIC_AT + 5] == b"ustar":
+        return _tar_members(content)
+    # Empty archives begin with the end of their table.
+    if content[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
+        return _zip_members(content)
+    return None
+
+
+def _tar_members(content: bytes) -> Iterator[tuple[str, IO[bytes]]]:
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+        for member in archive:
+            opened = archive.extractfile(member) if member.isfile() else None
+            if opened is not None:
+                with closing(opened):
+                    yield member.name, opened
+
+
+def _zip_members(content: bytes) -> Iterator[tuple[str, IO[bytes]]]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for member in archive.infolist():
+            if not member.is_dir():
+                with archive.open(member) as opened:
+                    yield member.filename, opened
+
+
+def _member(stream: IO[bytes], room: _Room, max_bytes: int) -> bytes:
+    pieces = []
+    while piece := stream.read(_PIECE_BYTES):
+        room.take(len(piece))
+        pieces.append(piece)
+    content = b"".join(pieces)
+    plain = _plain(content, max_bytes)
+    if plain is not content:
+        room.take(len(plain))
+    return plain
+
+
+def _is_litter(name: str) -> bool:
+    """Whether an operating system put this file into the archive, not the sender."""
+    parts = name.replace("\\", "/").split("/")
+    return "__MACOSX" in parts or parts[-1].startswith(".") or not parts[-1]
+
+
+def _written(folder: Path, number: int, name: str, content: bytes) -> UnpackedFile:
+    safe = re.sub(r"[^\w.() -]", "_", Path(name.replace("\\", "/")).name).lstrip(".")[-100:]
+    place = folder / str(number)
+    place.mkdir()
+    path = place / (safe.removesuffix(".gz") or "file")
+    path.write_bytes(content)
+    return UnpackedFile(name=name, path=path)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sort rank 10 after rank 9."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

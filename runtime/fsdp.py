@@ -1,0 +1,188 @@
+"""PACE under ``fully_shard`` on a mesh of two dimensions (HSDP): it sums shards over their replicas.
+
+Torch gathers and reduce-scatters within a replica, as ever. The all-reduce of what a rank holds of each
+gradient, with the ranks that hold the same of other replicas, is PACE's.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pace.documents.schedule import Schedule
+from pace.errors import InvalidOptions, InvalidUse
+from pace.runtime.control.options import Mode, WrapperOptions
+from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.event_log import log
+from pace.runtime.gates.fully_sharded import ShardCarrier
+from pace.runtime.optimizer.carried_optimizer import CarriedOptimizer, carried
+from pace.runtime.optimizer.rounds import Rounds
+from pace.runtime.replanning import Replanning
+from pace.runtime.torch import WrapperArguments
+from pace.runtime.transports.compression import Compression
+from pace.runtime.transports.transport import Order
+
+__all__ = ["ReplicaOptimizer", "attach", "attached"]
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    replicas: dist.ProcessGroup | None = None,
+    schedule: Schedule | str | Path | None = None,
+    service: str | None = None,
+    job: str | None = None,
+    api_key: str | None = None,
+    credit_bytes: int | None = None,
+    compression: Compression | None = None,
+    mode: Mode = "auto",
+    order: Order = "auto",
+    timeout_s: float = 300.0,
+    replanning: Replanning | None = None,
+) -> "ReplicaOptimizer":
+    """Have PACE sum the gradients of a model in ``fully_shard`` over its replicas, without a barrier.
+
+    The training loop stays as it is: it goes on with the same model and the same optimizer, whose ``step``
+    and ``zero_grad`` are PACE's from now on. Every rank must call it alike, not between a forward pass and
+    its backward pass.
+
+    Parameters
+    ----------
+    model
+        The outermost module that ``fully_shard`` was called with, on a mesh of replicas and shards, or what
+        ``torch.compile`` made of it.
+    optimizer
+        Updates all parameters that want gradients; they are DTensors.
+    replicas
+        The ranks that hold the same shards as this one, where ``fully_shard`` was called with a mesh of
+        shards alone: ``mesh["replicas"].get_group()``.
+    compression
+        By default the dtype in which ``fully_shard`` would sum replicas, where that is half of the
+        parameters': what `mp_policy` says.
+    schedule, service, job, api_key, credit_bytes, mode, order, timeout_s, replanning
+        As for ``pace.runtime.torch.DistributedOptimizer``. Sizes are those of shards, padded to the largest;
+        workers are replicas.
+
+    Returns
+    -------
+    The wrapper, for ``report()``, ``synchronize()``, ``clip_grad_norm_()`` and ``close()``. The loop may use
+    it in the optimizer's place, and need not keep it.
+
+    Raises
+    ------
+    InvalidOptions, InvalidUse
+        When the arguments, the optimizer or the model do not fit: the message has the reason.
+    ScheduleMismatch
+        When the schedule was made for another model or world, or replicas differ.
+    """
+    inner = getattr(model, "_orig_mod", model)
+    if not isinstance(inner, nn.Module):
+        raise InvalidOptions(f"model is of type {type(inner).__name__}; a torch.nn.Module is needed")
+    if carried(inner) is not None:
+        raise InvalidUse("PACE is attached to this model already: close() the wrapper before")
+    carrier = ShardCarrier(inner)
+    if not carrier.units:
+        raise InvalidOptions(
+            "fully_shard was called with no module of the model: for a model without it use"
+            " pace.runtime.torch.DistributedOptimizer"
+        )
+    arguments = WrapperArguments(
+        schedule=schedule,
+        service=service,
+        job=job,
+        api_key=api_key,
+        credit_bytes=credit_bytes,
+        op="average" if carrier.averages else "sum",
+        compression=carrier.compression() if compression is None else compression,
+        mode=mode,
+        order=order,
+        timeout_s=timeout_s,
+        replanning=replanning,
+        process_group=_replicas(carrier, replicas),
+        broadcast_parameters=False,
+        own_buffers=True,
+    )
+    return ReplicaOptimizer(optimizer, inner, carrier, arguments)
+
+
+def attached(model: nn.Module) -> "ReplicaOptimizer | None":
+    """Return the wrapper of a model that PACE is attached to; None without one."""
+    wrapper = carried(model)
+    return wrapper if isinstance(wrapper, ReplicaOptimizer) else None
+
+
+def _replicas(carrier: ShardCarrier, given: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    known = carrier.replicas()
+    if known is None and given is None:
+        raise InvalidOptions(
+            "fully_shard was called with a mesh of one dimension, which does not tell who holds the same"
+            " shards: call it with a mesh of replicas and shards, or give replicas="
+        )
+    if known is not None and given is not None:
+        members = [dist.get_process_group_ranks(each) for each in (known, given)]
+        if members[0] != members[1]:
+            raise InvalidOptions(f"replicas are ranks {members[1]}; the model's mesh says {members[0]}")
+    found = given if known is None else known
+    assert found is not None
+    return found
+
+
+class ReplicaOptimizer(CarriedOptimizer):
+    """What ``attach`` returns; it lives as long as the model, or until ``close()``.
+
+    Ranks are counted among the replicas of a shard.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        carrier: ShardCarrier,
+        arguments: WrapperArguments,
+    ) -> None:
+        self._closed = True  # until it is complete
+        self._told_of_wait = False
+        self._shards = carrier
+        carrier.reshard()
+        transport = arguments.connect(model)
+        prepare = arguments.preparation(transport)
+
+        def fitting() -> tuple[WrapperOptions, PlanSource]:
+            carrier.refuse_unfit(optimizer)
+            return prepare()
+
+        super().__init__(optimizer, model, model, carrier, transport=transport, prepare=fitting)
+
+    def step(self, closure: Any = None) -> Any:
+        """Take one optimizer step; see ``CarriedOptimizer``."""
+        self._shards.refuse_changes()
+        self._tell_of_wait()
+        return super().step(closure)
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Clip by the norm over all shards: torch's own function, for loops that call it here."""
+        self._refuse_closed()
+        parameters = self.parameters_by_name.values()
+        norm: Any = nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
+        whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return whole
+
+    def _install(self, before: Rounds | None) -> Rounds:
+        self._shards.reshard()  # gates are put on what the model shows
+        return super()._install(before)
+
+    def _tell_of_wait(self) -> None:
+        if self._told_of_wait or self._barrier or not self._rounds.access.waited_s:
+            return
+        self._told_of_wait = True
+        if dist.get_rank() == 0:
+            log.warning(
+                "pace.waits_for_gradients",
+                reason="gradients were read before step(), as clipping by the global norm does, so every"
+                " update waits for the last sum: report().read_wait_s says how long; said once",
+            )

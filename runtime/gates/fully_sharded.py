@@ -1,0 +1,279 @@
+"""``fully_shard`` as the carrier of a model: torch shards it, and the runtime sums gradients over replicas.
+
+Every call of ``fully_shard`` makes a *unit*: parameters that are gathered together before they are used, and
+whose gradients are reduce-scattered together. On a mesh of two dimensions torch then all-reduces a unit's
+shard over its replicas, and waits. While the runtime does that, units do not know of their replicas. What is
+hooked is where a gradient has left the reduce-scatter (torch calls the hooks of parameters there) and where a
+unit is about to be gathered, ahead of its turn or not.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pace.errors import InvalidOptions, InvalidUse
+from pace.runtime.engine.buffers import Slot
+from pace.runtime.engine.shard_units import UNIT_KIND, Unit, units_of
+from pace.runtime.gates.gradient_gates import without_gates
+from pace.runtime.transports.compression import Compression
+
+_COMPRESSIONS: dict[torch.dtype | None, Compression] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+class ShardCarrier:
+    """The units of a model, which do not sum over replicas from ``stand_aside`` to ``close``.
+
+    Attributes
+    ----------
+    quiet
+        Whether the backward pass under way is one in which no all-reduce was asked for.
+    """
+
+    quiet_passes = "after set_requires_all_reduce(False)"
+    kinds = frozenset({UNIT_KIND})
+    wrapper: Any = None
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+        self.units = units_of(model)
+        self.quiet = False
+        self._divide_factor = next((each.group.gradient_divide_factor for each in self.units), None)
+        self._slots: dict[int, tuple[Slot, ...]] = {}
+        self._use: Callable[[Iterable[Slot]], None] | None = None
+        self._undo: list[Callable[[], None]] = []
+
+    def carries(self, parallel: DistributedDataParallel) -> bool:  # noqa: ARG002
+        """DistributedDataParallel around it would sum gradients; see ``Carrier``."""
+        return False
+
+    def watch(self, slots: Mapping[nn.Parameter, Slot], use: Callable[[Iterable[Slot]], None]) -> bool:
+        """Announce the parameters of a unit that is about to be gathered; see ``Carrier``."""
+        self._use = use
+        self._slots = {
+            id(unit.group): tuple(slots[each] for each in unit.parameters if each in slots)
+            for unit in self.units
+        }
+        return True
+
+    def reshard(self) -> None:
+        """Have the model show its sharded parameters, which it does not after a forward pass alone."""
+        for unit in self.units:
+            unit.group._to_sharded()
+
+    def stand_aside(self) -> None:
+        """Have every unit leave its shard as the reduce-scatter made it."""
+        for unit in self.units:
+            group = unit.group
+            self._undo += [
+                _leave_out_replicas(group),
+                _replace(group, "post_backward", _Local(self, group)),
+                _replace(group, "unshard", _Announced(self, group)),
+            ]
+
+    def close(self) -> None:
+        """Have every unit sum over its replicas again, where it did."""
+        undo, self._undo = self._undo, []
+        for each in undo:
+            each()
+        self._slots, self._use = {}, None
+
+    def announce(self, group: Any) -> None:
+        """Have what a unit's parameters wait for come first."""
+        use, slots = self._use, self._slots.get(id(group), ())
+        if use is None or not slots:
+            return
+        pending = any(slot.fused.pending for slot in slots)
+        use(slots)
+        if pending and group.device.type != "cpu" and hasattr(group.comm_ctx, "all_gather_stream"):
+            # Gathering is queued in streams of its own, which waited for this one as the forward pass began.
+            event = group.device_handle.Event()
+            event.record()
+            group._wait_all_gather_streams_on_event(event)
+
+    def refuse_changes(self) -> None:
+        """Refuse a step after settings were changed that decide what the sum is.
+
+        Raises
+        ------
+        InvalidUse
+            Names the setting.
+        """
+        for unit in self.units:
+            if unit.group._all_reduce_hook is not None:
+                raise InvalidUse(f"{unit.name}: set_all_reduce_hook() after PACE was attached: {_HOOKED}")
+            if unit.group.gradient_divide_factor != self._divide_factor:
+                raise InvalidUse(
+                    f"{unit.name}: the factor that gradients are divided by has changed: attach again after"
+                    " set_gradient_divide_factor()"
+                )
+
+    @property
+    def averages(self) -> bool:
+        """Whether replicas are averaged; with a factor of the user's own torch sums them."""
+        return self._divide_factor is None
+
+    def replicas(self) -> dist.ProcessGroup | None:
+        """Return the ranks that hold the same shards; None where the mesh does not tell.
+
+        Raises
+        ------
+        InvalidOptions
+            When it is not the same ranks for all units.
+        """
+        found = [getattr(unit.group.mesh_info, "replicate_process_group", None) for unit in self.units]
+        members = {None if each is None else tuple(dist.get_process_group_ranks(each)) for each in found}
+        if len(members) > 1:
+            raise InvalidOptions(
+                "fully_shard was called with different meshes: all units need the same replicas, and some are"
+                f" on ranks {' and others on '.join(sorted(str(each) for each in members))}"
+            )
+        return found[0] if found else None
+
+    def compression(self) -> Compression:
+        """Return the dtype in which torch would sum replicas, where it is narrower than the parameters'."""
+        narrow = {_COMPRESSIONS.get(dtype, "none") for unit in self.units for dtype in _reduced(unit)}
+        return narrow.pop() if len(narrow) == 1 else "none"
+
+    def refuse_unfit(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse what the runtime would train otherwise than ``fully_shard`` does.
+
+        Raises
+        ------
+        InvalidUse
+            Says what, and what to do.
+        """
+        model = self._model()
+        assert model is not None
+        sharded = {parameter for unit in self.units for parameter in unit.parameters}
+        updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        whole = [name for name, parameter in named.items() if parameter not in sharded]
+        others = [name for name, each in named.items() if each in sharded and each not in updated]
+        details = [each for unit in self.units for each in unit.group.fsdp_params]
+        reasons = {
+            f"a hook for all-reduces is set: {_HOOKED}": (
+                any(unit.group._all_reduce_hook is not None for unit in self.units)
+            ),
+            "parameters are offloaded to the CPU (offload_policy), where gradients arrive later": (
+                any(each.offload_to_cpu for each in details)
+            ),
+            "parameters are sharded in other ways too (tensor parallelism)": (
+                any(each.is_dtensor for each in details)
+            ),
+            f"it does not shard {_some(whole)}, whose gradients nobody sums: shard them, or freeze them by"
+            " requires_grad_(False)": (bool(whole)),
+            "it sums gradients of parameters that the optimizer does not update, as others may:"
+            f" {_some(others)}; freeze them by requires_grad_(False), or have one optimizer for all": (
+                bool(others)
+            ),
+            "gradients are divided by different factors in different modules": (
+                any(unit.group.gradient_divide_factor != self._divide_factor for unit in self.units)
+            ),
+            "reduce_dtype is wider than the parameters', so gradients would be rounded before replicas are"
+            " summed: keep the parameters in reduce_dtype and give param_dtype for compute": (
+                any(_sums_wider(unit) for unit in self.units)
+            ),
+            "hooks are registered on accumulated gradients, and would see those of one replica": (
+                any(_hooked(parameter) for parameter in sharded)
+            ),
+        }
+        if found := [reason for reason, holds in reasons.items() if holds]:
+            raise InvalidUse(f"fully_shard: {'; '.join(found)}")
+
+
+_HOOKED = "it would be given the shard of one replica, or sum a second time"
+
+
+class _Local:
+    """A unit's end of the backward pass: gradients that torch finds and leaves are this replica's own."""
+
+    def __init__(self, carrier: ShardCarrier, group: Any) -> None:
+        self._carrier = carrier
+        self._own: Callable[..., None] = group.post_backward
+
+    def __call__(self, *arguments: Any) -> None:
+        carrier = self._carrier
+        flags = {unit.group.all_reduce_grads for unit in carrier.units}
+        if len(flags) > 1:
+            raise InvalidUse(
+                "set_requires_all_reduce() differs between modules: call it on the outermost one, for all"
+            )
+        carrier.quiet = not flags.pop()
+        with without_gates():
+            self._own(*arguments)
+
+
+class _Announced:
+    """The beginning of a unit's gathering, ahead of its use or not."""
+
+    def __init__(self, carrier: ShardCarrier, group: Any) -> None:
+        self._carrier = carrier
+        self._group = weakref.ref(group)
+        self._own: Callable[..., None] = group.unshard
+
+    def __call__(self, *arguments: Any, **named: Any) -> None:
+        group = self._group()
+        if group is not None:
+            self._carrier.announce(group)
+        self._own(*arguments, **named)
+
+
+def _replace(group: Any, name: str, method: Callable[..., None]) -> Callable[[], None]:
+    setattr(group, name, method)
+
+    def put_back() -> None:
+        if vars(group).get(name) is method:
+            delattr(group, name)
+
+    return put_back
+
+
+def _leave_out_replicas(group: Any) -> Callable[[], None]:
+    """Take a unit's replicas from what it knows of its mesh; return what gives them back."""
+    before, after_forward = group.mesh_info, group.post_forward_mesh_info
+    if getattr(before, "replicate_mesh_dim", None) is None:
+        return lambda: None
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+    alone = FSDPMeshInfo(before.mesh, shard_mesh_dim=before.shard_mesh_dim)
+    alone.reduce_scatter_process_group = before.reduce_scatter_process_group
+    group.mesh_info = alone
+    if after_forward is before:  # whether it is the same decides how the unit is sharded after use
+        group.post_forward_mesh_info = alone
+
+    def give_back() -> None:
+        group.mesh_info = before
+        if group.post_forward_mesh_info is alone:
+            group.post_forward_mesh_info = before
+
+    return give_back
+
+
+def _reduced(unit: Unit) -> set[torch.dtype | None]:
+    """Return the dtypes narrower than the parameters' in which torch sums a unit's gradients."""
+    policy = unit.group.mp_policy
+    found: set[torch.dtype | None] = set()
+    for parameter in unit.parameters:
+        if parameter.requires_grad:
+            dtype = policy.reduce_dtype or policy.param_dtype or parameter.dtype
+            found.add(dtype if dtype.itemsize < parameter.dtype.itemsize else None)
+    return found
+
+
+def _sums_wider(unit: Unit) -> bool:
+    wanted = unit.group.mp_policy.reduce_dtype
+    trained = [parameter.dtype for parameter in unit.parameters if parameter.requires_grad]
+    return wanted is not None and any(wanted.itemsize > dtype.itemsize for dtype in trained)
+
+
+def _hooked(parameter: nn.Parameter) -> bool:
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"

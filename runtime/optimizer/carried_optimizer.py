@@ -1,0 +1,151 @@
+"""A wrapper around a model and an optimizer that stay the loop's own, as frameworks hold both themselves.
+
+The optimizer's ``step``, ``zero_grad`` and state are the wrapper's until ``close()``, whoever calls them.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from pace.runtime.gates.carrier import Carrier
+from pace.runtime.gates.gated_param_groups import gate_param_groups
+from pace.runtime.gates.gated_state import gate_state, ungate_state
+from pace.runtime.gates.routed_calls import route
+from pace.runtime.optimizer.live_wrappers import weakly
+from pace.runtime.optimizer.start import Prepare, released_on_failure
+from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
+from pace.runtime.transports.transport import Transport
+
+
+class StandingAside(Carrier, Protocol):
+    """A carrier that leaves sums to the runtime from ``stand_aside`` to ``close``.
+
+    Attributes
+    ----------
+    wrapper
+        Kept alive by what the carrier puts into the model.
+    """
+
+    wrapper: Any
+
+    def stand_aside(self) -> None:
+        """Sum no gradients from now on."""
+
+    def close(self) -> None:
+        """Be as before; idempotent."""
+
+
+class CarriedOptimizer(WrappedOptimizer):
+    """Lives as long as the model, or until ``close()``.
+
+    Parameters
+    ----------
+    whole
+        What the user knows as the model: the carrier, where it is a module.
+    model
+        Whose parameters are trained.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        whole: nn.Module,
+        model: nn.Module,
+        carrier: StandingAside,
+        *,
+        transport: Transport,
+        prepare: Prepare,
+    ) -> None:
+        self._closed = True  # until it is complete
+        self._stepping = False
+        self._undo: list[Callable[[], Any]] = []
+        self._carrier = self._standing_aside = carrier
+        self._whole = weakref.ref(whole)
+        with released_on_failure(transport):
+            super().__init__(optimizer, model, transport=transport, prepare=prepare)
+        # Last: until here the loop's own calls have no effect on the runtime.
+        carrier.stand_aside()
+        gate = _Gating(self)
+        gate(optimizer)
+        self._undo = [
+            carrier.close,
+            route(optimizer, "step", _while_open(self, "step")),
+            route(optimizer, "zero_grad", _while_open(self, "zero_grad")),
+            lambda: ungate_state(optimizer),
+            optimizer.register_load_state_dict_post_hook(gate).remove,
+        ]
+        carrier.wrapper = self
+        _wrappers[whole] = weakref.ref(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the model and the optimizer are the loop's alone again."""
+        return self._closed
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls of the optimizer's methods are the wrapper's own, or it is closed."""
+        return self._stepping or self._closed
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one optimizer step; see ``WrappedOptimizer``.
+
+        Raises
+        ------
+        InvalidUse
+            Also after a backward pass whose gradients no rank was to send.
+        """
+        self._stepping = True
+        try:
+            return super().step(closure)
+        finally:
+            self._stepping = False
+
+    def _close(self, *, linger: bool, reason: str | None = None, drain: bool = True) -> None:
+        try:
+            super()._close(linger=linger, reason=reason, drain=drain)
+        finally:
+            undo, self._undo = self._undo, []
+            with contextlib.ExitStack() as releases:
+                for each in undo:
+                    releases.callback(each)
+            self._standing_aside.wrapper = None
+
+
+def carried(model: object) -> CarriedOptimizer | None:
+    """Return the wrapper of a model, compiled or not; None without one."""
+    inner = getattr(model, "_orig_mod", model)
+    found = _wrappers.get(inner) if isinstance(inner, nn.Module) else None
+    wrapper = None if found is None else found()
+    return None if wrapper is None or wrapper.closed else wrapper
+
+
+def _while_open(wrapper: CarriedOptimizer, name: str) -> Callable[..., Any]:
+    """Return what calls a wrapper's method in the place of the optimizer's own, as long as it is open."""
+    reference = weakref.ref(wrapper)
+
+    def call(own: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        alive = reference()
+        method = own if alive is None or alive.busy else getattr(alive, name)
+        return method(*arguments, **named)
+
+    return call
+
+
+class _Gating:
+    """Has parameter groups and state, which ``load_state_dict`` replaces, wait for updates."""
+
+    def __init__(self, wrapper: CarriedOptimizer) -> None:
+        self._finish = weakly(wrapper.finish_updates)
+
+    def __call__(self, optimizer: torch.optim.Optimizer) -> None:
+        gate_param_groups(optimizer, self._finish)
+        gate_state(optimizer, self._finish)
+
+
+# Weakly, as a wrapper may refer to the model: models keep their wrappers, whoever keeps what was returned.
+_wrappers: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[CarriedOptimizer]]" = weakref.WeakKeyDictionary()

@@ -1,0 +1,220 @@
+"""What ranks tell one another of rows between the backward pass and ``step()``, and when.
+
+An *early* round is one in which no rank needs anything but ``step()``. Its first messages say so before any
+row is summed, and each update then waits for its own rows only. In other rounds ranks wait for their rows
+before they exchange anything; they say so in the first round of that kind, and the rounds after it are taken
+to be like it until some were not.
+"""
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from pace.errors import CommunicationFailed, InvalidUse
+from pace.runtime.engine.buffers import FusedGroup, Slot
+from pace.runtime.engine.engine import Engine
+from pace.runtime.engine.plan import Plan
+from pace.runtime.optimizer.averaging import Averaging
+from pace.runtime.optimizer.reduction import Reduction
+from pace.runtime.optimizer.shards.exchanges import ShardMarks, ShardMessage, Want
+from pace.runtime.optimizer.shards.shard_memory import ShardedGroup
+from pace.runtime.transports.transport import Transport
+
+# So many plain rounds in a row make the next one early.
+_PLAIN_ROUNDS = 3
+
+
+@dataclass(slots=True)
+class RowTurn:
+    """What has happened since a round was sealed.
+
+    Attributes
+    ----------
+    told
+        Whether ranks have told one another which gradients exist.
+    plain
+        Whether no rank then needed anything but ``step()``.
+    early
+        Whether updates may begin before all rows are summed.
+    summed
+        Whether rows are.
+    whole
+        Whether every rank has all rows.
+    replies
+        The latest messages, as long as they say what is in the rows.
+    agreed
+        Whether all ranks have come to ``step()``.
+    infinities
+        What stands for gradients that are not finite, for a GradScaler to find.
+    """
+
+    told: bool = False
+    plain: bool = False
+    early: bool = False
+    summed: bool = False
+    whole: bool = False
+    coefficient: float = 1.0
+    unscaled: bool = False
+    dropped: bool = False
+    agreed: bool = False
+    norm_type: float | None = None
+    replies: list[ShardMessage] | None = None
+    infinities: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
+
+
+class RowMessages(Reduction):
+    """A reduction of rows whose state the other ranks are told of.
+
+    Parameters
+    ----------
+    early
+        Whether rounds are taken to be early at first.
+
+    Attributes
+    ----------
+    held
+        Gradients of the last step that user code has not cleared.
+    """
+
+    by_rows = True
+    _marks: ShardMarks
+
+    def __init__(
+        self,
+        plan: Plan,
+        groups: Sequence[ShardedGroup],
+        transport: Transport,
+        averaging: Averaging,
+        *,
+        early: bool,
+    ) -> None:
+        super().__init__(plan, list(groups), transport, averaging)
+        self._calls = groups
+        self._expects_early = early
+        self._num_plain = 0
+        self._turn = RowTurn()
+        self._want: Want = "gradients"
+        self._carried: dict[Slot, torch.Tensor] = {}
+        self.held: set[Slot] = set()
+
+    def _marks_of(self, groups: list[FusedGroup]) -> ShardMarks:
+        return ShardMarks(self._transport, groups)
+
+    @abstractmethod
+    def _power(self, norm_type: float) -> float:
+        """Return what this rank's rows add to the norm."""
+
+    @abstractmethod
+    def _follow(self, replies: list[ShardMessage]) -> None:
+        """On a rank without a backward pass: do to its rows what the others have done to theirs."""
+
+    def attach(self, engine: Engine, ask: Callable[[int], None] | None = None) -> None:
+        """Send through this engine; see ``Reduction``."""
+        super().attach(engine, ask)
+        if not self._expects_early:
+            engine.separate_halves(apart=True)
+
+    @property
+    def early(self) -> bool:
+        """Whether updates of this round are to wait for their own rows only; once all ranks ``agree``."""
+        return self._turn.early
+
+    def _exchange(self) -> None:
+        """Tell the other ranks about this one's rows, and wait for these if that is not to be avoided."""
+        turn = self._turn
+        if not turn.told and self._expects_early:
+            self._open()
+            if turn.early:
+                return
+        if not turn.summed:
+            self._sum_rows()
+        replies = self._tell()
+        asked = [each.norm_type for each in replies if each.want == "norm"]
+        if asked and turn.norm_type is None:
+            turn.norm_type = asked[0]
+        self._follow(replies)
+
+    def _open(self) -> None:
+        """Learn before rows are summed whether the round is early; if not, gathers wait for all rows."""
+        turn = self._turn
+        if turn.norm_type is not None:
+            self._want = "norm"
+        if self._want != "step":
+            self.engine.separate_halves(apart=True)
+            self._wait_for_others()
+        self._tell()
+        turn.early = turn.plain
+        if not turn.early:
+            self._expects_early = False
+            self.engine.separate_halves(apart=True)
+
+    def _sum_rows(self) -> None:
+        if not self._turn.told:
+            self._wait_for_others()
+        for number in range(len(self._groups)):
+            self.engine.wait(number)
+        for slot, row in self._carried.items():
+            self._calls[slot.fused.number].pieces[slot].add_(row)
+        self._carried.clear()
+        self._turn.summed = True
+
+    def _tell(self) -> list[ShardMessage]:
+        """Exchange messages, the first of a turn with marks."""
+        turn = self._turn
+        first = not turn.told
+        counted = turn.summed and turn.norm_type is not None
+        mine = ShardMessage(
+            want=self._want,
+            code=self._marks.code,
+            coefficient=turn.coefficient,
+            unscaled=turn.unscaled,
+            dropped=turn.dropped,
+            norm_type=turn.norm_type or 2.0,
+            power=self._power(turn.norm_type) if counted and turn.norm_type is not None else None,
+            marks=self._marks.mine(self.held, self._groups) if first else b"",
+        )
+        with self._abandoned_on_failure():
+            replies = [ShardMessage.decode(each) for each in self._transport.gather(mine.encode())]
+        turn.replies = replies
+        if first:
+            turn.told = True
+            turn.plain = all(each.plain for each in replies)
+            differing = self._marks.learn(replies)
+            self.held.clear()
+            if differing is not None:
+                self._refuse(
+                    f"the last step's gradient of {self._slots[differing].name} was cleared on some ranks and"
+                    " not on others: every rank must clear gradients alike"
+                )
+        return replies
+
+    def _expect(self) -> None:
+        """Take the next rounds to be as the last ones were; every rank alike."""
+        self._num_plain = self._num_plain + 1 if self._turn.plain else 0
+        if not self._expects_early and self._num_plain >= _PLAIN_ROUNDS:
+            self._expects_early = True
+            self.engine.separate_halves(apart=False)
+
+    def _refuse_differences(self, replies: list[ShardMessage]) -> None:
+        leading = [each for each in replies if not each.code.idle]
+        if len({(each.coefficient, each.unscaled, each.dropped) for each in leading}) > 1:
+            self._refuse(
+                "ranks have clipped or unscaled their gradients differently: every rank must do so alike"
+                " before step()"
+            )
+
+    @contextlib.contextmanager
+    def _abandoned_on_failure(self) -> Iterator[None]:
+        """When an exchange fails, wait for nothing else: ``close()`` must not wait for a lost rank."""
+        try:
+            yield
+        except CommunicationFailed:
+            self.engine.abandon()
+            raise
+
+    def _refuse(self, fault: str) -> None:
+        self.engine.abandon()
+        raise InvalidUse(fault)

@@ -1,0 +1,149 @@
+"""The page without a mouse, for screen readers, and on a phone."""
+
+import re
+import urllib.parse
+
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+from playwright.sync_api import Browser, expect
+
+from tests.api.process import Caller
+from tests.api.profiles import layered_profile
+from tests.api.web.chromium import Visitor
+from tests.api.web.visits import LONG_NAME, ON_SQLITE, drawn, report, tab_to
+
+pytestmark = ON_SQLITE
+
+
+def test_a_result_can_be_read_from_the_keyboard(visitor: Visitor) -> None:
+    """An example is opened, its chart read item by item, tables sorted, a file saved, another tab reached."""
+    page = visitor.go()
+    page.get_by_role("button", name="VGG-16").wait_for()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="To the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    tab_to(page, "VGG-16")
+    page.keyboard.press("Enter")
+    drawn(page)
+    expect(page.locator("#main")).to_be_focused()
+    tab_to(page, "FIFO")
+    page.keyboard.press("Space")
+    expect(page.get_by_role("region", name="Policies").get_by_role("row", name="FIFO")).to_be_visible()
+    tab_to(page, "Windows of vgg16")
+    status = page.locator(".gantt [role=status]")
+    for key in ("]", "ArrowDown", "]", "+", "ArrowRight"):
+        page.keyboard.press(key)
+    expect(status).to_contain_text("network: group")
+    before = status.inner_text()
+    page.keyboard.press("]")
+    expect(status).not_to_have_text(before)
+    page.keyboard.press("0")
+    tab_to(page, "Size")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("columnheader", name="Size")).to_have_attribute("aria-sort", "ascending")
+    tab_to(page, "Schedule (JSON)")
+    with page.expect_download():
+        page.keyboard.press("Enter")
+    tab_to(page, "In the training job")
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_label("Code for the training job")).to_contain_text("attach")
+    tab_to(page, "Jobs", "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Work under way")).to_be_visible()
+    expect(page.locator("#main")).to_be_focused()
+
+
+def test_questions_jobs_and_keys_can_be_had_from_the_keyboard(visitor: Visitor, service: Caller) -> None:
+    """Sliders, filters, dialogs and forms, and a file through the browser's own dialog."""
+    made = service.post_schedule(layered_profile(3), job="typed").json()
+    page = visitor.go()
+    tab_to(page, "Drop a file here")
+    with page.expect_file_chooser() as chooser:
+        page.keyboard.press("Space")
+    assert chooser.value.is_multiple()
+
+    page = visitor.go(f"what-if?profile={made['profile_sha256']}&policies=optimal")
+    page.wait_for_selector("canvas")
+    tab_to(page, "Workers, slider")
+    page.keyboard.press("ArrowRight")
+    expect(page).to_have_url(re.compile("workers=5"))
+    tab_to(page, "Throughput")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("metric=throughput"))
+    expect(page.locator("[aria-busy=true]")).to_have_count(0)
+
+    page = visitor.go("jobs")
+    page.get_by_role("link", name="typed").wait_for()
+    tab_to(page, "Name contains")
+    page.keyboard.type("typ")
+    expect(page).to_have_url(re.compile("contains=typ"))
+    page.get_by_role("link", name="typed").wait_for()
+    tab_to(page, "typed")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Delete all schedules").wait_for()
+    tab_to(page, "Delete all schedules")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    tab_to(page, "Delete the schedule")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("dialog").get_by_role("button", name="Delete")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("This job has no schedules")).to_be_visible()
+
+    page = visitor.go("keys")
+    page.get_by_role("button", name="Create key").wait_for()
+    tab_to(page, "Name")
+    page.keyboard.type("typed key")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="I have it").wait_for()
+    tab_to(page, "I have it")
+    page.keyboard.press("Enter")
+    tab_to(page, "Revoke typed key")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("row", name="typed key")).to_contain_text("revoked")
+
+    page = visitor.go("fabric")
+    page.get_by_role("button", name="Use the example").wait_for()
+    tab_to(page, "Use the example")
+    page.keyboard.press("Enter")
+    drawn(page)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_serious_for_screen_readers_and_nothing_wider_than_a_phone(
+    browser: Browser, service: Caller, scheme: str
+) -> None:
+    """axe-core is content with every tab, with data and without; at 360 pixels nothing scrolls sideways."""
+    made = service.post_schedule(layered_profile(5), job=LONG_NAME).json()
+    for measured_s in (0.02, 0.03):
+        service.http.post("/v1/reports", json=report(made, measured_s))
+    job = urllib.parse.quote(LONG_NAME)
+    views = {
+        "start": "table",
+        f"result?profile={made['profile_sha256']}": ".gantt path[d^=M]",
+        f"what-if?profile={made['profile_sha256']}&policies=optimal": "canvas",
+        "result": ".empty",
+        "servers": ".empty",
+        "fabric?example=1": ".gantt path[d^=M]",
+        "jobs": "table",
+        f"jobs?job={job}": "canvas",
+        "keys": "table",
+    }
+    # In the dark only colors differ.
+    rules = ["color-contrast"] if scheme == "dark" else None
+    with Visitor(
+        browser, service.url, service.token, color_scheme=scheme, viewport={"width": 360, "height": 740}
+    ) as visitor:
+        for view, ready in views.items():
+            page = visitor.go(view)
+            page.wait_for_selector(f"main {ready}")
+            assert visitor.accessibility_faults(rules) == [], view
+            assert page.evaluate("document.scrollingElement.scrollWidth") <= 360, view

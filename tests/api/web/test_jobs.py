@@ -1,0 +1,89 @@
+"""Jobs on the page: listed, found, opened; drift from what the runtime reports; tasks, cancelled."""
+
+import re
+
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+from playwright.sync_api import expect
+
+from tests.api.process import Caller
+from tests.api.profiles import layered_profile
+from tests.api.web.chromium import Visitor
+from tests.api.web.visits import LONG_NAME, ON_SQLITE, milliseconds, report
+
+pytestmark = ON_SQLITE
+
+
+def test_jobs_tell_what_was_predicted_and_measured(visitor: Visitor, service: Caller) -> None:
+    """Pages, filter and order; a job's schedules are deleted after a question only."""
+    made = service.post_schedule(layered_profile(3), job=LONG_NAME).json()
+    for measured_s in (0.02, 0.03):
+        assert service.http.post("/v1/reports", json=report(made, measured_s)).status_code == 201
+    profile_id = service.http.post("/v1/profiles", json=layered_profile(2)).json()["id"]
+    for number in range(21):
+        asked = {"profile_id": profile_id, "job": f"job {number:02}"}
+        assert service.http.post("/v1/schedules", json=asked).status_code == 201
+    page = visitor.go("jobs")
+    jobs = page.get_by_role("region", name="Jobs", exact=True).locator("tbody tr")
+    expect(jobs).to_have_count(20)
+    page.get_by_role("button", name="Next jobs").click()
+    expect(jobs).to_have_count(2)
+    page.get_by_label("Order").select_option("name")
+    expect(jobs.first).to_contain_text(LONG_NAME.strip())
+    page.get_by_label("Name contains").fill("VISION")
+    expect(jobs).to_have_count(1)
+    drift = 0.03 / made["schedule"]["predicted"]["iteration_s"] - 1
+    expect(jobs.first).to_contain_text(f"+{drift * 100:.1f} %")
+    jobs.first.get_by_role("link").click()
+    expect(page.get_by_role("region", name="Reports").locator("tbody tr")).to_have_count(2)
+    token = service.token or ""
+    schedules = page.get_by_role("region", name="Schedules").locator("tbody tr")
+    expect(schedules).to_contain_text(token.split("_")[1])
+    expect(schedules).to_contain_text(milliseconds(0.03))
+    page.get_by_role("button", name="Delete all schedules").click()
+    page.get_by_role("dialog").get_by_role("button", name="Keep").click()
+    expect(schedules).to_have_count(1)
+    page.get_by_role("button", name="Delete the schedule").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("This job has no schedules")).to_be_visible()
+    assert service.http.get("/v1/schedules", params={"job": LONG_NAME}).json()["items"] == []
+
+
+def test_drift_is_told_from_the_reports(visitor: Visitor, service: Caller) -> None:
+    """Against the prediction, and against the first report under the same schedule, as the job goes on."""
+    before = service.post_schedule(layered_profile(3), job="drifting").json()
+    after = service.post_schedule(layered_profile(3, duration_s=0.002), job="drifting").json()
+    for made, measured_s in ((before, 0.02), (before, 0.025), (before, 0.03), (after, 0.04)):
+        service.http.post("/v1/reports", json=report(made, measured_s))
+    page = visitor.go("jobs?job=drifting")
+    rows = page.get_by_role("region", name="Reports").locator("tbody tr")
+    expect(rows).to_have_count(4)
+    since = [row.split("\t")[4] for row in rows.all_inner_texts()]
+    assert sorted(since) == ["+25.0 %", "+50.0 %", "0.00 %", "0.00 %"]
+    expect(page.get_by_role("figure", name="Drift of iteration times").locator("canvas")).to_be_visible()
+    predicted_s = after["schedule"]["predicted"]["iteration_s"]
+    for title, value in (
+        ("Predicted", milliseconds(predicted_s)),
+        ("Measured last", milliseconds(0.04)),
+        ("Against predicted", f"+{(0.04 / predicted_s - 1) * 100:.1f} %"),
+        ("Since the schedule began", "0.00 %"),
+        ("Against no schedule", "0.00 %"),
+    ):
+        shown = page.locator(".numbers > div").filter(
+            has=page.locator("dt", has_text=re.compile(f"^{title}$"))
+        )
+        expect(shown).to_contain_text(value)
+
+
+def test_tasks_are_listed_and_cancelled(visitor: Visitor, service: Caller) -> None:
+    """What is under way appears by itself."""
+    page = visitor.go("jobs")
+    expect(page.get_by_text("Nothing was asked for yet")).to_be_visible()
+    large = {"profile": layered_profile(8000), "grid": {"bandwidth_gbps": list(range(1, 60))}}
+    task = service.http.post("/v1/what-if", json=large, headers={"Prefer": "respond-async"}).json()
+    page.get_by_role("button", name="Cancel the what-if").click()
+    row = page.get_by_role("region", name="Tasks").get_by_role("row", name="what-if")
+    expect(row).to_contain_text("cancelled")
+    assert service.http.get(f"/v1/tasks/{task['id']}").json()["state"] == "cancelled"

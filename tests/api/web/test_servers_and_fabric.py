@@ -1,0 +1,51 @@
+"""Parameter servers and the fabric on the page: from files to curve and chart."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+from playwright.sync_api import expect
+
+from pace.documents.profile import Profile
+from pace.throughput import steps_from_profile
+from tests.api.profiles import layered_profile
+from tests.api.web.chromium import Visitor
+from tests.api.web.visits import ON_SQLITE, choose, drawn
+
+pytestmark = ON_SQLITE
+
+FABRIC = Path(__file__).parents[3] / "examples" / "fabric"
+
+
+def test_throughput_is_drawn_with_its_band(visitor: Visitor) -> None:
+    """Steps of one worker are predicted for others, and asked anew with other numbers."""
+    page = visitor.go("servers?workers=1-3")
+    expect(page.get_by_text("Nothing is predicted yet")).to_be_visible()
+    steps = steps_from_profile(
+        Profile.model_validate(layered_profile(2)), bytes_per_s=1e7, servers=1, batch=8, count=3, jitter=0.1
+    )
+    choose(page, "Drop a steps document", ("steps.json", steps.to_json()))
+    points = page.get_by_role("region", name="Predicted points").locator("tbody tr")
+    expect(points).to_have_count(3)
+    page.wait_for_selector("canvas")
+    expect(page).to_have_url(re.compile("prediction=[0-9a-f]{32}"))
+    page.get_by_role("textbox", name="Workers").fill("1 2")
+    page.get_by_role("button", name="Predict", exact=True).click()
+    expect(points).to_have_count(2)
+
+
+def test_a_transfer_plan_is_drawn_by_links(visitor: Visitor) -> None:
+    """From two files; it is there again after a reload."""
+    page = visitor.go("fabric")
+    for part, label in (("network", "Drop a network"), ("batch", "Drop a batch")):
+        choose(page, label, (f"{part}.json", (FABRIC / f"{part}.json").read_bytes()))
+    drawn(page)
+    updates = page.get_by_role("region", name="Commits").locator("tbody tr")
+    first = updates.all_inner_texts()
+    assert first
+    page.reload()
+    drawn(page)
+    assert updates.all_inner_texts() == first

@@ -1,0 +1,86 @@
+"""What-if questions: answers follow the sliders and the link, and what is superseded is cancelled."""
+
+import re
+
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+from playwright.sync_api import Request, expect
+
+from tests.api.process import Caller
+from tests.api.profiles import layered_profile
+from tests.api.web.chromium import Visitor
+from tests.api.web.visits import ON_SQLITE, task_states, until
+
+pytestmark = ON_SQLITE
+
+
+def is_asked(request: Request) -> bool:
+    """Whether this is a question."""
+    return request.method == "POST" and request.url.endswith("/v1/what-if")
+
+
+def test_answers_follow_the_sliders_and_the_link(visitor: Visitor, service: Caller) -> None:
+    """The swept answer is the service's; the link shows the same."""
+    made = service.http.post("/v1/profiles", json=layered_profile(6)).json()
+    page = visitor.go(f"what-if?profile={made['id']}&policies=optimal,ddp&low=1&high=20")
+    points = page.get_by_role("region", name="Simulated points").locator("tbody tr")
+    expect(points).to_have_count(28)
+    page.wait_for_selector("canvas")
+    page.get_by_label("Workers, slider").fill("40")
+    page.get_by_role("button", name="Speed-up over DDP").click()
+    expect(page).to_have_url(re.compile("workers=200.*metric=speedup"))
+    page.get_by_label("Over", exact=True).select_option("compression")
+    expect(page.get_by_role("button", name="Compression, times")).to_be_visible()
+    expect(page.locator("[aria-busy=true]")).to_have_count(0)
+    latest = service.http.get("/v1/what-if").json()["items"][0]
+    cells = service.http.get(f"/v1/what-if/{latest['id']}").json()["what_if"]["cells"]
+    assert {cell["workers"] for cell in cells} == {200}
+    assert len({cell["compression"] for cell in cells}) > 10
+    first = points.first.inner_text()
+    visitor.go(f"what-if?profile={made['id']}&policies=optimal,ddp&workers=200&over=compression")
+    expect(points.first).to_have_text(re.compile(re.escape(first.split()[0])))
+    assert points.first.inner_text() == first
+
+
+@pytest.mark.races_with_machine(reason="a question is superseded while its task runs")
+def test_what_is_superseded_is_cancelled(visitor: Visitor, service: Caller) -> None:
+    """At once after it was asked, while its progress is shown, and when its view is left; none goes on."""
+    # Questions of half a minute at the least.
+    large = service.http.post("/v1/profiles", json=layered_profile(8000)).json()
+    page = visitor.page
+    answers: list[int] = []
+    page.on("response", lambda answer: answers.append(answer.status) if is_asked(answer.request) else None)
+    with page.expect_request(is_asked):
+        visitor.go(f"what-if?profile={large['id']}&policies=optimal,ddp,bytescheduler,fifo,horovod")
+    page.get_by_label("Latency of a message, µs", exact=True).fill("2")
+    with page.expect_request(is_asked):
+        page.get_by_label("Latency of a message, µs", exact=True).blur()
+    assert len(answers) <= 1  # the first was superseded before the page knew its task, or just after
+    until(page, lambda: "cancelled" in task_states(service, "what-if"))
+    page.get_by_role("status").filter(has_text=re.compile("Simulating: (waiting|\\d+ of 70)")).wait_for()
+    page.get_by_label("Compute speed, times", exact=True).fill("2")
+    with page.expect_request(is_asked):
+        page.get_by_label("Compute speed, times", exact=True).blur()
+    until(page, lambda: task_states(service, "what-if").count("cancelled") == 2)
+    page.get_by_role("link", name="Keys").click()
+    until(page, lambda: task_states(service, "what-if") == ["cancelled"] * 3)
+
+
+def test_a_question_asked_again_while_it_is_cancelled_is_answered(visitor: Visitor, service: Caller) -> None:
+    """Going back and forth between two values shows the answer of the last, not that it was cancelled."""
+    visitor.tolerated = lambda fault: "status of 409" in fault
+    made = service.http.post("/v1/profiles", json=layered_profile(1500)).json()
+    page = visitor.page
+    field = page.get_by_label("Compute speed, times", exact=True)
+    with page.expect_request(is_asked):
+        visitor.go(f"what-if?profile={made['id']}&policies=optimal,ddp&compute=2")
+    for speed in ("3", "2", "3", "2"):
+        field.fill(speed)
+        with page.expect_request(is_asked):
+            field.blur()
+    points = page.get_by_role("region", name="Simulated points").locator("tbody tr")
+    expect(points).to_have_count(28)
+    expect(page.locator("[aria-busy=true]")).to_have_count(0)
+    expect(page.get_by_role("alert")).to_have_count(0)

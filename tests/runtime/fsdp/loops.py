@@ -1,0 +1,473 @@
+"""Training loops for ``fully_shard`` as users write them, run on real ranks with and without PACE attached.
+
+A loop is given a `Job` and trains; what it notes and the weights in the end must be those of torch's own
+all-reduce over the replicas: to the bit on two, where sums do not depend on their order.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from pace.runtime.control.options import Mode
+from tests.runtime.schedules import shuffled_schedule
+from tests.runtime.training import backward
+
+WIDTH = 10
+
+
+class Block(nn.Module):
+    """A residual block whose weights no number of shards divides; may be left out, or run twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(WIDTH, 2 * WIDTH + 1)
+        self.narrow = nn.Linear(2 * WIDTH + 1, WIDTH)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Two layers."""
+        changed: torch.Tensor = self.narrow(torch.tanh(self.wide(x)))
+        return x + self.scale * changed
+
+
+class Net(nn.Module):
+    """Blocks between two layers that belong to the outermost unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.last = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: torch.Tensor, *, order: tuple[int, ...] = (0, 1, 2)) -> torch.Tensor:
+        """Run the blocks in this order."""
+        hidden = self.first(x)
+        for number in order:
+            hidden = self.blocks[number](hidden)
+        output: torch.Tensor = self.last(hidden)
+        return output
+
+
+class Job:
+    """One rank's run of a loop.
+
+    Attributes
+    ----------
+    seen
+        What the loop wants compared.
+    """
+
+    steps = 5
+
+    def __init__(self, rank: int, *, attach: bool, mode: Mode = "overlap") -> None:
+        self.rank = rank
+        self.attach = attach
+        self.seen: list[Any] = []
+        self.handle: Any = None
+        self.model: Any = None
+        self._mode = mode
+
+    def sharded(self, mesh: DeviceMesh | None = None, **options: Any) -> Any:
+        """Make the model, sharded."""
+        torch.manual_seed(3)
+        self.model = model = Net()
+        mesh = mesh or mesh_of(2)
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, **options)
+        return fully_shard(model, mesh=mesh, **options)
+
+    def begin(
+        self,
+        kind: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+        mesh: DeviceMesh | None = None,
+        **options: Any,
+    ) -> tuple[Any, Any]:
+        """Make the model and its optimizer; both are the loop's own."""
+        model = self.sharded(mesh, **options)
+        optimizer = kind(model.parameters(), lr=0.02)
+        self.attached(model, optimizer)
+        return model, optimizer
+
+    def attached(self, model: Any, optimizer: Any, **options: Any) -> None:
+        """Attach PACE, if this run is one with it."""
+        if self.attach:
+            from pace.runtime.fsdp import attach
+
+            self.handle = attach(model, optimizer, mode=self._mode, timeout_s=60.0, **options)
+
+    def batch(self, number: int) -> torch.Tensor:
+        """Draw a batch of this rank."""
+        return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * number + self.rank))
+
+    def backward(self, model: Any, number: int, factor: Any = 1.0, **named: Any) -> None:
+        """Run forward and backward passes."""
+        backward(model(self.batch(number), **named).float().pow(2).mean() * factor)
+
+    def train(self, model: Any, optimizer: Any, steps: int | None = None, **named: Any) -> None:
+        """Take some usual steps."""
+        for step in range(steps or self.steps):
+            optimizer.zero_grad()
+            self.backward(model, step, **named)
+            optimizer.step()
+
+    def see(self, *values: Any) -> None:
+        """Note values to compare."""
+        self.seen += [copy.deepcopy(_whole(value)) for value in values]
+
+    def end(self) -> list[Any]:
+        """All that is to be compared."""
+        self.see(self.model.state_dict())
+        if self.handle is not None:
+            self.handle.close()
+            self.see_nothing_new()
+        return self.seen
+
+    def see_nothing_new(self) -> None:
+        """Make sure that closing has left the weights as they were."""
+        after = _whole(self.model.state_dict())
+        assert all(torch.equal(after[name], value) for name, value in self.seen[-1].items())
+
+
+def mesh_of(replicas: int) -> DeviceMesh:
+    """Return all ranks as replicas of shards."""
+    shape = (replicas, dist.get_world_size() // replicas)
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards"))
+
+
+def _whole(value: Any) -> Any:
+    """Return what was sharded as a whole; of a gradient what every replica agrees on."""
+    if isinstance(value, dict):
+        return {key: _whole(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(each) for each in value]
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def usual(job: Job) -> None:
+    """A learning rate schedule from before PACE was attached, and one from afterwards."""
+    model = job.sharded()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    early = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    job.attached(model, optimizer)
+    late = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for step in range(job.steps):
+        optimizer.zero_grad()
+        job.backward(model, step)
+        optimizer.step()
+        early.step()
+        late.step()
+        job.see(optimizer.param_groups[0]["lr"])
+
+
+def many_steps(job: Job) -> None:
+    """As many steps as it takes to try all modes and keep one."""
+    model, optimizer = job.begin(torch.optim.SGD)
+    job.train(model, optimizer, 24)
+
+
+def planned(job: Job) -> None:
+    """Schedules whose groups hold shards of several units, cut and sent in a senseless order."""
+    for seed in range(3):
+        model = job.sharded()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        schedule = shuffled_schedule(model, 2, seed, max_segment_bytes=200)
+        job.attached(model, optimizer, schedule=schedule)
+        job.train(model, optimizer)
+        job.see(model.state_dict())
+        if job.handle is not None and seed < 2:
+            job.handle.close()
+
+
+def clipped(job: Job) -> None:
+    """By the norm of all gradients, by torch and through the wrapper; one step whose norm is huge."""
+    model, optimizer = job.begin()
+    for step in range(job.steps):
+        optimizer.zero_grad()
+        job.backward(model, step, factor=1e3 if step == 2 else 1.0)
+        if step % 2 and job.handle is not None:
+            norm = job.handle.clip_grad_norm_(0.1)
+        else:
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        job.see(norm)
+
+
+def clipped_by_value(job: Job) -> None:
+    """Each element by itself."""
+    model, optimizer = job.begin()
+    for step in range(job.steps):
+        optimizer.zero_grad()
+        job.backward(model, step)
+        nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+        optimizer.step()
+
+
+def accumulating(job: Job) -> None:
+    """Without any sums in some backward passes, without those over replicas in others."""
+    model, optimizer = job.begin(torch.optim.SGD)
+    for step in range(job.steps):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        setting = model.set_requires_gradient_sync if step % 2 else model.set_requires_all_reduce
+        for number in range(3):
+            setting(number == 2)
+            job.backward(model, 3 * step + number)
+        job.see([parameter.grad for parameter in model.parameters()])
+        optimizer.step()
+
+
+def summed_twice(job: Job) -> None:
+    """Several backward passes a step, each summed; gradients are read in between in some steps."""
+    model, optimizer = job.begin(torch.optim.SGD)
+    for step in range(job.steps):
+        optimizer.zero_grad()
+        job.backward(model, 2 * step)
+        if step % 2:
+            job.see(next(model.parameters()).grad)
+        job.backward(model, 2 * step + 1)
+        optimizer.step()
+
+
+def replaced(job: Job) -> None:
+    """Gradients that user code changes in place, replaces or takes away."""
+    model, optimizer = job.begin()
+    for step in range(job.steps):
+        optimizer.zero_grad()
+        job.backward(model, step)
+        for number, parameter in enumerate(model.parameters()):
+            if number % 3 == 0:
+                parameter.grad.mul_(0.5)
+            elif number % 3 == 1:
+                parameter.grad = parameter.grad * 2.0
+            elif step == 3:
+                parameter.grad = None
+        optimizer.step()
+
+
+def checkpoints(job: Job) -> None:
+    """Torch's own checkpoints of DTensors, saved and loaded in mid-training."""
+    model, optimizer = job.begin()
+    job.train(model, optimizer, 2)
+    saved = copy.deepcopy(get_state_dict(model, optimizer))
+    own = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    job.see(_whole(optimizer.state_dict()["state"]))
+    job.train(model, optimizer, 2)
+    set_state_dict(model, optimizer, model_state_dict=saved[0], optim_state_dict=saved[1])
+    job.train(model, optimizer, 3)
+    model.load_state_dict(own[0])
+    optimizer.load_state_dict(own[1])
+    job.train(model, optimizer, 2)
+    kind = type(next(iter(optimizer.state.values()))["exp_avg"]).__name__
+    job.see(kind, type(next(model.parameters())).__name__)
+
+
+def evaluated(job: Job) -> None:
+    """Forward passes alone between steps, also before the first step and between backward pass and step."""
+    model, optimizer = job.begin()
+    for step in range(job.steps):
+        with torch.no_grad():
+            job.see(model(job.batch(50 + step)).sum().item())
+        optimizer.zero_grad()
+        job.backward(model, step)
+        optimizer.step()
+        with torch.inference_mode():
+            job.see(model(job.batch(70 + step)).sum().item())
+        job.see([parameter.detach().sum() for parameter in model.parameters()])
+
+
+def used_twice(job: Job) -> None:
+    """A block that runs twice in a forward pass, and one that does not run in some steps."""
+    model, optimizer = job.begin()
+    for step in range(job.steps):
+        optimizer.zero_grad()
+        job.backward(model, step, order=(0, 1, 0) if step % 2 else (2, 1, 0))
+        optimizer.step()
+    job.see(sorted(optimizer.state_dict()["state"]))
+
+
+def frozen(job: Job) -> None:
+    """Frozen parameters in a unit with others, and a whole unit that is frozen."""
+    torch.manual_seed(3)
+    job.model = model = Net()
+    model.get_parameter("blocks.0.wide.weight").requires_grad_(False)
+    model.blocks[2].requires_grad_(False)
+    mesh = mesh_of(2)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.02)
+    job.attached(model, optimizer)
+    job.train(model, optimizer)
+
+
+def prefetched(job: Job) -> None:
+    """Units that are gathered ahead of their turn, explicitly or by hand."""
+    model, optimizer = job.begin()
+    model.set_modules_to_forward_prefetch([model.blocks[0], model.blocks[2]])
+    model.blocks[0].set_modules_to_forward_prefetch([model.blocks[1]])
+    for step in range(job.steps):
+        if step % 2:
+            model.blocks[1].unshard()
+        optimizer.zero_grad()
+        job.backward(model, step)
+        optimizer.step()
+
+
+def kept_gathered(job: Job) -> None:
+    """Units that stay gathered from the forward to the backward pass, and one for longer."""
+    model, optimizer = job.begin(torch.optim.SGD, reshard_after_forward=False)
+    for step in range(job.steps):
+        optimizer.zero_grad()
+        model.set_reshard_after_backward(step % 2 == 0)
+        job.backward(model, step)
+        model.set_reshard_after_backward(True)
+        job.backward(model, step + 30)
+        optimizer.step()
+
+
+def halved(job: Job) -> None:
+    """Compute and sums in bfloat16, weights in float32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    model, optimizer = job.begin(mp_policy=policy)
+    job.train(model, optimizer)
+    if job.handle is not None:
+        assert job.handle.report().sent_bytes > 0
+
+
+def compute_halved(job: Job) -> None:
+    """Compute in bfloat16, sums and weights in float32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model, optimizer = job.begin(mp_policy=policy)
+    job.train(model, optimizer)
+
+
+def divided_by_factor(job: Job) -> None:
+    """Gradients divided by a number of the user's own."""
+    model = job.sharded()
+    for module in (model, *model.blocks):
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(8.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    job.attached(model, optimizer)
+    job.train(model, optimizer)
+
+
+class OwnOptimizer(torch.optim.SGD):
+    """Of which nothing is known."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Update all at once."""
+        return super().step(closure)
+
+
+def of_ones_own(job: Job) -> None:
+    """An optimizer that gets all gradients at once."""
+    model, optimizer = job.begin(OwnOptimizer)
+    job.train(model, optimizer)
+    assert job.handle is None or job.handle.report().mode == "barrier"
+
+
+def shards_of_one(job: Job) -> None:
+    """As many replicas as ranks."""
+    model, optimizer = job.begin(mesh=mesh_of(dist.get_world_size()))
+    job.train(model, optimizer)
+
+
+def replicas_given(job: Job) -> None:
+    """A mesh of shards alone under PACE, which is told of the replicas."""
+    mesh = mesh_of(2)
+    model = job.sharded(mesh["shards"] if job.attach else mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    job.attached(model, optimizer, replicas=mesh["replicas"].get_group())
+    job.train(model, optimizer)
+
+
+def closed_and_again(job: Job) -> None:
+    """Torch's own sums after PACE, and PACE again."""
+    model, optimizer = job.begin()
+    job.train(model, optimizer, 2)
+    if job.handle is not None:
+        job.handle.close()
+    job.train(model, optimizer, 2)
+    job.see(model.state_dict())
+    job.attached(model, optimizer)
+    job.train(model, optimizer, 2)
+
+
+def checkpointed(job: Job) -> None:
+    """Blocks computed again in the backward pass."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    torch.manual_seed(3)
+    job.model = model = Net()
+    for number in range(3):
+        model.blocks[number] = checkpoint_wrapper(model.blocks[number])
+    mesh = mesh_of(2)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    job.attached(model, optimizer)
+    job.train(model, optimizer)
+
+
+def compiled_blocks(job: Job) -> None:
+    """Each block compiled by itself, in place, before it is sharded."""
+    torch.manual_seed(3)
+    job.model = model = Net()
+    mesh = mesh_of(2)
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    job.attached(model, optimizer)
+    job.train(model, optimizer)
+
+
+def compiled_around(job: Job) -> None:
+    """What torch.compile made of the sharded model."""
+    model = job.sharded()
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    job.attached(compiled, optimizer)
+    job.train(compiled, optimizer)
+
+
+LOOPS: tuple[Callable[[Job], None], ...] = (
+    usual,
+    many_steps,
+    planned,
+    clipped,
+    clipped_by_value,
+    accumulating,
+    summed_twice,
+    replaced,
+    checkpoints,
+    evaluated,
+    used_twice,
+    frozen,
+    prefetched,
+    kept_gathered,
+    halved,
+    compute_halved,
+    divided_by_factor,
+    of_ones_own,
+    shards_of_one,
+    replicas_given,
+    closed_and_again,
+    checkpointed,
+)
+COMPILED: tuple[Callable[[Job], None], ...] = (compiled_blocks, compiled_around)
+
+# Sums of four depend on their order, two passes are averaged together, and compiled code has an order of its
+# own.
+ROUNDED = (shards_of_one, summed_twice, kept_gathered, *COMPILED)
+# Long enough for a trial of all modes.
+TRIED = (many_steps,)

@@ -1,0 +1,82 @@
+"""HSDP on the testbed: units of a profile, all-reduces in FIFO order, and both contenders on real hosts."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.testbed.contenders import HSDP
+from benchmarks.testbed.hosts import Host, Link, hosts, join_directly
+from benchmarks.testbed.measure import Effort, measure
+from benchmarks.testbed.replay import plan_replay
+from benchmarks.testbed.replicas import SHARDS, by_units, fifo_schedule, unit_starts
+from benchmarks.testbed.scaling import Fitted
+from pace.allreduce.optimize import optimize
+from pace.documents.profile import Profile
+from pace.models import build
+
+
+@pytest.fixture
+def resnet50() -> Profile:
+    """A model of many stages, large and small."""
+    return build("resnet50", device_tflops=5.6, batch=32, workers=2)
+
+
+def test_a_unit_is_ready_and_needed_as_one(resnet50: Profile) -> None:
+    """With its last gradient's producer, and before its first stage; nothing else of the window changes."""
+    stages = plan_replay(resnet50).stages
+    starts = unit_starts(stages)
+    assert starts[0] == 0
+    assert 4 < len(starts) < len(stages) / 4
+    united = by_units(resnet50)
+    producers = {gradient.name: gradient.producer for gradient in united.gradients}
+    consumers = {name: op.name for op in united.ops for name in op.waits_for}
+    for first, end in zip(starts, [*starts[1:], len(stages)], strict=True):
+        names = [gradient.name for stage in stages[first:end] for gradient in stage.gradients]
+        assert {producers[name] for name in names} == {stages[first].producer}
+        assert {consumers[name] for name in names} == {stages[first].consumer}
+    assert united.timing.compute_s == resnet50.timing.compute_s
+    assert optimize(united).predicted.lower_bound_s >= optimize(resnet50).predicted.lower_bound_s
+
+
+def test_fifo_sends_whole_units_as_they_become_ready(resnet50: Profile) -> None:
+    """Every gradient once, one all-reduce a unit, the last unit of the model first."""
+    united = by_units(resnet50)
+    schedule = fifo_schedule(united)
+    sent = [name for group in schedule.groups for name in group.gradients]
+    assert sorted(sent) == sorted(gradient.name for gradient in united.gradients)
+    assert len(schedule.segments) == len(schedule.groups) == len(unit_starts(plan_replay(resnet50).stages))
+    ready = [schedule.groups[segment.group].ready_s for segment in schedule.segments]
+    assert ready == sorted(ready)
+    assert [segment.priority for segment in schedule.segments] == list(range(len(ready)))
+
+
+@pytest.fixture(scope="module")
+def two_replicas(namespaces: None) -> Iterator[list[Host]]:  # noqa: ARG001  # it skips
+    """Four hosts, of which two and two are joined directly."""
+    with hosts([Link(rate_mbit_s=100)] * 4) as on:
+        for first in range(0, len(on), SHARDS):
+            join_directly(*on[first : first + SHARDS])
+        yield on
+
+
+@pytest.mark.netns
+@pytest.mark.slow
+@pytest.mark.races_with_machine(
+    reason="real processes on network namespaces must answer within their time-outs"
+)
+def test_contenders_train_alike(two_replicas: list[Host], layered: Profile) -> None:
+    """FIFO or not, with or without a barrier: weights are those of four ranks."""
+    said: list[str] = []
+    result = measure(
+        two_replicas,
+        "layered",
+        1.0,
+        Fitted(profile=layered, time_factor=1.0, size_factor=1.0, shards=SHARDS),
+        {"torch": layered.allreduce},
+        HSDP,
+        Effort(rounds=1, windows=2),
+        said.append,
+    )
+    assert said == []
+    assert all(each.counts for each in result.contenders)
+    assert [each.peer for each in result.contenders] == [True, True, False]
