@@ -106,6 +106,18 @@ export function Field({ label, hint, id, children }) {
   </div>`;
 }
 
+// An input that keeps what is being typed, however often the view around it is drawn anew meanwhile; the
+// value given from outside shows again once it changes, or once what was typed has been handed over.
+export function Entry({ value, onChange, ...rest }) {
+  const [typed, setTyped] = useState(null);
+  useEffect(() => setTyped(null), [value]);
+  const handOver = onChange && ((event) => {
+    onChange(event);
+    setTyped(null);
+  });
+  return html`<input ...${rest} value=${typed ?? value} onInput=${(event) => setTyped(event.target.value)} onChange=${handOver} />`;
+}
+
 // Hands over what was dropped or chosen: a list of files where `several` may come, else the first.
 export function DropFile({ id, label, hint, onFile, busy, several = false }) {
   const [over, setOver] = useState(false);

@@ -4,7 +4,7 @@ import { adjust, goTo, linkTo } from "./address.js";
 import { Curves } from "./curves.js";
 import { useLoaded } from "./loading.js";
 import { compact, moment, percent, seconds } from "./numbers.js";
-import { DropFile, Empty, Field, ProblemNote, Progress, Table, csv, save } from "./parts.js";
+import { DropFile, Empty, Entry, Field, ProblemNote, Progress, Table, csv, save } from "./parts.js";
 import { getJson, postTask } from "./service.js";
 
 // What was dropped last: the service keeps predictions, not the steps for others to be asked of.
@@ -57,9 +57,9 @@ export function Servers({ values }) {
       <${DropFile} id="steps-file" label="Drop a steps document" hint="JSON, as pace import tf-run-metadata or pace import profile writes it" busy=${busy} onFile=${take} />
       <button type="button" disabled=${busy} onClick=${example}>Use the example</button>
       <form onSubmit=${ask}>
-        <${Field} id="ps-workers" label="Workers" hint="1-8, or 1 2 4 8"><input id="ps-workers" name="workers" required pattern="[0-9 ,;:\\-]+" value=${values.workers || "1-8"} aria-describedby="ps-workers-hint" /><//>
-        <${Field} id="ps-servers" label="Servers" hint="as recorded where empty"><input id="ps-servers" name="servers" pattern="[0-9 ,;:\\-]*" value=${values.servers || ""} aria-describedby="ps-servers-hint" /><//>
-        <${Field} id="ps-bandwidth" label="Bandwidth, Gb/s" hint="as recorded where empty"><input id="ps-bandwidth" name="bandwidth" pattern="[0-9 ,;.]*" value=${values.bandwidth || ""} aria-describedby="ps-bandwidth-hint" /><//>
+        <${Field} id="ps-workers" label="Workers" hint="1-8, or 1 2 4 8"><${Entry} id="ps-workers" name="workers" required pattern="[0-9 ,;:\\-]+" value=${values.workers || "1-8"} aria-describedby="ps-workers-hint" /><//>
+        <${Field} id="ps-servers" label="Servers" hint="as recorded where empty"><${Entry} id="ps-servers" name="servers" pattern="[0-9 ,;:\\-]*" value=${values.servers || ""} aria-describedby="ps-servers-hint" /><//>
+        <${Field} id="ps-bandwidth" label="Bandwidth, Gb/s" hint="as recorded where empty"><${Entry} id="ps-bandwidth" name="bandwidth" pattern="[0-9 ,;.]*" value=${values.bandwidth || ""} aria-describedby="ps-bandwidth-hint" /><//>
         <button class="chief" type="submit" disabled=${busy || !steps}>Predict</button>
         ${!steps && html`<p class="faint">Give a steps document first.</p>`}
       </form>

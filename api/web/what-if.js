@@ -4,7 +4,7 @@ import { adjust, linkTo } from "./address.js";
 import { Curves } from "./curves.js";
 import { useLoaded, useSettled } from "./loading.js";
 import { compact, percent, seconds } from "./numbers.js";
-import { Empty, Field, ProblemNote, Progress, Table, csv, save } from "./parts.js";
+import { Empty, Entry, Field, ProblemNote, Progress, Table, csv, save } from "./parts.js";
 import { getJson, postTask, profileWith } from "./service.js";
 import { policyName } from "./windows.js";
 
@@ -89,8 +89,8 @@ function Asked({ values }) {
       <${Field} id="over" label="Over"><select id="over" value=${over} onChange=${(event) => adjust({ over: event.target.value, low: "", high: "" })}>
         ${Object.entries(AXES).map(([name, { name: text }]) => html`<option value=${name}>${text}</option>`)}</select><//>
       <div class="fields two">
-        <${Field} id="low" label="From"><input id="low" type="number" step="any" min=${axis.least} value=${low} onChange=${set("low")} /><//>
-        <${Field} id="high" label="To"><input id="high" type="number" step="any" min=${axis.least} value=${high} onChange=${set("high")} /><//>
+        <${Field} id="low" label="From"><${Entry} id="low" type="number" step="any" min=${axis.least} value=${low} onChange=${set("low")} /><//>
+        <${Field} id="high" label="To"><${Entry} id="high" type="number" step="any" min=${axis.least} value=${high} onChange=${set("high")} /><//>
       </div>
       ${Object.entries(AXES).filter(([name]) => name !== over).map(([name, each]) => html`<${Slider} key=${name} name=${name} axis=${each} value=${number(values[name])} profiled=${profiledValue(name, profile.value?.profile)} />`)}
       <${Field} id="algorithm" label="Algorithm"><select id="algorithm" value=${values.algorithm || ""} onChange=${set("algorithm")}>
@@ -146,7 +146,7 @@ function Slider({ name, axis, value, profiled }) {
     <div class="row tight">
       <input type="range" aria-label=${`${axis.name}, slider`} min="0" max=${position(axis.most)} step="1" value=${position(value ?? profiled ?? axis.least)}
         aria-valuetext=${value ? compact(value) : `as profiled${profiled ? `, ${compact(profiled)}` : ""}`} onInput=${slide} />
-      <input id=${id} type="number" step="any" min=${axis.least} value=${value ?? ""} placeholder=${profiled ? compact(profiled) : "profiled"} onChange=${(event) => adjust({ [name]: event.target.value })} />
+      <${Entry} id=${id} type="number" step="any" min=${axis.least} value=${value ?? ""} placeholder=${profiled ? compact(profiled) : "profiled"} onChange=${(event) => adjust({ [name]: event.target.value })} />
     </div>
   </div>`;
 }

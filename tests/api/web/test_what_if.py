@@ -68,6 +68,22 @@ def test_what_is_superseded_is_cancelled(visitor: Visitor, service: Caller) -> N
     until(page, lambda: task_states(service, "what-if") == ["cancelled"] * 3)
 
 
+def test_what_is_being_typed_stays_while_progress_is_shown(visitor: Visitor, service: Caller) -> None:
+    """The view is drawn anew with each step of an answer; the field keeps what is in it until it is left."""
+    large = service.http.post("/v1/profiles", json=layered_profile(3000)).json()
+    page = visitor.go(f"what-if?profile={large['id']}&policies=optimal,ddp&compute=2")
+    field = page.get_by_label("Compute speed, times", exact=True)
+    field.fill("3")
+    shown = page.get_by_role("status").filter(has_text=re.compile(r"Simulating: [1-9]\d* of 28"))
+    shown.wait_for()
+    before = shown.inner_text()
+    until(page, lambda: page.get_by_role("status").filter(has_text=before).count() == 0)
+    expect(field).to_have_value("3")
+    with page.expect_request(is_asked):
+        field.blur()
+    expect(page).to_have_url(re.compile("compute=3"))
+
+
 def test_a_question_asked_again_while_it_is_cancelled_is_answered(visitor: Visitor, service: Caller) -> None:
     """Going back and forth between two values shows the answer of the last, not that it was cancelled."""
     visitor.tolerated = lambda fault: "status of 409" in fault

@@ -101,6 +101,8 @@ def variants(rank: int) -> dict[str, tuple[list[Any], list[Any]]]:
 
 def resumed(rank: int, folder: str) -> list[list[Any]]:
     """Three epochs at once; one, saved, and two more from there; under both, and from one to the other."""
+    import pace.runtime.lightning  # noqa: F401  # registers "pace"
+
     found = []
     for first, then in (("ddp", "ddp"), ("pace", "pace"), ("pace", "ddp"), ("ddp", "pace")):
         place = Path(folder, f"{first}-{then}")
