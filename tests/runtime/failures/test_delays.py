@@ -1,5 +1,6 @@
 """Law 2 under stress: random delays in ranks, hooks and the transport never deadlock or change weights."""
 
+import os
 import random
 import threading
 import time
@@ -23,8 +24,9 @@ from tests.runtime.training import (
 )
 
 SIZE = 3
-RUNS = 200
-PARTS = 4
+# A search tries two hundred or more.
+RUNS = int(os.environ.get("PACE_RANDOM_DELAYS", "64"))
+PARTS = 1 + RUNS // 80
 MODEL_NAMES = ("conv", "transformer", "branches", "functional", "mixed")
 STEPS = 3
 
@@ -82,7 +84,7 @@ def _run_all(rank: int, size: int, transport: str, seeds: Sequence[int]) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_delays_neither_deadlock_nor_change_weights(transport: str, part: int) -> None:
-    """Two hundred runs, each with its own schedule, order, credit and delays; no thread is left over.
+    """Runs each with its own schedule, order, credit and delays; no thread is left over.
 
     Over Horovod an eighth of them: runs share the engine, and Horovod is slower to start and to sum.
     """

@@ -180,9 +180,9 @@ def _without_any(rank: int, server: str, pid: int, folder: str) -> tuple[str, li
 
 
 def _without_waiting(
-    rank: int, servers: list[str], pid: int, consistency: Any
+    rank: int, servers: list[str], pid: int, consistency: Any, finished: Path | None = None
 ) -> tuple[Weights, int, list[str]]:
-    """Lose a server in the middle, and go on with the other one."""
+    """Lose a server in the middle, or when others have `finished`, and go on with the other one."""
     before = {thread.ident for thread in threading.enumerate()}
     model = build("conv", double=True)
     inner = torch.optim.SGD(trainable(model), lr=0.05)
@@ -192,9 +192,14 @@ def _without_waiting(
     for step, batch in enumerate(batches("conv", STEPS, rank, double=True)):
         optimizer.zero_grad()
         backward(model(*batch))
-        if step == 2 and rank == 1:
+        if rank == 1 and step == (2 if finished is None else STEPS - 1):
+            while finished is not None and not finished.exists():
+                time.sleep(0.01)
+            time.sleep(0.0 if finished is None else 0.5)  # it is in synchronize() soon after it says so
             os.kill(pid, signal.SIGKILL)
         optimizer.step()
+    if finished is not None and rank == 2:
+        finished.touch()
     optimizer.synchronize()
     found = weights(model), optimizer._transport.num_servers
     optimizer.close()
@@ -209,9 +214,12 @@ def _live(rank: int, _size: int, servers: list[str], pids: list[int], folder: st
     for deed in DEEDS:
         server, pid = victims[0] if "cut" in deed else victims.pop(0)
         found[deed] = _synchronous(rank, [server, survivor], pid, folder, deed)
-    (server, pid), (other, other_pid), (last, last_pid), _ = victims
+    (server, pid), (other, other_pid), (late, late_pid), (last, last_pid), _ = victims
     found["bulk"] = _without_waiting(rank, [server, survivor], pid, Stale(0))
     found["async"] = _without_waiting(rank, [other, survivor], other_pid, "async")
+    found["finished"] = _without_waiting(
+        rank, [late, survivor], late_pid, "async", Path(folder, "finished")
+    )
     found["without any"] = _without_any(rank, last, last_pid, folder)
     return found
 
@@ -223,7 +231,7 @@ def test_training_goes_on_without_lost_servers(tmp_path: Path) -> None:
     Synchronous jobs and those under Stale(0): as if nothing had happened. Without any server left, an error
     that names the one that was lost.
     """
-    with served(7) as (servers, pids):
+    with served(8) as (servers, pids):
         ranks = run_ranks(_live, SIZE, servers, pids, str(tmp_path), timeout_s=280)
     synchronous, expected = _plain_weights(), train_plainly_with_sgd()
     for found in ranks:
@@ -237,7 +245,7 @@ def test_training_goes_on_without_lost_servers(tmp_path: Path) -> None:
         assert message.startswith("CommunicationFailed"), message
         assert servers[-2] in message
         assert left == []
-        for how in ("bulk", "async"):
+        for how in ("bulk", "async", "finished"):
             trained, num_servers, left = found[how]
             assert num_servers == 1
             assert left == []

@@ -27,8 +27,8 @@ from tests.runtime.training import (
 SIZE = 3
 STEPS = 3
 MODELS = ("conv", "transformer", "branches", "mixed")
-# Two hundred in a search.
-RUNS = int(os.environ.get("PACE_SHARDED_DELAYS", "12"))
+# A search tries two hundred or more.
+RUNS = int(os.environ.get("PACE_RANDOM_DELAYS", "12"))
 
 
 def _delay(chance: random.Random) -> None:
