@@ -4,7 +4,7 @@ import { adjust, linkTo } from "./address.js";
 import { Drift, Job, drift } from "./job.js";
 import { useLoaded, useSettled } from "./loading.js";
 import { milliseconds, moment } from "./numbers.js";
-import { Empty, Field, ProblemNote, Table } from "./parts.js";
+import { Empty, Entry, Field, ProblemNote, Table } from "./parts.js";
 import { getJson, remove } from "./service.js";
 
 export function Jobs({ values, usage }) {
@@ -27,7 +27,7 @@ function List({ values }) {
   return html`<section class="card" aria-labelledby="jobs-title">
     <div class="row between"><h2 id="jobs-title">Jobs</h2>
       <div class="row">
-        <${Field} id="contains" label="Name contains"><input id="contains" type="search" value=${values.contains || ""} onInput=${(event) => search({ contains: event.target.value })} /><//>
+        <${Field} id="contains" label="Name contains"><${Entry} id="contains" type="search" value=${values.contains || ""} onInput=${(event) => search({ contains: event.target.value })} /><//>
         <${Field} id="order" label="Order"><select id="order" value=${values.order || "newest"} onChange=${(event) => search({ order: event.target.value })}>
           <option value="newest">Asked for last</option><option value="name">By name</option></select><//>
       </div></div>

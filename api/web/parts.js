@@ -106,16 +106,20 @@ export function Field({ label, hint, id, children }) {
   </div>`;
 }
 
-// An input that keeps what is being typed, however often the view around it is drawn anew meanwhile; the
-// value given from outside shows again once it changes, or once what was typed has been handed over.
-export function Entry({ value, onChange, ...rest }) {
+// An input that keeps what is typed until it is left, however often the view around it is drawn anew meanwhile.
+// One that hands nothing over (a form reads it) keeps it until the value given from outside changes.
+export function Entry({ value, onInput, onChange, ...rest }) {
   const [typed, setTyped] = useState(null);
-  useEffect(() => setTyped(null), [value]);
-  const handOver = onChange && ((event) => {
-    onChange(event);
-    setTyped(null);
-  });
-  return html`<input ...${rest} value=${typed ?? value} onInput=${(event) => setTyped(event.target.value)} onChange=${handOver} />`;
+  const input = useRef();
+  useEffect(() => {
+    if (document.activeElement !== input.current) setTyped(null);
+  }, [value]);
+  const type = (event) => {
+    setTyped(event.target.value);
+    onInput?.(event);
+  };
+  return html`<input ...${rest} ref=${input} value=${typed ?? value} onInput=${type} onChange=${onChange}
+    onBlur=${onInput || onChange ? () => setTyped(null) : undefined} />`;
 }
 
 // Hands over what was dropped or chosen: a list of files where `several` may come, else the first.
