@@ -1,5 +1,5 @@
 // Small parts that the tabs share: problems, progress, tables, questions, files.
-import { html, useEffect, useMemo, useRef, useState } from "./elements.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./elements.js";
 
 // Each line of a problem's detail begins with the field that it is about.
 export function ProblemNote({ error, retry }) {
@@ -87,7 +87,8 @@ export function Table({ caption, columns, rows, first, descending = false, pageS
 // Asks before something that cannot be undone.
 export function Confirm({ title, children, action, onYes, onNo }) {
   const dialog = useRef(null);
-  useEffect(() => dialog.current.showModal(), []);
+  // Before the next key press, which would go to what lies under the dialog.
+  useLayoutEffect(() => dialog.current.showModal(), []);
   return html`<dialog ref=${dialog} aria-labelledby="confirm-title" onCancel=${(event) => { event.preventDefault(); onNo(); }}>
     <h2 id="confirm-title">${title}</h2>
     ${children}
