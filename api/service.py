@@ -20,17 +20,15 @@ from pace.api.received import AnyReceivedTask, ReceivedProfile
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.documents import DocumentPlaces
-from pace.api.storage.fabric_run_store import FabricRunStore
 from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.objects import H, ObjectStore
 from pace.api.storage.pages import JobList
-from pace.api.storage.prediction_store import PredictionStore
+from pace.api.storage.questions import fabric_run_store, prediction_store, what_if_store
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.retention import prune, vacuum
 from pace.api.storage.store import ResourceStore
 from pace.api.storage.threads import DatabaseThreads
-from pace.api.storage.what_if_store import WhatIfStore
 from pace.api.tasks.dispatcher import Dispatcher
 from pace.api.tasks.executors import make_executors
 from pace.api.tasks.kinds import KINDS
@@ -77,9 +75,9 @@ class Service:
             2 * settings.objects_timeout_s,
             metrics.observe_objects,
         )
-        self.what_ifs = WhatIfStore(self.database)
-        self.fabric_runs = FabricRunStore(self.database)
-        self.predictions = PredictionStore(self.database)
+        self.what_ifs = what_if_store(self.database)
+        self.fabric_runs = fabric_run_store(self.database)
+        self.predictions = prediction_store(self.database)
         self.jobs = JobList(self.database)
         self.keys = KeyRing(self.database)
         self.access = AccessControl(

@@ -15,11 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from pace.api.http.headers import header
-from pace.api.storage.fabric_run_store import StoredFabricRun
-from pace.api.storage.prediction_store import StoredPrediction
+from pace.api.storage.questions import StoredAnswer
 from pace.api.storage.store import StoredProfile, StoredSchedule
-from pace.api.storage.what_if_store import StoredWhatIf
 from pace.client.documents import Problem
+from pace.client.fabric_documents import FabricRunSummary
+from pace.client.prediction_documents import PredictionSummary
+from pace.client.what_if_documents import WhatIfSummary
 
 JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
@@ -123,17 +124,17 @@ def profile_answer(stored: StoredProfile) -> "PreparedAnswer | StreamedAnswer":
     return StreamedAnswer.of(_spliced(head, "profile", stored.document))
 
 
-def what_if_answer(stored: StoredWhatIf) -> PreparedAnswer:
+def what_if_answer(stored: StoredAnswer[WhatIfSummary]) -> PreparedAnswer:
     """Return a WhatIfResource."""
     return PreparedAnswer.of(_splice(stored.summary.model_dump(mode="json"), "what_if", stored.document))
 
 
-def prediction_answer(stored: StoredPrediction) -> PreparedAnswer:
+def prediction_answer(stored: StoredAnswer[PredictionSummary]) -> PreparedAnswer:
     """Return a PredictionResource."""
     return PreparedAnswer.of(_splice(stored.summary.model_dump(mode="json"), "prediction", stored.document))
 
 
-def fabric_run_answer(stored: StoredFabricRun) -> PreparedAnswer:
+def fabric_run_answer(stored: StoredAnswer[FabricRunSummary]) -> PreparedAnswer:
     """Return a FabricRunResource."""
     return PreparedAnswer.of(_splice(stored.summary.model_dump(mode="json"), "run", stored.document))
 

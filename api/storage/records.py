@@ -104,18 +104,25 @@ class ScheduleRecord(Record):
     )
 
 
-class WhatIfRecord(Record):
-    """That a what-if was asked for; there to be read as soon as its key has a solution."""
+class QuestionRecord(Record):
+    """That something was asked for; there to be read as soon as its key has a solution."""
 
-    __tablename__ = "what_ifs"
+    __abstract__ = True
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     tenant: Mapped[str] = mapped_column(String(100))
     key: Mapped[str] = mapped_column(String(64))
-    profile_sha256: Mapped[str] = mapped_column(String(64))
-    num_cells: Mapped[int]
     created_at: Mapped[datetime]
     asked_at: Mapped[datetime]
+
+
+class WhatIfRecord(QuestionRecord):
+    """That a what-if was asked for; there to be read as soon as its key has a solution."""
+
+    __tablename__ = "what_ifs"
+
+    profile_sha256: Mapped[str] = mapped_column(String(64))
+    num_cells: Mapped[int]
 
     __table_args__ = (
         Index("ix_what_ifs_key", "tenant", "key"),
@@ -123,19 +130,14 @@ class WhatIfRecord(Record):
     )
 
 
-class PredictionRecord(DocumentColumns, Record):
+class PredictionRecord(DocumentColumns, QuestionRecord):
     """That a prediction was asked for, and the steps it is made from, as JSON compressed by zlib."""
 
     __tablename__ = "predictions"
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(100))
-    key: Mapped[str] = mapped_column(String(64))
     name: Mapped[str] = mapped_column(Text)
     steps_sha256: Mapped[str] = mapped_column(String(64))
     num_points: Mapped[int]
-    created_at: Mapped[datetime]
-    asked_at: Mapped[datetime]
 
     __table_args__ = (
         Index("ix_predictions_key", "tenant", "key"),
@@ -144,19 +146,14 @@ class PredictionRecord(DocumentColumns, Record):
     )
 
 
-class FabricRunRecord(DocumentColumns, Record):
+class FabricRunRecord(DocumentColumns, QuestionRecord):
     """That a simulated run was asked for, and its scenario, as JSON compressed by zlib."""
 
     __tablename__ = "fabric_runs"
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(100))
-    key: Mapped[str] = mapped_column(String(64))
     name: Mapped[str] = mapped_column(Text)
     scenario_sha256: Mapped[str] = mapped_column(String(64))
     num_policies: Mapped[int]
-    created_at: Mapped[datetime]
-    asked_at: Mapped[datetime]
 
     __table_args__ = (
         Index("ix_fabric_runs_key", "tenant", "key"),

@@ -8,19 +8,12 @@ from sqlalchemy import Connection
 
 from pace.api.metrics import Metrics
 from pace.api.settings import Settings
-from pace.api.storage.fabric_run_store import (
-    StoredFabricRun,
-    find_scenario_input,
-    hold_fabric_run,
-    no_profile_input,
-    save_fabric_run_request,
-)
-from pace.api.storage.prediction_store import (
-    StoredPrediction,
-    find_steps_input,
-    hold_prediction,
+from pace.api.storage.questions import (
+    FABRIC_RUNS,
+    PREDICTIONS,
+    WHAT_IFS,
+    StoredAnswer,
     no_other_input,
-    save_prediction_request,
 )
 from pace.api.storage.store import (
     StoredSchedule,
@@ -29,13 +22,12 @@ from pace.api.storage.store import (
     save_schedule_request,
 )
 from pace.api.storage.task_inputs import TaskInput, find_profile_input, save_profile_input
-from pace.api.storage.what_if_store import StoredWhatIf, hold_what_if, save_what_if_request
 from pace.api.workers.fabric_runs import answer_fabric_run
 from pace.api.workers.functions import answer_what_if, solve
 from pace.api.workers.predictions import answer_prediction
 from pace.client.documents import TaskKindName
 
-AnyStored = StoredSchedule | StoredWhatIf | StoredPrediction | StoredFabricRun
+AnyStored = StoredSchedule | StoredAnswer[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +115,8 @@ KINDS: dict[TaskKindName, TaskKind] = {
         result_path="/v1/what-if/",
         save_input=save_profile_input,
         find_input=find_profile_input,
-        save_request=save_what_if_request,
-        hold_result=hold_what_if,
+        save_request=WHAT_IFS.save_request,
+        hold_result=WHAT_IFS.hold,
         observe=Metrics.observe_what_if,
         span="what-if",
         done_event="what-if-answered",
@@ -139,9 +131,9 @@ KINDS: dict[TaskKindName, TaskKind] = {
         priority=0,
         result_path="/v1/predictions/",
         save_input=no_other_input,
-        find_input=find_steps_input,
-        save_request=save_prediction_request,
-        hold_result=hold_prediction,
+        find_input=PREDICTIONS.find_input,
+        save_request=PREDICTIONS.save_request,
+        hold_result=PREDICTIONS.hold,
         observe=Metrics.observe_prediction,
         span="prediction",
         done_event="predicted",
@@ -155,10 +147,10 @@ KINDS: dict[TaskKindName, TaskKind] = {
         starts_at_once=False,
         priority=0,
         result_path="/v1/fabric-runs/",
-        save_input=no_profile_input,
-        find_input=find_scenario_input,
-        save_request=save_fabric_run_request,
-        hold_result=hold_fabric_run,
+        save_input=no_other_input,
+        find_input=FABRIC_RUNS.find_input,
+        save_request=FABRIC_RUNS.save_request,
+        hold_result=FABRIC_RUNS.hold,
         observe=Metrics.observe_fabric_run,
         span="fabric-run",
         done_event="fabric-run-simulated",

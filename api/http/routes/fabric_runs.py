@@ -14,7 +14,7 @@ from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.routes.tasks import unfinished, wait_for_task
 from pace.api.http.security import Admin, Reader, Submitter
-from pace.api.storage.fabric_run_store import StoredFabricRun
+from pace.api.storage.questions import StoredAnswer
 from pace.api.workers.fabric_runs import read_fabric_run
 from pace.client.documents import ResourceId, TaskResource
 from pace.client.fabric_documents import FabricRunPage, FabricRunRequest, FabricRunResource
@@ -55,7 +55,7 @@ async def create_fabric_run(request: Request, service: RunningService, principal
         if status is not None and status.live:
             return unfinished(status)
         stored = await service.read(service.fabric_runs.get, tenant, submitted.result_id)
-    if not isinstance(stored, StoredFabricRun):
+    if not isinstance(stored, StoredAnswer):
         raise ResultDeleted("the answer was deleted while it was made; send it again")
     answer = await asyncio.to_thread(fabric_run_answer, stored)
     return answer.response(201, {"Location": f"/v1/fabric-runs/{submitted.result_id}"})

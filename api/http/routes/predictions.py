@@ -14,7 +14,7 @@ from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.routes.tasks import unfinished, wait_for_task
 from pace.api.http.security import Admin, Reader, Submitter
-from pace.api.storage.prediction_store import StoredPrediction
+from pace.api.storage.questions import StoredAnswer
 from pace.api.workers.predictions import prediction_csv, read_prediction
 from pace.client.documents import ResourceId, TaskResource
 from pace.client.prediction_documents import PredictionPage, PredictionRequest, PredictionResource
@@ -65,7 +65,7 @@ async def create_prediction(request: Request, service: RunningService, principal
         if status is not None and status.live:
             return unfinished(status)
         stored = await service.read(service.predictions.get, tenant, submitted.result_id)
-    if not isinstance(stored, StoredPrediction):
+    if not isinstance(stored, StoredAnswer):
         raise ResultDeleted("the answer was deleted while it was made; send it again")
     answer = await asyncio.to_thread(prediction_answer, stored)
     return answer.response(201, {"Location": f"/v1/predictions/{submitted.result_id}"})

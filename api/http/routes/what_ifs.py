@@ -14,7 +14,7 @@ from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.routes.tasks import unfinished, wait_for_task
 from pace.api.http.security import Admin, Reader, Submitter
-from pace.api.storage.what_if_store import StoredWhatIf
+from pace.api.storage.questions import StoredAnswer
 from pace.api.workers.functions import read_what_if, what_if_csv
 from pace.client.documents import ResourceId, TaskResource, example_profile
 from pace.client.what_if_documents import WhatIfPage, WhatIfRequest, WhatIfResource
@@ -55,7 +55,7 @@ async def create_what_if(request: Request, service: RunningService, principal: S
         if status is not None and status.live:
             return unfinished(status)
         stored = await service.read(service.what_ifs.get, tenant, submitted.result_id)
-    if not isinstance(stored, StoredWhatIf):
+    if not isinstance(stored, StoredAnswer):
         raise ResultDeleted("the answer was deleted while it was made; send it again")
     answer = await asyncio.to_thread(what_if_answer, stored)
     return answer.response(201, {"Location": f"/v1/what-if/{submitted.result_id}"})

@@ -217,9 +217,7 @@ def _live(rank: int, _size: int, servers: list[str], pids: list[int], folder: st
     (server, pid), (other, other_pid), (late, late_pid), (last, last_pid), _ = victims
     found["bulk"] = _without_waiting(rank, [server, survivor], pid, Stale(0))
     found["async"] = _without_waiting(rank, [other, survivor], other_pid, "async")
-    found["finished"] = _without_waiting(
-        rank, [late, survivor], late_pid, "async", Path(folder, "finished")
-    )
+    found["finished"] = _without_waiting(rank, [late, survivor], late_pid, "async", Path(folder, "finished"))
     found["without any"] = _without_any(rank, last, last_pid, folder)
     return found
 
