@@ -1,5 +1,6 @@
 """What people do with a Lightning Trainer, under its own DDP and under PACE."""
 
+import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from pace.runtime.control.options import Mode
 from tests.runtime.frameworks.programs import environment
 
 
@@ -110,6 +112,75 @@ def resumed(rank: int, folder: str) -> list[list[Any]]:
         trainer.save_checkpoint(place / "last.ckpt")
         _, module = fit(rank, then, place, resume=True, max_epochs=3)
         found.append(numbers(module))
+    return found
+
+
+def thawed(rank: int) -> dict[str, tuple[list[Any], list[Any]]]:
+    """Thaw a layer after an epoch; return the weights, and what an optimizer makes of averaged gradients."""
+    from lightning.pytorch import LightningModule, Trainer, seed_everything
+    from lightning.pytorch.callbacks import BaseFinetuning
+
+    from pace.runtime.lightning import PaceStrategy
+
+    class Thaw(BaseFinetuning):
+        def freeze_before_training(self, module: Any) -> None:
+            self.freeze(module.layers[0])
+
+        def finetune_function(self, module: Any, epoch: int, optimizer: Any) -> None:
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(module.layers[0], optimizer, lr=0.02)
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+
+        def training_step(self, batch: Any, _number: int) -> torch.Tensor:
+            loss: torch.Tensor = nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=0.01)
+
+    environment(rank)
+    modes: tuple[Mode, ...] = ("overlap", "barrier")
+    found = {}
+    for mode in modes:
+        seed_everything(1, verbose=False)
+        examples = TensorDataset(torch.randn(32, 8), torch.randint(3, (32,)))
+        module = Module()
+        plain = copy.deepcopy(module.layers)
+        Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy=PaceStrategy(mode=mode),
+            callbacks=[Thaw()],
+            max_epochs=2,
+            use_distributed_sampler=False,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        ).fit(
+            module, DataLoader(examples, batch_size=4, sampler=DistributedSampler(examples, 2, rank, False))
+        )
+
+        optimizer = torch.optim.AdamW(plain[2].parameters(), lr=0.01)
+        for epoch in range(2):
+            if epoch == 1:
+                optimizer.add_param_group({"params": list(plain[0].parameters()), "lr": 0.02})
+            for first in range(0, 32, 8):
+                optimizer.zero_grad()
+                for each in range(2):  # ranks take turns in the data set
+                    inputs, targets = examples[first + each : first + 8 : 2]
+                    (nn.functional.cross_entropy(plain(inputs), targets) / 2).backward()
+                if epoch == 0:
+                    plain[0].zero_grad()
+                optimizer.step()
+        found[mode] = (
+            [value.tolist() for value in module.layers.state_dict().values()],
+            [value.tolist() for value in plain.state_dict().values()],
+        )
     return found
 
 
