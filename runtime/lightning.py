@@ -109,7 +109,8 @@ class PaceStrategy(DDPStrategy):
         super().on_train_batch_start(batch, batch_idx)
         if self.pace is not None and self.pace.parameters_changed:
             assert isinstance(self.model, DistributedDataParallel)
-            self.pace.close()
+            pace, self.pace = self.pace, None
+            pace.close()
             self._attach(self.model)
 
     def on_exception(self, exception: BaseException) -> None:

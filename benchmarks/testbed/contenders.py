@@ -227,7 +227,7 @@ HSDP = (
 FRAMEWORKS = (
     Contender(
         name="lightning",
-        label='Lightning, strategy="ddp"',
+        label="Lightning",
         backend="torch",
         kind="ddp",
         peer=True,
@@ -235,7 +235,7 @@ FRAMEWORKS = (
     ),
     Contender(
         name="pace-lightning",
-        label='Lightning, strategy="pace", static',
+        label="PACE in Lightning, static",
         backend="torch",
         kind="pace",
         options=_OPTIMAL,
@@ -244,7 +244,7 @@ FRAMEWORKS = (
     ),
     Contender(
         name="accelerate",
-        label="Accelerate, its DDP",
+        label="Accelerate",
         backend="torch",
         kind="ddp",
         peer=True,
@@ -252,7 +252,7 @@ FRAMEWORKS = (
     ),
     Contender(
         name="pace-accelerate",
-        label="Accelerate, PACE attached, static",
+        label="PACE in Accelerate, static",
         backend="torch",
         kind="pace",
         options=_OPTIMAL,
