@@ -98,8 +98,20 @@ class PaceStrategy(DDPStrategy):
             )
         if self._model_averager is not None or self._ddp_comm_hook is not None:
             raise InvalidUse("ddp_comm_hook= would not be called: for half precision give compression=")
-        self.pace = attach(self.model, self.optimizers[0], **self._pace_options)
+        self._attach(self.model)
+
+    def _attach(self, model: DistributedDataParallel) -> None:
+        self.pace = attach(model, self.optimizers[0], **self._pace_options)
         self.optimizers = self.optimizers  # Lightning's own wrappers are made anew, with PACE's step()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Attach PACE anew where callbacks have thawed parameters, as those for fine-tuning do."""
+        super().on_train_batch_start(batch, batch_idx)
+        if self.pace is not None and self.pace.parameters_changed:
+            assert isinstance(self.model, DistributedDataParallel)
+            pace, self.pace = self.pace, None
+            pace.close()
+            self._attach(self.model)
 
     def on_exception(self, exception: BaseException) -> None:
         """Remember that training has failed."""

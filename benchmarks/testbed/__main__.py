@@ -46,9 +46,14 @@ def main() -> int:
 
     import pace.runtime.horovod
     import pace.runtime.torch  # noqa: F401
+    from benchmarks.testbed.contenders import BY_NAME
+    from benchmarks.testbed.frameworks.loop import load
     from benchmarks.testbed.record import Grid, run
     from benchmarks.testbed.traces import write_traces
 
+    for name in arguments.contenders:
+        if (framework := BY_NAME[name].framework) is not None:
+            load(framework)
     torch.set_num_threads(1)
     defaults = Grid()
     grid = Grid(
@@ -110,7 +115,7 @@ def _tell(text: str) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    from benchmarks.testbed.contenders import BY_NAME
+    from benchmarks.testbed.contenders import BY_NAME, FRAMEWORK_PAIRS
     from benchmarks.testbed.real import MODELS as REAL_MODELS
     from benchmarks.testbed.record import MODELS, Grid
 
@@ -160,7 +165,22 @@ def _arguments() -> argparse.Namespace:
         "--read", type=Path, metavar="JSON", help="measure nothing: page and chart of this record"
     )
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="predicted and measured windows")
+    parser.add_argument(
+        "--frameworks",
+        action="store_true",
+        help="each framework's own default against PACE under it: by default ResNet50 and Transformer on four"
+        " hosts at ratio 1",
+    )
+    if parser.parse_known_args()[0].frameworks:
+        parser.set_defaults(
+            models=("resnet50", "transformer"),
+            workers=(4,),
+            ratios=(1.0,),
+            contenders=tuple(name for pair in FRAMEWORK_PAIRS.values() for name in pair),
+        )
     arguments = parser.parse_args()
+    if arguments.clip and any(BY_NAME[name].framework for name in arguments.contenders):
+        parser.error("--clip is not for frameworks: their loops clip as their own documentation says")
     if arguments.clip and arguments.real_models:
         parser.error("--clip has no reference for real compute: leave --real-models out")
     return arguments

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.testbed.contenders import BY_NAME, HSDP
+from benchmarks.testbed.contenders import BY_NAME, FRAMEWORKS, HSDP
 from benchmarks.testbed.report import settings_of
 from benchmarks.testbed.results import SettingResult
 
@@ -15,6 +15,8 @@ _OURS = (
     *("#00695c", "#26a69a", "#b2dfdb"),
     *("#e65100", "#ffb74d"),
 )
+# Brown and pink in the loops of frameworks, PACE in the darker one of each.
+_FRAMEWORKS = ("#d7a98c", "#795548", "#f48fb1", "#ad1457")
 # Purple over replicas of shards.
 _HSDP = ("#ce93d8", "#9c27b0", "#4a148c")
 
@@ -64,10 +66,11 @@ def draw(record: dict[str, Any], path: Path) -> None:
 
 def _colours() -> dict[str, str]:
     sharded = [contender.name for contender in HSDP]
-    names = [name for name in BY_NAME if name not in sharded]
+    framed = [contender.name for contender in FRAMEWORKS]
+    names = [name for name in BY_NAME if name not in (*sharded, *framed)]
     ours = [name for name in names if name.startswith("pace")]
     others = [name for name in names if name not in ours]
-    lists = ((ours, _OURS), (others, _PEERS), (sharded, _HSDP))
+    lists = ((ours, _OURS), (others, _PEERS), (framed, _FRAMEWORKS), (sharded, _HSDP))
     return {name: colour for each, colours in lists for name, colour in zip(each, colours, strict=True)}
 
 

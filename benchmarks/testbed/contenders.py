@@ -20,6 +20,7 @@ HOROVOD_THRESHOLD_BYTES = 128 * MEBIBYTE
 DDP_SWEEP_MIB = (1.0, 2.5, 6.0, 12.0, 25.0, 60.0)
 
 Backend = Literal["torch", "horovod"]
+Framework = Literal["lightning", "accelerate"]
 Kind = Literal["ddp", "ddp-sweep", "horovod", "pace", "bytescheduler", "hsdp-fifo", "hsdp"]
 
 
@@ -41,6 +42,8 @@ class Contender:
         Iterations before anything is measured, for contenders that tune themselves.
     attached
         Whether the model is in DDP, with PACE attached to it.
+    framework
+        Whose training loop runs, and who wraps the model in DDP; None for a loop of our own.
     sharded
         Whether updates are sharded, and gradients and parameters sent in two halves.
     """
@@ -57,6 +60,7 @@ class Contender:
     predicted_at: Backend | None = None
     tuning_iterations: int = 0
     attached: bool = False
+    framework: Framework | None = None
     sharded: bool = False
 
 
@@ -219,7 +223,52 @@ HSDP = (
     ),
 )
 
-BY_NAME = {contender.name: contender for contender in (*CONTENDERS, *HSDP)}
+# In the loops of frameworks that wrap the model in DDP themselves, each as its documentation says.
+FRAMEWORKS = (
+    Contender(
+        name="lightning",
+        label="Lightning",
+        backend="torch",
+        kind="ddp",
+        peer=True,
+        framework="lightning",
+    ),
+    Contender(
+        name="pace-lightning",
+        label="PACE in Lightning, static",
+        backend="torch",
+        kind="pace",
+        options=_OPTIMAL,
+        order="static",
+        framework="lightning",
+    ),
+    Contender(
+        name="accelerate",
+        label="Accelerate",
+        backend="torch",
+        kind="ddp",
+        peer=True,
+        framework="accelerate",
+    ),
+    Contender(
+        name="pace-accelerate",
+        label="PACE in Accelerate, static",
+        backend="torch",
+        kind="pace",
+        options=_OPTIMAL,
+        order="static",
+        framework="accelerate",
+    ),
+)
+
+# Each framework's own default, and what PACE is under it.
+FRAMEWORK_PAIRS = {
+    "torch DDP": ("ddp", "pace-ddp"),
+    "Lightning": ("lightning", "pace-lightning"),
+    "Accelerate": ("accelerate", "pace-accelerate"),
+}
+
+BY_NAME = {contender.name: contender for contender in (*CONTENDERS, *FRAMEWORKS, *HSDP)}
 
 # Who competes where gradients are clipped by their global norm. FSDP2 is left out: over Gloo its
 # reduce-scatter moves as many bytes as an all-reduce, and parameters are gathered besides (docs/testbed.md).

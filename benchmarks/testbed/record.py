@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -243,8 +244,10 @@ def machine() -> dict[str, Any]:
 def _conditions(grid: Grid) -> dict[str, Any]:
     import horovod
 
+    used = sorted({framework for name in grid.only if (framework := BY_NAME[name].framework)})
     return machine() | {
         "horovod": horovod.__version__,
+        "frameworks": {framework: version(framework) for framework in used},
         "rate_mbit_s": grid.rate_mbit_s,
         "compute_s": grid.compute_s,
         "clip": grid.clip,

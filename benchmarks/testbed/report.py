@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.testbed.contenders import BY_NAME, UNTUNED
+from benchmarks.testbed.contenders import BY_NAME, FRAMEWORK_PAIRS, FRAMEWORKS, UNTUNED
 from benchmarks.testbed.results import SettingResult, from_document
 
 DDP = ("ddp", "ddp-best")
@@ -12,6 +12,14 @@ DDP = ("ddp", "ddp-best")
 _CLIPPED = (
     " All contenders clip gradients by their global norm, to about half of it, in every iteration; the bound"
     " is that of all schedules, in two halves or not."
+)
+
+_UNDER_FRAMEWORKS = (
+    "The replay is trained by each framework's own loop: one `fit` of Lightning's Trainer, and the loop of"
+    " Accelerate's documentation with a prepared loader. A framework's own default is the DDP that it wraps"
+    " the model in, with torch's default bucket sizes scaled like the gradients. Windows are measured as for"
+    " all others, from one start of a backward pass to the next, so what a framework's loop itself takes is"
+    " part of both sides."
 )
 
 # What a user gets who chooses nothing: the planned order over torch, rank 0's choice over Horovod.
@@ -39,10 +47,18 @@ def markdown(record: dict[str, Any], *, command: str, chart: str | None = None) 
     if chart:
         parts.append(f"![Iteration time over the bound]({chart})")
     parts += ["## In short", _summary(settings)]
-    parts += ["## Against the peers", _targets(settings)]
+    if _in_frameworks(settings):
+        parts += ["## Under frameworks", _UNDER_FRAMEWORKS, _under_frameworks(settings)]
+    else:
+        parts += ["## Against the peers", _targets(settings)]
     parts += ["## Every setting", _legend(), *(_setting(setting) for setting in settings)]
     parts += ["## Predicted against measured", _fidelity(settings)]
     return "\n\n".join(parts) + "\n"
+
+
+def _in_frameworks(settings: Sequence[SettingResult]) -> bool:
+    theirs = {contender.name for contender in FRAMEWORKS}
+    return any(contender.name in theirs for setting in settings for contender in setting.contenders)
 
 
 def _defaults(settings: Sequence[SettingResult]) -> tuple[str, ...]:
@@ -56,10 +72,15 @@ def _conditions(record: dict[str, Any]) -> str:
         f"-{max(network['rate_mbit_s']):.0f} Mbit/s of payload ({network['congestion_control']})"
         for network in record["networks"]
     )
+    frameworks = "".join(
+        f", {framework.capitalize()} {number}"
+        for framework, number in conditions.get("frameworks", {}).items()
+    )
     return (
         f"{conditions['cores']}, Linux {conditions['kernel']}, Python {conditions['python']},"
-        f" torch {conditions['torch']}, Horovod {conditions['horovod']}, PACE {conditions['pace']} at"
-        f" {conditions['commit']}. Links of {conditions['rate_mbit_s']:g} Mbit/s, both ways, with bursts of"
+        f" torch {conditions['torch']}, Horovod {conditions['horovod']}{frameworks},"
+        f" PACE {conditions['pace']} at {conditions['commit']}."
+        f" Links of {conditions['rate_mbit_s']:g} Mbit/s, both ways, with bursts of"
         f" {conditions['burst_ms']:g} ms: {networks}. Compute of a window: {conditions['compute_s']:g} s."
         f" {conditions['rounds']} rounds of {conditions['windows']} windows each (elsewhere than at the"
         f" target {conditions['rounds_elsewhere']} of {conditions['windows_elsewhere']}), contenders in turn."
@@ -95,6 +116,19 @@ def _summary(settings: Sequence[SettingResult]) -> str:
             f" within 5 % of the bound in {close} of {len(found)}, farthest from it {farthest[1].gap:.1%}"
             f" ({_place(farthest[0])})."
         )
+    for framework, (_, ours) in FRAMEWORK_PAIRS.items() if _in_frameworks(settings) else ():
+        measured = [
+            (over, setting)
+            for setting in settings
+            for contender in setting.contenders
+            if contender.name == ours and (over := setting.over_own_default(contender)) is not None
+        ]
+        if measured:
+            least, where = min(measured, key=lambda pair: pair[0])
+            lines.append(
+                f"- **{framework}**: with PACE {times(least)} its own default's speed at the least of"
+                f" {len(measured)} settings ({_place(where)})."
+            )
     errors = [abs(c.error) for setting in settings for c in setting.contenders if c.counts]
     if errors:
         lines.append(
@@ -136,6 +170,28 @@ def _targets(settings: Sequence[SettingResult]) -> str:
     clipped = any(setting.max_norm for setting in settings)
     which = "in two halves" if clipped else "as it is by default"
     return f"PACE {which} over each backend, and whichever of its ways was fastest.\n\n" + table(header, rows)
+
+
+def _under_frameworks(settings: Sequence[SettingResult]) -> str:
+    rows = []
+    for setting in settings:
+        of_name = {contender.name: contender for contender in setting.contenders if contender.counts}
+        for framework, (default, ours) in FRAMEWORK_PAIRS.items():
+            if default in of_name and ours in of_name:
+                rows.append(
+                    [
+                        *(framework, setting.model, str(setting.workers), f"{setting.ratio:g}"),
+                        f"{of_name[default].iteration_s * 1e3:.1f}",
+                        f"{of_name[ours].iteration_s * 1e3:.1f}",
+                        times(setting.over_own_default(of_name[ours])),
+                        f"{of_name[ours].gap * 100:+.1f} %",
+                    ]
+                )
+    header = (
+        *("framework", "model", "W", "ratio", "own default, ms", "PACE, ms"),
+        *("PACE over it", "above the bound"),
+    )
+    return table(header, rows)
 
 
 def times(value: float | None) -> str:

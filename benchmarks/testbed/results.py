@@ -4,7 +4,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.testbed.contenders import UNTUNED
+from benchmarks.testbed.contenders import FRAMEWORK_PAIRS, UNTUNED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +118,11 @@ class SettingResult:
         best = self.best(names)
         return best.iteration_s / contender.iteration_s if best and contender.counts else None
 
+    def over_own_default(self, contender: ContenderResult) -> float | None:
+        """Return how many times faster PACE is than what its framework does by default; None for others."""
+        own = tuple(default for default, ours in FRAMEWORK_PAIRS.values() if ours == contender.name)
+        return self.speedup(contender, own) if own else None
+
 
 def as_document(setting: SettingResult) -> dict[str, Any]:
     """Return a setting as JSON holds it, with what follows from the numbers beside them."""
@@ -133,6 +138,8 @@ def as_document(setting: SettingResult) -> dict[str, Any]:
                 "speedup_over_best_untuned_peer": setting.speedup(contender, UNTUNED),
                 "speedup_over_best_ddp": setting.speedup(contender, ("ddp", "ddp-best")),
             }
+            if (own := setting.over_own_default(contender)) is not None:
+                entry["speedup_over_own_default"] = own
     document["plain_error"] = setting.plain_error
     return document
 

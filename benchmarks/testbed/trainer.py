@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.testbed.contenders import DDP_FIRST_MIB, DDP_MIB, HOROVOD_THRESHOLD_BYTES, Contender
+from benchmarks.testbed.frameworks.loop import FrameworkLoop, enter, launched
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.joining import PATIENCE_S, join_horovod, join_torch, serve_horovod
 from benchmarks.testbed.processes import Answer
@@ -87,6 +88,7 @@ class Trainer:
         self._initial = [parameter.detach().clone() for parameter in self._replay.parameters()]
         self._model: nn.Module = self._replay
         self._optimizer: Any = self._plain_optimizer()
+        self._framework: FrameworkLoop | None = None
 
     def _plain_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self._replay.parameters(), lr=LEARNING_RATE)
@@ -101,7 +103,10 @@ class Trainer:
         """Join the other ranks and wrap model and optimizer."""
         if self._contender.backend == "torch":
             join_torch(self._rank, self._on, port)
-        self._wrappers[self._contender.kind](self, port)
+        if self._contender.framework is not None:
+            self._enter_framework(port)
+        else:
+            self._wrappers[self._contender.kind](self, port)
 
     def _wrap_ddp(self, _port: int) -> None:
         factor = self._workload.size_factor
@@ -127,13 +132,30 @@ class Trainer:
             self._optimizer, named_parameters=self._replay.named_parameters()
         )
 
-    def _wrap_pace(self, port: int) -> None:
-        follow: dict[str, Any] = {
+    def _enter_framework(self, port: int) -> None:
+        """Leave wrapping and the loop to the framework; it joins what has been joined."""
+        assert self._contender.framework is not None
+        launched(self._rank, self._on, port)
+        self._framework = enter(
+            self._contender.framework,
+            self._replay,
+            self._optimizer,
+            workers=len(self._on),
+            size_factor=self._workload.size_factor,
+            options=self._follow() if self._contender.kind == "pace" else None,
+        )
+        self._optimizer = self._framework.pace or self._optimizer
+
+    def _follow(self) -> dict[str, Any]:
+        return {
             "schedule": self._schedule,
             "order": self._contender.order,
             "mode": self._contender.mode,
             "timeout_s": PATIENCE_S,
         }
+
+    def _wrap_pace(self, port: int) -> None:
+        follow = self._follow()
         if self._contender.attached:
             import pace.runtime.ddp
 
@@ -185,18 +207,23 @@ class Trainer:
 
         In seconds of a clock that all hosts share. Nothing is in flight when this returns.
         """
-        starts = []
+        scales = [scale_of(self._iteration + number) for number in range(iterations)]
+        self._iteration += iterations
         gc.disable()  # a collection would hit one contender or another by chance
-        for _ in range(iterations):
-            scale = torch.tensor([scale_of(self._iteration)])
+        starts = self._loop(scales) if self._framework is None else self._framework.train(scales)
+        self._finish()
+        gc.enable()
+        return starts
+
+    def _loop(self, scales: Sequence[float]) -> list[float]:
+        starts = []
+        for each in scales:
+            scale = torch.tensor([each])
             self._optimizer.zero_grad()
             loss = self._model(scale)
             starts.append(time.perf_counter())
             loss.backward()
             self._step()
-            self._iteration += 1
-        self._finish()
-        gc.enable()
         return starts
 
     def _step(self) -> None:

@@ -32,9 +32,7 @@ class PlannedParameters:
         InvalidUse
             When the optimizer has other parameters than it had, or one that was frozen has a gradient.
         """
-        groups = self._optimizer.param_groups
-        # Past the gate of a group, which would wait for updates.
-        if sum(len(dict.__getitem__(group, "params")) for group in groups) != self._num_updated:
+        if self._grown:
             raise InvalidUse(
                 "the optimizer has other parameters than when it was wrapped, which the plan does not cover:"
                 " wrap it again after add_param_group"
@@ -45,6 +43,17 @@ class PlannedParameters:
                     "a parameter that was frozen when the optimizer was wrapped has a gradient now:"
                     " wrap the optimizer again after changing requires_grad"
                 )
+
+    @property
+    def changed(self) -> bool:
+        """Whether a step would be refused, or will be once the next backward pass has run."""
+        return self._grown or any(parameter.requires_grad for parameter in self._frozen)
+
+    @property
+    def _grown(self) -> bool:
+        groups = self._optimizer.param_groups
+        # Past the gate of a group, which would wait for updates.
+        return sum(len(dict.__getitem__(group, "params")) for group in groups) != self._num_updated
 
     def clear_frozen(self) -> None:
         """Take away the gradients of parameters that were frozen."""

@@ -91,6 +91,11 @@ class CarriedOptimizer(WrappedOptimizer):
         """Whether calls of the optimizer's methods are the wrapper's own, or it is closed."""
         return self._stepping or self._closed
 
+    @property
+    def parameters_changed(self) -> bool:
+        """Whether parameters were added to the optimizer, or thawed, since it was wrapped."""
+        return self._planned.changed
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one optimizer step; see ``WrappedOptimizer``.
 

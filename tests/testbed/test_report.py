@@ -70,9 +70,9 @@ def test_json_keeps_a_setting(setting: SettingResult) -> None:
     assert "iteration_s" not in document["contenders"][2]
 
 
-def test_page_and_chart_show_everyone(setting: SettingResult, tmp_path: Path) -> None:
-    """The page tells speed-ups, errors and who is out and why; the chart is an image."""
-    record = {
+def record_of(setting: SettingResult) -> dict[str, Any]:
+    """Return a record of one setting."""
+    return {
         "conditions": {
             **dict.fromkeys(("date", "pace", "commit", "torch", "horovod", "python", "kernel", "cores"), "x"),
             "rate_mbit_s": 300.0,
@@ -87,6 +87,11 @@ def test_page_and_chart_show_everyone(setting: SettingResult, tmp_path: Path) ->
         "networks": [{"workers": 4, "rate_mbit_s": [286.0, 287.0], "congestion_control": "cubic"}],
         "settings": [as_document(setting)],
     }
+
+
+def test_page_and_chart_show_everyone(setting: SettingResult, tmp_path: Path) -> None:
+    """The page tells speed-ups, errors and who is out and why; the chart is an image."""
+    record = record_of(setting)
     page = markdown(record, command="python -m benchmarks.testbed")
     assert (
         "| vgg16 | 4 | 1 | PACE-STATIC (fastest) | 625 | x 1.28 | x 1.12 | x 1.12 | DDP-BEST | +25.0 % |"
@@ -99,3 +104,30 @@ def test_page_and_chart_show_everyone(setting: SettingResult, tmp_path: Path) ->
     assert "off by 21.4% in the median, 31.2% at the most" in page
     draw(record, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_page_compares_pace_with_each_frameworks_default(setting: SettingResult, tmp_path: Path) -> None:
+    """A row for each framework that both trained; no framework is compared with another's default."""
+    setting.contenders.extend(
+        [
+            contender("pace-ddp", [640, 640, 640]),
+            contender("lightning", [810, 810, 810], peer=True),
+            contender("pace-lightning", [648, 648, 648]),
+            contender("accelerate", [800, 800, 800], peer=True, disqualified="weights differ between ranks"),
+            contender("pace-accelerate", [640, 640, 640]),
+        ]
+    )
+    document = as_document(setting)
+    record = {**record_of(setting), "settings": [document]}
+    record["conditions"]["frameworks"] = {"lightning": "2.6.6"}
+    page = markdown(record, command="python -m benchmarks.testbed --frameworks")
+    assert "| torch DDP | vgg16 | 4 | 1 | 800.0 | 640.0 | x 1.25 | +28.0 % |" in page
+    assert "| Lightning | vgg16 | 4 | 1 | 810.0 | 648.0 | x 1.25 | +29.6 % |" in page
+    assert "| Accelerate | vgg16" not in page
+    assert "**Lightning**: with PACE x 1.25 its own default's speed at the least of 1 settings" in page
+    assert "Lightning 2.6.6" in page
+    over = {entry["name"]: entry.get("speedup_over_own_default") for entry in document["contenders"]}
+    assert over["pace-lightning"] == pytest.approx(1.25)
+    assert over["pace-accelerate"] is None
+    draw(record, tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").stat().st_size

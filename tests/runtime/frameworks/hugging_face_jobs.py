@@ -28,7 +28,9 @@ def accelerated(rank: int, folder: str, attach: bool) -> list[Any]:
     plain = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(plain, 2)
     model, optimizer, loader, schedule = accelerator.prepare(network, plain, loader, schedule)
-    handle = pace.runtime.accelerate.attach(accelerator, model, optimizer) if attach else None
+    handle = None
+    if attach:  # no trial of modes: updates overlap the next forward pass
+        handle = pace.runtime.accelerate.attach(accelerator, model, optimizer, mode="overlap", order="static")
     seen: list[Any] = []
     place = str(Path(folder, f"attached-{attach}"))
     for epoch in range(4):
@@ -66,7 +68,8 @@ def resumed(rank: int, folder: str) -> list[list[Any]]:
     from pace.runtime.transformers import PaceMixin
 
     class PaceTrainer(PaceMixin, Trainer):
-        pass
+        def __init__(self, **options: Any) -> None:
+            super().__init__(pace={"mode": "overlap", "order": "static"}, **options)
 
     def train(kind: Any, place: str, epochs: int, resume: bool = False) -> Any:
         environment(rank)

@@ -1,5 +1,6 @@
 """What people do with a Lightning Trainer, under its own DDP and under PACE."""
 
+import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,16 +8,20 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from pace.runtime.control.options import Mode
 from tests.runtime.frameworks.programs import environment
 
 
-def fit(rank: int, strategy: str, folder: Path | None = None, resume: bool = False, **options: Any) -> Any:
+def fit(rank: int, strategy: Any, folder: Path | None = None, resume: bool = False, **options: Any) -> Any:
     """Train a module; return it with its trainer, and what it saw of gradients and of an evaluation."""
     from lightning.pytorch import LightningModule, Trainer, seed_everything
+    from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 
     manual = options.pop("manual", False)
+    if options.pop("averaged", False):
+        options["callbacks"] = [EMAWeightAveraging(decay=0.9), StochasticWeightAveraging(0.01, 1)]
     optimizers = options.pop("optimizers", 1)
 
     class Module(LightningModule):
@@ -79,21 +84,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bfloat16": {"precision": "bf16-mixed"},
     "float64": {"precision": "64-true"},
     "manual optimization": {"manual": True},
+    "averaged weights": {"averaged": True, "max_epochs": 4},
 }
 
 
 def variants(rank: int) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Run all of them, under DDP and under PACE."""
-    import pace.runtime.lightning
+    """Run all of them, under DDP and under PACE with updates that overlap the next forward pass."""
+    from pace.runtime.lightning import PaceStrategy
 
-    assert pace.runtime.lightning.PaceStrategy.strategy_name == "pace"
     found = {}
     for name, options in VARIANTS.items():
         runs = []
-        for strategy in ("ddp", "pace"):
+        for strategy in ("ddp", PaceStrategy(mode="overlap", order="static")):
             with steps_counted() as count:
                 trainer, module = fit(rank, strategy, **options)
-            assert count[0] == (trainer.global_step if strategy == "pace" else 0)
+            assert count[0] == (0 if strategy == "ddp" else trainer.global_step)
             runs.append(numbers(module))
         found[name] = (runs[0], runs[1])
     return found
@@ -110,6 +115,75 @@ def resumed(rank: int, folder: str) -> list[list[Any]]:
         trainer.save_checkpoint(place / "last.ckpt")
         _, module = fit(rank, then, place, resume=True, max_epochs=3)
         found.append(numbers(module))
+    return found
+
+
+def thawed(rank: int) -> dict[str, tuple[list[Any], list[Any]]]:
+    """Thaw a layer after an epoch; return the weights, and what an optimizer makes of averaged gradients."""
+    from lightning.pytorch import LightningModule, Trainer, seed_everything
+    from lightning.pytorch.callbacks import BaseFinetuning
+
+    from pace.runtime.lightning import PaceStrategy
+
+    class Thaw(BaseFinetuning):
+        def freeze_before_training(self, module: Any) -> None:
+            self.freeze(module.layers[0])
+
+        def finetune_function(self, module: Any, epoch: int, optimizer: Any) -> None:
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(module.layers[0], optimizer, lr=0.02)
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+
+        def training_step(self, batch: Any, _number: int) -> torch.Tensor:
+            loss: torch.Tensor = nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=0.01)
+
+    environment(rank)
+    modes: tuple[Mode, ...] = ("overlap", "barrier")
+    found: dict[str, Any] = {}
+    for mode in modes:
+        seed_everything(1, verbose=False)
+        examples = TensorDataset(torch.randn(32, 8), torch.randint(3, (32,)))
+        own: DistributedSampler[Any] = DistributedSampler(examples, 2, rank, shuffle=False)
+        module = Module()
+        plain = copy.deepcopy(module.layers)
+        Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy=PaceStrategy(mode=mode),
+            callbacks=[Thaw()],
+            max_epochs=2,
+            use_distributed_sampler=False,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        ).fit(module, DataLoader(examples, batch_size=4, sampler=own))
+
+        optimizer = torch.optim.AdamW(plain[2].parameters(), lr=0.01)
+        for epoch in range(2):
+            if epoch == 1:
+                optimizer.add_param_group({"params": list(plain[0].parameters()), "lr": 0.02})
+            for first in range(0, 32, 8):
+                optimizer.zero_grad()
+                for each in range(2):  # ranks take turns in the data set
+                    inputs, targets = examples[first + each : first + 8 : 2]
+                    loss = nn.functional.cross_entropy(plain(inputs), targets) / 2
+                    loss.backward()  # type: ignore[no-untyped-call]  # in torch
+                if epoch == 0:
+                    plain[0].zero_grad()
+                optimizer.step()
+        found[mode] = (
+            [value.tolist() for value in module.layers.state_dict().values()],
+            [value.tolist() for value in plain.state_dict().values()],
+        )
     return found
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.frameworks.lightning_jobs import VARIANTS, logged, resumed, several, variants
+from tests.runtime.frameworks.lightning_jobs import VARIANTS, logged, resumed, several, thawed, variants
 from tests.runtime.frameworks.programs import without
 from tests.runtime.rank_pool import Failed, RankPool
 
@@ -27,6 +27,15 @@ def test_checkpoints_go_from_one_to_the_other(pool: RankPool, tmp_path: Path) ->
     for found in pool.run(resumed, str(tmp_path)):
         assert not isinstance(found, Failed), found.reason
         assert all(run == found[0] for run in found[1:])
+
+
+@pytest.mark.slow
+def test_parameters_thawed_by_a_callback_are_summed(pool: RankPool) -> None:
+    """With the bits of one process on averaged gradients; under its own DDP ranks drift apart."""
+    for found in pool.run(thawed):
+        assert not isinstance(found, Failed), found.reason
+        for mode, (with_pace, plain) in found.items():
+            assert with_pace == plain, mode
 
 
 @pytest.mark.slow

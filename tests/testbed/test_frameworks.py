@@ -1,0 +1,41 @@
+"""Frameworks on the testbed: their own loops, under their DDP and under PACE, arrive at the same weights."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.testbed.contenders import FRAMEWORKS
+from benchmarks.testbed.hosts import Host
+from benchmarks.testbed.measure import Effort, measure
+from benchmarks.testbed.scaling import Fitted
+from pace.documents.profile import Profile
+from tests.runtime.frameworks.programs import without
+
+
+@pytest.mark.netns
+@pytest.mark.slow
+@pytest.mark.races_with_machine(
+    reason="real processes on network namespaces must answer within their time-outs"
+)
+@without("lightning", "accelerate")
+def test_frameworks_train_alike(two_hosts: list[Host], layered: Profile) -> None:
+    """A real Trainer and a real Accelerator, asked for iterations in turns, have the reference's weights."""
+    said: list[str] = []
+    traces: dict[str, Any] = {}
+    result = measure(
+        two_hosts,
+        "layered",
+        1.0,
+        Fitted(profile=layered, time_factor=1.0, size_factor=1.0),
+        {"torch": layered.allreduce},
+        FRAMEWORKS,
+        Effort(rounds=2, windows=2),
+        said.append,
+        traces,
+    )
+    assert said == []
+    assert all(each.counts for each in result.contenders)
+    assert all([len(windows) for windows in each.rounds_s] == [2, 2] for each in result.contenders)
+    assert traces.keys() == {"pace-lightning", "pace-accelerate"}
+    for _, _, (_, _, report) in traces.values():
+        assert sum(segment.size_bytes for segment in report.segments) == result.total_bytes
