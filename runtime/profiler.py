@@ -38,6 +38,7 @@ from pace.runtime.capture.allreduce_cost import (
     torch_network,
 )
 from pace.runtime.capture.recorder import CaptureReport, Recorder, warn_if_inexact
+from pace.runtime.capture.slowdown import measure_slowdown
 from pace.runtime.capture.window import Granularity
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "gradient_bytes",
     "horovod_network",
     "measure_allreduce",
+    "measure_slowdown",
     "torch_network",
 ]
 
@@ -139,6 +141,7 @@ class Capture:
         allreduce: AllReduce,
         reduce_scatter: HalfCost | None = None,
         all_gather: HalfCost | None = None,
+        compute_slowdown: float = 1.0,
         metadata: Mapping[str, Any] | None = None,
     ) -> Profile:
         """Build the profile.
@@ -153,6 +156,8 @@ class Capture:
             What an all-reduce between them costs; see ``measure_allreduce``.
         reduce_scatter, all_gather
             What its halves cost, where they were measured; see ``torch_network``.
+        compute_slowdown
+            How much slower compute runs beside all-reduces; see ``measure_slowdown``.
         metadata
             Added to what is recorded about the capture itself.
 
@@ -174,6 +179,7 @@ class Capture:
             allreduce=allreduce,
             reduce_scatter=reduce_scatter,
             all_gather=all_gather,
+            compute_slowdown=compute_slowdown,
             metadata=metadata,
         )
         warn_if_inexact(profile)

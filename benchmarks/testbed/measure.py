@@ -117,7 +117,8 @@ def measure(
     )
 
     def priced(profile: Profile, backend: Backend) -> Profile:
-        profile = profile.replace(allreduce=costs[backend])
+        slowdown = fitted.slowdowns.get(backend, 1.0)
+        profile = profile.replace(allreduce=costs[backend], compute_slowdown=slowdown)
         first, second = (halves or {}).get(backend, (None, None))
         return profile.replace(reduce_scatter=first, all_gather=second) if first and second else profile
 
@@ -162,6 +163,7 @@ def measure(
         time_factor=fitted.time_factor,
         size_factor=fitted.size_factor,
         load=load,
+        compute_slowdown=dict(fitted.slowdowns),
         contenders=[_result(entry, fitted, bounds, costs) for entry in entries],
         max_norm=max_norm,
     )

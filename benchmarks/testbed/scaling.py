@@ -4,7 +4,8 @@ Every duration is multiplied by one factor and every size by another, so that th
 gradient is large, which is early, which op is long. Latency cannot be scaled: it is the network's own.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import ELEMENT_BYTES, Profile
@@ -18,6 +19,8 @@ class Fitted:
 
     Attributes
     ----------
+    slowdowns
+        How much slower compute runs beside all-reduces of each backend, where that was measured.
     shards
         How many shards a gradient has, of which the profile holds one.
     real
@@ -29,6 +32,7 @@ class Fitted:
     size_factor: float
     real: str | None = None
     shards: int = 1
+    slowdowns: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def whole(self) -> Profile:

@@ -19,6 +19,7 @@ from pace.errors import CommunicationFailed
 from pace.runtime.capture.allreduce_cost import Collective
 from pace.runtime.capture.cost_sampler import BUDGET_S, CostSampler
 from pace.runtime.capture.recorder import Recorder, num_steps, warn_if_inexact
+from pace.runtime.capture.slowdown import SlowdownMeasurement
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.engine.shard_units import units_of
 from pace.runtime.event_log import log
@@ -82,6 +83,9 @@ class SelfProfile:
                 largest_bytes=sum(gradient.size_bytes for gradient in gradients),
                 slices=self._slices,
             )
+        # How much traffic slows compute down is measured last, in a few more iterations.
+        self._beside: SlowdownMeasurement | None = None
+        self._slowdown = 1.0
         self._fault = ""
         self._recorder: Recorder | None = None
         try:
@@ -100,10 +104,14 @@ class SelfProfile:
 
     def aside(self) -> AbstractContextManager[None]:
         """Inside, nothing is recorded: for communication."""
+        if self._beside is not None:
+            return self._beside.aside()
         return nullcontext() if self._recorder is None else self._recorder.aside()
 
     def step(self) -> bool:
         """End an iteration and measure the network a little; True when there are enough.
+
+        On the CPU, iterations beside traffic follow those that are recorded.
 
         Every rank must call it with nothing in flight.
 
@@ -112,6 +120,9 @@ class SelfProfile:
         CommunicationFailed
             When a peer is gone.
         """
+        if self._beside is not None:
+            self._beside.end()
+            return self._next_beside()
         self._left -= 1
         self._record(Recorder.end)
         if self._sampler is not None and self._left < self._slices:
@@ -120,7 +131,20 @@ class SelfProfile:
             self._sampler.advance()
         if self._left:
             self._record(Recorder.begin)
-        return self._left == 0
+            return False
+        if self._sampler is None or not self._sampler.costs or self._network.device.type != "cpu":
+            return True
+        self._beside = SlowdownMeasurement(self._network, self._sampler.costs)
+        return self._next_beside()
+
+    def _next_beside(self) -> bool:
+        assert self._beside is not None
+        if self._beside.finished:
+            self._slowdown = self._beside.slowdown()
+            self._beside = None
+            return True
+        self._beside.begin()
+        return False
 
     def _record(self, what: Callable[[Recorder], None]) -> None:
         if self._recorder is not None:
@@ -158,7 +182,7 @@ class SelfProfile:
                 compute_s = self._recorder.report.profile_s
             except Exception as error:  # as above
                 self._give_up(error)
-        replies = self._gather({"compute_s": compute_s, "fault": self._fault})
+        replies = self._gather({"compute_s": compute_s, "fault": self._fault, "slowdown": self._slowdown})
         able = [rank for rank, each in enumerate(replies) if each["compute_s"] is not None]
         if not able:
             if self._transport.rank == 0:
@@ -171,7 +195,8 @@ class SelfProfile:
         if mine is None or self._transport.rank != 0:
             return True, None
         warn_if_inexact(mine)
-        return True, mine
+        # All wait for the rank whose compute is slowed down most.
+        return True, mine.replace(compute_slowdown=max(each["slowdown"] for each in replies))
 
     def _measure(self) -> tuple[AllReduce, dict[str, Any]]:
         if self._sampler is not None:
@@ -183,6 +208,9 @@ class SelfProfile:
 
     def stop(self) -> None:
         """Take the hooks off in the middle of an iteration; idempotent."""
+        if self._beside is not None:
+            self._beside.stop()
+            self._beside = None
         if self._recorder is not None:
             self._recorder.stop()
             self._recorder = None

@@ -1,0 +1,118 @@
+"""How much slower compute runs beside traffic: the factor from times, and from iterations of two ranks."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pace.runtime.capture.slowdown import (
+    BesideTraffic,
+    LoadedIteration,
+    SlowdownMeasurement,
+    slowdown_of,
+)
+from pace.runtime.profiler import measure_slowdown, torch_network
+from tests.runtime.launch import run_ranks
+
+
+def pair(plain_s: float, loaded_s: float, traffic_s: float) -> LoadedIteration:
+    """Return a pair of iterations."""
+    return LoadedIteration(plain_s=plain_s, loaded_s=loaded_s, traffic_s=traffic_s)
+
+
+def test_the_factor_is_what_traffic_cost_for_each_of_its_seconds() -> None:
+    """A tenth of 4 s lost: 1 / 0.9. The median counts, so one late iteration does not."""
+    usual = [pair(10.0, 10.4, 4.0)] * 5
+    assert slowdown_of(usual) == pytest.approx(1 / 0.9)
+    assert slowdown_of([*usual, pair(10.0, 13.0, 4.0)]) == pytest.approx(1 / 0.9)
+
+
+def test_what_is_within_noise_counts_as_nothing() -> None:
+    """As often faster as slower, always faster, no traffic at all, and nothing measured."""
+    assert slowdown_of([pair(10.0, 10.4, 4.0), pair(10.0, 9.8, 4.0)] * 3) == 1.0
+    assert slowdown_of([pair(10.0, 9.0, 4.0)] * 5) == 1.0
+    assert slowdown_of([pair(10.0, 10.4, 0.0)] * 5) == 1.0
+    assert slowdown_of([]) == 1.0
+
+
+def test_compute_that_stands_still_gives_the_largest_factor() -> None:
+    """A second lost for each second of traffic, and more."""
+    assert slowdown_of([pair(10.0, 14.0, 4.0)] * 5) == pytest.approx(10.0)
+    assert slowdown_of([pair(10.0, 30.0, 4.0)] * 5) == pytest.approx(10.0)
+
+
+class SlowNetwork:
+    """One rank's network whose all-reduces each end when the test lets them."""
+
+    def __init__(self) -> None:
+        self.num_workers = 1
+        self.device = torch.device("cpu")
+        self.allowed = threading.Semaphore(0)
+        self.sent: list[int] = []
+
+    def start(self, tensor: torch.Tensor, name: str) -> Callable[[], object]:
+        """Wait for permission where the caller waits."""
+        del name
+        self.sent.append(tensor.numel() * 4)
+        return self.allowed.acquire
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+    def minimum(self, values: torch.Tensor) -> torch.Tensor:
+        """One rank's are the least."""
+        return values
+
+
+def test_traffic_counts_until_the_caller_waits_for_it() -> None:
+    """Two of three all-reduces are over when the iteration is, and a part of the third."""
+    network = SlowNetwork()
+    traffic = BesideTraffic(network, 64, calls=3, call_s=0.5)
+    network.allowed.release(2)
+    while len(network.sent) < 3:
+        time.sleep(0.001)
+    threading.Timer(0.05, network.allowed.release).start()
+    assert 1.0 <= traffic.finish() < 1.5
+    assert network.sent == [64, 64, 64]
+
+
+def test_traffic_is_over_before_an_iteration_sends_anything_itself() -> None:
+    """Collectives of two threads would reach the ranks in different orders."""
+    network = SlowNetwork()
+    network.allowed.release(10_000)
+    measurement = SlowdownMeasurement(network, [(64, 1e-4), (128, 10.0)], pairs=1)
+    beside = []
+    while not measurement.finished:
+        measurement.begin()
+        time.sleep(0.002)
+        with measurement.aside():
+            beside.append(sum(thread.name == "pace-traffic" for thread in threading.enumerate()))
+        measurement.end()
+    assert beside == [0] * 4
+    # The larger ones do not fit into so short an iteration.
+    assert set(network.sent) == {64}
+    assert measurement.slowdown() >= 1.0
+
+
+def _measured(rank: int, size: int) -> list[float]:
+    del size
+    weights = torch.full((200, 200), 0.01 * (1 + rank))
+
+    def iterate() -> None:
+        for _ in range(20):
+            weights.mm(weights)
+
+    factor = measure_slowdown(iterate, torch_network(), size_bytes=1 << 16, pairs=3)
+    everyone = [0.0, 0.0]
+    dist.all_gather_object(everyone, factor)
+    return everyone
+
+
+def test_all_ranks_agree_on_the_factor() -> None:
+    """Over a real Gloo group; nothing is asserted of its size but that it is one."""
+    first, second = run_ranks(_measured, 2, timeout_s=120)
+    assert first == second
+    assert first[0] == first[1] >= 1.0
