@@ -19,7 +19,7 @@ from pace.errors import CommunicationFailed
 from pace.runtime.capture.allreduce_cost import Collective
 from pace.runtime.capture.cost_sampler import BUDGET_S, CostSampler
 from pace.runtime.capture.recorder import Recorder, num_steps, warn_if_inexact
-from pace.runtime.capture.slowdown import SlowdownMeasurement
+from pace.runtime.capture.slowdown import LEAST_PAIRS, SlowdownMeasurement
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.engine.shard_units import units_of
 from pace.runtime.event_log import log
@@ -84,6 +84,7 @@ class SelfProfile:
                 slices=self._slices,
             )
         # How much traffic slows compute down is measured last, in a few more iterations.
+        self._pairs = iterations // RECORDED_PER_PLAIN
         self._beside: SlowdownMeasurement | None = None
         self._slowdown = 1.0
         self._fault = ""
@@ -111,7 +112,7 @@ class SelfProfile:
     def step(self) -> bool:
         """End an iteration and measure the network a little; True when there are enough.
 
-        On the CPU, iterations beside traffic follow those that are recorded.
+        On the CPU, iterations beside traffic follow those that are recorded, if enough are.
 
         Every rank must call it with nothing in flight.
 
@@ -132,9 +133,9 @@ class SelfProfile:
         if self._left:
             self._record(Recorder.begin)
             return False
-        if self._sampler is None or not self._sampler.costs or self._network.device.type != "cpu":
+        if self._sampler is None or self._network.device.type != "cpu" or self._pairs < LEAST_PAIRS:
             return True
-        self._beside = SlowdownMeasurement(self._network, self._sampler.costs)
+        self._beside = SlowdownMeasurement(self._network, self._sampler.costs, pairs=self._pairs)
         return self._next_beside()
 
     def _next_beside(self) -> bool:

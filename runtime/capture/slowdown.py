@@ -24,8 +24,8 @@ COVERING = 1.3
 CALLS_IN_ITERATION = 6
 # A factor counts as noise unless the median's interval of this confidence lies above 1.
 CONFIDENCE = 0.75
-# How many iterations of each kind a job that profiles itself times.
-PAIRS = 5
+# Fewer pairs of iterations cannot be told from noise.
+LEAST_PAIRS = 3
 # More cannot be told from compute that stands still.
 LARGEST = 10.0
 
@@ -86,9 +86,9 @@ class LoadedIteration:
 
 
 def slowdown_of(iterations: Sequence[LoadedIteration]) -> float:
-    """Return the factor: the median over pairs of iterations, and 1 where it is within noise."""
+    """Return the factor: the median over pairs of iterations; 1 where it is within noise, or they are few."""
     factors = [_factor(each) for each in iterations if each.traffic_s > 0]
-    if not factors:
+    if len(factors) < LEAST_PAIRS:
         return 1.0
     low, _ = median_interval(factors, CONFIDENCE)
     return max(float(np.median(factors)), 1.0) if low > 1 else 1.0
@@ -114,7 +114,7 @@ class SlowdownMeasurement:
         How many iterations of each kind count; the first pair, which pays for threads and memory, does not.
     """
 
-    def __init__(self, network: Network, costs: Sequence[tuple[int, float]], *, pairs: int = PAIRS) -> None:
+    def __init__(self, network: Network, costs: Sequence[tuple[int, float]], *, pairs: int) -> None:
         self._network = network
         self._costs = sorted(costs)
         self._left = pairs + 1

@@ -8,13 +8,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pace.runtime.capture.recorder import num_steps
+from pace.runtime.capture.self_profile import WARM_UP, SelfProfile
 from pace.runtime.capture.slowdown import (
     BesideTraffic,
     LoadedIteration,
     SlowdownMeasurement,
     slowdown_of,
 )
+from pace.runtime.engine.plan import GradientSize
 from pace.runtime.profiler import measure_slowdown, torch_network
+from pace.runtime.transports.gloo import GlooTransport
 from tests.runtime.launch import run_ranks
 
 
@@ -31,11 +35,11 @@ def test_the_factor_is_what_traffic_cost_for_each_of_its_seconds() -> None:
 
 
 def test_what_is_within_noise_counts_as_nothing() -> None:
-    """As often faster as slower, always faster, no traffic at all, and nothing measured."""
+    """As often faster as slower, always faster, no traffic at all, and too few or none measured."""
     assert slowdown_of([pair(10.0, 10.4, 4.0), pair(10.0, 9.8, 4.0)] * 3) == 1.0
     assert slowdown_of([pair(10.0, 9.0, 4.0)] * 5) == 1.0
     assert slowdown_of([pair(10.0, 10.4, 0.0)] * 5) == 1.0
-    assert slowdown_of([]) == 1.0
+    assert slowdown_of([]) == slowdown_of([pair(10.0, 10.4, 4.0)] * 2) == 1.0
 
 
 def test_compute_that_stands_still_gives_the_largest_factor() -> None:
@@ -116,3 +120,49 @@ def test_all_ranks_agree_on_the_factor() -> None:
     first, second = run_ranks(_measured, 2, timeout_s=120)
     assert first == second
     assert first[0] == first[1] >= 1.0
+
+
+def _profiled(rank: int, size: int) -> tuple[int, float | None]:
+    del size
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    transport = GlooTransport(timeout_s=60)
+    sizes = [
+        GradientSize(name=name, size_bytes=parameter.numel() * 4, dtype="float32")
+        for name, parameter in model.named_parameters()
+    ]
+    found: list[list[LoadedIteration]] = []
+    with pytest.MonkeyPatch.context() as patch:
+
+        def factor(pairs: list[LoadedIteration]) -> float:
+            found.append(list(pairs))
+            return 1.0 + rank / 4
+
+        patch.setattr("pace.runtime.capture.slowdown.slowdown_of", factor)
+        profile = SelfProfile(model, sizes, transport, iterations=12, name="small", timeout_s=60)
+        steps = 0
+        while True:
+            optimizer.zero_grad()
+            model(torch.ones(32, 64)).sum().backward()
+            with profile.aside():
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    dist.all_reduce(parameter.grad)
+            optimizer.step()
+            steps += 1
+            if profile.step():
+                break
+        _, made = profile.finish()
+    transport.close(failed=False)
+    assert [len(pairs) for pairs in found] == [3]
+    assert all(each.traffic_s > 0 for each in found[0])
+    return steps, None if made is None else made.compute_slowdown
+
+
+def test_a_job_that_profiles_itself_finds_the_factor_of_its_slowest_rank() -> None:
+    """In two iterations for each of three pairs and of one that does not count, behind those recorded."""
+    (steps, slowdown), (others, nothing) = run_ranks(_profiled, 2, timeout_s=120)
+    assert steps == others == num_steps(iterations=12, warmup=WARM_UP, recorded_per_plain=4) + 8
+    assert slowdown == 1.25
+    assert nothing is None
