@@ -37,18 +37,19 @@ from pace.runtime.capture.allreduce_cost import (
     measure_allreduce,
     torch_network,
 )
+from pace.runtime.capture.contention import Contention, measure_contention
 from pace.runtime.capture.recorder import CaptureReport, Recorder, warn_if_inexact
-from pace.runtime.capture.slowdown import measure_slowdown
 from pace.runtime.capture.window import Granularity
 
 __all__ = [
     "AllReduceMeasurement",
     "Capture",
     "CaptureReport",
+    "Contention",
     "gradient_bytes",
     "horovod_network",
     "measure_allreduce",
-    "measure_slowdown",
+    "measure_contention",
     "torch_network",
 ]
 
@@ -157,7 +158,7 @@ class Capture:
         reduce_scatter, all_gather
             What its halves cost, where they were measured; see ``torch_network``.
         compute_slowdown
-            How much slower compute runs beside all-reduces; see ``measure_slowdown``.
+            How much slower compute runs beside all-reduces; see ``measure_contention``.
         metadata
             Added to what is recorded about the capture itself.
 

@@ -22,7 +22,7 @@ from benchmarks.testbed.scaling import Fitted
 from benchmarks.testbed.stream import Stream
 from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import Profile
-from pace.runtime.profiler import Capture, horovod_network, measure_slowdown, torch_network
+from pace.runtime.profiler import Capture, Contention, horovod_network, measure_contention, torch_network
 
 CAPTURED_ITERATIONS = 10
 # Of one all-reduce while compute is timed beside it: about a group of these models.
@@ -104,17 +104,17 @@ def captured(name: str, on: Sequence[Host], allreduce: AllReduce, backends: Sequ
     with ranks(f"capture of {name}", on, _capturing, name, undisturbed=False) as group:
         profiles: list[Profile] = group.ask("capture", allreduce, len(on), timeout_s=300)
     slowest = max(profiles, key=lambda profile: profile.timing.compute_s)
-    slowdowns = {backend: _slowdown(name, on, backend) for backend in backends}
-    return Fitted(profile=slowest, time_factor=1.0, size_factor=1.0, real=name, slowdowns=slowdowns)
+    contention = {backend: _contention(name, on, backend) for backend in backends}
+    return Fitted(profile=slowest, time_factor=1.0, size_factor=1.0, real=name, contention=contention)
 
 
-def _slowdown(name: str, on: Sequence[Host], backend: Backend) -> float:
+def _contention(name: str, on: Sequence[Host], backend: Backend) -> Contention:
     with ranks(
-        f"slow-down of {name} over {backend}", on, _beside_traffic, name, on, backend, undisturbed=False
+        f"contention of {name} over {backend}", on, _beside_traffic, name, on, backend, undisturbed=False
     ) as group:
         port = next(port for port in group.ask("serve") if port)
-        factors: list[float] = group.ask("measure", port, timeout_s=300)
-    return factors[0]
+        found: list[Contention] = group.ask("measure", port, timeout_s=300)
+    return found[0]
 
 
 def _beside_traffic(rank: int, name: str, on: Sequence[Host], backend: Backend) -> Answer:
@@ -141,7 +141,7 @@ def _beside_traffic(rank: int, name: str, on: Sequence[Host], backend: Backend) 
 
             join_horovod(rank, on, *arguments, pace.runtime.horovod.init)
             network = horovod_network()
-        return measure_slowdown(iterate, network, size_bytes=BESIDE_BYTES)
+        return measure_contention(iterate, network, size_bytes=BESIDE_BYTES)
 
     return answer
 

@@ -128,7 +128,7 @@ def _settings(
         yield from _hsdp_settings(on, grid, tell, traces)
     for model in grid.real_models if len(on) == 2 else ():
         fitted = captured(model, on, costs["torch"], tuple(costs))
-        tell(f"  {model}, real compute, slowed down by traffic: {fitted.slowdowns}")
+        tell(f"  {model}, real compute: {dict(fitted.contention)}")
         ratio = round(communication_ratio(fitted.profile), 2)
         yield _setting(on, grid, f"{model}, real compute", ratio, fitted, costs, halves, tell, traces)
 

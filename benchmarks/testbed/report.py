@@ -185,8 +185,12 @@ def _setting(setting: SettingResult) -> str:
 
 
 def _slowed(setting: SettingResult) -> str:
-    factors = ", ".join(f"x {factor:.2f} over {name}" for name, factor in setting.compute_slowdown.items())
-    return f" Compute beside all-reduces takes {factors} as long." if factors else ""
+    factors = "; ".join(
+        f"over {name} compute takes x {each['compute_slowdown']:.2f} as long beside all-reduces,"
+        f" and they x {each['allreduce_slowdown']:.2f} beside it"
+        for name, each in setting.contention.items()
+    )
+    return f" Contention: {factors}." if factors else ""
 
 
 def _fidelity(settings: Sequence[SettingResult]) -> str:

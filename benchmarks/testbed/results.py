@@ -82,8 +82,8 @@ class SettingResult:
         Processes that wanted a core in the minute before, from the machine's load average.
     max_norm
         What gradients were clipped to by their global norm; None where they were not.
-    compute_slowdown
-        How much slower compute runs beside all-reduces of each backend; empty where it was not measured.
+    contention
+        How compute and all-reduces of each backend slow one another down; empty where it was not measured.
     """
 
     model: str
@@ -98,7 +98,7 @@ class SettingResult:
     load: float
     contenders: list[ContenderResult]
     max_norm: float | None = None
-    compute_slowdown: dict[str, float] = field(default_factory=dict)
+    contention: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def plain_error(self) -> float:

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import Profile, parse_profile
 from pace.errors import CommunicationFailed
 from pace.runtime.capture.allreduce_cost import Collective
+from pace.runtime.capture.contention import LEAST_PAIRS, Contention, ContentionMeasurement
 from pace.runtime.capture.cost_sampler import BUDGET_S, CostSampler
 from pace.runtime.capture.recorder import Recorder, num_steps, warn_if_inexact
-from pace.runtime.capture.slowdown import LEAST_PAIRS, SlowdownMeasurement
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.engine.shard_units import units_of
 from pace.runtime.event_log import log
@@ -85,8 +86,8 @@ class SelfProfile:
             )
         # How much traffic slows compute down is measured last, in a few more iterations.
         self._pairs = iterations // RECORDED_PER_PLAIN
-        self._beside: SlowdownMeasurement | None = None
-        self._slowdown = 1.0
+        self._beside: ContentionMeasurement | None = None
+        self._contention = Contention()
         self._fault = ""
         self._recorder: Recorder | None = None
         try:
@@ -135,13 +136,13 @@ class SelfProfile:
             return False
         if self._sampler is None or self._network.device.type != "cpu" or self._pairs < LEAST_PAIRS:
             return True
-        self._beside = SlowdownMeasurement(self._network, self._sampler.costs, pairs=self._pairs)
+        self._beside = ContentionMeasurement(self._network, self._sampler.costs, pairs=self._pairs)
         return self._next_beside()
 
     def _next_beside(self) -> bool:
         assert self._beside is not None
         if self._beside.finished:
-            self._slowdown = self._beside.slowdown()
+            self._contention = self._beside.contention()
             self._beside = None
             return True
         self._beside.begin()
@@ -183,7 +184,8 @@ class SelfProfile:
                 compute_s = self._recorder.report.profile_s
             except Exception as error:  # as above
                 self._give_up(error)
-        replies = self._gather({"compute_s": compute_s, "fault": self._fault, "slowdown": self._slowdown})
+        own = {"compute_s": compute_s, "fault": self._fault}
+        replies = self._gather(own | asdict(self._contention))
         able = [rank for rank, each in enumerate(replies) if each["compute_s"] is not None]
         if not able:
             if self._transport.rank == 0:
@@ -196,8 +198,12 @@ class SelfProfile:
         if mine is None or self._transport.rank != 0:
             return True, None
         warn_if_inexact(mine)
-        # All wait for the rank whose compute is slowed down most.
-        return True, mine.replace(compute_slowdown=max(each["slowdown"] for each in replies))
+        # All wait for the rank that is slowed down most.
+        slowest_of = {name: max(each[name] for each in replies) for name in asdict(self._contention)}
+        beside = {"allreduce_slowdown": slowest_of["allreduce_slowdown"]}
+        return True, mine.replace(
+            compute_slowdown=slowest_of["compute_slowdown"], metadata={**mine.metadata, **beside}
+        )
 
     def _measure(self) -> tuple[AllReduce, dict[str, Any]]:
         if self._sampler is not None:

@@ -8,23 +8,30 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pace.runtime.capture.contention import (
+    BesideTraffic,
+    ContentionMeasurement,
+    LoadedIteration,
+    contention_of,
+)
 from pace.runtime.capture.recorder import num_steps
 from pace.runtime.capture.self_profile import WARM_UP, SelfProfile
-from pace.runtime.capture.slowdown import (
-    BesideTraffic,
-    LoadedIteration,
-    SlowdownMeasurement,
-    slowdown_of,
-)
 from pace.runtime.engine.plan import GradientSize
-from pace.runtime.profiler import measure_slowdown, torch_network
+from pace.runtime.profiler import Contention, measure_contention, torch_network
 from pace.runtime.transports.gloo import GlooTransport
 from tests.runtime.launch import run_ranks
 
 
 def pair(plain_s: float, loaded_s: float, traffic_s: float) -> LoadedIteration:
     """Return a pair of iterations."""
-    return LoadedIteration(plain_s=plain_s, loaded_s=loaded_s, traffic_s=traffic_s)
+    return LoadedIteration(
+        plain_s=plain_s, loaded_s=loaded_s, traffic_s=traffic_s, carried_s=1.25 * traffic_s
+    )
+
+
+def slowdown_of(pairs: list[LoadedIteration]) -> float:
+    """Return what is found of compute."""
+    return contention_of(pairs).compute_slowdown
 
 
 def test_the_factor_is_what_traffic_cost_for_each_of_its_seconds() -> None:
@@ -32,6 +39,10 @@ def test_the_factor_is_what_traffic_cost_for_each_of_its_seconds() -> None:
     usual = [pair(10.0, 10.4, 4.0)] * 5
     assert slowdown_of(usual) == pytest.approx(1 / 0.9)
     assert slowdown_of([*usual, pair(10.0, 13.0, 4.0)]) == pytest.approx(1 / 0.9)
+    found = contention_of(usual)
+    assert found.allreduce_slowdown == pytest.approx(1.25)
+    # Of 5 s in which they were carried, 0.4 were lost.
+    assert found.slowdown_while_carried == pytest.approx(1 / 0.92)
 
 
 def test_what_is_within_noise_counts_as_nothing() -> None:
@@ -79,7 +90,9 @@ def test_traffic_counts_until_the_caller_waits_for_it() -> None:
     while len(network.sent) < 3:
         time.sleep(0.001)
     threading.Timer(0.05, network.allowed.release).start()
-    assert 1.0 <= traffic.finish() < 1.5
+    alone_s, carried_s = traffic.finish()
+    assert 1.0 <= alone_s < 1.5
+    assert carried_s > 0
     assert network.sent == [64, 64, 64]
 
 
@@ -87,7 +100,7 @@ def test_traffic_is_over_before_an_iteration_sends_anything_itself() -> None:
     """Collectives of two threads would reach the ranks in different orders."""
     network = SlowNetwork()
     network.allowed.release(10_000)
-    measurement = SlowdownMeasurement(network, [(64, 1e-4), (128, 10.0)], pairs=1)
+    measurement = ContentionMeasurement(network, [(64, 1e-4), (128, 10.0)], pairs=1)
     beside = []
     while not measurement.finished:
         measurement.begin()
@@ -98,10 +111,10 @@ def test_traffic_is_over_before_an_iteration_sends_anything_itself() -> None:
     assert beside == [0] * 4
     # The larger ones do not fit into so short an iteration.
     assert set(network.sent) == {64}
-    assert measurement.slowdown() >= 1.0
+    assert measurement.contention().compute_slowdown >= 1.0
 
 
-def _measured(rank: int, size: int) -> list[float]:
+def _measured(rank: int, size: int) -> list[Contention | None]:
     del size
     weights = torch.full((200, 200), 0.01 * (1 + rank))
 
@@ -109,8 +122,8 @@ def _measured(rank: int, size: int) -> list[float]:
         for _ in range(20):
             weights.mm(weights)
 
-    factor = measure_slowdown(iterate, torch_network(), size_bytes=1 << 16, pairs=3)
-    everyone = [0.0, 0.0]
+    factor = measure_contention(iterate, torch_network(), size_bytes=1 << 16, pairs=3)
+    everyone: list[Contention | None] = [None, None]
     dist.all_gather_object(everyone, factor)
     return everyone
 
@@ -119,10 +132,12 @@ def test_all_ranks_agree_on_the_factor() -> None:
     """Over a real Gloo group; nothing is asserted of its size but that it is one."""
     first, second = run_ranks(_measured, 2, timeout_s=120)
     assert first == second
-    assert first[0] == first[1] >= 1.0
+    assert first[0] == first[1]
+    assert first[0].compute_slowdown >= 1.0
+    assert first[0].allreduce_slowdown >= 1.0
 
 
-def _profiled(rank: int, size: int) -> tuple[int, float | None]:
+def _profiled(rank: int, size: int) -> tuple[int, tuple[float, float] | None]:
     del size
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 4))
@@ -135,11 +150,11 @@ def _profiled(rank: int, size: int) -> tuple[int, float | None]:
     found: list[list[LoadedIteration]] = []
     with pytest.MonkeyPatch.context() as patch:
 
-        def factor(pairs: list[LoadedIteration]) -> float:
+        def factors(pairs: list[LoadedIteration]) -> Contention:
             found.append(list(pairs))
-            return 1.0 + rank / 4
+            return Contention(compute_slowdown=1.0 + rank / 4, allreduce_slowdown=2.0 - rank / 4)
 
-        patch.setattr("pace.runtime.capture.slowdown.slowdown_of", factor)
+        patch.setattr("pace.runtime.capture.contention.contention_of", factors)
         profile = SelfProfile(model, sizes, transport, iterations=12, name="small", timeout_s=60)
         steps = 0
         while True:
@@ -157,12 +172,14 @@ def _profiled(rank: int, size: int) -> tuple[int, float | None]:
     transport.close(failed=False)
     assert [len(pairs) for pairs in found] == [3]
     assert all(each.traffic_s > 0 for each in found[0])
-    return steps, None if made is None else made.compute_slowdown
+    if made is None:
+        return steps, None
+    return steps, (made.compute_slowdown, made.metadata["allreduce_slowdown"])
 
 
 def test_a_job_that_profiles_itself_finds_the_factor_of_its_slowest_rank() -> None:
     """In two iterations for each of three pairs and of one that does not count, behind those recorded."""
     (steps, slowdown), (others, nothing) = run_ranks(_profiled, 2, timeout_s=120)
     assert steps == others == num_steps(iterations=12, warmup=WARM_UP, recorded_per_plain=4) + 8
-    assert slowdown == 1.25
+    assert slowdown == (1.25, 2.0)
     assert nothing is None

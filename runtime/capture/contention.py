@@ -1,4 +1,4 @@
-"""Measures how much slower compute runs while all-reduces are under way: a profile's `compute_slowdown`.
+"""Measures how compute and all-reduces slow one another down; a profile says the one as `compute_slowdown`.
 
 An iteration is timed as it is and with a stream of all-reduces beside it. What the second takes longer is
 what its traffic has cost: ``1 - 1 / slowdown`` of every second of it (``pace.solver.compute_clock``). A
@@ -58,8 +58,8 @@ class BesideTraffic:
         except BaseException as error:  # raised where the caller waits
             self._error = error
 
-    def finish(self) -> float:
-        """Wait for the last all-reduce; return the seconds of traffic until this call.
+    def finish(self) -> tuple[float, float]:
+        """Wait for the last all-reduce; return the seconds of traffic until now, as alone and as it was.
 
         Raises
         ------
@@ -73,21 +73,58 @@ class BesideTraffic:
         ends = [self._started_s, *self._ends_s]
         done = int(np.searchsorted(ends, now, side="right")) - 1
         share = (now - ends[done]) / (ends[done + 1] - ends[done]) if done + 1 < len(ends) else 0.0
-        return (done + share) * self._call_s
+        return (done + share) * self._call_s, min(now, ends[-1]) - self._started_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedIteration:
-    """An iteration beside traffic, and one without, next to one another in time; seconds."""
+    """An iteration beside traffic, and one without, next to one another in time; seconds.
+
+    Attributes
+    ----------
+    traffic_s, carried_s
+        What the all-reduces beside it take with nothing beside them, and how long they took.
+    """
 
     plain_s: float
     loaded_s: float
     traffic_s: float
+    carried_s: float
 
 
-def slowdown_of(iterations: Sequence[LoadedIteration]) -> float:
-    """Return the factor: the median over pairs of iterations; 1 where it is within noise, or they are few."""
-    factors = [_factor(each) for each in iterations if each.traffic_s > 0]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contention:
+    """How compute and all-reduces slow one another down.
+
+    Attributes
+    ----------
+    compute_slowdown
+        The profile's: of compute, for each second that the all-reduces take alone.
+    allreduce_slowdown
+        How many times as long all-reduces take beside compute. No profile says it; multiply a cost by it to
+        predict windows in which little communication is exposed.
+    """
+
+    compute_slowdown: float = 1.0
+    allreduce_slowdown: float = 1.0
+
+    @property
+    def slowdown_while_carried(self) -> float:
+        """The profile's `compute_slowdown` where its costs are multiplied by `allreduce_slowdown`."""
+        lost = (1 - 1 / self.compute_slowdown) / self.allreduce_slowdown
+        return 1 / (1 - lost)
+
+
+def contention_of(iterations: Sequence[LoadedIteration]) -> Contention:
+    """Return both factors: medians over pairs of iterations; 1 where within noise, or where pairs are few."""
+    loaded = [each for each in iterations if each.traffic_s > 0]
+    return Contention(
+        compute_slowdown=_above_noise([_factor(each) for each in loaded]),
+        allreduce_slowdown=_above_noise([min(each.carried_s / each.traffic_s, LARGEST) for each in loaded]),
+    )
+
+
+def _above_noise(factors: list[float]) -> float:
     if len(factors) < LEAST_PAIRS:
         return 1.0
     low, _ = median_interval(factors, CONFIDENCE)
@@ -99,7 +136,7 @@ def _factor(pair: LoadedIteration) -> float:
     return 1 / (1 - min(lost, 1 - 1 / LARGEST))
 
 
-class SlowdownMeasurement:
+class ContentionMeasurement:
     """Times iterations in turns, as they are and beside traffic; every rank must make the same calls.
 
     Iterations lie between ``begin`` and ``end``, their own communication inside ``aside``: before it begins,
@@ -122,7 +159,7 @@ class SlowdownMeasurement:
         self._plain_s: float | None = None
         self._longest_s = 0.0
         self._traffic: BesideTraffic | None = None
-        self._traffic_s = self._aside_s = self._begun_s = 0.0
+        self._traffic_s = self._carried_s = self._aside_s = self._begun_s = 0.0
 
     @property
     def finished(self) -> bool:
@@ -132,7 +169,7 @@ class SlowdownMeasurement:
     def begin(self) -> None:
         """Begin an iteration, with nothing in flight."""
         self._network.barrier()
-        self._traffic_s = self._aside_s = 0.0
+        self._traffic_s = self._carried_s = self._aside_s = 0.0
         if self._plain_s is not None:
             fitting = [each for each in self._costs if each[1] <= self._longest_s / CALLS_IN_ITERATION]
             size_bytes, call_s = fitting[-1] if fitting else self._costs[0]
@@ -163,8 +200,14 @@ class SlowdownMeasurement:
         if self._plain_s is None:
             self._plain_s, self._longest_s = lasted_s, greatest(self._network, lasted_s)
             return
-        pair = LoadedIteration(plain_s=self._plain_s, loaded_s=lasted_s, traffic_s=self._traffic_s)
-        self._pairs.append(pair)
+        self._pairs.append(
+            LoadedIteration(
+                plain_s=self._plain_s,
+                loaded_s=lasted_s,
+                traffic_s=self._traffic_s,
+                carried_s=self._carried_s,
+            )
+        )
         self._plain_s = None
         self._left -= 1
 
@@ -173,19 +216,21 @@ class SlowdownMeasurement:
         with suppress(Exception):
             self._drain()
 
-    def slowdown(self) -> float:
-        """Return this rank's factor."""
-        return slowdown_of(self._pairs[1:])
+    def contention(self) -> Contention:
+        """Return this rank's factors."""
+        return contention_of(self._pairs[1:])
 
     def _drain(self) -> None:
         if self._traffic is not None:
             traffic, self._traffic = self._traffic, None
-            self._traffic_s += traffic.finish()
+            traffic_s, carried_s = traffic.finish()
+            self._traffic_s += traffic_s
+            self._carried_s += carried_s
 
 
-def measure_slowdown(
+def measure_contention(
     iterate: Callable[[], None], network: Network, *, size_bytes: int, pairs: int = 9
-) -> float:
+) -> Contention:
     """Time iterations with and without all-reduces beside them; every rank of the group must call it.
 
     Parameters
@@ -199,18 +244,22 @@ def measure_slowdown(
 
     Returns
     -------
-    float
-        The greatest factor of any rank, for whose compute the others wait; 1 where it is within noise.
+    Contention
+        The greatest factors of any rank, for which the others wait; 1 where they are within noise.
     """
     sizes = sorted({max(size_bytes // 4**step // 4 * 4, 4) for step in range(4)})
-    measurement = SlowdownMeasurement(
+    measurement = ContentionMeasurement(
         network, [(size, _call_s(network, size)) for size in sizes], pairs=pairs
     )
     while not measurement.finished:
         measurement.begin()
         iterate()
         measurement.end()
-    return greatest(network, measurement.slowdown())
+    found = measurement.contention()
+    return Contention(
+        compute_slowdown=greatest(network, found.compute_slowdown),
+        allreduce_slowdown=greatest(network, found.allreduce_slowdown),
+    )
 
 
 def _call_s(network: Network, size_bytes: int) -> float:
