@@ -133,13 +133,14 @@ def _beside_traffic(rank: int, name: str, on: Sequence[Host], backend: Backend) 
             if backend == "torch":
                 return _PORT
             return serve_horovod(on) if rank == 0 else 0
+        (port,) = arguments
         if backend == "torch":
-            join_torch(rank, on, *arguments)
+            join_torch(rank, on, port)
             network = torch_network()
         else:
             import pace.runtime.horovod
 
-            join_horovod(rank, on, *arguments, pace.runtime.horovod.init)
+            join_horovod(rank, on, port, pace.runtime.horovod.init)
             network = horovod_network()
         return measure_contention(iterate, network, size_bytes=BESIDE_BYTES)
 

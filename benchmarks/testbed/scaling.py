@@ -7,6 +7,7 @@ gradient is large, which is early, which op is long. Latency cannot be scaled: i
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from benchmarks.testbed.contenders import Backend
 from pace.documents.collective_costs import AllReduce, SampledAllReduce
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.errors import InvalidProfile
@@ -33,7 +34,7 @@ class Fitted:
     size_factor: float
     real: str | None = None
     shards: int = 1
-    contention: Mapping[str, Contention] = field(default_factory=dict)
+    contention: Mapping[Backend, Contention] = field(default_factory=dict)
 
     @property
     def whole(self) -> Profile:

@@ -125,7 +125,9 @@ def test_no_groups_in_any_order_beat_the_bound(profile: Profile, slowdown: float
     profile = profile.replace(compute_slowdown=slowdown)
     names = [gradient.name for gradient in profile.gradients]
     best = min(
-        wall_of(profile, order) for partition in set_partitions(names) for order in permutations(partition)
+        wall_of(profile, [[names[number] for number in group] for group in order])
+        for partition in set_partitions(range(len(names)))
+        for order in permutations(partition)
     )
     predicted = optimize(profile).predicted
     assert predicted.lower_bound_s <= best * (1 + 1e-9)
