@@ -3,13 +3,17 @@
 import json
 from collections.abc import Sequence
 from itertools import permutations
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from pace import InvalidProfile, Op, Profile, check, make_policy, optimize, parse_profile, simulate
+from pace.allreduce.thresholds import megatron_bucket_size
+from pace.cli import app
 from pace.documents.options import Options
 from pace.documents.profile_json import canonical_profile
 from pace.models import build
@@ -19,6 +23,8 @@ from pace.solver.compute_clock import ComputeClock
 from pace.solver.instance import Instance
 from pace.solver.jackson import solve
 from pace.view.windows import lay_out_policy, lay_out_schedule
+from pace.whatif import Grid, what_if
+from pace.whatif.scenario import profile_at
 from tests.strategies import affine, layered, layered_profiles, options, profiles, properties, set_partitions
 
 SLOWDOWNS = st.sampled_from([1.25, 2.0, 3.0])
@@ -247,3 +253,34 @@ def test_the_checker_refuses_a_wrong_stretch(proof: str, field: str) -> None:
     document[proof][field] = document[proof].get(field, 0.0) + 0.001
     schedule = type(optimize(profile)).model_validate_json(json.dumps(document))
     assert any(proof in violation for violation in check(profile, schedule))
+
+
+def test_what_if_keeps_the_slow_down_on_another_network() -> None:
+    """Every cell is the simulator's answer for the slowed profile on that network."""
+    profile = build("resnet50", device_tflops=8.0, batch=32, workers=8).replace(compute_slowdown=1.4)
+    grid = Grid(bandwidth_gbps=(5.0, 50.0), policies=("ddp", "optimal"))
+    for cell in what_if(profile, grid, processes=1).cells:
+        point = profile_at(profile, cell.scenario)
+        assert point.compute_slowdown == 1.4
+        assert cell.iteration_s == simulate(point, make_policy(cell.policy)).iteration_s
+        plain = simulate(point.replace(compute_slowdown=1.0), make_policy(cell.policy)).iteration_s
+        assert cell.iteration_s >= plain * (1 - 1e-9)
+
+
+def test_sizes_for_frameworks_are_priced_with_the_slow_down() -> None:
+    """Megatron's buckets take, played in wall time behind a barrier, what is said."""
+    profile = layered([4, 2, 6, 1], allreduce=affine(0.25, 0.125)).replace(compute_slowdown=2.0)
+    best = megatron_bucket_size(profile)
+    assert best.iteration_s == pytest.approx(wall_of(profile, best.buckets, barrier=True))
+
+
+def test_people_are_told_that_compute_is_slowed_down(tmp_path: Path) -> None:
+    """On stderr, by the commands that predict; and not where it is not."""
+    profile = build("resnet50", device_tflops=8.0, batch=32, workers=8)
+    path = tmp_path / "profile.json"
+    for slowdown, told in ((1.0, False), (1.25, True)):
+        path.write_bytes(profile.replace(compute_slowdown=slowdown).to_json())
+        for command in ("optimize", "headroom"):
+            done = CliRunner().invoke(app, [command, str(path)])
+            assert done.exit_code == 0
+            assert ("x 1.25 as long while communication is under way" in done.stderr) is told
