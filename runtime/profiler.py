@@ -37,6 +37,7 @@ from pace.runtime.capture.allreduce_cost import (
     measure_allreduce,
     torch_network,
 )
+from pace.runtime.capture.contention import Contention, measure_contention
 from pace.runtime.capture.recorder import CaptureReport, Recorder, warn_if_inexact
 from pace.runtime.capture.window import Granularity
 
@@ -44,9 +45,11 @@ __all__ = [
     "AllReduceMeasurement",
     "Capture",
     "CaptureReport",
+    "Contention",
     "gradient_bytes",
     "horovod_network",
     "measure_allreduce",
+    "measure_contention",
     "torch_network",
 ]
 
@@ -139,6 +142,7 @@ class Capture:
         allreduce: AllReduce,
         reduce_scatter: HalfCost | None = None,
         all_gather: HalfCost | None = None,
+        compute_slowdown: float = 1.0,
         metadata: Mapping[str, Any] | None = None,
     ) -> Profile:
         """Build the profile.
@@ -153,6 +157,8 @@ class Capture:
             What an all-reduce between them costs; see ``measure_allreduce``.
         reduce_scatter, all_gather
             What its halves cost, where they were measured; see ``torch_network``.
+        compute_slowdown
+            How much slower compute runs beside all-reduces; see ``measure_contention``.
         metadata
             Added to what is recorded about the capture itself.
 
@@ -174,6 +180,7 @@ class Capture:
             allreduce=allreduce,
             reduce_scatter=reduce_scatter,
             all_gather=all_gather,
+            compute_slowdown=compute_slowdown,
             metadata=metadata,
         )
         warn_if_inexact(profile)

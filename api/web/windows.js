@@ -73,12 +73,14 @@ function linkLanes(row) {
 // The numbers that add up to the bound, one behind the other.
 export function certificateParts(schedule) {
   const proof = schedule.certificate;
+  const stretch = { name: "stretch", kind: "ready", value: proof?.stretch_s ?? 0, means: "by this the other transfers slow compute down" };
   if (schedule.schema_version === 1) {
     return [
       { name: "ready", kind: "ready", value: proof.min_ready_s, means: "no gradient of the set is ready earlier" },
       { name: "all-reduce", kind: "carried", value: proof.total_allreduce_s, means: "the network needs this for the set" },
       { name: "tail", kind: "tail", value: proof.min_tail_s, means: "compute that follows the last of them at least" },
-    ];
+      stretch,
+    ].filter(({ name, value }) => name !== "stretch" || value > 0);
   }
   if (schedule.schema_version === 3) {
     return [
@@ -87,7 +89,8 @@ export function certificateParts(schedule) {
       { name: "norm", kind: "ready", value: proof.norm_s, means: "the norm of all gradients" },
       { name: "all-gather", kind: "carried", value: proof.total_all_gather_s, means: "the second half on the network" },
       { name: "tail", kind: "tail", value: proof.min_tail_s, means: "compute that follows at least" },
-    ].filter(({ name, value }) => name !== "norm" || value > 0);
+      stretch,
+    ].filter(({ name, value }) => !["norm", "stretch"].includes(name) || value > 0);
   }
   // Parameter servers: every fusion, partition and order, on the link that binds.
   const { min_ready_s: ready, total_bytes: size, seconds_per_byte: rate, lost_s: lost, latency_s: latency, min_tail_s: tail } = schedule.bound;

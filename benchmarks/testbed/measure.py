@@ -4,7 +4,7 @@ import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,12 +18,13 @@ from benchmarks.testbed.reference import TOLERANCE, FloatArray, expected_weights
 from benchmarks.testbed.replay import renamed
 from benchmarks.testbed.replicas import by_units
 from benchmarks.testbed.results import ContenderResult, SettingResult
-from benchmarks.testbed.scaling import Fitted
+from benchmarks.testbed.scaling import Fitted, slower
 from pace.documents.any_schedule import AnySchedule
 from pace.documents.collective_costs import AllReduce
 from pace.documents.half_costs import SampledHalf
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
+from pace.runtime.profiler import Contention
 from pace.schedule_choice import lower_bound_s
 
 _FIRST_PORT = 20000
@@ -116,8 +117,15 @@ def measure(
         profile=fitted.whole, size_factor=fitted.size_factor, real=fitted.real, max_norm=max_norm
     )
 
-    def priced(profile: Profile, backend: Backend) -> Profile:
-        profile = profile.replace(allreduce=costs[backend])
+    def priced(profile: Profile, backend: Backend, *, bound: bool = False) -> Profile:
+        contention = fitted.contention.get(backend, Contention())
+        if bound:  # all-reduces that compute does not slow down: none is faster
+            profile = profile.replace(allreduce=costs[backend], compute_slowdown=contention.compute_slowdown)
+        else:
+            profile = profile.replace(
+                allreduce=slower(costs[backend], contention.allreduce_slowdown),
+                compute_slowdown=contention.slowdown_while_carried,
+            )
         first, second = (halves or {}).get(backend, (None, None))
         return profile.replace(reduce_scatter=first, all_gather=second) if first and second else profile
 
@@ -150,7 +158,7 @@ def measure(
         if entry.failed:
             tell(f"{entry.contender.name}: {entry.failed}")
     bounded = by_units(fitted.profile) if fitted.shards > 1 else fitted.profile
-    bounds = {backend: lower_bound_s(priced(bounded, backend)) for backend in costs}
+    bounds = {backend: lower_bound_s(priced(bounded, backend, bound=True)) for backend in costs}
     return SettingResult(
         model=model,
         workers=len(on),
@@ -162,6 +170,7 @@ def measure(
         time_factor=fitted.time_factor,
         size_factor=fitted.size_factor,
         load=load,
+        contention={backend: asdict(each) for backend, each in fitted.contention.items()},
         contenders=[_result(entry, fitted, bounds, costs) for entry in entries],
         max_norm=max_norm,
     )
@@ -276,7 +285,9 @@ def _result(
     contender = entry.contender
     profile = entry.profile
     if contender.predicted_at is not None:
-        profile = profile.replace(allreduce=costs[contender.predicted_at])
+        contention = fitted.contention.get(contender.backend, Contention())
+        cost = slower(costs[contender.predicted_at], contention.allreduce_slowdown)
+        profile = profile.replace(allreduce=cost)
     return ContenderResult(
         name=contender.name,
         label=contender.label,

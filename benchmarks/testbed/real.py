@@ -13,16 +13,21 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.testbed.contenders import Backend
 from benchmarks.testbed.hosts import Host
+from benchmarks.testbed.joining import join_horovod, join_torch, serve_horovod
 from benchmarks.testbed.processes import Answer, ranks
 from benchmarks.testbed.reference import LEARNING_RATE, FloatArray, scale_of
 from benchmarks.testbed.scaling import Fitted
 from benchmarks.testbed.stream import Stream
 from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import Profile
-from pace.runtime.profiler import Capture
+from pace.runtime.profiler import Capture, Contention, horovod_network, measure_contention, torch_network
 
 CAPTURED_ITERATIONS = 10
+# Of one all-reduce while compute is timed beside it: about a group of these models.
+BESIDE_BYTES = 1 << 20
+_PORT = 19100
 CLASSES = 10
 
 
@@ -91,12 +96,55 @@ def expected_weights(name: str, order: Sequence[str], *, workers: int, iteration
     return np.concatenate([weights[each].detach().numpy().ravel() for each in order])
 
 
-def captured(name: str, on: Sequence[Host], allreduce: AllReduce) -> Fitted:
-    """Capture a model's profile on these hosts, all computing at once; that of the slowest rank counts."""
+def captured(name: str, on: Sequence[Host], allreduce: AllReduce, backends: Sequence[Backend]) -> Fitted:
+    """Capture a model's profile on these hosts, all computing at once; that of the slowest rank counts.
+
+    How much traffic slows compute down is measured over each backend: its threads work on the same cores.
+    """
     with ranks(f"capture of {name}", on, _capturing, name, undisturbed=False) as group:
         profiles: list[Profile] = group.ask("capture", allreduce, len(on), timeout_s=300)
     slowest = max(profiles, key=lambda profile: profile.timing.compute_s)
-    return Fitted(profile=slowest, time_factor=1.0, size_factor=1.0, real=name)
+    contention = {backend: _contention(name, on, backend) for backend in backends}
+    return Fitted(profile=slowest, time_factor=1.0, size_factor=1.0, real=name, contention=contention)
+
+
+def _contention(name: str, on: Sequence[Host], backend: Backend) -> Contention:
+    with ranks(
+        f"contention of {name} over {backend}", on, _beside_traffic, name, on, backend, undisturbed=False
+    ) as group:
+        port = next(port for port in group.ask("serve") if port)
+        found: list[Contention] = group.ask("measure", port, timeout_s=300)
+    return found[0]
+
+
+def _beside_traffic(rank: int, name: str, on: Sequence[Host], backend: Backend) -> Answer:
+    torch.set_num_threads(1)
+    model = RealModel(name, rank=rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    scale = torch.tensor([scale_of(0)])
+
+    def iterate() -> None:
+        optimizer.zero_grad()
+        model(scale).backward()
+        optimizer.step()
+
+    def answer(request: str, arguments: tuple[Any, ...]) -> Any:
+        if request == "serve":
+            if backend == "torch":
+                return _PORT
+            return serve_horovod(on) if rank == 0 else 0
+        (port,) = arguments
+        if backend == "torch":
+            join_torch(rank, on, port)
+            network = torch_network()
+        else:
+            import pace.runtime.horovod
+
+            join_horovod(rank, on, port, pace.runtime.horovod.init)
+            network = horovod_network()
+        return measure_contention(iterate, network, size_bytes=BESIDE_BYTES)
+
+    return answer
 
 
 def _capturing(rank: int, name: str) -> Answer:

@@ -128,7 +128,8 @@ def _settings(
     if grid.hsdp_models and len(on) == REPLICAS * SHARDS:
         yield from _hsdp_settings(on, grid, tell, traces)
     for model in grid.real_models if len(on) == 2 else ():
-        fitted = captured(model, on, costs["torch"])
+        fitted = captured(model, on, costs["torch"], tuple(costs))
+        tell(f"  {model}, real compute: {dict(fitted.contention)}")
         ratio = round(communication_ratio(fitted.profile), 2)
         yield _setting(on, grid, f"{model}, real compute", ratio, fitted, costs, halves, tell, traces)
 

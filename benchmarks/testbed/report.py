@@ -235,9 +235,18 @@ def _setting(setting: SettingResult) -> str:
         f" (sizes x {setting.size_factor:.3g}, times x {setting.time_factor:.3g})."
         f" Without communication {setting.plain_s * 1e3:.1f} ms, the profile says"
         f" {setting.compute_s * 1e3:.1f} ({setting.plain_error * 100:+.1f} %)."
-        f" Machine's load before: {setting.load:.1f}."
+        f"{_slowed(setting)} Machine's load before: {setting.load:.1f}."
     )
     return f"{title}\n\n{table(header, rows)}"
+
+
+def _slowed(setting: SettingResult) -> str:
+    factors = "; ".join(
+        f"over {name} compute takes x {each['compute_slowdown']:.2f} as long beside all-reduces,"
+        f" and they x {each['allreduce_slowdown']:.2f} beside it"
+        for name, each in setting.contention.items()
+    )
+    return f" Contention: {factors}." if factors else ""
 
 
 def _fidelity(settings: Sequence[SettingResult]) -> str:

@@ -1,7 +1,7 @@
 """What a record holds: numbers as measured, and the few that follow from them. JSON-ready."""
 
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.testbed.contenders import FRAMEWORK_PAIRS, UNTUNED
@@ -82,6 +82,8 @@ class SettingResult:
         Processes that wanted a core in the minute before, from the machine's load average.
     max_norm
         What gradients were clipped to by their global norm; None where they were not.
+    contention
+        How compute and all-reduces of each backend slow one another down; empty where it was not measured.
     """
 
     model: str
@@ -96,6 +98,7 @@ class SettingResult:
     load: float
     contenders: list[ContenderResult]
     max_norm: float | None = None
+    contention: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def plain_error(self) -> float:

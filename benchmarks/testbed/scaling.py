@@ -4,12 +4,15 @@ Every duration is multiplied by one factor and every size by another, so that th
 gradient is large, which is early, which op is long. Latency cannot be scaled: it is the network's own.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from pace.documents.collective_costs import AllReduce
+from benchmarks.testbed.contenders import Backend
+from pace.documents.collective_costs import AllReduce, SampledAllReduce
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.errors import InvalidProfile
 from pace.models import communication_ratio
+from pace.runtime.profiler import Contention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +21,8 @@ class Fitted:
 
     Attributes
     ----------
+    contention
+        How compute and all-reduces of each backend slow one another down, where that was measured.
     shards
         How many shards a gradient has, of which the profile holds one.
     real
@@ -29,6 +34,7 @@ class Fitted:
     size_factor: float
     real: str | None = None
     shards: int = 1
+    contention: Mapping[Backend, Contention] = field(default_factory=dict)
 
     @property
     def whole(self) -> Profile:
@@ -75,6 +81,13 @@ def fit(profile: Profile, *, workers: int, allreduce: AllReduce, compute_s: floa
         "communication_ratio": ratio,
     }
     return Fitted(profile=fitted.replace(metadata=metadata), time_factor=times, size_factor=largest)
+
+
+def slower(cost: AllReduce, factor: float) -> AllReduce:
+    """Return a measured cost with every duration multiplied."""
+    if factor == 1 or not isinstance(cost, SampledAllReduce):
+        return cost
+    return SampledAllReduce(samples=tuple((size, seconds * factor) for size, seconds in cost.samples))
 
 
 def _sized(profile: Profile, factor: float) -> Profile:

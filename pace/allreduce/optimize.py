@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pace.allreduce.realize import RealizedPlan, explained, fastest_plan
+from pace.allreduce.realize import RealizedPlan, explained, fastest_plan, stretch_s
 from pace.allreduce.scenarios import stops_at_barrier
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.documents.options import Options
@@ -25,7 +25,7 @@ from pace.fusion.problem import FusionProblem, oracle_instance
 from pace.fusion.search import FusionResult, fuse
 from pace.solver import certificate, jackson
 from pace.solver.arrays import FloatArray
-from pace.solver.cost import CostCurve
+from pace.solver.compute_clock import ComputeClock
 from pace.solver.instance import Instance
 from pace.version import __version__
 
@@ -148,9 +148,14 @@ def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
     unit = options.slot_s or 1.0
     solution = jackson.solve(instance)
     proof = certificate.certify(instance, solution)
-    lower = max(problem.compute_s, found.bounds.best_s)
-    iteration = max(problem.compute_s, plan.sending.objective)
-    segments = _segments(plan)
+    slowdown = problem.slowdown
+    # All that the oracle's plan sends stretches compute, in whichever order.
+    carried = float(np.sum(instance.processing)) * unit
+    ideal = max(problem.compute_s, solution.objective * unit) + problem.stretch_s(carried)
+    outside = carried - proof.total_processing * unit if slowdown != 1 else 0.0
+    lower = max(problem.compute_s + found.bounds.stretch_s, found.bounds.best_s)
+    iteration = max(problem.compute_s, plan.sending.objective) + stretch_s(problem, plan.sending)
+    segments = _segments(plan, slowdown)
     largest = max((segment.size_bytes for segment in segments), default=0)
     return Schedule(
         profile_sha256=profile.sha256,
@@ -165,7 +170,7 @@ def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
         ),
         predicted=Prediction(
             iteration_s=iteration,
-            ideal_iteration_s=max(problem.compute_s, solution.objective * unit),
+            ideal_iteration_s=ideal,
             compute_s=problem.compute_s,
             lower_bound_s=lower,
             scenarios_s=plan.risk_s,
@@ -174,20 +179,21 @@ def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
         certificate=Certificate(
             groups=proof.jobs,
             min_ready_s=proof.min_ready * unit,
-            total_allreduce_s=proof.total_processing * unit,
+            total_allreduce_s=proof.total_processing * unit * slowdown,
             min_tail_s=proof.min_tail * unit,
-            bound_s=proof.bound * unit,
+            stretch_s=problem.stretch_s(outside),
+            bound_s=proof.bound * unit + problem.stretch_s(carried),
         ),
         bound=found.bounds.fusion,
         chain_bound=found.bounds.chain,
         execution=Execution(credit_bytes=ONE_AT_A_TIME if segments else 0, max_segment_bytes=largest),
-        groups=_groups(profile, problem.cost, plan),
+        groups=_groups(profile, plan),
         segments=segments,
     )
 
 
-def _groups(profile: Profile, cost: CostCurve, plan: RealizedPlan) -> tuple[Group, ...]:
-    durations: FloatArray = cost(plan.buffers.sizes)
+def _groups(profile: Profile, plan: RealizedPlan) -> tuple[Group, ...]:
+    durations: FloatArray = profile.cost(plan.buffers.sizes)
     return tuple(
         Group(
             gradients=tuple(profile.gradients[number].name for number in members),
@@ -201,8 +207,10 @@ def _groups(profile: Profile, cost: CostCurve, plan: RealizedPlan) -> tuple[Grou
     )
 
 
-def _segments(plan: RealizedPlan) -> tuple[Segment, ...]:
+def _segments(plan: RealizedPlan, slowdown: float) -> tuple[Segment, ...]:
     sending = plan.sending
+    clock = ComputeClock.carrying(slowdown, sending.starts, sending.ends)
+    starts, ends = clock.wall_s(sending.starts), clock.wall_s(sending.ends)
     offsets = [0] * len(plan.partition)
     segments = []
     for at, (group, elements) in enumerate(
@@ -216,8 +224,8 @@ def _segments(plan: RealizedPlan) -> tuple[Segment, ...]:
                 offset_bytes=offsets[group],
                 size_bytes=size,
                 priority=at if slot is None else slot,
-                start_s=float(sending.starts[at]),
-                end_s=float(sending.ends[at]),
+                start_s=float(starts[at]),
+                end_s=float(ends[at]),
                 start_slot=slot,
                 num_slots=None if plan.num_slots is None else int(plan.num_slots[at]),
             )

@@ -38,7 +38,10 @@ MAX_SEGMENTS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealizedPlan:
-    """What goes out: groups, their buffers, and the segments in order; slots only where there are any."""
+    """What goes out: groups, their buffers, and the segments in order; slots only where there are any.
+
+    Times are those of the compute clock (``pace.solver.compute_clock``), but for `risk_s`.
+    """
 
     partition: Partition
     buffers: Buffers
@@ -77,7 +80,9 @@ def fastest_plan(
     scenarios = sample(profile, options)
     priced = [
         replace(
-            plan, risk_s=price(scenarios, plan.partition, plan.buffers, plan.sending, problem.cost, options)
+            plan,
+            risk_s=price(scenarios, plan.partition, plan.buffers, plan.sending, problem.cost, options)
+            + stretch_s(problem, plan.sending),
         )
         for plan in plans
     ]
@@ -85,7 +90,12 @@ def fastest_plan(
 
 
 def _window(problem: FusionProblem, plan: RealizedPlan) -> float:
-    return max(plan.sending.objective, problem.compute_s)
+    return max(plan.sending.objective, problem.compute_s) + stretch_s(problem, plan.sending)
+
+
+def stretch_s(problem: FusionProblem, sending: Sending) -> float:
+    """Return how much longer a window takes than on the compute clock, with these segments."""
+    return problem.stretch_s(float(np.sum(sending.ends - sending.starts)))
 
 
 def window_when_slower(problem: FusionProblem, plan: RealizedPlan) -> float:
@@ -97,7 +107,8 @@ def window_when_slower(problem: FusionProblem, plan: RealizedPlan) -> float:
     ends += np.maximum.accumulate(buffers.ready[sending.groups] - (ends - durations))
     sent = float(np.max(ends + buffers.tail[sending.groups], initial=0.0))
     # What carries nothing is done when it is ready.
-    return max(problem.compute_s, sent, float(np.max(buffers.ready + buffers.tail, initial=0.0)))
+    window = max(problem.compute_s, sent, float(np.max(buffers.ready + buffers.tail, initial=0.0)))
+    return window + problem.stretch_s(float(np.sum(durations)))
 
 
 def _in_order(problem: FusionProblem, partition: Partition) -> Partition:

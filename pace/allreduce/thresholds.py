@@ -145,17 +145,22 @@ def _buckets(runs: list[npt.NDArray[np.intp]], counted: _Sizes, rule: _Rule, siz
 
 
 def _window(profile: Profile, buckets: Buckets) -> tuple[float, Buckets]:
-    """Send buckets first in, first out; return the window behind a barrier, and them in that order."""
+    """Send buckets first in, first out; return the window behind a barrier, and them in that order.
+
+    On the compute clock (``pace.solver.compute_clock``), and then in wall time.
+    """
     timing = profile.timing
     ready = np.array([timing.ready_s[members].max() for members in buckets])
     size_bytes = [sum(profile.gradients[number].size_bytes for number in members) for members in buckets]
     order = np.argsort(ready, kind="stable")
-    now = 0.0
+    now = carried = 0.0
     for at in order:
         if size_bytes[at]:
-            now = max(now, float(ready[at])) + float(profile.cost(size_bytes[at]))
+            lasting = float(profile.clocked_cost(size_bytes[at]))
+            now = max(now, float(ready[at])) + lasting
+            carried += lasting
     window_s = max(float(timing.compute_s), now + float(timing.tail_s.max(initial=0.0)))
-    return window_s, [buckets[at] for at in order]
+    return window_s + (profile.compute_slowdown - 1) * carried, [buckets[at] for at in order]
 
 
 def _close_when_full(sizes: _Sizes, size: int) -> Buckets:

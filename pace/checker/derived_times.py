@@ -1,11 +1,15 @@
 """What a profile says, derived anew: ready times, tails, and how far two times may differ."""
 
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import networkx
 
 from pace.documents.any_schedule import AnySchedule
 from pace.documents.profile import Profile
+from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
 from pace.documents.sharded_schedule import ShardedSchedule
 
@@ -14,12 +18,39 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DerivedTimes:
-    """What the profile says, derived anew; `slack_s` is how far two times may differ."""
+    """What the profile says, derived anew; `slack_s` is how far two times may differ.
+
+    Attributes
+    ----------
+    total_bytes
+        Of all gradients.
+    lost
+        The share of every second of traffic by which compute falls behind: 1 - 1 / compute_slowdown.
+    """
 
     ready: dict[str, float]
     tail: dict[str, float]
     compute_s: float
     slack_s: float
+    total_bytes: int
+    lost: float
+
+
+class ComputeProgress:
+    """How far an op has come that runs all the time; while there is traffic it falls behind."""
+
+    def __init__(self, carried: Iterable[tuple[float, float]], times: DerivedTimes) -> None:
+        self._carried = sorted(carried) if times.lost else []
+        self._before = [0.0, *accumulate(end_s - start_s for start_s, end_s in self._carried)]
+        self._lost = times.lost
+
+    def until(self, moment_s: float) -> float:
+        """Return the seconds of compute that are done at a moment, from the window's start."""
+        begun = bisect_left(self._carried, (moment_s, 0.0))
+        busy_s = self._before[begun]
+        if begun:
+            busy_s -= max(self._carried[begun - 1][1] - moment_s, 0.0)
+        return moment_s - self._lost * busy_s
 
 
 def derive(profile: Profile, schedule: AnySchedule) -> DerivedTimes:
@@ -53,7 +84,16 @@ def derive(profile: Profile, schedule: AnySchedule) -> DerivedTimes:
     compute = max(end.values(), default=0.0)
     window = max(compute, schedule.predicted.iteration_s, schedule.predicted.ideal_iteration_s)
     ready = {gradient.name: end[gradient.producer] for gradient in profile.gradients}
-    return DerivedTimes(ready=ready, tail=tail, compute_s=compute, slack_s=TOLERANCE * window)
+    # Of pushes and pulls, which use two links at once, no slow-down is modeled.
+    lost = 0.0 if isinstance(schedule, PushPullSchedule) else 1 - 1 / profile.compute_slowdown
+    return DerivedTimes(
+        ready=ready,
+        tail=tail,
+        compute_s=compute,
+        slack_s=TOLERANCE * window,
+        total_bytes=sum(gradient.size_bytes for gradient in profile.gradients),
+        lost=lost,
+    )
 
 
 def same(stated: float, derived: float, times: DerivedTimes) -> bool:

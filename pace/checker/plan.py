@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from pace.checker.allreduce import allreduce_s
-from pace.checker.derived_times import DerivedTimes, same
+from pace.checker.derived_times import ComputeProgress, DerivedTimes, same
 from pace.documents.any_schedule import AnySchedule
 from pace.documents.profile import Profile
 from pace.documents.push_pull_schedule import ExchangeGroup, PushPullSchedule
@@ -61,10 +61,11 @@ def check_groups(
 def check_segments(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     """Yield what is wrong with the segments: each byte sent once, when it is ready, one at a time."""
     covered: list[list[tuple[int, int]]] = [[] for _ in schedule.groups]
+    progress = ComputeProgress(((each.start_s, each.end_s) for each in schedule.segments), times)
     for number, segment in enumerate(schedule.segments):
         group = schedule.groups[segment.group]
         covered[segment.group].append((segment.offset_bytes, segment.offset_bytes + segment.size_bytes))
-        if segment.start_s < group.ready_s - times.slack_s:
+        if progress.until(segment.start_s) < group.ready_s - times.slack_s:
             yield f"segment {number}: starts at {segment.start_s!r}, its group is ready at {group.ready_s!r}"
         duration = allreduce_s(profile.allreduce, profile.workers, segment.size_bytes)
         if not same(segment.end_s - segment.start_s, duration, times):

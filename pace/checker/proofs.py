@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pace.checker.allreduce import allreduce_s
-from pace.checker.derived_times import TOLERANCE, DerivedTimes, same
+from pace.checker.derived_times import TOLERANCE, ComputeProgress, DerivedTimes, same
 from pace.checker.slots import slots, slots_served
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.half_costs import SampledHalf
@@ -16,17 +16,25 @@ from pace.documents.schedule import ChainBound, FusionBound, Schedule
 def check_predictions(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     """Yield the predictions that do not follow from the segments and the profile."""
     predicted = schedule.predicted
+    carried = [(segment.start_s, segment.end_s) for segment in schedule.segments]
+    progress = ComputeProgress(carried, times)
+    # In seconds of compute; all traffic ends within the window, which it lengthens by the same in any order.
     ends = [group.ready_s for group in schedule.groups]
     for segment in schedule.segments:
-        ends[segment.group] = max(ends[segment.group], segment.end_s)
+        ends[segment.group] = max(ends[segment.group], progress.until(segment.end_s))
     realized = max(
         (end + group.tail_s for end, group in zip(ends, schedule.groups, strict=True)), default=0.0
     )
-    lower = max(times.compute_s, schedule.bound.bound_s, schedule.chain_bound.bound_s)
+    realized = max(times.compute_s, realized) + times.lost * sum(end - start for start, end in carried)
+    stretch = times.lost * sum(_jobs(schedule, times)[1])
+    bounds = (schedule.bound, schedule.chain_bound)
+    hidden = times.compute_s + max(least_stretch_s(times, bound) for bound in bounds)
+    lower = max(hidden, *(bound.bound_s for bound in bounds))
+    ideal = max(times.compute_s, _strongest_set(schedule, times)) + stretch
     expected = (
         ("compute_s", predicted.compute_s, times.compute_s),
-        ("iteration_s", predicted.iteration_s, max(times.compute_s, realized)),
-        ("ideal_iteration_s", predicted.ideal_iteration_s, max(times.compute_s, _strongest_set(schedule))),
+        ("iteration_s", predicted.iteration_s, realized),
+        ("ideal_iteration_s", predicted.ideal_iteration_s, ideal),
         ("lower_bound_s", predicted.lower_bound_s, lower),
     )
     for field, stated, derived in expected:
@@ -44,36 +52,60 @@ def check_certificate(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     if unknown or len(set(proof.groups)) < len(proof.groups):
         yield f"certificate: groups {list(proof.groups)} are not groups of the schedule, each once"
         return
-    ready, duration, tail = _jobs(schedule)
+    ready, duration, tail = _jobs(schedule, times)
+    outside = sum(duration) - sum(duration[n] for n in proof.groups)
+    hidden = times.compute_s + times.lost * sum(duration)
     expected = (
         ("min_ready_s", proof.min_ready_s, min((ready[n] for n in proof.groups), default=0.0)),
         ("total_allreduce_s", proof.total_allreduce_s, sum(duration[n] for n in proof.groups)),
         ("min_tail_s", proof.min_tail_s, min((tail[n] for n in proof.groups), default=0.0)),
-        ("bound_s", proof.bound_s, proof.min_ready_s + proof.total_allreduce_s + proof.min_tail_s),
+        ("stretch_s", proof.stretch_s, times.lost * outside),
+        (
+            "bound_s",
+            proof.bound_s,
+            proof.min_ready_s + proof.total_allreduce_s + proof.min_tail_s + proof.stretch_s,
+        ),
     )
     for field, stated, derived in expected:
         if not same(stated, derived, times):
             yield f"certificate.{field} is {stated!r}, derived {derived!r}"
-    if not same(max(times.compute_s, proof.bound_s), schedule.predicted.ideal_iteration_s, times):
+    if not same(max(hidden, proof.bound_s), schedule.predicted.ideal_iteration_s, times):
         yield f"certificate.bound_s {proof.bound_s!r} does not prove predicted.ideal_iteration_s"
 
 
-def _jobs(schedule: Schedule) -> tuple[list[float], list[float], list[float]]:
-    """Return ready time, duration and tail of every group in seconds, rounded as the oracle rounds them."""
+def least_stretch_s(times: DerivedTimes, bound: FusionBound | ChainBound) -> float:
+    """Return what all bytes in one call stretch compute by, at the price of a bound's line."""
+    return (
+        times.lost * (bound.latency_s + times.total_bytes * bound.seconds_per_byte)
+        if times.total_bytes
+        else 0.0
+    )
+
+
+def _jobs(schedule: Schedule, times: DerivedTimes) -> tuple[list[float], list[float], list[float]]:
+    """Return ready time, duration and tail of every group in seconds, rounded as the oracle rounds them.
+
+    It rounds on the clock of compute, which traffic slows down.
+    """
     slot_s = schedule.solver.slot_s
     ready = [group.ready_s for group in schedule.groups]
     duration = [group.allreduce_s for group in schedule.groups]
     if slot_s is not None:
         ready = [slots(value, slot_s) * slot_s for value in ready]
-        duration = [slots_served(value, slot_s) * slot_s for value in duration]
+        rate = 1 - times.lost
+        duration = [slots_served(value * rate, slot_s) * slot_s / rate for value in duration]
     return ready, duration, [group.tail_s for group in schedule.groups]
 
 
-def _strongest_set(schedule: Schedule) -> float:
-    """Return the maximum over all sets {r >= rho, q >= theta} of min r + sum p + min q, in O(n^2)."""
+def _strongest_set(schedule: Schedule, times: DerivedTimes) -> float:
+    """Return the maximum over all sets {r >= rho, q >= theta} of min r + sum p + min q, in O(n^2).
+
+    In seconds of compute, of which a transfer takes fewer where it slows compute down.
+    """
     if not schedule.groups:
         return 0.0
-    ready, duration, tail = (np.array(values) for values in _jobs(schedule))
+    ready, duration, tail = (np.array(values) for values in _jobs(schedule, times))
+    duration *= 1 - times.lost
     best = 0.0
     by_tail = np.argsort(-tail, kind="stable")
     ready, duration, tail = ready[by_tail], duration[by_tail], tail[by_tail]
@@ -103,8 +135,12 @@ def check_set(profile: Profile, bound: FusionBound, times: DerivedTimes, field: 
         stated = f"{bound.num_gradients} gradients of {bound.total_bytes} bytes"
         yield f"{field}: {stated}, at most {len(inside)} of {sum(inside)} qualify"
     per_byte = bound.total_bytes * bound.seconds_per_byte
+    stretch = times.lost * (times.total_bytes - bound.total_bytes) * bound.seconds_per_byte
+    if not same(bound.stretch_s, stretch, times):
+        yield f"{field}.stretch_s is {bound.stretch_s!r}, derived {stretch!r}"
     # Without a byte there is no call that starts after min_ready_s, and nothing is proved.
-    total = bound.min_ready_s + bound.latency_s + per_byte + bound.min_tail_s if bound.total_bytes else 0.0
+    parts = bound.min_ready_s + bound.latency_s + per_byte + bound.min_tail_s + bound.stretch_s
+    total = parts if bound.total_bytes else 0.0
     if not same(bound.bound_s, total, times):
         yield f"{field}.bound_s is {bound.bound_s!r}, its parts add up to {total!r}"
 
@@ -141,15 +177,18 @@ def check_chain(
     ready, tail, size = (np.array(values, dtype=float) for values in zip(*chain, strict=True))
     relaxed = tail if bound.order == "ready" else ready
     relaxed[:] = np.minimum.accumulate(relaxed[::-1])[::-1]
-    # fewest[i]: the fewest groups that send everything from i on within the limit, or inf.
-    limit = bound.bound_s - 2 * times.slack_s
-    behind = size[::-1].cumsum()[::-1] * bound.seconds_per_byte
+    # fewest[i]: the fewest groups that send everything from i on within the limit, or inf. All in seconds of
+    # compute, of which a transfer takes fewer where it slows compute down.
+    limit = bound.bound_s - least_stretch_s(times, bound) - 2 * times.slack_s
+    rate = 1 - times.lost
+    latency_s = bound.latency_s * rate
+    behind = size[::-1].cumsum()[::-1] * bound.seconds_per_byte * rate
     fewest = np.full(len(size) + 1, np.inf)
     fewest[-1] = 0.0
     for first in range(len(size) - 1, -1, -1):
         possible = np.flatnonzero(np.isfinite(fewest[first + 1 :]))
         groups = 1 + fewest[first + 1 + possible]
-        windows = ready[first + possible] + tail[first + possible] + groups * bound.latency_s + behind[first]
+        windows = ready[first + possible] + tail[first + possible] + groups * latency_s + behind[first]
         # Strictly: a window of 0 s, in which no two times may differ, is no faster than 0 s.
         fewest[first] = np.min(groups[windows < limit], initial=np.inf)
     if np.isfinite(fewest[0]):

@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 
 from pace.checker.allreduce import allreduce_s
-from pace.checker.derived_times import DerivedTimes, derive, same
+from pace.checker.derived_times import ComputeProgress, DerivedTimes, derive, same
 from pace.checker.halves import HalfOfExchange, half_s
 from pace.checker.plan import check_identity
-from pace.checker.proofs import check_chain, check_line, check_set
+from pace.checker.proofs import check_chain, check_line, check_set, least_stretch_s
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.documents.push_pull import PushPull
 from pace.documents.sharded_schedule import HalfCall, ShardedSchedule
@@ -85,6 +85,7 @@ def _check_calls(profile: Profile, schedule: ShardedSchedule, times: DerivedTime
 
 
 def _check_segments(profile: Profile, schedule: ShardedSchedule, times: DerivedTimes) -> Iterator[str]:
+    progress = ComputeProgress(_carried(schedule), times)
     for number, segment in enumerate(schedule.segments):
         call = schedule.calls[segment.half][segment.call]
         size = segment.num_columns * schedule.column_bytes_of(call)
@@ -94,7 +95,8 @@ def _check_segments(profile: Profile, schedule: ShardedSchedule, times: DerivedT
             yield f"segment {number}: takes {stated!r} s, derived {duration!r}"
         if size > schedule.execution.max_segment_bytes:
             yield f"segment {number}: {size} bytes exceed execution.max_segment_bytes"
-        if segment.half == "reduce-scatter" and segment.start_s < call.time_s - times.slack_s:
+        early = progress.until(segment.start_s) < call.time_s - times.slack_s
+        if segment.half == "reduce-scatter" and early:
             yield f"segment {number}: starts at {segment.start_s!r}, before its call is ready"
     if schedule.segments and schedule.execution.credit_bytes == 0:
         yield "execution.credit_bytes is 0: no segment may be sent"
@@ -111,6 +113,19 @@ def _check_segments(profile: Profile, schedule: ShardedSchedule, times: DerivedT
             yield f"segments {first} and {second} are on the network at the same time"
         if schedule.segments[second].priority < schedule.segments[first].priority:
             yield f"segments {first} and {second}: priorities do not follow the order of sending"
+
+
+def _carried(schedule: ShardedSchedule) -> list[tuple[float, float]]:
+    """Return when the network carries something; a norm of nothing holds up nothing."""
+    norm = [(schedule.norm.start_s, schedule.norm.end_s)] if schedule.norm and schedule.segments else []
+    return [(segment.start_s, segment.end_s) for segment in schedule.segments] + norm
+
+
+def _all_calls_s(schedule: ShardedSchedule) -> float:
+    """Return how long the network carries something if every call is sent in one piece."""
+    norm = schedule.norm if schedule.segments else None
+    norm_s = 0.0 if norm is None else norm.end_s - norm.start_s
+    return sum((call.duration_s for half in HALVES for call in schedule.calls[half]), norm_s)
 
 
 def _ends(schedule: ShardedSchedule) -> dict[HalfOfExchange, list[float]]:
@@ -166,13 +181,18 @@ def _floor(profile: Profile, times: DerivedTimes) -> float:
 def _check_predictions(profile: Profile, schedule: ShardedSchedule, times: DerivedTimes) -> Iterator[str]:
     predicted, floor = schedule.predicted, _floor(profile, times)
     ends = _ends(schedule)["all-gather"]
-    realized = [end + call.time_s for end, call in zip(ends, schedule.all_gathers, strict=True)]
+    progress = ComputeProgress(_carried(schedule), times)
+    realized = [
+        progress.until(end) + call.time_s for end, call in zip(ends, schedule.all_gathers, strict=True)
+    ]
+    stretch = times.lost * sum(end - start for start, end in _carried(schedule))
     proofs = [bound.bound_s for bound in (schedule.norm_bound, schedule.set_bound) if bound is not None]
-    lower = max([floor, *proofs])
+    lower = max([floor + _least_stretch_s(schedule, times), *proofs])
+    ideal = max(floor, _optimum(schedule, times)) + times.lost * _all_calls_s(schedule)
     expected = (
         ("compute_s", predicted.compute_s, times.compute_s),
-        ("iteration_s", predicted.iteration_s, max([floor, *realized])),
-        ("ideal_iteration_s", predicted.ideal_iteration_s, max(floor, _optimum(schedule))),
+        ("iteration_s", predicted.iteration_s, max([floor, *realized]) + stretch),
+        ("ideal_iteration_s", predicted.ideal_iteration_s, ideal),
         ("lower_bound_s", predicted.lower_bound_s, lower),
     )
     for field, stated, derived in expected:
@@ -183,27 +203,44 @@ def _check_predictions(profile: Profile, schedule: ShardedSchedule, times: Deriv
         yield f"predicted.gap is {predicted.gap!r}, derived {gap!r}"
 
 
-def _jobs(schedule: ShardedSchedule) -> tuple[list[float], list[float], list[float]]:
-    """Return ready time, duration and tail of every call, reduce-scatters first; without a norm."""
+def _least_stretch_s(schedule: ShardedSchedule, times: DerivedTimes) -> float:
+    """Return what all bytes in one call of each half stretch compute by, priced on the bound's lines."""
+    if schedule.set_bound is not None:
+        return least_stretch_s(times, schedule.set_bound)
+    norm = schedule.norm_bound
+    if norm is None:
+        return 0.0
+    lines = (norm.reduce_scatter, norm.all_gather)
+    return sum((least_stretch_s(times, line) for line in lines), times.lost * norm.norm_s)
+
+
+def _jobs(schedule: ShardedSchedule, rate: float) -> tuple[list[float], list[float], list[float]]:
+    """Return ready time, duration and tail of every call, reduce-scatters first; without a norm.
+
+    In seconds of compute, of which each second of traffic is `rate`.
+    """
     first, second, needs = schedule.reduce_scatters, schedule.all_gathers, _needs(schedule)
-    heads = [max(first[call].time_s + first[call].duration_s for call in of_gather) for of_gather in needs]
+    heads = [
+        max(first[call].time_s + first[call].duration_s * rate for call in of_gather) for of_gather in needs
+    ]
     tails = [0.0] * len(first)
     for gather, of_gather in zip(second, needs, strict=True):
         for call in of_gather:
-            tails[call] = max(tails[call], gather.duration_s + gather.time_s)
+            tails[call] = max(tails[call], gather.duration_s * rate + gather.time_s)
     return (
         [call.time_s for call in first] + heads,
-        [call.duration_s for call in (*first, *second)],
+        [call.duration_s * rate for call in (*first, *second)],
         tails + [call.time_s for call in second],
     )
 
 
-def _optimum(schedule: ShardedSchedule) -> float:
-    """Return the window below which no preemptive plan of these calls comes, from its dual."""
+def _optimum(schedule: ShardedSchedule, times: DerivedTimes) -> float:
+    """Return, in seconds of compute, the window below which no preemptive plan of these calls comes."""
+    rate = 1 - times.lost
     if not schedule.reduce_scatters:
         return 0.0
     if schedule.norm is None:
-        ready, duration, tail = (np.array(values) for values in _jobs(schedule))
+        ready, duration, tail = (np.array(values) for values in _jobs(schedule, rate))
         strongest = 0.0
         by_tail = np.argsort(-tail, kind="stable")
         ready, duration, tail = ready[by_tail], duration[by_tail], tail[by_tail]
@@ -212,14 +249,15 @@ def _optimum(schedule: ShardedSchedule) -> float:
             strongest = max(strongest, float(np.max(rho + np.cumsum(duration[inside]) + tail[inside])))
         return strongest
     norm_s = schedule.norm.end_s - schedule.norm.start_s
-    return _longest(schedule.reduce_scatters) + norm_s + _longest(schedule.all_gathers)
+    longest = _longest(schedule.reduce_scatters, rate) + _longest(schedule.all_gathers, rate)
+    return longest + norm_s * rate
 
 
-def _longest(calls: tuple[HalfCall, ...]) -> float:
+def _longest(calls: tuple[HalfCall, ...], rate: float) -> float:
     """Return the maximum over the calls of one's time and the durations of all whose time is no less."""
     time = np.array([call.time_s for call in calls])
     falling = np.argsort(-time, kind="stable")
-    behind = np.cumsum(np.array([call.duration_s for call in calls])[falling])
+    behind = np.cumsum(np.array([call.duration_s for call in calls])[falling]) * rate
     return float(np.max(time[falling] + behind))
 
 
@@ -244,16 +282,19 @@ def _check_certificate(schedule: ShardedSchedule, times: DerivedTimes, floor_s: 
             yield "certificate: with a norm it needs calls of both halves"
         norm_s = schedule.norm.end_s - schedule.norm.start_s if first else 0.0
     else:
-        heads, _, tails = _jobs(schedule)
+        heads, _, tails = _jobs(schedule, 1 - times.lost)
         count = len(schedule.reduce_scatters)
         jobs = [*proof.reduce_scatters, *(count + number for number in proof.all_gathers)]
         ready, tail = [heads[job] for job in jobs], [tails[job] for job in jobs]
+    inside = sum(call.duration_s for call in (*first, *second)) + norm_s
+    every = _all_calls_s(schedule)
     expected = (
         ("min_ready_s", proof.min_ready_s, min(ready, default=0.0)),
         ("total_reduce_scatter_s", proof.total_reduce_scatter_s, sum(call.duration_s for call in first)),
         ("norm_s", proof.norm_s, norm_s),
         ("total_all_gather_s", proof.total_all_gather_s, sum(call.duration_s for call in second)),
         ("min_tail_s", proof.min_tail_s, min(tail, default=0.0)),
+        ("stretch_s", proof.stretch_s, times.lost * (every - inside)),
     )
     for field, stated, derived in expected:
         if not same(stated, derived, times):
@@ -261,7 +302,8 @@ def _check_certificate(schedule: ShardedSchedule, times: DerivedTimes, floor_s: 
     total = sum(stated for _, stated, _ in expected)
     if not same(proof.bound_s, total, times):
         yield f"certificate.bound_s is {proof.bound_s!r}, its parts add up to {total!r}"
-    if not same(max(floor_s, proof.bound_s), schedule.predicted.ideal_iteration_s, times):
+    hidden = floor_s + times.lost * every
+    if not same(max(hidden, proof.bound_s), schedule.predicted.ideal_iteration_s, times):
         yield f"certificate.bound_s {proof.bound_s!r} does not prove predicted.ideal_iteration_s"
 
 

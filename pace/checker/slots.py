@@ -35,7 +35,7 @@ def check_slots(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
         if start < end:
             yield f"segments {first} and {second} share slot {start}"
     for number, group in enumerate(schedule.groups):
-        needed = slots_served(group.allreduce_s, slot_s)
+        needed = slots_served(group.allreduce_s * (1 - times.lost), slot_s)
         # With fewer elements than slots some slots carry nothing, and have no segment.
         idle = group.size_bytes // ELEMENT_BYTES[group.dtype] < needed
         if used[number] > needed or (used[number] < needed and not idle):
@@ -45,7 +45,9 @@ def check_slots(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
         for segment in schedule.segments
         if segment.start_slot is not None and segment.num_slots is not None
     ]
-    latest = max([times.compute_s, *ends])
+    # Slots are of seconds of compute; what they serve stretches the window.
+    served = sum(used) * slot_s / (1 - times.lost)
+    latest = max([times.compute_s, *ends]) + times.lost * served
     if latest > schedule.predicted.ideal_iteration_s + times.slack_s:
         yield f"slots end the window at {latest!r}, later than ideal_iteration_s"
 

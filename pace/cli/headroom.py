@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pace.cli.console import JsonOption
-from pace.cli.reporting import reported, warn_if_misleading
+from pace.cli.reporting import reported, tell_slowdown, warn_if_misleading
 from pace.documents.profile import Profile, load_profile
 
 _SNIFFED_BYTES = 1 << 16
@@ -35,12 +35,14 @@ def headroom(
     with reported():
         profile = _profile_of(source, execution_trace, parameters, workers)
         warn_if_misleading(profile)
+        tell_slowdown(profile)
         made = answer(profile, clip=clip, doubts=tuple(import_warnings(profile)))
         if html is not None:
             html.write_text(headroom_page(made), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(made.to_document()))
         return
+
     for line in text_lines(made):
         typer.echo(line)
     for doubt in made.doubts:

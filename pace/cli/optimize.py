@@ -21,7 +21,7 @@ from pace.cli.console import (
     make_table,
     refuse_unknown_ending,
 )
-from pace.cli.reporting import reported, warn_if_misleading
+from pace.cli.reporting import reported, tell_slowdown, warn_if_misleading
 from pace.cli.servers.plans import cluster_of, describe_exchange
 from pace.documents.base import explain
 from pace.documents.cluster import Cluster
@@ -79,6 +79,7 @@ def optimize(
         refuse_unknown_ending(plot)
         loaded = load_profile(profile)
         warn_if_misleading(loaded)
+        tell_slowdown(loaded)
         if exchange == "ps":
             allreduce_only = (oracle != "jackson", target != "pace", slot_s, max_segment_bytes, scenarios)
             if any(allreduce_only) or write_lp:

@@ -79,6 +79,15 @@ def warn_if_misleading(profile: Profile) -> None:
         _show_warning(warning)
 
 
+def tell_slowdown(profile: Profile) -> None:
+    """Say to people on stderr that traffic slows this profile's compute down, where it does."""
+    if profile.compute_slowdown != 1:
+        typer.echo(
+            f"pace: compute takes x {profile.compute_slowdown:.3g} as long while communication is under way",
+            err=True,
+        )
+
+
 def warn_of_the_cost(profile: Profile) -> None:
     """Say what the profile's measured all-reduces do not tell."""
     from pace.cost_doubts import question_doubts

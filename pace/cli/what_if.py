@@ -18,7 +18,7 @@ from pace.cli.console import (
     make_table,
     refuse_unknown_ending,
 )
-from pace.cli.reporting import reported, warn_if_misleading, warn_of_the_cost
+from pace.cli.reporting import reported, tell_slowdown, warn_if_misleading, warn_of_the_cost
 from pace.cli.servers.what_if import report_servers
 from pace.documents.profile import Profile, load_profile
 from pace.errors import InvalidOptions
@@ -125,6 +125,7 @@ def what_if(
         )
         loaded = load_profile(profile)
         warn_if_misleading(loaded)
+        tell_slowdown(loaded)
         warn_of_the_cost(loaded)
         _say_what_is_assumed(loaded, grid)
         if processes is not None and processes < 1:

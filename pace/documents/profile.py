@@ -34,6 +34,7 @@ UpdateRule = Literal["per-gradient", "global-norm"]
 # Beyond these a double no longer counts every byte, and sums of times leave its range.
 MAX_TOTAL_BYTES = 2**53
 MAX_TOTAL_S = 1e12
+MAX_SLOWDOWN = 1000
 
 DType = Literal[
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
@@ -118,6 +119,9 @@ class Profile(Document):
 
     Attributes
     ----------
+    compute_slowdown
+        How many times as long an op, of either kind, takes while the network carries an all-reduce, a half of
+        one or the norm, none of which is slowed. 1: not at all. See ``pace.solver.compute_clock``.
     update
         What an update waits for: "per-gradient", the sum of its own gradient; "global-norm", the sums of all
         of them, as with clipping by the global norm or a loss scale that looks at every gradient.
@@ -139,6 +143,7 @@ class Profile(Document):
     allreduce: AllReduce
     reduce_scatter: HalfCost | None = None
     all_gather: HalfCost | None = None
+    compute_slowdown: Annotated[float, Field(ge=1, le=MAX_SLOWDOWN, allow_inf_nan=False)] = 1.0
     update: UpdateRule = "per-gradient"
     metadata: Annotated[dict[str, Any], AfterValidator(frozen)] = Field(default_factory=FrozenDict)
 
@@ -247,7 +252,7 @@ class Profile(Document):
                 "all_gather": all_gather,
             }
         )
-        for stale in ("sha256", "fingerprint", "half_costs"):
+        for stale in ("sha256", "fingerprint", "half_costs", "clocked_cost", "clocked_half_costs"):
             changed.__dict__.pop(stale, None)
         changed.__dict__["cost"] = cost
         return changed
@@ -324,6 +329,17 @@ class Profile(Document):
             halves[0] if first is None else first.cost(self.workers),
             halves[1] if second is None else second.cost(self.workers),
         )
+
+    @cached_property
+    def clocked_cost(self) -> CostCurve:
+        """``cost`` on the compute clock (``pace.solver.compute_clock``)."""
+        return self.cost.faster(self.compute_slowdown)
+
+    @cached_property
+    def clocked_half_costs(self) -> tuple[CostCurve, CostCurve]:
+        """``half_costs`` on the compute clock; raises ValueError where there are none."""
+        first, second = self.half_costs
+        return first.faster(self.compute_slowdown), second.faster(self.compute_slowdown)
 
     @cached_property
     def sha256(self) -> str:

@@ -30,6 +30,8 @@ def dump_profile(profile: "Profile") -> str:
         for name, half in (("reduce_scatter", profile.reduce_scatter), ("all_gather", profile.all_gather))
         if half is not None
     ]
+    if profile.compute_slowdown != 1:
+        lines.insert(-1, f'"compute_slowdown": {json.dumps(profile.compute_slowdown)}')
     if profile.update != "per-gradient":
         lines.insert(-1, f'"update": {json.dumps(profile.update)}')
     return "{" + ",\n ".join(lines) + "}\n"
@@ -57,7 +59,7 @@ def canonical_profile(profile: "Profile") -> str:
     for name in ("counts", "deviations_s", "ranks"):
         if not rest["allreduce"].get(name, True):
             del rest["allreduce"][name]
-    for name in ("reduce_scatter", "all_gather", "update"):
+    for name in ("reduce_scatter", "all_gather", "compute_slowdown", "update"):
         if rest[name] == type(profile).model_fields[name].default:
             del rest[name]
     parts = {

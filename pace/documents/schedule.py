@@ -12,6 +12,8 @@ from pace.errors import InvalidSchedule
 
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 Index = Annotated[int, Field(ge=0)]
+# Left out where it is 0, so that documents without slow-down stay as they are.
+Stretch = Annotated[Seconds, Field(exclude_if=lambda seconds: seconds == 0)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Target = Literal["pace", "ddp", "horovod"]
 AskedTarget = Literal["pace", "allreduce", "sharded", "ddp", "horovod"]
@@ -47,7 +49,7 @@ class Prediction(Document):
     ideal_iteration_s
         With free preemption: the oracle's optimum for these groups.
     compute_s
-        Without any all-reduce.
+        Without any all-reduce, so without anything that slows compute down.
     lower_bound_s
         No schedule of any fusion is faster.
     gap
@@ -67,13 +69,20 @@ class Prediction(Document):
 class Certificate(Document):
     """A set of groups that proves ideal_iteration_s: their three numbers add up to it.
 
-    No preemptive schedule of the groups ends before min_ready_s + total_allreduce_s + min_tail_s.
+    No preemptive schedule of the groups ends before min_ready_s + total_allreduce_s + min_tail_s + stretch_s.
+
+    Attributes
+    ----------
+    stretch_s
+        How much longer compute takes because of the all-reduces of the other groups, which must overlap with
+        it: (1 - 1 / compute_slowdown) of their time.
     """
 
     groups: tuple[Index, ...]
     min_ready_s: Seconds
     total_allreduce_s: Seconds
     min_tail_s: Seconds
+    stretch_s: Stretch = 0.0
     bound_s: Seconds
 
 
@@ -83,6 +92,12 @@ class FusionBound(Document):
     All gradients that are ready no earlier than min_ready_s and have a tail no shorter than
     min_tail_s: whatever carries their bytes is sent after min_ready_s, in at least one call, at no
     less than latency_s + bytes * seconds_per_byte.
+
+    Attributes
+    ----------
+    stretch_s
+        How much longer compute takes because of the bytes of all other gradients: (1 - 1 / compute_slowdown)
+        times their seconds_per_byte.
     """
 
     min_ready_s: Seconds
@@ -91,6 +106,7 @@ class FusionBound(Document):
     total_bytes: Bytes
     latency_s: Seconds
     seconds_per_byte: Seconds
+    stretch_s: Stretch = 0.0
     bound_s: Seconds
 
 
@@ -100,7 +116,9 @@ class ChainBound(Document):
     All gradients with bytes, in order of ready time with every tail lowered to the least of those that
     follow ("ready"), or in order of tail with every ready time lowered likewise ("tail"). On such a chain
     a group's ready time and tail are those of its last gradient, so no fusion is faster than the best
-    one into contiguous groups, each call priced at latency_s + bytes * seconds_per_byte.
+    one into contiguous groups, each call priced at latency_s + bytes * seconds_per_byte. Where traffic slows
+    compute, that holds on the compute clock (``pace.solver.compute_clock``), and bound_s contains what one
+    latency and all bytes stretch compute by.
     """
 
     order: Literal["ready", "tail"]
@@ -117,7 +135,10 @@ class Execution(Document):
 
 
 class Group(Document):
-    """Gradients fused into one buffer, in the order in which they lie in it."""
+    """Gradients fused into one buffer, in the order in which they lie in it.
+
+    `ready_s` and `tail_s` are compute alone, as if no traffic slowed it down.
+    """
 
     gradients: Annotated[tuple[Name, ...], Field(min_length=1)]
     size_bytes: Bytes
@@ -135,7 +156,7 @@ class Segment(Document):
     priority
         Smaller goes first: its place in the planned order, or the slot in which it starts.
     start_s, end_s
-        Planned times on the network, from the window's start.
+        Planned times on the network, from the window's start, in wall time.
     start_slot, num_slots
         The slotted oracle's plan; null in continuous time. An all-reduce that costs nothing has 0 slots.
     """

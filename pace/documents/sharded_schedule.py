@@ -16,6 +16,7 @@ from pace.documents.schedule import (
     Index,
     Prediction,
     Sha256,
+    Stretch,
 )
 from pace.errors import InvalidSchedule
 
@@ -56,7 +57,7 @@ class HalfCall(Document):
     time_s
         A reduce-scatter's ready time; an all-gather's tail.
     duration_s
-        Sent in one piece.
+        Sent in one piece, in wall time.
     """
 
     shards: Annotated[tuple[Index, ...], Field(min_length=1)]
@@ -98,7 +99,9 @@ class HalvesCertificate(Document):
     With a norm: reduce-scatters that are all ready no earlier than min_ready_s, the norm behind them, and
     all-gathers with tails of at least min_tail_s behind the norm. Without one: calls of both halves, where
     a gather's ready time is the latest end of what it needs if nothing else were sent, and a reduce-scatter's
-    tail the longest of a gather that needs it with what follows the gather.
+    tail the longest of a gather that needs it with what follows the gather; durations inside these count as
+    on the compute clock. `stretch_s` is how much longer compute takes because of all other calls:
+    (1 - 1 / compute_slowdown) of their time.
     """
 
     reduce_scatters: tuple[Index, ...]
@@ -108,6 +111,7 @@ class HalvesCertificate(Document):
     norm_s: Seconds
     total_all_gather_s: Seconds
     min_tail_s: Seconds
+    stretch_s: Stretch = 0.0
     bound_s: Seconds
 
 

@@ -1,4 +1,8 @@
-"""Bounds on the window that no schedule beats, whatever it fuses, cuts or reorders (DESIGN 4.3)."""
+"""Bounds on the window that no schedule beats, whatever it fuses, cuts or reorders (DESIGN 4.3).
+
+They are in wall time. Where compute is slowed by traffic, the proofs hold on the compute clock, and every
+window is longer than there by the least that its traffic stretches it (``pace.solver.compute_clock``).
+"""
 
 from dataclasses import replace
 from functools import cached_property
@@ -11,7 +15,7 @@ from pace.fusion.problem import FusionProblem
 from pace.solver import jackson
 from pace.solver.arrays import FloatArray
 from pace.solver.certificate import certify
-from pace.solver.cost import CostCurve
+from pace.solver.cost import CostCurve, Line
 from pace.solver.instance import Instance
 from pace.solver.partition import Chain, best_layered
 
@@ -37,6 +41,11 @@ class Bounds:
         """The greater of the two, in seconds."""
         return max(self.fusion.bound_s, self.chain.bound_s)
 
+    @property
+    def stretch_s(self) -> float:
+        """By how much traffic stretches every window, also one in which all of it is hidden."""
+        return max(stretch_s(self._problem, bound) for bound in (self.fusion, self.chain))
+
 
 def chain_bound(problem: FusionProblem) -> ChainBound:
     """Bound the window of every fusion from below by the exact optimum of a relaxed, layered chain.
@@ -61,16 +70,24 @@ def chain_bound(problem: FusionProblem) -> ChainBound:
         chains.append(("tail", replace(by_tail, ready=_least_from_here(by_tail.ready))))
     for line in problem.cost.minorants(float(problem.sizes.sum())):
         curve = CostCurve.affine(line.latency_s, line.seconds_per_byte)
+        stretch_s = problem.least_stretch_s(line)
         for order, chain_of_order in chains:
             _, value = best_layered(chain_of_order, curve, enough=0.0)
+            value += stretch_s
             if value > best.bound_s:
                 best = ChainBound(
                     order=order,
-                    latency_s=line.latency_s,
-                    seconds_per_byte=line.seconds_per_byte,
+                    latency_s=line.latency_s * problem.slowdown,
+                    seconds_per_byte=line.seconds_per_byte * problem.slowdown,
                     bound_s=value,
                 )
     return best
+
+
+def stretch_s(problem: FusionProblem, bound: FusionBound | ChainBound) -> float:
+    """Return the least that traffic stretches any window by: one latency and all bytes on a bound's line."""
+    line = Line(latency_s=bound.latency_s, seconds_per_byte=bound.seconds_per_byte)
+    return problem.least_stretch_s(line) / problem.slowdown
 
 
 def _least_from_here(values: FloatArray) -> FloatArray:
@@ -105,14 +122,17 @@ def fusion_bound(problem: FusionProblem) -> FusionBound:
         inside = sent & (problem.ready >= critical.min_ready) & (problem.tail >= critical.min_tail)
         total = int(problem.sizes[inside].sum())
         value = critical.min_ready + line.latency_s + total * line.seconds_per_byte + critical.min_tail
+        value += problem.least_stretch_s(line)
         if value > best.bound_s:
+            others = int(problem.sizes.sum()) - total
             best = FusionBound(
                 min_ready_s=critical.min_ready,
                 min_tail_s=critical.min_tail,
                 num_gradients=int(np.count_nonzero(inside)),
                 total_bytes=total,
-                latency_s=line.latency_s,
-                seconds_per_byte=line.seconds_per_byte,
+                latency_s=line.latency_s * problem.slowdown,
+                seconds_per_byte=line.seconds_per_byte * problem.slowdown,
+                stretch_s=problem.stretch_s(others * line.seconds_per_byte),
                 bound_s=value,
             )
     return best

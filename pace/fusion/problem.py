@@ -11,7 +11,7 @@ import numpy as np
 
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost import CostCurve, Line
 from pace.solver.instance import Instance
 from pace.solver.partition import Chain
 from pace.solver.sending import Buffers
@@ -31,6 +31,10 @@ class FusionProblem:
         Bytes, and the number of the class that may share a buffer.
     compute_s
         The window without any all-reduce.
+    cost
+        Of an all-reduce, on the compute clock (``pace.solver.compute_clock``).
+    slowdown
+        How many seconds of wall time one of the compute clock takes while the network carries something.
     """
 
     ready: FloatArray
@@ -40,6 +44,7 @@ class FusionProblem:
     dtypes: IntArray
     compute_s: float
     cost: CostCurve
+    slowdown: float = 1.0
 
     @classmethod
     def of(cls, profile: Profile, *, barrier: bool | None = None) -> "FusionProblem":
@@ -61,8 +66,18 @@ class FusionProblem:
             element_bytes=np.array([ELEMENT_BYTES[name] for name in names], dtype=np.int64),
             dtypes=np.array([classes[name] for name in names], dtype=np.int64),
             compute_s=timing.compute_s,
-            cost=profile.cost,
+            cost=profile.clocked_cost,
+            slowdown=profile.compute_slowdown,
         )
+
+    def stretch_s(self, carried_s: float) -> float:
+        """Return how much longer a window is than on the compute clock, where `carried_s` are carried."""
+        return (self.slowdown - 1) * carried_s
+
+    def least_stretch_s(self, line: Line) -> float:
+        """Return the least that calls stretch a window by: one latency and all bytes, on a line below g."""
+        total = int(self.sizes.sum())
+        return self.stretch_s(line.latency_s + total * line.seconds_per_byte) if total else 0.0
 
     def buffers(self, partition: Partition) -> Buffers:
         """Return the groups of `partition` as buffers."""

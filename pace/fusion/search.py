@@ -42,7 +42,18 @@ class FusionResult:
 
 
 def fuse(problem: FusionProblem, options: Options, bounds: Bounds | None = None) -> FusionResult:
-    """Search for groups as `options` asks; a caller that needs the bounds as well passes them."""
+    """Search for groups as `options` asks; a caller that needs the bounds as well passes them.
+
+    The search is on the compute clock, as its problem is. Where traffic slows compute, each call more
+    stretches the window: what that costs decides between the partitions that are returned.
+    """
+    found = _fuse(problem, options, bounds)
+    if problem.slowdown == 1:
+        return found
+    return replace(found, method=f"{found.method}; on the compute clock")
+
+
+def _fuse(problem: FusionProblem, options: Options, bounds: Bounds | None) -> FusionResult:
     if not problem.sizes.any():
         return FusionResult(partitions=(problem.unsent(),), method="nothing to send, exact")
     if options.fusion == "none":
@@ -111,9 +122,10 @@ def _price(problem: FusionProblem, classes: list[Chain], cuts: list[list[int]], 
 
 
 def _window(problem: FusionProblem, instance: Instance, slot_s: float | None) -> float:
+    stretch_s = problem.stretch_s(float(np.sum(instance.processing)))
     if slot_s is not None:
         instance = instance.in_slots(slot_s)
-    return max(jackson.solve(instance).objective * (slot_s or 1.0), problem.compute_s)
+    return max(jackson.solve(instance).objective * (slot_s or 1.0), problem.compute_s) + stretch_s
 
 
 def _fuse_for_barrier(problem: FusionProblem, options: Options) -> FusionResult:
@@ -281,7 +293,7 @@ def _improve(
         places,
         *problem.cost.knots(),
         cap,
-        max(bounds.best_s * (1 + SEARCH_GAP), problem.compute_s),
+        max((bounds.best_s - bounds.stretch_s) * (1 + SEARCH_GAP), problem.compute_s),
         options.search_calls,
         SEED,
     )

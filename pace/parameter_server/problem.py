@@ -62,7 +62,8 @@ class ExchangeProblem:
         except ValueError as error:
             raise InvalidCluster(f'cluster "{cluster.name}": {error}') from None
         cost = CostCurve.affine(exchange.partition_s, per_byte)
-        plain = replace(FusionProblem.of(profile), cost=cost)
+        # Two links carry at once, for which no slow-down of compute was measured or is modeled.
+        plain = replace(FusionProblem.of(profile), cost=cost, slowdown=1.0)
         index = {gradient.name: number for number, gradient in enumerate(profile.gradients)}
         push, pull = plain.sizes.astype(np.float64), plain.sizes.astype(np.float64)
         for ratio in cluster.ratios:

@@ -6,7 +6,7 @@ import numpy as np
 
 from pace.documents.schedule import FusionBound
 from pace.documents.sharded_schedule import HalvesCertificate, NormBound
-from pace.fusion.bounds import chain_bound, fusion_bound
+from pace.fusion.bounds import chain_bound, fusion_bound, stretch_s
 from pace.sharding.plans import ShardedPlan
 from pace.sharding.problem import ShardingProblem
 from pace.solver import jackson
@@ -17,7 +17,34 @@ from pace.solver.two_halves.chains import chained_instance
 
 def certificate(problem: ShardingProblem, plan: ShardedPlan) -> HalvesCertificate:
     """Return the calls whose times add up to the shortest window of these calls."""
-    return _chained(problem, plan) if problem.norm_s is None else _behind_norm(problem, plan)
+    proof = _chained(problem, plan) if problem.norm_s is None else _behind_norm(problem, plan)
+    slowdown = problem.gradients.slowdown
+    if slowdown == 1:
+        return proof
+    # From the compute clock to wall time: its calls take longer, and the others stretch compute.
+    inside = proof.total_reduce_scatter_s + proof.norm_s + proof.total_all_gather_s
+    whole = whole_stretch_s(problem, plan)
+    return proof.model_copy(
+        update={
+            "total_reduce_scatter_s": proof.total_reduce_scatter_s * slowdown,
+            "norm_s": proof.norm_s * slowdown,
+            "total_all_gather_s": proof.total_all_gather_s * slowdown,
+            "stretch_s": max(whole - problem.gradients.stretch_s(inside), 0.0),
+            "bound_s": proof.bound_s + whole,
+        }
+    )
+
+
+def whole_stretch_s(problem: ShardingProblem, plan: ShardedPlan) -> float:
+    """Return what a plan's calls stretch compute by, each sent in one piece."""
+    first = float(np.sum(plan.scattered.durations(problem.reduce_scatter)))
+    return problem.stretch_s(first + float(np.sum(plan.gathered.durations(problem.all_gather))))
+
+
+def least_stretch_s(problem: ShardingProblem, proof: NormBound | FusionBound) -> float:
+    """Return the least that any plan stretches compute by: each half carries all bytes in a call at least."""
+    lines = (proof,) if isinstance(proof, FusionBound) else (proof.reduce_scatter, proof.all_gather)
+    return sum((stretch_s(problem.gradients, line) for line in lines), problem.stretch_s(0.0))
 
 
 def _chained(problem: ShardingProblem, plan: ShardedPlan) -> HalvesCertificate:
@@ -95,7 +122,7 @@ def norm_bound(problem: ShardingProblem) -> NormBound:
     first = chain_bound(replace(gradients, tail=nothing, cost=problem.reduce_scatter))
     flat = replace(gradients, ready=nothing, cost=problem.all_gather)
     second = chain_bound(flat)
-    norm_s = problem.norm_s if gradients.sizes.any() else 0.0
+    norm_s = problem.norm_s * gradients.slowdown if gradients.sizes.any() else 0.0
     return NormBound(
         reduce_scatter=first,
         norm_s=norm_s,

@@ -1,20 +1,24 @@
 """From a profile to its schedule in two halves: groups, shards, segments, predictions, proofs."""
 
+import numpy as np
+
 from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.documents.schedule import Execution, Prediction
+from pace.documents.schedule import Execution, FusionBound, Prediction
 from pace.documents.sharded_schedule import (
     HalfCall,
     HalfSegment,
+    NormBound,
     NormExchange,
     ShardedSchedule,
     ShardedSolver,
     ShardGroup,
 )
 from pace.errors import InvalidOptions
-from pace.sharding.bounds import certificate, norm_bound, set_bound
-from pace.sharding.plans import ShardedPlan, best_plan
+from pace.sharding.bounds import certificate, least_stretch_s, norm_bound, set_bound, whole_stretch_s
+from pace.sharding.plans import ShardedPlan, best_plan, stretch_s
 from pace.sharding.problem import ShardingProblem
+from pace.solver.compute_clock import ComputeClock
 from pace.solver.cost import CostCurve
 from pace.solver.two_halves.calls import Half
 from pace.version import __version__
@@ -38,12 +42,13 @@ def optimize_sharded(profile: Profile, options: Options | None = None) -> Sharde
     options = options or Options()
     problem, plan, method = _search(profile, options)
     proof = certificate(problem, plan)
-    norm = norm_bound(problem) if problem.norm_s is not None else None
-    sets = set_bound(problem) if problem.norm_s is None else None
+    bound = set_bound(problem) if problem.norm_s is None else norm_bound(problem)
     floor = problem.floor_s
-    lower = max(floor, *(bound.bound_s for bound in (norm, sets) if bound is not None))
-    iteration = max(floor, plan.sending.objective)
-    segments = _segments(plan)
+    slowdown = profile.compute_slowdown
+    lower = max(floor + least_stretch_s(problem, bound), bound.bound_s)
+    iteration = max(floor, plan.sending.objective) + stretch_s(problem, plan)
+    clock = _clock(plan, slowdown)
+    segments = _segments(plan, clock)
     sending = plan.sending
     return ShardedSchedule(
         profile_sha256=profile.sha256,
@@ -53,24 +58,26 @@ def optimize_sharded(profile: Profile, options: Options | None = None) -> Sharde
         solver=ShardedSolver(version=__version__, fusion=options.fusion, method=method),
         predicted=Prediction(
             iteration_s=iteration,
-            ideal_iteration_s=max(floor, proof.bound_s),
+            ideal_iteration_s=max(floor + whole_stretch_s(problem, plan), proof.bound_s),
             compute_s=problem.gradients.compute_s,
             lower_bound_s=lower,
             gap=iteration / lower - 1 if lower else 0.0,
         ),
         certificate=proof,
-        norm_bound=norm,
-        set_bound=sets,
+        norm_bound=bound if isinstance(bound, NormBound) else None,
+        set_bound=bound if isinstance(bound, FusionBound) else None,
         execution=Execution(
             credit_bytes=ONE_AT_A_TIME if segments else 0,
             max_segment_bytes=max(plan.segment_bytes().tolist(), default=0),
         ),
         shards=_shards(profile, plan),
-        reduce_scatters=_calls(plan.scattered, plan.scattered_shards, problem.reduce_scatter),
+        reduce_scatters=_calls(plan.scattered, plan.scattered_shards, problem.reduce_scatter, slowdown),
         norm=None
         if sending.norm_start_s is None or sending.norm_end_s is None
-        else NormExchange(start_s=sending.norm_start_s, end_s=sending.norm_end_s),
-        all_gathers=_calls(plan.gathered, plan.gathered_shards, problem.all_gather),
+        else NormExchange(
+            start_s=float(clock.wall_s(sending.norm_start_s)), end_s=float(clock.wall_s(sending.norm_end_s))
+        ),
+        all_gathers=_calls(plan.gathered, plan.gathered_shards, problem.all_gather, slowdown),
         segments=segments,
     )
 
@@ -120,17 +127,31 @@ def _shards(profile: Profile, plan: ShardedPlan) -> tuple[ShardGroup, ...]:
     return (*sent, *unsent)
 
 
-def _calls(half: Half, shards: tuple[tuple[int, ...], ...], cost: CostCurve) -> tuple[HalfCall, ...]:
+def _clock(plan: ShardedPlan, slowdown: float) -> ComputeClock:
+    sending = plan.sending
+    norm = [] if sending.norm_start_s is None else [sending.norm_start_s]
+    norm_end = [] if sending.norm_end_s is None else [sending.norm_end_s]
+    return ComputeClock.carrying(
+        slowdown, np.concatenate([sending.starts, norm]), np.concatenate([sending.ends, norm_end])
+    )
+
+
+def _calls(
+    half: Half, shards: tuple[tuple[int, ...], ...], cost: CostCurve, slowdown: float
+) -> tuple[HalfCall, ...]:
     return tuple(
-        HalfCall(shards=carried, size_bytes=int(size), time_s=float(time), duration_s=float(duration))
+        HalfCall(
+            shards=carried, size_bytes=int(size), time_s=float(time), duration_s=float(duration) * slowdown
+        )
         for carried, size, time, duration in zip(
             shards, half.sizes, half.times, half.durations(cost), strict=True
         )
     )
 
 
-def _segments(plan: ShardedPlan) -> tuple[HalfSegment, ...]:
+def _segments(plan: ShardedPlan, clock: ComputeClock) -> tuple[HalfSegment, ...]:
     sending, count = plan.sending, len(plan.scattered)
+    starts, ends = clock.wall_s(sending.starts), clock.wall_s(sending.ends)
     sent = [0] * (count + len(plan.gathered))
     segments = []
     for at, (call, columns) in enumerate(zip(sending.calls.tolist(), sending.columns.tolist(), strict=True)):
@@ -141,8 +162,8 @@ def _segments(plan: ShardedPlan) -> tuple[HalfSegment, ...]:
                 first_column=sent[call],
                 num_columns=columns,
                 priority=at,
-                start_s=float(sending.starts[at]),
-                end_s=float(sending.ends[at]),
+                start_s=float(starts[at]),
+                end_s=float(ends[at]),
             )
         )
         sent[call] += columns

@@ -77,7 +77,7 @@ def best_plan(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, 
     if options.fusion == "none":
         single = tuple((int(number),) for number in problem.gradients.sent_by_ready())
         plans = [_plan(problem, single, single, options, patience) for patience in PATIENCE_FACTORS]
-        return _fastest(plans), "one call of each half per gradient"
+        return _fastest(problem, plans), "one call of each half per gradient"
     if problem.norm_s is not None:
         return _behind_norm(problem, options)
     return _chained(problem, options)
@@ -138,14 +138,14 @@ def _chained(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, s
         scattered, gathered, factors = scattered[:2], gathered[:2], factors[:2]
     pairs = [(first, second) for first in scattered for second in gathered]
     plans = [plan for pair in pairs for plan in (_plan(problem, *pair, options, 0.0),) if plan is not None]
-    chosen = min(plans, key=_rank) if plans else None
+    chosen = _fastest(problem, plans) if plans else None
     pair = (
         (scattered[0], gathered[0]) if chosen is None else (chosen.scattered.members, chosen.gathered.members)
     )
     plans += [
         plan for factor in factors for plan in (_plan(problem, *pair, options, factor),) if plan is not None
     ]
-    best = _fastest(plans)
+    best = _fastest(problem, plans)
     return best, f"{len(pairs)} pairs of groups for the two halves priced, heuristic"
 
 
@@ -157,12 +157,17 @@ def _cut(members: IntArray, cuts: list[int]) -> Partition:
     return tuple(tuple(members[run].tolist()) for run in runs(cuts, len(members)))
 
 
-def _rank(plan: ShardedPlan) -> tuple[float, int]:
-    return plan.sending.objective, len(plan.sending.calls)
+def _fastest(problem: ShardingProblem, plans: "list[ShardedPlan | None] | list[ShardedPlan]") -> ShardedPlan:
+    return min(
+        (plan for plan in plans if plan is not None),
+        key=lambda plan: (plan.sending.objective + stretch_s(problem, plan), len(plan.sending.calls)),
+    )
 
 
-def _fastest(plans: "list[ShardedPlan | None] | list[ShardedPlan]") -> ShardedPlan:
-    return min((plan for plan in plans if plan is not None), key=_rank)
+def stretch_s(problem: ShardingProblem, plan: ShardedPlan) -> float:
+    """Return how much longer a window of this plan takes than on the compute clock."""
+    sending = plan.sending
+    return problem.stretch_s(float(np.sum(sending.ends - sending.starts)))
 
 
 def _plan(

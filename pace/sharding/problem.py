@@ -23,6 +23,8 @@ class ShardingProblem:
     ----------
     gradients
         With the tail of each gradient's own consumers, whatever the update rule.
+    reduce_scatter, all_gather
+        What they cost, on the compute clock (``pace.solver.compute_clock``) as everything here.
     norm_s
         How long the exchange of the norm takes; None where updates wait for their own gradients only.
     """
@@ -37,10 +39,10 @@ class ShardingProblem:
     def of(cls, profile: Profile) -> "ShardingProblem":
         """Build from a profile; raises InvalidOptions where gradients have no such halves."""
         try:
-            first, second = profile.half_costs
+            first, second = profile.clocked_half_costs
         except ValueError as error:
             raise InvalidOptions(f'profile "{profile.name}": {error}') from None
-        norm_s = float(profile.cost(NORM_BYTES)) if profile.update == "global-norm" else None
+        norm_s = float(profile.clocked_cost(NORM_BYTES)) if profile.update == "global-norm" else None
         return cls(
             gradients=FusionProblem.of(profile, barrier=False),
             reduce_scatter=first,
@@ -56,6 +58,14 @@ class ShardingProblem:
         unsent = problem.sizes == 0
         waits = problem.ready[unsent] + problem.tail[unsent]
         return max(problem.compute_s, float(np.max(waits, initial=0.0)))
+
+    def stretch_s(self, carried_s: float) -> float:
+        """Return how much longer a window is than on the compute clock, where segments take `carried_s`.
+
+        The exchange of the norm is carried besides them.
+        """
+        norm_s = self.norm_s or 0.0 if self.gradients.sizes.any() else 0.0
+        return self.gradients.stretch_s(carried_s + norm_s)
 
     @property
     def elements(self) -> IntArray:
@@ -95,6 +105,7 @@ class ShardingProblem:
             dtypes=problem.dtypes,
             compute_s=problem.compute_s,
             cost=whole,
+            slowdown=problem.slowdown,
         )
 
 

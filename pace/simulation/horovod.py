@@ -14,6 +14,7 @@ from pace.simulation.grouped import carriers
 from pace.simulation.knobs import Bytes, Seconds, knobs
 from pace.simulation.traffic import Rules, Traffic
 from pace.solver.arrays import FloatArray
+from pace.solver.compute_clock import ComputeClock
 
 
 @knobs
@@ -56,8 +57,9 @@ class HorovodSender:
     rules: Rules
 
     def traffic(self, ready_s: FloatArray) -> Traffic:
-        """Run the coordinator's loop over the window."""
+        """Run the coordinator's loop over the window; its cycles pass in wall time."""
         problem, policy = self.problem, self.policy
+        clock = ComputeClock(problem.slowdown)
         order = [int(g) for g in np.argsort(ready_s, kind="stable") if problem.sizes[g]]
         sizes, dtypes = problem.sizes.tolist(), problem.dtypes.tolist()
         queue: deque[int] = deque()
@@ -68,17 +70,26 @@ class HorovodSender:
         while at < len(order) or queue:
             if not queue:
                 # Cycles in which nothing is ready leave no trace.
-                idle = max(float(ready_s[order[at]]) - cycle, 0.0)
+                ready = float(clock.wall_s(ready_s[order[at]]))
+                idle = max(ready - cycle, 0.0)
                 missed = np.ceil(idle / policy.cycle_s) if policy.cycle_s > 0 else 0.0
-                cycle = max(cycle + missed * policy.cycle_s, float(ready_s[order[at]]))
-            while at < len(order) and ready_s[order[at]] <= cycle:
+                cycle = max(cycle + missed * policy.cycle_s, ready)
+                # The next is ready at this cycle, however its time was rounded on the way.
                 queue.append(order[at])
                 at += 1
+            now = float(clock.compute_s(cycle))
+            while at < len(order) and ready_s[order[at]] <= now:
+                queue.append(order[at])
+                at += 1
+            released = float(clock.compute_s(cycle + policy.negotiation_s))
             for group in fuse_responses(queue, sizes, dtypes, policy.fusion_bytes):
                 groups.append(group)
-                release.append(cycle + policy.negotiation_s)
-                free = max(free, release[-1]) + float(problem.cost(problem.sizes[list(group)].sum()))
-            cycle = max(cycle + policy.cycle_s, free if policy.blocking else 0.0)
+                release.append(released)
+                start = max(free, released)
+                free = start + float(problem.cost(problem.sizes[list(group)].sum()))
+                if problem.slowdown != 1:
+                    clock.carry(start, free)
+            cycle = max(cycle + policy.cycle_s, float(clock.wall_s(free)) if policy.blocking else 0.0)
         fused = np.array([problem.sizes[list(group)].sum() for group in groups], dtype=np.int64)
         return Traffic(
             release_s=np.array(release),

@@ -10,6 +10,7 @@ from pace.jitter import jittered_durations
 from pace.simulation.network import carry
 from pace.simulation.traffic import Policy, Sender, Traffic, over_runs
 from pace.solver.arrays import FloatArray
+from pace.solver.compute_clock import ComputeClock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +22,16 @@ class SimulatedWindow:
     iteration_s
         Its length in seconds.
     durations_s : array of shape (num_ops,)
-        The op durations it was run with.
+        The op durations it was run with; each is longer where the network carries something meanwhile and the
+        profile has a `compute_slowdown`.
     traffic, starts_s, ends_s
         The transfers, and when the network carried each.
     arrival_s : array of shape (num_gradients,)
         When each gradient was reduced.
     barrier
         Whether forward ops waited for all of them.
+    clock
+        Between the compute clock and wall time, in which all times of a window are.
     """
 
     iteration_s: float
@@ -37,6 +41,7 @@ class SimulatedWindow:
     ends_s: FloatArray
     arrival_s: FloatArray
     barrier: bool
+    clock: ComputeClock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,11 @@ def simulate(
     seed
         Same seed, same windows. Policies that are compared under one seed see the same durations.
 
+    Notes
+    -----
+    Windows run on the compute clock, where a `compute_slowdown` only makes transfers shorter, and are then
+    read in wall time: exact by the theorem of ``pace.solver.compute_clock``.
+
     Raises
     ------
     InvalidOptions
@@ -79,18 +89,20 @@ def simulate(
     if not 0 <= jitter <= 10:
         raise InvalidOptions(f"jitter is {jitter}: expected 0 to 10")
     sender = policy.prepare(profile)
-    norm = profile.update == "global-norm"
+    norm, slowdown = profile.update == "global-norm", profile.compute_slowdown
     if jitter == 0:
-        window = _run(sender, profile.timing, profile.graph.durations_s, norm=norm)
+        window = _run(sender, profile.timing, profile.graph.durations_s, norm=norm, slowdown=slowdown)
         return Simulation(windows=(window,) * iterations)
     windows = []
     for durations in jittered_durations(profile, jitter=jitter, count=iterations, seed=seed):
         timing = profile.timing_of(replace(profile.graph, durations_s=durations))
-        windows.append(_run(sender, timing, durations, norm=norm))
+        windows.append(_run(sender, timing, durations, norm=norm, slowdown=slowdown))
     return Simulation(windows=tuple(windows))
 
 
-def _run(sender: Sender, timing: Timing, durations: FloatArray, *, norm: bool) -> SimulatedWindow:
+def _run(
+    sender: Sender, timing: Timing, durations: FloatArray, *, norm: bool, slowdown: float
+) -> SimulatedWindow:
     barrier = sender.rules.barrier or (norm and not sender.rules.sharded)
     traffic = sender.traffic(timing.ready_s)
     starts, ends = carry(traffic, sender.rules)
@@ -104,12 +116,20 @@ def _run(sender: Sender, timing: Timing, durations: FloatArray, *, norm: bool) -
     waits = arrival + tail
     if barrier and len(arrival):
         waits = arrival.max() + tail
+    iteration_s = max(timing.compute_s, float(waits.max(initial=0.0)))
+    clock = ComputeClock.carrying(slowdown, starts, ends)
+    if slowdown != 1:
+        iteration_s = float(clock.wall_s(iteration_s))
+        starts, ends, arrival = clock.wall_s(starts), clock.wall_s(ends), clock.wall_s(arrival)
+        released = clock.wall_s(traffic.release_s)
+        traffic = replace(traffic, release_s=released, duration_s=traffic.duration_s * slowdown)
     return SimulatedWindow(
-        iteration_s=max(timing.compute_s, float(waits.max(initial=0.0))),
+        iteration_s=iteration_s,
         durations_s=durations,
         traffic=traffic,
         starts_s=starts,
         ends_s=ends,
         arrival_s=arrival,
         barrier=barrier,
+        clock=clock,
     )

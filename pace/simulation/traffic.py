@@ -14,7 +14,7 @@ T = TypeVar("T", bound=np.generic)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """The transfers of one window.
+    """The transfers of one window, on the compute clock (``pace.solver.compute_clock``).
 
     Attributes
     ----------

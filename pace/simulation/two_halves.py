@@ -32,7 +32,7 @@ MEGATRON_PARAMETERS_PER_RANK = 1_000_000
 
 def norm_s(profile: Profile) -> float | None:
     """Return how long ranks that hold shards exchange their norms; None where no update waits for one."""
-    return float(profile.cost(NORM_BYTES)) if profile.update == "global-norm" else None
+    return float(profile.clocked_cost(NORM_BYTES)) if profile.update == "global-norm" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +171,9 @@ def _same_groups(profile: Profile, problem: FusionProblem, groups: Partition, *,
 
 def _halves(profile: Profile) -> tuple[CostCurve, CostCurve]:
     try:
-        return profile.half_costs
+        return profile.clocked_half_costs
     except ValueError:  # push and pull: a half each
-        half = halved(profile.cost)
+        half = halved(profile.clocked_cost)
         return half, half
 
 
@@ -233,7 +233,7 @@ class Sharded:
     def prepare(self, profile: Profile) -> "PlannedHalves":
         """Optimize for the profile."""
         plan = sharded_plan_for(profile, Options(target="sharded"))
-        first, second = profile.half_costs
+        first, second = profile.clocked_half_costs
         return PlannedHalves(
             plan=plan,
             reduce_scatter=first,

@@ -15,6 +15,7 @@ import numpy as np
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, Segment
 from pace.solver.arrays import FloatArray
+from pace.solver.compute_clock import ComputeClock
 from pace.view.chrome_trace import ChromeTrace
 
 
@@ -31,7 +32,8 @@ def op_times(profile: Profile, schedule: Schedule) -> OpTimes:
 
     For a target with a barrier, and behind a norm, ops that wait for any gradient wait for all of them.
     """
-    ends_of_groups = [group.ready_s for group in schedule.groups]
+    clock = _clock(profile, schedule)
+    ends_of_groups = [float(clock.wall_s(group.ready_s)) for group in schedule.groups]
     for segment in schedule.segments:
         ends_of_groups[segment.group] = max(ends_of_groups[segment.group], segment.end_s)
     arrival = {
@@ -41,23 +43,32 @@ def op_times(profile: Profile, schedule: Schedule) -> OpTimes:
     }
     if schedule.target != "pace" or profile.update == "global-norm":
         arrival = dict.fromkeys(arrival, max(arrival.values(), default=0.0))
-    return op_times_after(profile, arrival)
+    return op_times_after(profile, arrival, clock)
 
 
-def op_times_after(profile: Profile, arrival: Mapping[str, float]) -> OpTimes:
-    """Run the window with every gradient back at a given time."""
+def _clock(profile: Profile, schedule: Schedule) -> ComputeClock:
+    carried = ((segment.start_s, segment.end_s) for segment in schedule.segments)
+    return ComputeClock.observed(profile.compute_slowdown, carried)
+
+
+def op_times_after(
+    profile: Profile, arrival: Mapping[str, float], clock: ComputeClock | None = None
+) -> OpTimes:
+    """Run the window with every gradient back at a given time, and ops slowed down as the clock says."""
+    clock = clock or ComputeClock(1.0)
+    back = {name: float(clock.compute_s(end)) for name, end in arrival.items()}
     starts, ends = np.zeros(len(profile.ops)), np.zeros(len(profile.ops))
     for number in profile.graph.order:
         op = profile.ops[number]
         before = [ends[previous] for previous in profile.graph.predecessors[number]]
-        starts[number] = max([0.0, *before, *(arrival[name] for name in op.waits_for)])
+        starts[number] = max([0.0, *before, *(back[name] for name in op.waits_for)])
         ends[number] = starts[number] + op.duration_s
-    return OpTimes(starts_s=starts, ends_s=ends)
+    return OpTimes(starts_s=clock.wall_s(starts), ends_s=clock.wall_s(ends))
 
 
 def chrome_trace(profile: Profile, schedule: Schedule) -> dict[str, Any]:
     """Return the predicted window as a Chrome trace document (JSON-ready)."""
-    times = op_times(profile, schedule)
+    times, clock = op_times(profile, schedule), _clock(profile, schedule)
     lanes = lanes_of(profile, times)
     network = len(lanes.names)
     ends = _ends(profile, schedule, times)
@@ -82,7 +93,7 @@ def chrome_trace(profile: Profile, schedule: Schedule) -> dict[str, Any]:
         trace.add_flow(number, f"group {segment.group}", _steps(segment, lanes, times, ends, network))
     trace.add_backlog(
         [
-            *((group.ready_s, group.size_bytes) for group in schedule.groups),
+            *((float(clock.wall_s(group.ready_s)), group.size_bytes) for group in schedule.groups),
             *((segment.end_s, -segment.size_bytes) for segment in schedule.segments),
         ]
     )

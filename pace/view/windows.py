@@ -15,6 +15,7 @@ from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
 from pace.documents.sharded_schedule import ShardedSchedule
 from pace.simulation import SimulatedWindow, make_policy, simulate
+from pace.solver.compute_clock import ComputeClock
 from pace.view.timeline import OpTimes, lanes_of, op_times, op_times_after
 
 Phase = Literal["backward", "forward", "collective"]
@@ -97,7 +98,15 @@ def lay_out_policy(profile: Profile, name: str) -> LaidOutWindow:
         for number in range(len(starts))
     ]
     return _window(
-        profile, name, window.iteration_s, arrival, ("network",), carried, transfers, barrier=window.barrier
+        profile,
+        name,
+        window.iteration_s,
+        arrival,
+        ("network",),
+        carried,
+        transfers,
+        barrier=window.barrier,
+        clock=window.clock,
     )
 
 
@@ -183,7 +192,14 @@ def _pushes_and_pulls(profile: Profile, schedule: PushPullSchedule, name: str) -
         for gradient in group.gradients
     }
     return _window(
-        profile, name, schedule.predicted.iteration_s, arrival, links, carried, transfers, barrier=False
+        profile,
+        name,
+        schedule.predicted.iteration_s,
+        arrival,
+        links,
+        carried,
+        transfers,
+        barrier=False,
     )
 
 
@@ -203,9 +219,13 @@ def _halves(profile: Profile, schedule: ShardedSchedule, name: str) -> LaidOutWi
         for half, calls in schedule.calls.items()
         for number, call in enumerate(calls)
     ]
+    moved = [(segment.start_s, segment.end_s) for segment in schedule.segments]
+    if schedule.norm is not None:
+        moved.append((schedule.norm.start_s, schedule.norm.end_s))
+    clock = ComputeClock.observed(profile.compute_slowdown, moved)
     # A gradient without bytes is in no call: it is there when its producer ends.
     arrival = {
-        gradient.name: float(ready)
+        gradient.name: float(clock.wall_s(ready))
         for gradient, ready in zip(profile.gradients, profile.timing.ready_s, strict=True)
     }
     transfers = []
@@ -243,6 +263,7 @@ def _halves(profile: Profile, schedule: ShardedSchedule, name: str) -> LaidOutWi
         carried,
         transfers,
         barrier=False,
+        clock=clock,
     )
 
 
@@ -282,10 +303,11 @@ def _window(
     transfers: Sequence[Transferred],
     *,
     barrier: bool,
+    clock: ComputeClock | None = None,
 ) -> LaidOutWindow:
     if barrier:
         arrival = dict.fromkeys(arrival, max(arrival.values(), default=0.0))
-    times = op_times_after(profile, arrival)
+    times = op_times_after(profile, arrival, clock)
     return _laid_out(profile, name, iteration_s, times, links, carried, transfers, barrier=barrier)
 
 

@@ -36,6 +36,8 @@ ASSUMPTIONS = (
     "that of other collectives only by the batch, and no bandwidth, latency or number of workers changes it.",
     "The halves of an all-reduce scale as it does; where they were not measured, they are those of its "
     "algorithm, or half of what was measured each.",
+    "How much slower compute runs while communication is under way stays as profiled, on every network and "
+    "at every scale and speed; what is longer on the network slows compute for longer.",
     "Compression divides every gradient's bytes, rounded up to whole elements; compressing takes no time.",
     "Scaling efficiency is throughput over that of so many single workers, which all-reduce nothing.",
     "One window at a time with the durations of the profile: no stragglers, no other traffic.",

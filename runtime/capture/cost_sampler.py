@@ -70,6 +70,11 @@ class CostSampler:
         while not self.finished and self._spent_s < end_s:
             self.finished = next(self._runs, None) is None
 
+    @property
+    def costs(self) -> list[tuple[int, float]]:
+        """Bytes and seconds of what is measured so far, the same on all ranks."""
+        return [(size_bytes, float(np.median(found))) for size_bytes, found in self._durations.items()]
+
     def finish(self) -> AllReduceMeasurement:
         """Make the calls that are left and return what was measured."""
         while not self.finished:

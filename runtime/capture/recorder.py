@@ -227,6 +227,7 @@ class Recorder:
         allreduce: AllReduce,
         reduce_scatter: HalfCost | None = None,
         all_gather: HalfCost | None = None,
+        compute_slowdown: float = 1.0,
         metadata: Mapping[str, Any] | None = None,
     ) -> Profile:
         """Build the profile; see ``Capture.profile``."""
@@ -256,6 +257,7 @@ class Recorder:
             allreduce=allreduce,
             reduce_scatter=reduce_scatter,
             all_gather=all_gather,
+            compute_slowdown=compute_slowdown,
             update=self._watch.rule,
             metadata={
                 "source": "measured",

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import Profile, parse_profile
 from pace.errors import CommunicationFailed
 from pace.runtime.capture.allreduce_cost import Collective
+from pace.runtime.capture.contention import LEAST_PAIRS, Contention, ContentionMeasurement
 from pace.runtime.capture.cost_sampler import BUDGET_S, CostSampler
 from pace.runtime.capture.recorder import Recorder, num_steps, warn_if_inexact
 from pace.runtime.engine.plan import GradientSize
@@ -82,6 +84,10 @@ class SelfProfile:
                 largest_bytes=sum(gradient.size_bytes for gradient in gradients),
                 slices=self._slices,
             )
+        # How much traffic slows compute down is measured last, in a few more iterations.
+        self._pairs = iterations // RECORDED_PER_PLAIN
+        self._beside: ContentionMeasurement | None = None
+        self._contention = Contention()
         self._fault = ""
         self._recorder: Recorder | None = None
         try:
@@ -100,10 +106,14 @@ class SelfProfile:
 
     def aside(self) -> AbstractContextManager[None]:
         """Inside, nothing is recorded: for communication."""
+        if self._beside is not None:
+            return self._beside.aside()
         return nullcontext() if self._recorder is None else self._recorder.aside()
 
     def step(self) -> bool:
         """End an iteration and measure the network a little; True when there are enough.
+
+        On the CPU, iterations beside traffic follow those that are recorded, if enough are.
 
         Every rank must call it with nothing in flight.
 
@@ -112,6 +122,9 @@ class SelfProfile:
         CommunicationFailed
             When a peer is gone.
         """
+        if self._beside is not None:
+            self._beside.end()
+            return self._next_beside()
         self._left -= 1
         self._record(Recorder.end)
         if self._sampler is not None and self._left < self._slices:
@@ -120,7 +133,20 @@ class SelfProfile:
             self._sampler.advance()
         if self._left:
             self._record(Recorder.begin)
-        return self._left == 0
+            return False
+        if self._sampler is None or self._network.device.type != "cpu" or self._pairs < LEAST_PAIRS:
+            return True
+        self._beside = ContentionMeasurement(self._network, self._sampler.costs, pairs=self._pairs)
+        return self._next_beside()
+
+    def _next_beside(self) -> bool:
+        assert self._beside is not None
+        if self._beside.finished:
+            self._contention = self._beside.contention()
+            self._beside = None
+            return True
+        self._beside.begin()
+        return False
 
     def _record(self, what: Callable[[Recorder], None]) -> None:
         if self._recorder is not None:
@@ -158,7 +184,8 @@ class SelfProfile:
                 compute_s = self._recorder.report.profile_s
             except Exception as error:  # as above
                 self._give_up(error)
-        replies = self._gather({"compute_s": compute_s, "fault": self._fault})
+        own = {"compute_s": compute_s, "fault": self._fault}
+        replies = self._gather(own | asdict(self._contention))
         able = [rank for rank, each in enumerate(replies) if each["compute_s"] is not None]
         if not able:
             if self._transport.rank == 0:
@@ -171,7 +198,12 @@ class SelfProfile:
         if mine is None or self._transport.rank != 0:
             return True, None
         warn_if_inexact(mine)
-        return True, mine
+        # All wait for the rank that is slowed down most.
+        slowest_of = {name: max(each[name] for each in replies) for name in asdict(self._contention)}
+        beside = {"allreduce_slowdown": slowest_of["allreduce_slowdown"]}
+        return True, mine.replace(
+            compute_slowdown=slowest_of["compute_slowdown"], metadata={**mine.metadata, **beside}
+        )
 
     def _measure(self) -> tuple[AllReduce, dict[str, Any]]:
         if self._sampler is not None:
@@ -183,6 +215,9 @@ class SelfProfile:
 
     def stop(self) -> None:
         """Take the hooks off in the middle of an iteration; idempotent."""
+        if self._beside is not None:
+            self._beside.stop()
+            self._beside = None
         if self._recorder is not None:
             self._recorder.stop()
             self._recorder = None

@@ -1,0 +1,185 @@
+"""How much slower compute runs beside traffic: the factor from times, and from iterations of two ranks."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pace.runtime.capture.contention import (
+    BesideTraffic,
+    ContentionMeasurement,
+    LoadedIteration,
+    contention_of,
+)
+from pace.runtime.capture.recorder import num_steps
+from pace.runtime.capture.self_profile import WARM_UP, SelfProfile
+from pace.runtime.engine.plan import GradientSize
+from pace.runtime.profiler import Contention, measure_contention, torch_network
+from pace.runtime.transports.gloo import GlooTransport
+from tests.runtime.launch import run_ranks
+
+
+def pair(plain_s: float, loaded_s: float, traffic_s: float) -> LoadedIteration:
+    """Return a pair of iterations."""
+    return LoadedIteration(
+        plain_s=plain_s, loaded_s=loaded_s, traffic_s=traffic_s, carried_s=1.25 * traffic_s
+    )
+
+
+def slowdown_of(pairs: list[LoadedIteration]) -> float:
+    """Return what is found of compute."""
+    return contention_of(pairs).compute_slowdown
+
+
+def test_the_factor_is_what_traffic_cost_for_each_of_its_seconds() -> None:
+    """A tenth of 4 s lost: 1 / 0.9. The median counts, so one late iteration does not."""
+    usual = [pair(10.0, 10.4, 4.0)] * 5
+    assert slowdown_of(usual) == pytest.approx(1 / 0.9)
+    assert slowdown_of([*usual, pair(10.0, 13.0, 4.0)]) == pytest.approx(1 / 0.9)
+    found = contention_of(usual)
+    assert found.allreduce_slowdown == pytest.approx(1.25)
+    # Of 5 s in which they were carried, 0.4 were lost.
+    assert found.slowdown_while_carried == pytest.approx(1 / 0.92)
+
+
+def test_what_is_within_noise_counts_as_nothing() -> None:
+    """As often faster as slower, always faster, no traffic at all, and too few or none measured."""
+    assert slowdown_of([pair(10.0, 10.4, 4.0), pair(10.0, 9.8, 4.0)] * 3) == 1.0
+    assert slowdown_of([pair(10.0, 9.0, 4.0)] * 5) == 1.0
+    assert slowdown_of([pair(10.0, 10.4, 0.0)] * 5) == 1.0
+    assert slowdown_of([]) == slowdown_of([pair(10.0, 10.4, 4.0)] * 2) == 1.0
+
+
+def test_compute_that_stands_still_gives_the_largest_factor() -> None:
+    """A second lost for each second of traffic, and more."""
+    assert slowdown_of([pair(10.0, 14.0, 4.0)] * 5) == pytest.approx(10.0)
+    assert slowdown_of([pair(10.0, 30.0, 4.0)] * 5) == pytest.approx(10.0)
+
+
+class SlowNetwork:
+    """One rank's network whose all-reduces each end when the test lets them."""
+
+    def __init__(self) -> None:
+        self.num_workers = 1
+        self.device = torch.device("cpu")
+        self.allowed = threading.Semaphore(0)
+        self.sent: list[int] = []
+
+    def start(self, tensor: torch.Tensor, name: str) -> Callable[[], object]:
+        """Wait for permission where the caller waits."""
+        del name
+        self.sent.append(tensor.numel() * 4)
+        return self.allowed.acquire
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+    def minimum(self, values: torch.Tensor) -> torch.Tensor:
+        """One rank's are the least."""
+        return values
+
+
+def test_traffic_counts_until_the_caller_waits_for_it() -> None:
+    """Two of three all-reduces are over when the iteration is, and a part of the third."""
+    network = SlowNetwork()
+    traffic = BesideTraffic(network, 64, calls=3, call_s=0.5)
+    network.allowed.release(2)
+    while len(network.sent) < 3:
+        time.sleep(0.001)
+    threading.Timer(0.05, network.allowed.release).start()
+    alone_s, carried_s = traffic.finish()
+    assert 1.0 <= alone_s < 1.5
+    assert carried_s > 0
+    assert network.sent == [64, 64, 64]
+
+
+def test_traffic_is_over_before_an_iteration_sends_anything_itself() -> None:
+    """Collectives of two threads would reach the ranks in different orders."""
+    network = SlowNetwork()
+    network.allowed.release(10_000)
+    measurement = ContentionMeasurement(network, [(64, 1e-4), (128, 10.0)], pairs=1)
+    beside = []
+    while not measurement.finished:
+        measurement.begin()
+        time.sleep(0.002)
+        with measurement.aside():
+            beside.append(sum(thread.name == "pace-traffic" for thread in threading.enumerate()))
+        measurement.end()
+    assert beside == [0] * 4
+    # The larger ones do not fit into so short an iteration.
+    assert set(network.sent) == {64}
+    assert measurement.contention().compute_slowdown >= 1.0
+
+
+def _measured(rank: int, size: int) -> list[Contention | None]:
+    del size
+    weights = torch.full((200, 200), 0.01 * (1 + rank))
+
+    def iterate() -> None:
+        for _ in range(20):
+            weights.mm(weights)
+
+    factor = measure_contention(iterate, torch_network(), size_bytes=1 << 16, pairs=3)
+    everyone: list[Contention | None] = [None, None]
+    dist.all_gather_object(everyone, factor)
+    return everyone
+
+
+def test_all_ranks_agree_on_the_factor() -> None:
+    """Over a real Gloo group; nothing is asserted of its size but that it is one."""
+    first, second = run_ranks(_measured, 2, timeout_s=120)
+    assert first == second
+    assert first[0] == first[1]
+    assert first[0].compute_slowdown >= 1.0
+    assert first[0].allreduce_slowdown >= 1.0
+
+
+def _profiled(rank: int, size: int) -> tuple[int, tuple[float, float] | None]:
+    del size
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    transport = GlooTransport(timeout_s=60)
+    sizes = [
+        GradientSize(name=name, size_bytes=parameter.numel() * 4, dtype="float32")
+        for name, parameter in model.named_parameters()
+    ]
+    found: list[list[LoadedIteration]] = []
+    with pytest.MonkeyPatch.context() as patch:
+
+        def factors(pairs: list[LoadedIteration]) -> Contention:
+            found.append(list(pairs))
+            return Contention(compute_slowdown=1.0 + rank / 4, allreduce_slowdown=2.0 - rank / 4)
+
+        patch.setattr("pace.runtime.capture.contention.contention_of", factors)
+        profile = SelfProfile(model, sizes, transport, iterations=12, name="small", timeout_s=60)
+        steps = 0
+        while True:
+            optimizer.zero_grad()
+            model(torch.ones(32, 64)).sum().backward()
+            with profile.aside():
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    dist.all_reduce(parameter.grad)
+            optimizer.step()
+            steps += 1
+            if profile.step():
+                break
+        _, made = profile.finish()
+    transport.close(failed=False)
+    assert [len(pairs) for pairs in found] == [3]
+    assert all(each.traffic_s > 0 for each in found[0])
+    if made is None:
+        return steps, None
+    return steps, (made.compute_slowdown, made.metadata["allreduce_slowdown"])
+
+
+def test_a_job_that_profiles_itself_finds_the_factor_of_its_slowest_rank() -> None:
+    """In two iterations for each of three pairs and of one that does not count, behind those recorded."""
+    (steps, slowdown), (others, nothing) = run_ranks(_profiled, 2, timeout_s=120)
+    assert steps == others == num_steps(iterations=12, warmup=WARM_UP, recorded_per_plain=4) + 8
+    assert slowdown == (1.25, 2.0)
+    assert nothing is None
