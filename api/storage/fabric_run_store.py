@@ -119,7 +119,7 @@ def find_scenario_input(
             FabricRunRecord.tenant == tenant, FabricRunRecord.id == run_id
         )
     ).first()
-    return None if row is None else TaskInput(**row._mapping, num_gradients=0)
+    return None if row is None else TaskInput(**row._mapping)
 
 
 def save_fabric_run_request(

@@ -119,7 +119,7 @@ def find_steps_input(
             PredictionRecord.tenant == tenant, PredictionRecord.id == prediction_id
         )
     ).first()
-    return None if row is None else TaskInput(**row._mapping, num_gradients=0)
+    return None if row is None else TaskInput(**row._mapping)
 
 
 def save_prediction_request(

@@ -21,7 +21,7 @@ class _Sent(asyncio.Transport):
 
 
 def test_a_head_is_sent_with_what_follows() -> None:
-    """One send for head and body; those of two answers stay apart, and what belongs to none is sent at once."""
+    """One send for head and body; those of two answers stay apart."""
 
     async def run() -> list[bytes]:
         transport, answering = _Sent(), [object()]
@@ -38,7 +38,7 @@ def test_a_head_is_sent_with_what_follows() -> None:
 
 
 def test_a_head_does_not_wait_for_a_body_that_comes_later() -> None:
-    """Events of a task may be minutes apart: the head goes out at the event loop's next turn, or with the end."""
+    """It goes out at the event loop's next turn, or with the end of the connection."""
 
     async def run() -> list[bytes]:
         transport, answering = _Sent(), [object()]
