@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from pace.cli import app
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 from tests.api.test_predictions import OPTIONS, STEPS
@@ -269,3 +271,10 @@ def test_keys_of_the_command_line_end(tmp_path: Path) -> None:
         line.split("  ")[2]: line.split("  ")[4].split(" 2")[0] for line in _keys(url, "list").splitlines()
     }
     assert states == {"ended": "expired", "valid": "valid until"}
+
+
+@pytest.mark.parametrize("days", ["1e300", "-1", "nan"])
+def test_ends_that_no_calendar_has_are_refused(days: str) -> None:
+    """By a message of the command line, before there is a database."""
+    asked = CliRunner().invoke(app, ["keys", "create", "robot", "--expires-in-days", days])
+    assert (asked.exit_code, "--expires-in-days" in asked.output) == (2, True), asked.output
