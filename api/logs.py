@@ -2,29 +2,36 @@
 
 import logging
 import sys
+import threading
+from typing import TextIO
 
 import structlog
+from structlog.typing import EventDict, Processor
+
+# Reentrant, as the handler's: a signal's handler may log.
+_turn = threading.RLock()
 
 
 def set_up_logs() -> None:
     """Send all logs of this process to stderr as JSON."""
-    shared: list[structlog.typing.Processor] = [
+    shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
+        _add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
+    # Not by way of the standard library, which takes twice as long for each line.
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
+        processors=[*shared, structlog.processors.JSONRenderer()],
+        logger_factory=lambda *names: _LineLogger(names[0] if names else None, sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
+            foreign_pre_chain=[*shared[:2], structlog.stdlib.add_logger_name, *shared[3:]],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.JSONRenderer(),
@@ -34,3 +41,28 @@ def set_up_logs() -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.INFO)
+
+
+class _LineLogger:
+    def __init__(self, name: str | None, stream: TextIO) -> None:
+        self.name = name
+        self._stream = stream
+
+    def info(self, line: str) -> None:
+        """Write a line, whole whoever else writes."""
+        with _turn:
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+
+    warning = error = critical = info
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    def createLock(self) -> None:  # noqa: N802  (the standard library's name)
+        self.lock = _turn
+
+
+def _add_logger_name(logger: _LineLogger, _method: str, event: EventDict) -> EventDict:
+    if logger.name is not None:
+        event["logger"] = logger.name
+    return event

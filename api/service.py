@@ -293,12 +293,13 @@ class Service:
         return replace(submitted, result=await self.documents.whole(submitted.result))
 
     async def _queue(self, tenant: str, received: AnyReceivedTask) -> Submitted:
-        with self.dispatcher.place(received.kind) as free:
+        with self.dispatcher.place(received.kind) as place:
             submitted = await self.database_threads.run_to_the_end(
                 self.tasks.submit,
                 tenant,
                 received,
-                claim=free,
+                claim=place.free,
+                small_only=place.small_only,
                 request_id=structlog.contextvars.get_contextvars().get("request_id"),
             )
             if submitted.task_id is not None:

@@ -131,7 +131,7 @@ class Settings(BaseSettings):
         Where solves and what-ifs run: "processes" of this service, or a Dask cluster by its scheduler's
         address, such as "dask+tcp://scheduler:8786".
     solver_processes
-        Solves at the same time, in processes of this service.
+        Solves at the same time, in processes of this service; if more than one, large ones leave one free.
     what_if_processes
         What-ifs at the same time, in processes besides those that solve; also on a Dask cluster.
     solve_timeout_s, solve_memory_bytes
@@ -201,7 +201,7 @@ class Settings(BaseSettings):
     max_cells: Count = 50_000
     answer_cache_bytes: Bytes = 64 * MIB
     executor: Annotated[str, Field(pattern=r"^(processes|dask\+(tcp|tls)://[^/\s]+)$")] = "processes"
-    solver_processes: Count = Field(default_factory=lambda: max(1, (os.cpu_count() or 2) - 1))
+    solver_processes: Count = Field(default_factory=lambda: max(2, (os.cpu_count() or 2) - 1))
     what_if_processes: Count = 1
     solve_timeout_s: Duration = 300.0
     solve_memory_bytes: Bytes = 4096 * MIB

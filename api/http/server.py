@@ -5,6 +5,7 @@ import os
 import resource
 import socket
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import structlog
@@ -51,6 +52,55 @@ def end_by_force(after_s: float) -> None:
     timer.start()
 
 
+class JoinedWrites:
+    """A transport that holds an answer's head until the next write, at most for a turn of the event loop.
+
+    Each send wakes the client: two cost more than to join them. Everything else is the wrapped transport's.
+
+    Parameters
+    ----------
+    answering
+        Returns the answer that has begun on this connection, of which there is one at a time, or None.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        answering: Callable[[], object | None],
+    ) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._answering = answering
+        self._begun: object | None = None
+        self._held = b""
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        """Send, unless it is a head; with the head that is held."""
+        if self._held:
+            data, self._held = self._held + data, b""
+        elif (answer := self._answering()) is not None and answer is not self._begun:
+            self._begun, self._held = answer, bytes(data)
+            self._loop.call_soon(self._flush)
+            return
+        if data:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send what is held, then close the connection."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._held:
+            data, self._held = self._held, b""
+            self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a class, chosen at run time
     """Ends connections that do not come to anything.
 
@@ -74,6 +124,7 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Count the connection; end the oldest unused one if there are too many."""
         super().connection_made(transport)
+        self.transport = JoinedWrites(transport, self.loop, self._answer_begun)
         self._note_use()
         if len(self.connections) > self.most_connections:
             next(iter(self.unused)).transport.abort()
@@ -109,6 +160,9 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a 
 
     def _has_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _answer_begun(self) -> object | None:
+        return self.cycle if self.cycle is not None and self.cycle.response_started else None
 
     def _note_use(self) -> None:
         if self._has_request() or self.transport.is_closing():

@@ -7,7 +7,7 @@ import base64
 import json
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, Select, func, select, tuple_
@@ -51,12 +51,18 @@ def read_page(
 def _position(cursor: str) -> tuple[datetime, str]:
     try:
         created_at, row_id = json.loads(base64.urlsafe_b64decode(cursor.encode()))
-        moment = datetime.fromisoformat(created_at)
-        if moment.tzinfo is None or not _ROW_ID.fullmatch(row_id):
+        if not _ROW_ID.fullmatch(row_id):
             raise ValueError(cursor)
-        return moment, row_id
-    except (ValueError, TypeError, OverflowError):
+        return _moment(created_at), row_id
+    except (ValueError, TypeError, OverflowError, RecursionError):
         raise InvalidRequest("cursor: not one that this service gave") from None
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(text)
+    return moment.astimezone(UTC)  # here, as some moments of other zones have no name in UTC
 
 
 JobOrder = Literal["newest", "name"]
@@ -148,9 +154,7 @@ def _job_position(cursor: str, order: JobOrder) -> tuple[Any, ...]:
         *moment, job = json.loads(base64.urlsafe_b64decode(cursor.encode()))
         if not isinstance(job, str) or "\0" in job or len(moment) != (order == "newest"):
             raise ValueError(cursor)
-        at = tuple(datetime.fromisoformat(each) for each in moment)
-        if any(each.tzinfo is None for each in at):
-            raise ValueError(cursor)
-        return (*at, job)
-    except (ValueError, TypeError, OverflowError):
+        job.encode()  # half a character can be asked for in JSON, and not in a database
+        return (*map(_moment, moment), job)
+    except (ValueError, TypeError, OverflowError, RecursionError):
         raise InvalidRequest("cursor: not one that this service gave for this order") from None

@@ -108,7 +108,7 @@ class QuestionTable(Generic[Summary]):
         row = connection.execute(
             select(record.document, record.object_key).where(*self.mine(tenant, question_id))
         ).first()
-        return None if row is None else TaskInput(**row._mapping, num_gradients=0)
+        return None if row is None else TaskInput(**row._mapping)
 
     def mine(self, tenant: str, question_id: str) -> tuple[Any, Any]:
         """Return what tells a tenant's question from all others."""

@@ -16,7 +16,8 @@ class TaskInput:
 
     document: bytes
     object_key: str | None
-    num_gradients: int
+    num_gradients: int = 0
+    num_ops: int = 0
 
 
 def save_profile_input(
@@ -48,8 +49,11 @@ def find_profile_input(
 ) -> TaskInput | None:
     """Return the profile that a schedule or a what-if is made from; None if it was deleted."""
     row = connection.execute(
-        select(ProfileRecord.document, ProfileRecord.object_key, ProfileRecord.num_gradients).where(
-            ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256
-        )
+        select(
+            ProfileRecord.document,
+            ProfileRecord.object_key,
+            ProfileRecord.num_gradients,
+            ProfileRecord.num_ops,
+        ).where(ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256)
     ).first()
     return None if row is None else TaskInput(**row._mapping)

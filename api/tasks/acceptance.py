@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, bindparam, delete, select
 
-from pace.api.received import AnyReceivedTask, ReceivedProfile, brought_document
+from pace.api.received import AnyReceivedTask, ReceivedProfile, ReceivedRequest, brought_document
 from pace.api.storage.database import Upsert
 from pace.api.storage.records import IS_LIVE, TaskRecord
 from pace.api.storage.task_inputs import TaskInput
 from pace.api.tasks.kinds import KINDS
+from pace.api.tasks.solve_size import is_small
 from pace.api.tasks.state import ClaimedTask, Submitted
 from pace.api.tasks.task_room import TaskRoom
 
@@ -42,12 +43,14 @@ class Acceptance:
         received: AnyReceivedTask,
         *,
         claim: bool,
+        small_only: bool,
         request_id: str | None,
     ) -> Submitted:
         """Find the result of a request, join the task that makes it, or queue a new one.
 
         As ``TaskQueue.submit``, within a transaction that writes.
         """
+        may_claim = claim and (not small_only or _is_small(received))
         kind = KINDS[received.kind]
         fingerprint = kind.save_input(connection, tenant, received)
         new_id = kind.save_request(connection, tenant, received, fingerprint)
@@ -58,7 +61,7 @@ class Acceptance:
             task_id = connection.scalar(_LIVE_WITH_KEY, {"tenant": tenant, "key": received.key})
             claimed = None
             if task_id is None:
-                at_once = self._room.require(connection, tenant, received) and claim
+                at_once = self._room.require(connection, tenant, received) and may_claim
                 now = datetime.now(UTC)
                 task_id = self._add(connection, tenant, received, new_id, request_id, now, at_once=at_once)
                 if task_id is None:
@@ -112,6 +115,13 @@ class Acceptance:
         return task_id if added.rowcount else None
 
 
+def _is_small(received: AnyReceivedTask) -> bool:
+    # Of a profile that is only named, the size is not known yet: its task waits until it is claimed.
+    if not isinstance(received, ReceivedRequest) or received.profile is None:
+        return False
+    return is_small(received.profile.num_ops, received.profile.num_gradients, received.options)
+
+
 def _claimed(
     connection: Connection,
     tenant: str,
@@ -124,8 +134,10 @@ def _claimed(
     brought = brought_document(received)
     found: TaskInput | None
     if brought is not None and brought.object_key is None:
-        num_gradients = brought.num_gradients if isinstance(brought, ReceivedProfile) else 0
-        found = TaskInput(document=brought.document, object_key=None, num_gradients=num_gradients)
+        sizes = {}
+        if isinstance(brought, ReceivedProfile):
+            sizes = {"num_gradients": brought.num_gradients, "num_ops": brought.num_ops}
+        found = TaskInput(document=brought.document, object_key=None, **sizes)
     else:
         # One that is named, or one that was uploaded: perhaps for nothing, as it was stored already.
         found = KINDS[received.kind].find_input(connection, tenant, received.input_sha256, result_id)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ParamSpec
 
@@ -29,6 +30,14 @@ P = ParamSpec("P")
 
 _LONGEST_PAUSE_S = 5.0
 _RELEASE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Whether there is a place for a task, and whether only a small one may take it."""
+
+    free: bool
+    small_only: bool
 
 
 class Dispatcher:
@@ -73,6 +82,9 @@ class Dispatcher:
         self._running: dict[TaskKindName, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
         # Places that may be taken by a task that is just being accepted.
         self._kept = dict.fromkeys(executors, 0)
+        # The same, of large tasks: where there are several places, one is for small ones.
+        self._kept_for_large = dict.fromkeys(executors, 0)
+        self._large: dict[TaskKindName, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
         self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
         self.watches = watches
@@ -94,22 +106,31 @@ class Dispatcher:
         self._queued[kind].set()
 
     @contextlib.contextmanager
-    def place(self, kind: TaskKindName) -> Iterator[bool]:
+    def place(self, kind: TaskKindName) -> Iterator[Place]:
         """Keep a place for a task that may be claimed inside; yields whether there is one."""
-        free = not self._stopping and self._num_taken(kind) < self._executors[kind].size
-        self._kept[kind] += free
+        place = Place(free=False, small_only=False) if self._stopping else self._place(kind)
+        for_large = place.free and not place.small_only
+        self._kept[kind] += place.free
+        self._kept_for_large[kind] += for_large
         try:
-            yield free
+            yield place
         finally:
-            self._kept[kind] -= free
+            self._kept[kind] -= place.free
+            self._kept_for_large[kind] -= for_large
 
-    def _num_taken(self, kind: TaskKindName) -> int:
-        return len(self._running[kind]) + self._kept[kind]
+    def _place(self, kind: TaskKindName) -> Place:
+        size = self._executors[kind].size
+        num_taken = len(self._running[kind]) + self._kept[kind]
+        num_large = len(self._large[kind]) + self._kept_for_large[kind]
+        small_only = KINDS[kind].keeps_place and num_large >= max(1, size - 1)
+        return Place(free=num_taken < size, small_only=small_only)
 
     def begin(self, task: ClaimedTask) -> None:
         """Do a task that was claimed."""
         started = asyncio.create_task(self._run(task), name=task.id)
         self._running[task.kind].add(started)
+        if task.large:
+            self._large[task.kind].add(started)
         started.add_done_callback(lambda done: self._ended(task.kind, done))
 
     def does(self, task_id: str) -> bool:
@@ -151,16 +172,20 @@ class Dispatcher:
         return [task for running in self._running.values() for task in running]
 
     async def _claim_tasks(self, kind: TaskKindName) -> None:
-        executor, queued = self._executors[kind], self._queued[kind]
+        queued = self._queued[kind]
         pause_s = self._poll_s
         while True:
             queued.clear()
             task = None
-            if self._num_taken(kind) < executor.size:
+            place = self._place(kind)
+            if place.free:
                 try:
                     names = [task.get_name() for task in self._all_running()]
-                    self._may_wait[kind] = False
-                    task = await asyncio.to_thread(self._tasks.claim, kind, names)
+                    # Those that were passed over wait still.
+                    self._may_wait[kind] = place.small_only
+                    task = await asyncio.to_thread(
+                        self._tasks.claim, kind, names, small_only=place.small_only
+                    )
                     self._may_wait[kind] |= task is not None
                     pause_s = self._poll_s
                 except Exception as error:
@@ -176,6 +201,7 @@ class Dispatcher:
 
     def _ended(self, kind: TaskKindName, done: asyncio.Task[None]) -> None:
         self._running[kind].discard(done)
+        self._large[kind].discard(done)
         if self._may_wait[kind]:
             self._queued[kind].set()
         if not done.cancelled() and (error := done.exception()) is not None:

@@ -43,6 +43,8 @@ class TaskKind:
     num_processes, num_on_cluster
         How many tasks may run at once in processes of the service, and on a Dask cluster; None for as many as
         the cluster has threads.
+    keeps_place
+        Whether of several places one is kept for small tasks.
     starts_at_once
         Whether its processes start with the service, or with the first task.
     priority
@@ -71,6 +73,7 @@ class TaskKind:
     purpose: str
     num_processes: Callable[[Settings], int]
     num_on_cluster: Callable[[Settings], int | None]
+    keeps_place: bool = False
     starts_at_once: bool
     priority: int
     result_path: str
@@ -91,6 +94,7 @@ KINDS: dict[TaskKindName, TaskKind] = {
         purpose="the solve",
         num_processes=lambda settings: settings.solver_processes,
         num_on_cluster=lambda _: None,
+        keeps_place=True,
         starts_at_once=True,
         priority=1,
         result_path="/v1/schedules/",

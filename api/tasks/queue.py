@@ -24,6 +24,7 @@ from pace.api.storage.records import SolutionRecord, TaskRecord
 from pace.api.tasks.acceptance import Acceptance
 from pace.api.tasks.kinds import KINDS
 from pace.api.tasks.shares import TaskShares
+from pace.api.tasks.solve_size import is_small_solve
 from pace.api.tasks.state import LIVE, ClaimedTask, Submitted, TaskStatus
 from pace.api.tasks.task_room import TaskRoom
 from pace.api.tasks.task_views import count_live, find_status, list_statuses
@@ -71,14 +72,21 @@ class TaskQueue:
         self._acceptance = Acceptance(room, self.owner, self._lease)
 
     def submit(
-        self, tenant: str, received: AnyReceivedTask, *, claim: bool = False, request_id: str | None = None
+        self,
+        tenant: str,
+        received: AnyReceivedTask,
+        *,
+        claim: bool = False,
+        small_only: bool = False,
+        request_id: str | None = None,
     ) -> Submitted:
         """Accept a request: find its result, join the task that makes it, or queue a new one.
 
         Parameters
         ----------
-        claim
-            Claim a new task at once where no other waits: this process has room for it.
+        claim, small_only
+            Claim a new task at once where no other waits: this process has room for it, perhaps only for a
+            small solve.
         request_id
             Of the request, for the log of a new task.
 
@@ -90,10 +98,14 @@ class TaskQueue:
             If the request names a profile that is not stored.
         """
         with self.database.write() as connection:
-            return self._acceptance.accept(connection, tenant, received, claim=claim, request_id=request_id)
+            return self._acceptance.accept(
+                connection, tenant, received, claim=claim, small_only=small_only, request_id=request_id
+            )
 
-    def claim(self, kind: str, running: Collection[str] = ()) -> ClaimedTask | None:
-        """Take the next task of a kind.
+    def claim(
+        self, kind: str, running: Collection[str] = (), *, small_only: bool = False
+    ) -> ClaimedTask | None:
+        """Take the next task of a kind; with `small_only`, of those that are small solves.
 
         Those `running` here stay so: if their leases ended, this process was starved for a moment.
 
@@ -103,8 +115,10 @@ class TaskQueue:
         """
         now = datetime.now(UTC)
         queued = (TaskRecord.state == "queued") & (TaskRecord.kind == kind)
+        if small_only:
+            queued &= is_small_solve()
         with self.database.read() as connection:
-            waiting = connection.scalar(_QUEUED_OF_KIND, {"kind": kind})
+            waiting = connection.scalar(_SMALL_QUEUED if small_only else _QUEUED_OF_KIND, {"kind": kind})
             if waiting is None:
                 expired = connection.scalars(_EXPIRED_OF_KIND, {"kind": kind, "now": now})
                 if set(expired) <= set(running):
@@ -336,6 +350,7 @@ _OF_KIND = TaskRecord.kind == bindparam("kind")
 _QUEUED_OF_KIND = (
     select(TaskRecord.id).where(TaskRecord.state == literal_column("'queued'"), _OF_KIND).limit(1)
 )
+_SMALL_QUEUED = _QUEUED_OF_KIND.where(is_small_solve())
 _EXPIRED_OF_KIND = select(TaskRecord.id).where(
     TaskRecord.state == literal_column("'running'"), _OF_KIND, TaskRecord.lease_until < bindparam("now")
 )

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from pace.api.tasks.kinds import KINDS, AnyStored
+from pace.api.tasks.solve_size import is_small
 from pace.client.documents import Problem, TaskKindName
 
 LIVE = ("queued", "running")
@@ -51,6 +52,7 @@ class ClaimedTask:
     result_id: str
     attempts: int
     num_gradients: int
+    num_ops: int
     num_total: int | None
     document: bytes
     object_key: str | None
@@ -58,6 +60,11 @@ class ClaimedTask:
     created_at: datetime
     started_at: datetime
     request_id: str | None
+
+    @property
+    def large(self) -> bool:
+        """Whether it may take long: not for the place that is kept for small ones."""
+        return not is_small(self.num_ops, self.num_gradients, self.options)
 
     def done(self, at: datetime, document: bytes | None) -> "TaskStatus":
         """Return how far it is once its document is stored."""

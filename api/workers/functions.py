@@ -64,6 +64,8 @@ class ReadLimits:
     max_cells: int
 
 
+# The collector rests until what was read is gone: it would look at every object of it, to find nothing.
+@paused_collector()
 def read_request(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedRequest:
     """Parse and validate the body of a schedule request.
 
@@ -74,8 +76,7 @@ def read_request(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedRequ
     """
     body = decompressed(body, limits.max_bytes) if gzipped else body
     try:
-        with paused_collector():
-            request = ScheduleRequest.model_validate_json(body, strict=True)
+        request = ScheduleRequest.model_validate_json(body, strict=True)
     except ValidationError as error:
         _explain(body, error)
         raise InvalidRequest(explain(error)) from None
@@ -86,6 +87,7 @@ def read_request(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedRequ
     return ReceivedRequest(job=request.job, profile_sha256=profile_sha256, profile=profile, options=options)
 
 
+@paused_collector()
 def read_what_if(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedWhatIf:
     """Parse and validate the body of a what-if request.
 
@@ -96,8 +98,7 @@ def read_what_if(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedWhat
     """
     body = decompressed(body, limits.max_bytes) if gzipped else body
     try:
-        with paused_collector():
-            request = WhatIfRequest.model_validate_json(body, strict=True)
+        request = WhatIfRequest.model_validate_json(body, strict=True)
     except ValidationError as error:
         _explain(body, error)
         raise InvalidRequest(explain(error)) from None
@@ -123,6 +124,7 @@ def read_what_if(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedWhat
     )
 
 
+@paused_collector()
 def read_profile(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedProfile:
     """Parse and validate a profile; raises InvalidProfile, InvalidRequest and ContentTooLarge."""
     return receive(parse_profile(decompressed(body, limits.max_bytes) if gzipped else body), limits)

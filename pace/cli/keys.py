@@ -27,7 +27,7 @@ def create(
     tenant: Annotated[str, typer.Option(help="Keys of one tenant see the same data.")] = "default",
     scope: Annotated[list[str] | None, typer.Option(help="read, submit, admin; may be repeated.")] = None,
     expires_in_days: Annotated[
-        float | None, typer.Option(min=0, help="How long it is valid; for ever unless given.")
+        float | None, typer.Option(min=0, max=36_500, help="How long it is valid; for ever unless given.")
     ] = None,
     database_url: DatabaseUrl = None,
     as_json: AsJson = False,

@@ -1,15 +1,22 @@
 """API keys over the wire."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, Field
+from pydantic import AfterValidator, AwareDatetime, Field
 
 from pace.client.documents import JobName
 from pace.documents.base import Document
 
 KeyId = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 KeyScope = Literal["read", "submit", "admin"]
+
+
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("is no moment that UTC has a name for") from None
 
 
 class KeyRequest(Document):
@@ -25,7 +32,7 @@ class KeyRequest(Document):
 
     name: JobName
     scopes: Annotated[tuple[KeyScope, ...], Field(min_length=1, max_length=3)] = ("read", "submit")
-    expires_at: AwareDatetime | None = None
+    expires_at: Annotated[AwareDatetime, AfterValidator(_in_utc)] | None = None
 
 
 class KeyResource(Document):

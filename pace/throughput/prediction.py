@@ -185,6 +185,9 @@ def _alone_s(document: StepsDocument, fleet: Fleet) -> float:
     count = len(document.steps) * fleet.pull_every * fleet.push_every
     order = [[at % len(document.steps) for at in range(count)]]
     run = simulate_steps(document, 1, fleet=plain, steps=count, skip=0, drawn=order)
+    if not len(run.end_s):
+        rate = document.link.bytes_per_s
+        raise InvalidOptions(f"no step ever ends over links of {rate:g} bytes/s: expected faster links")
     return float(run.end_s[-1]) / count
 
 

@@ -218,3 +218,27 @@ def test_unfinished_bodies_of_one_tenant_leave_room_for_another(tmp_path: Path) 
         assert {upload.recv(12) for upload in refused} == {b"HTTP/1.1 429"}
         assert greedy.http.post("/v1/profiles", json=layered_profile(500)).status_code == 429
         assert modest.http.post("/v1/profiles", json=layered_profile(500)).status_code == 201
+
+
+def test_large_solves_do_not_hold_up_small_ones(tmp_path: Path) -> None:
+    """Of more long solves than solvers, all but one wait while another tenant's small one is answered."""
+    with (
+        ServiceProcess(tmp_path, auth="required", solver_processes=2) as service,
+        service.tenant() as greedy,
+        service.tenant() as modest,
+    ):
+        long = {"scenarios": 10_000, "jitter": 0.1}
+        tasks = [
+            greedy.http.post(
+                "/v1/schedules",
+                json={"profile": layered_profile(number), "options": long},
+                headers={"Prefer": "respond-async"},
+            ).json()
+            for number in range(400, 403)
+        ]
+        assert modest.post_schedule(layered_profile(3)).status_code == 201
+        paths = [f"/v1/tasks/{task['id']}" for task in tasks]
+        states = [greedy.http.get(path).json()["state"] for path in paths]
+        for path in paths:
+            greedy.http.delete(path)
+    assert states == ["running", "queued", "queued"]

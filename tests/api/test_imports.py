@@ -1,5 +1,6 @@
 """Other tools' files over HTTP: profiles as the importers make them, faults by name, limits of bodies."""
 
+import functools
 import gzip
 import io
 import json
@@ -12,6 +13,8 @@ import httpx
 import pytest
 
 from pace import load_profile
+from pace.api.errors import InvalidFile
+from pace.api.workers.imports.unpacking import unpack
 from pace.formats.horovod_timeline import read_horovod_profile
 from pace.formats.kineto import read_kineto
 from pace.formats.reading import FormatWarning
@@ -160,6 +163,38 @@ def test_archives_that_are_no_job_are_refused_by_name(service: Caller, tmp_path:
     for name in ("../../etc/rank0.json", "/tmp/rank0.json", "\udcff\n"):
         taken = tar_of({name: files["rank0.json"], "rank1.json": files["rank1.json"]})
         assert send(service, taken).status_code == 201
+
+
+@functools.cache
+def damaged_archives() -> dict[str, bytes]:
+    """Return archives whose damage each library tells in a way of its own."""
+    made = {}
+    for name, method in (("bzip2", zipfile.ZIP_BZIP2), ("lzma", zipfile.ZIP_LZMA)):
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", method) as archive:
+            archive.writestr("a.json", b'{"traceEvents": []}' * 50)
+        content = bytearray(packed.getvalue())
+        start = content.index(b"a.json") + len(b"a.json") + 12
+        content[start : start + 20] = b"\xff" * 20
+        made[name] = bytes(content)
+    nameless = bytearray(zip_of({"a": b"{}"}))
+    table = nameless.index(b"PK\x01\x02")
+    nameless[table + 28], nameless[table + 30] = 0, 1  # its one byte is no name but more information
+    made["a name of nothing"] = bytes(nameless)
+    long_name = bytearray(tar_of({"x" * 300: b"{}"}))
+    long_name[124:136] = b"\x80" + b"\x7f" * 11
+    long_name[148:156] = b" " * 8
+    long_name[148:156] = b"%06o\0 " % sum(long_name[:512])
+    made["a length beyond all numbers"] = bytes(long_name)
+    made["a table without end"] = b"PK\x03\x04" + b"PK\x01\x02" * 50_000
+    return made
+
+
+@pytest.mark.parametrize("damage", damaged_archives())
+def test_damage_of_every_kind_is_the_senders(damage: str, tmp_path: Path) -> None:
+    """Whatever its library raises, the answer says that the file is at fault, not the service."""
+    with pytest.raises(InvalidFile):
+        unpack(damaged_archives()[damage], "run.zip", tmp_path, 2**20, gzipped=False)
 
 
 def test_every_format_is_what_its_importer_makes(service: Caller, tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from pace.cli import app
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 from tests.api.test_predictions import OPTIONS, STEPS
@@ -243,7 +245,8 @@ def test_admins_make_and_revoke_keys_over_http(service: Caller) -> None:
     assert service.http.get("/v1/profiles", headers=_as(key["token"])).status_code == 401
     assert service.http.delete(f"/v1/keys/{key['id']}").status_code == 404
     assert listed()["revoked_at"] is not None
-    for wrong in ({"scopes": ["all"]}, {"expires_at": "2001-01-01T00:00:00Z"}, {"name": ""}):
+    senseless = ({"expires_at": "2001-01-01T00:00:00Z"}, {"expires_at": "9999-12-31T23:59:59-23:59"})
+    for wrong in ({"scopes": ["all"]}, {"name": ""}, *senseless):
         assert service.http.post("/v1/keys", json={**asked, **wrong}).status_code == 422
 
 
@@ -268,3 +271,10 @@ def test_keys_of_the_command_line_end(tmp_path: Path) -> None:
         line.split("  ")[2]: line.split("  ")[4].split(" 2")[0] for line in _keys(url, "list").splitlines()
     }
     assert states == {"ended": "expired", "valid": "valid until"}
+
+
+@pytest.mark.parametrize("days", ["1e300", "-1", "nan"])
+def test_ends_that_no_calendar_has_are_refused(days: str) -> None:
+    """By a message of the command line, before there is a database."""
+    asked = CliRunner().invoke(app, ["keys", "create", "robot", "--expires-in-days", days])
+    assert (asked.exit_code, "--expires-in-days" in asked.output) == (2, True), asked.output

@@ -172,6 +172,25 @@ def test_forged_cursors_are_refused(small_service: ServiceProcess, path: str, ro
 
 
 @pytest.mark.parametrize(
+    ("path", "position"),
+    [
+        ("/v1/schedules", ["9999-12-31T23:59:59-23:59", "0" * 32]),
+        ("/v1/schedules", ["2026-01-01T00:00:00", "0" * 32]),
+        ("/v1/jobs", ["0001-01-01T00:00:00+23:59", "train"]),
+        ("/v1/jobs", ["2026-01-01T00:00:00+00:00", "\ud800"]),
+        ("/v1/jobs?order=name", ["\ud800"]),
+    ],
+)
+def test_cursors_that_no_database_understands_are_refused(
+    small_service: ServiceProcess, path: str, position: list[str]
+) -> None:
+    """Moments that have no name in UTC, or no time zone, and names with half a character."""
+    cursor = base64.urlsafe_b64encode(json.dumps(position).encode()).decode()
+    answer = small_service.http.get(f"{path}{'&' if '?' in path else '?'}cursor={cursor}")
+    assert "cursor" in _refused(answer, 422, "invalid-request")["detail"]
+
+
+@pytest.mark.parametrize(
     "query",
     [f"?job=&fingerprint={'0' * 64}", "?job=train&fingerprint=short", "?limit=0", "?cursor=x", "?limit=many"],
 )

@@ -12,9 +12,10 @@ from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.documents import PlacedDocument
 from pace.api.storage.migrations import upgrade
-from pace.api.storage.records import ProfileRecord, ScheduleRecord
+from pace.api.storage.records import ProfileRecord, ScheduleRecord, TaskRecord
 from pace.api.storage.store import ResourceStore
 from pace.api.tasks.queue import TaskQueue
+from pace.api.tasks.solve_size import MOST_GRADIENTS, is_small, is_small_solve
 from pace.api.tenants import TenantLimits, Tenants
 from pace.api.workers.functions import ReadLimits, read_request, solve
 from tests.api.profiles import layered_profile
@@ -22,8 +23,9 @@ from tests.api.profiles import layered_profile
 _LIMITS = ReadLimits(max_bytes=10**6, max_ops=10**4, max_gradients=10**4, max_cells=10**4)
 
 
-def _request(num_layers: int) -> ReceivedRequest:
-    body = json.dumps({"profile": layered_profile(num_layers), "job": "train"}).encode()
+def _request(num_layers: int, **options: object) -> ReceivedRequest:
+    asked = {"profile": layered_profile(num_layers), "job": "train", "options": options}
+    body = json.dumps(asked).encode()
     return read_request(body, gzipped=False, limits=_LIMITS)
 
 
@@ -154,3 +156,44 @@ def test_tasks_are_listed_in_pages(queue: TaskQueue) -> None:
         ("a", "schedule", "queued"): 2,
         ("b", "schedule", "queued"): 1,
     }
+
+
+def test_large_solves_leave_a_place_for_small_ones(queue: TaskQueue) -> None:
+    """Who has only a place for small ones passes over the large one that waits longer."""
+    large, small = _request(2, scenarios=100), _request(3)
+    assert queue.submit("a", large, claim=True, small_only=True).claimed is None
+    waits = queue.submit("b", small)
+    claimed = queue.claim("schedule", small_only=True)
+    assert claimed is not None
+    assert (claimed.id, claimed.large) == (waits.task_id, False)
+    assert queue.claim("schedule", small_only=True) is None
+    claimed = queue.claim("schedule")
+    assert claimed is not None
+    assert (claimed.tenant, claimed.large) == ("a", True)
+    at_once = queue.submit("b", _request(4), claim=True, small_only=True).claimed
+    assert at_once is not None
+    assert not at_once.large
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "options", "small"),
+    [
+        (3, {}, True),
+        (3, {"fusion": "none", "max_group_bytes": 4096, "slot_s": 1.0, "target": "ddp"}, True),
+        (MOST_GRADIENTS, {}, True),
+        (MOST_GRADIENTS + 1, {}, False),
+        (3, {"scenarios": 1}, False),
+        (3, {"search_calls": 2001}, False),
+        (3, {"oracle": "lp", "slot_s": 0.001}, False),
+    ],
+)
+def test_values_and_rows_agree_what_is_small(
+    queue: TaskQueue, num_layers: int, options: dict[str, object], small: bool
+) -> None:
+    """The queue passes over what a process would not count as small, and nothing else."""
+    received = _request(num_layers, **options)
+    assert received.profile is not None
+    assert is_small(received.profile.num_ops, received.profile.num_gradients, received.options) is small
+    queue.submit("a", received)
+    with queue.database.read() as connection:
+        assert bool(connection.scalar(select(TaskRecord.id).where(is_small_solve()))) is small

@@ -2,7 +2,6 @@
 
 import io
 import re
-import struct
 import tarfile
 import zipfile
 import zlib
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from pace.api.errors import ContentTooLarge, InvalidFile, InvalidRequest
+from pace.errors import PaceError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _TAR_MAGIC_AT = 257
@@ -20,6 +20,8 @@ _PIECE_BYTES = 1 << 20
 _SNIFFED_BYTES = 1 << 16
 # More files than any job has ranks; what they may hold in all is bounded in bytes.
 _MOST_FILES = 10_000
+# With folders, and what operating systems add to each file.
+_MOST_ENTRIES = 4 * _MOST_FILES
 _LONGEST_NAME = 200
 _DEEPEST_GZIP = 3
 
@@ -83,19 +85,13 @@ def unpack(
     members = _members(content)
     if members is None:
         return [_written(folder, 0, filename, content)]
-    room = _Room(max_bytes)
     found: list[UnpackedFile] = []
-    try:
-        for given, stream in members:
-            name = given.encode("utf-8", "replace").decode()[-_LONGEST_NAME:]
-            if not _is_litter(name) and len(found) <= _MOST_FILES:
-                found.append(_written(folder, len(found), name, _member(stream, room, max_bytes)))
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError) as error:
-        raise InvalidFile(f"{filename}: the archive is damaged: {error}") from None
-    except RuntimeError as error:  # zipfile's way to refuse passwords and rare methods
-        raise InvalidFile(f"{filename}: {error}") from None
-    if not 0 < len(found) <= _MOST_FILES:
-        raise InvalidFile(f"{filename}: the archive holds no file, or more than {_MOST_FILES}")
+    for name, inside in _unarchived(members, filename, max_bytes):
+        if len(found) == _MOST_FILES:
+            raise InvalidFile(f"{filename}: the archive holds more than {_MOST_FILES} files")
+        found.append(_written(folder, len(found), name, inside))
+    if not found:
+        raise InvalidFile(f"{filename}: the archive holds no file")
     # Whatever the order in which they were packed or dropped, the profile is the same.
     return sorted(found, key=lambda each: _natural(each.name))
 
@@ -128,6 +124,25 @@ def _gunzipped(content: bytes, room: _Room) -> bytes:
     return b"".join(pieces)
 
 
+def _unarchived(
+    members: Iterator[tuple[str, IO[bytes]]], filename: str, max_bytes: int
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the files that the sender put into an archive."""
+    room = _Room(max_bytes)
+    try:
+        for given, stream in members:
+            name = given.encode("utf-8", "replace").decode()[-_LONGEST_NAME:]
+            if not _is_litter(name):
+                yield name, _member(stream, room, max_bytes)
+    except (PaceError, MemoryError):
+        raise
+    except RuntimeError as error:  # zipfile's way to refuse passwords and rare methods
+        raise InvalidFile(f"{filename}: {error}") from None
+    except Exception as error:
+        # Damage comes out of the libraries as errors of every kind; nothing else is read here.
+        raise InvalidFile(f"{filename}: the archive is damaged: {error or type(error).__name__}") from None
+
+
 def _members(content: bytes) -> Iterator[tuple[str, IO[bytes]]] | None:
     """Return names and contents of an archive's files; None if this is none."""
     if content[_TAR_MAGIC_AT : _TAR_MAGIC_AT + 5] == b"ustar":
@@ -148,9 +163,12 @@ def _tar_members(content: bytes) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def _zip_members(content: bytes) -> Iterator[tuple[str, IO[bytes]]]:
+    # Counted before the library makes an object of each: an entry of a table is 46 bytes.
+    if content.count(b"PK\x01\x02") > _MOST_ENTRIES:
+        raise InvalidFile(f"the archive's table has more than {_MOST_ENTRIES} entries")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         for member in archive.infolist():
-            if not member.is_dir():
+            if not member.filename.endswith("/"):
                 with archive.open(member) as opened:
                     yield member.filename, opened
 

@@ -125,3 +125,11 @@ def test_every_discipline_carries_all_bytes(discipline: str) -> None:
         {"workers": (1,), "discipline": discipline, "advice": False, **QUICK}
     )
     assert predict(varied(), options).points[0].throughput == pytest.approx(16 / 5, rel=0.05)
+
+
+def test_links_over_which_no_step_ends_are_refused() -> None:
+    """A positive rate may be so small that a transfer's end is beyond all numbers."""
+    base = varied()
+    slow = base.replace(link=base.link.model_copy(update={"bytes_per_s": 1e-320}))
+    with pytest.raises(InvalidOptions, match=r"no step ever ends over links of .* bytes/s"):
+        predict(slow, PredictionOptions(workers=(1,), **QUICK))

@@ -1,0 +1,48 @@
+"""Which solves are small: they take some milliseconds, and a place among the solvers is kept for them.
+
+Said twice, of values and of rows: the queue must pass over large solves without reading them.
+"""
+
+from sqlalchemy import ColumnElement, exists
+
+from pace.api.storage.records import ProfileRecord, TaskRecord
+from pace.documents.options import Options
+
+# About 50 ms of one core for layers in a chain.
+MOST_OPS = 10_000
+MOST_GRADIENTS = 1000
+
+# As in the canonical JSON of options: sorted by name, these two lie side by side.
+_SHORT_SEARCH = (
+    f'"scenarios":{Options().scenarios},"search_calls":{Options().search_calls},',
+    '"oracle":"jackson"',
+)
+
+
+def is_small(num_ops: int, num_gradients: int, options: str) -> bool:
+    """Whether a solve is small: of a profile of this size, with options that ask for nothing that takes long.
+
+    Parameters
+    ----------
+    options
+        Their canonical JSON.
+    """
+    return (
+        num_ops <= MOST_OPS
+        and num_gradients <= MOST_GRADIENTS
+        and all(part in options for part in _SHORT_SEARCH)
+    )
+
+
+def is_small_solve() -> ColumnElement[bool]:
+    """Return the same as a condition on a task; false for one whose profile was deleted."""
+    of_small_profile = exists().where(
+        ProfileRecord.tenant == TaskRecord.tenant,
+        ProfileRecord.sha256 == TaskRecord.profile_sha256,
+        ProfileRecord.num_ops <= MOST_OPS,
+        ProfileRecord.num_gradients <= MOST_GRADIENTS,
+    )
+    condition: ColumnElement[bool] = of_small_profile
+    for part in _SHORT_SEARCH:
+        condition &= TaskRecord.options.contains(part, autoescape=True)
+    return condition
