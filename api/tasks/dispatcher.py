@@ -33,7 +33,7 @@ _RELEASE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class WorkerPlace:
     """Whether there is a place for a task, and whether only a small one may take it."""
 
     free: bool
@@ -106,9 +106,9 @@ class Dispatcher:
         self._queued[kind].set()
 
     @contextlib.contextmanager
-    def place(self, kind: TaskKindName) -> Iterator[Place]:
+    def place(self, kind: TaskKindName) -> Iterator[WorkerPlace]:
         """Keep a place for a task that may be claimed inside; yields whether there is one."""
-        place = Place(free=False, small_only=False) if self._stopping else self._place(kind)
+        place = WorkerPlace(free=False, small_only=False) if self._stopping else self._place(kind)
         for_large = place.free and not place.small_only
         self._kept[kind] += place.free
         self._kept_for_large[kind] += for_large
@@ -118,12 +118,12 @@ class Dispatcher:
             self._kept[kind] -= place.free
             self._kept_for_large[kind] -= for_large
 
-    def _place(self, kind: TaskKindName) -> Place:
+    def _place(self, kind: TaskKindName) -> WorkerPlace:
         size = self._executors[kind].size
         num_taken = len(self._running[kind]) + self._kept[kind]
         num_large = len(self._large[kind]) + self._kept_for_large[kind]
         small_only = KINDS[kind].keeps_place and num_large >= max(1, size - 1)
-        return Place(free=num_taken < size, small_only=small_only)
+        return WorkerPlace(free=num_taken < size, small_only=small_only)
 
     def begin(self, task: ClaimedTask) -> None:
         """Do a task that was claimed."""
