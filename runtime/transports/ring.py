@@ -7,6 +7,7 @@ matched by the call's name, so ranks need not make calls in the same order.
 The sum of a row is added up in the order of ranks, from the one behind its owner on: always the same bits.
 """
 
+import collections
 import queue
 import threading
 import zlib
@@ -25,8 +26,9 @@ CHUNKS = 4
 LEAST_CHUNK_BYTES = 8 << 10
 MOST_CHUNK_BYTES = 512 << 10
 
-# How many chunks may arrive before they are taken.
-_AHEAD = 4
+# How much may arrive before it is taken. Counted in chunks, weights beside biases left the network idle between
+# messages: four ranks at 200 Mbit/s needed 20 % more for 5.6 MB in six parts.
+_AHEAD_BYTES = 4 * MOST_CHUNK_BYTES
 
 
 class _Call(NamedTuple):
@@ -116,13 +118,17 @@ class Ring:
         # The chunks that arrive, in order, each with the step of the ring.
         arriving = [(step, chunk) for step, row in enumerate(rows[1:]) for chunk in row]
         sends = [self._send(chunk, after, tag) for chunk in (rows[0] if size > 1 else [])]
-        waiting: list[tuple[Any, torch.Tensor]] = []
-        for number, (step, chunk) in enumerate(arriving):
-            for ahead_step, ahead in arriving[number + len(waiting) : number + _AHEAD]:
-                buffer = into(ahead_step, ahead)
+        expected = iter(arriving)
+        waiting: collections.deque[tuple[Any, torch.Tensor]] = collections.deque()
+        awaited_bytes = 0
+        for step, chunk in arriving:
+            while awaited_bytes < _AHEAD_BYTES and (ahead := next(expected, None)) is not None:
+                buffer = into(*ahead)
                 waiting.append((self._group.recv([buffer], before, tag), buffer))
-            work, received = waiting.pop(0)
+                awaited_bytes += buffer.numel() * buffer.element_size()
+            work, received = waiting.popleft()
             work.wait()
+            awaited_bytes -= received.numel() * received.element_size()
             take(chunk, received)
             if step < size - 2:
                 sends.append(self._send(chunk, after, tag))

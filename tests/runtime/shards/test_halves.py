@@ -80,6 +80,55 @@ def test_halves_sum_and_gather_and_save_bytes(transport: str) -> None:
                 assert middle - start == end - middle == size_bytes * 2 / 3
 
 
+class _Noting:
+    """A process group whose receives note what is asked for and not there yet, whenever one is waited for."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.send = group.send
+        self.asked_bytes = self.total_bytes = 0
+        self.at_waits: list[tuple[int, int]] = []
+
+    def recv(self, tensors: list[torch.Tensor], *where: int) -> "_NotingReceive":
+        size_bytes = tensors[0].numel() * tensors[0].element_size()
+        self.asked_bytes += size_bytes
+        self.total_bytes += size_bytes
+        return _NotingReceive(self, self._group.recv(tensors, *where), size_bytes)
+
+
+class _NotingReceive:
+    def __init__(self, noting: _Noting, work: Any, size_bytes: int) -> None:
+        self._noting, self._work, self._size_bytes = noting, work, size_bytes
+
+    def wait(self) -> None:
+        noting = self._noting
+        noting.at_waits.append((noting.asked_bytes, noting.total_bytes))
+        self._work.wait()
+        noting.asked_bytes -= self._size_bytes
+
+
+def _receive(rank: int, size: int) -> list[tuple[int, int]]:
+    meet("gloo")
+    from pace.runtime.transports.gloo import GlooTransport
+
+    transport = GlooTransport(timeout_s=60.0)
+    ring: Any = transport.ring
+    ring._group = noting = _Noting(ring._group)
+    parts = [torch.full((size, columns), float(rank)) for columns in (16, 300_000, 16, 16, 300_000, 16)]
+    for half in ("reduce_scatter", "all_gather"):
+        _call(transport, half, parts)
+    transport.close(failed=False)
+    return noting.at_waits
+
+
+def test_receives_are_asked_for_ahead_by_bytes() -> None:
+    """However small messages between large ones are, the network has two MiB to go on with, or all there is."""
+    for at_waits in run_ranks(_receive, 3):
+        half_bytes = at_waits[-1][1] // 2
+        for asked, total in at_waits:
+            assert asked >= 2 << 20 or total % half_bytes == 0
+
+
 _GRADIENTS = [
     GradientSize(name="first", size_bytes=40, dtype="float32"),
     GradientSize(name="second", size_bytes=12, dtype="float32"),
