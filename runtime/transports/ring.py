@@ -26,8 +26,8 @@ CHUNKS = 4
 LEAST_CHUNK_BYTES = 8 << 10
 MOST_CHUNK_BYTES = 512 << 10
 
-# How much may arrive before it is taken. Counted in chunks, weights beside biases left the network idle between
-# messages: four ranks at 200 Mbit/s needed 20 % more for 5.6 MB in six parts.
+# How much may arrive before it is taken. Counted in chunks, weights beside biases left the network idle
+# between messages: four ranks at 200 Mbit/s needed 20 % more for 5.6 MB in six parts.
 _AHEAD_BYTES = 4 * MOST_CHUNK_BYTES
 
 

@@ -122,7 +122,7 @@ def _receive(rank: int, size: int) -> list[tuple[int, int]]:
 
 
 def test_receives_are_asked_for_ahead_by_bytes() -> None:
-    """However small messages between large ones are, the network has two MiB to go on with, or all there is."""
+    """However small messages between large ones are, two MiB are asked for, or all that is left."""
     for at_waits in run_ranks(_receive, 3):
         half_bytes = at_waits[-1][1] // 2
         for asked, total in at_waits:
