@@ -27,6 +27,8 @@ from pace.runtime.profiler import Capture, Contention, horovod_network, measure_
 CAPTURED_ITERATIONS = 10
 # Of one all-reduce while compute is timed beside it: about a group of these models.
 BESIDE_BYTES = 1 << 20
+# Of iterations, with all-reduces beside them and without.
+PAIRS = 9
 _PORT = 19100
 CLASSES = 10
 
@@ -96,24 +98,27 @@ def expected_weights(name: str, order: Sequence[str], *, workers: int, iteration
     return np.concatenate([weights[each].detach().numpy().ravel() for each in order])
 
 
-def captured(name: str, on: Sequence[Host], allreduce: AllReduce, backends: Sequence[Backend]) -> Fitted:
+def captured(
+    name: str, on: Sequence[Host], allreduce: AllReduce, backends: Sequence[Backend], *, pairs: int = PAIRS
+) -> Fitted:
     """Capture a model's profile on these hosts, all computing at once; that of the slowest rank counts.
 
-    How much traffic slows compute down is measured over each backend: its threads work on the same cores.
+    How much traffic slows compute down is measured over each backend, as its threads work on the same cores:
+    in so many pairs of iterations.
     """
     with ranks(f"capture of {name}", on, _capturing, name, undisturbed=False) as group:
         profiles: list[Profile] = group.ask("capture", allreduce, len(on), timeout_s=300)
     slowest = max(profiles, key=lambda profile: profile.timing.compute_s)
-    contention = {backend: _contention(name, on, backend) for backend in backends}
+    contention = {backend: _contention(name, on, backend, pairs) for backend in backends}
     return Fitted(profile=slowest, time_factor=1.0, size_factor=1.0, real=name, contention=contention)
 
 
-def _contention(name: str, on: Sequence[Host], backend: Backend) -> Contention:
+def _contention(name: str, on: Sequence[Host], backend: Backend, pairs: int) -> Contention:
     with ranks(
         f"contention of {name} over {backend}", on, _beside_traffic, name, on, backend, undisturbed=False
     ) as group:
         port = next(port for port in group.ask("serve") if port)
-        found: list[Contention] = group.ask("measure", port, timeout_s=300)
+        found: list[Contention] = group.ask("measure", port, pairs, timeout_s=300)
     return found[0]
 
 
@@ -133,7 +138,7 @@ def _beside_traffic(rank: int, name: str, on: Sequence[Host], backend: Backend) 
             if backend == "torch":
                 return _PORT
             return serve_horovod(on) if rank == 0 else 0
-        (port,) = arguments
+        port, pairs = arguments
         if backend == "torch":
             join_torch(rank, on, port)
             network = torch_network()
@@ -142,7 +147,7 @@ def _beside_traffic(rank: int, name: str, on: Sequence[Host], backend: Backend) 
 
             join_horovod(rank, on, port, pace.runtime.horovod.init)
             network = horovod_network()
-        return measure_contention(iterate, network, size_bytes=BESIDE_BYTES)
+        return measure_contention(iterate, network, size_bytes=BESIDE_BYTES, pairs=pairs)
 
     return answer
 

@@ -44,7 +44,7 @@ def test_the_reference_is_what_averaging_over_ranks_gives(name: str) -> None:
 def test_a_real_model_is_captured_and_trained_by_every_kind(two_hosts: list[Host]) -> None:
     """DDP and PACE arrive at the reference's weights under a profile captured on the hosts."""
     cost = AffineAllReduce(latency_s=1e-3, seconds_per_byte=1e-7)
-    fitted = captured("encoder", two_hosts, cost, ("torch",))
+    fitted = captured("encoder", two_hosts, cost, ("torch",), pairs=2)
     assert fitted.contention["torch"].compute_slowdown >= 1
     assert fitted.profile.timing.compute_s > 0
     assert len(fitted.profile.gradients) == len(list(RealModel("encoder", rank=0).parameters()))
