@@ -58,7 +58,7 @@ class ExchangeSimulation:
         last = self.window_ends_s[-1]
         if self.consistency == "sync":
             # A worker beside a server that holds much has its sums first, but is not faster in the long run.
-            return float(last.max()) / windows
+            return float(last.max() / windows)
         return float(workers / (windows / last).sum()) if last.all() else 0.0
 
     @property
