@@ -49,7 +49,7 @@ class ServerCell:
     Attributes
     ----------
     iteration_s
-        Mean window.
+        Mean window, of the slowest worker unless it is async.
     allreduce_s
         The window of our all-reduce schedule over a ring of the same links, without servers.
     speedup

@@ -125,7 +125,9 @@ def measure_exchange(
     for number, contender in enumerate(contenders):
         port = _FIRST_PORT + number
         if contender.family != "ring":
-            contests.append(_over_servers(on, layout, contender, profile, workload, cluster, pacing, port))
+            contests.append(
+                _over_servers(on, layout, contender, profile, workload, cluster, pacing, port, effort)
+            )
         elif ring_cost is not None:
             contests.append(_over_a_ring(workers, contender, profile, workload, ring_cost, port))
     load = os.getloadavg()[0]
@@ -189,6 +191,7 @@ def _over_servers(
     cluster: Cluster,
     pacing: float | None,
     port: int,
+    effort: Effort,
 ) -> _Contest:
     traffic = traffic_of(contender, profile, cluster, workload.size_factor, paced=pacing is not None)
     exchanging = Exchanging(
@@ -212,7 +215,7 @@ def _over_servers(
     return _Contest(
         contender=contender,
         start=start,
-        predicted_s=predict_exchange(profile, cluster, traffic),
+        predicted_s=predict_exchange(profile, cluster, traffic, windows=effort.windows),
         bound_s=optimize_exchange(profile, cluster).predicted.lower_bound_s,
     )
 

@@ -31,6 +31,8 @@ class ExchangeSimulation:
         When each partition was on its way.
     traffic
         The partitions.
+    consistency
+        As it was simulated.
     """
 
     window_ends_s: FloatArray
@@ -39,6 +41,7 @@ class ExchangeSimulation:
     pull_starts_s: FloatArray
     pull_ends_s: FloatArray
     traffic: ExchangeTraffic
+    consistency: Consistency = "sync"
 
     @property
     def iterations_s(self) -> FloatArray:
@@ -47,9 +50,15 @@ class ExchangeSimulation:
 
     @property
     def iteration_s(self) -> float:
-        """Mean time of a window over all workers: their windows in a second, inverted."""
+        """Mean time of a window: of the slowest worker, which the others wait for, or of all if none waits.
+
+        In async mode: the inverse of the mean rate of all workers.
+        """
         windows, workers = self.window_ends_s.shape
         last = self.window_ends_s[-1]
+        if self.consistency == "sync":
+            # A worker beside a server that holds much has its sums first, but is not faster in the long run.
+            return float(last.max() / windows)
         return float(workers / (windows / last).sum()) if last.all() else 0.0
 
     @property
@@ -176,6 +185,7 @@ def simulate_exchange(
         pull_starts_s=times[..., 2],
         pull_ends_s=times[..., 3],
         traffic=traffic,
+        consistency=consistency,
     )
 
 

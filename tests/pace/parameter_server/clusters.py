@@ -1,11 +1,11 @@
-"""Clusters for tests: of a few servers, and drawn."""
+"""Clusters for tests: of a few servers, and drawn; and a profile of three layers."""
 
 from hypothesis import strategies as st
 
 from pace import Profile
 from pace.documents.cluster import Cluster, TransferRatio
 from pace.documents.push_pull import PushPull
-from tests.strategies import eighths
+from tests.strategies import affine, eighths, layered
 
 
 def cluster(
@@ -55,4 +55,16 @@ def clusters(draw: st.DrawFn, profile: Profile, *, uneven: bool = True) -> Clust
         server_bytes_per_s=draw(st.sampled_from([None, 8.0, 64.0])),
         min_partition_bytes=draw(st.sampled_from([0, 0, 3, 10, 64, 10**6])),
         ratios={name: (draw(ratio), draw(ratio)) for name in chosen},
+    )
+
+
+def three_layers(sizes: tuple[int, int, int], forward_s: float, workers: int = 1) -> Profile:
+    """Return layers 0 to 2 of `sizes` bytes; the last is ready first, a second of backward pass each."""
+    return layered(
+        list(sizes[::-1]),
+        allreduce=affine(0, 1),
+        backward_s=[1, 1, 1],
+        forward_s=[forward_s] * 3,
+        dtypes=["int8"] * 3,
+        workers=workers,
     )

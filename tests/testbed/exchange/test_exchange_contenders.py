@@ -58,6 +58,17 @@ def test_the_fifo_window_by_hand(layered: Profile, cluster: Cluster) -> None:
     assert predict_exchange(profile, slow, traffic) == pytest.approx(0.0281 + 0.006)
 
 
+def test_the_window_is_that_of_the_slowest(layered: Profile, cluster: Cluster) -> None:
+    """Server 1 is beside worker 1, which has the last sum after 16 ms; worker 0 has it after 20.1."""
+    profile = renamed(layered)
+    beside = {"colocated": True, "worker_bytes_per_s": 1e5}
+    colocated = cluster.model_copy(update={"exchange": cluster.exchange.model_copy(update=beside)})
+    traffic = traffic_of(EXCHANGE_BY_NAME["fifo-whole"], profile, colocated, 1.0, paced=False)
+    for windows in (1, 3):
+        found = predict_exchange(profile, colocated, traffic, windows=windows)
+        assert found == pytest.approx(0.0201 + 0.006)
+
+
 @pytest.mark.parametrize("contender", OVER_SERVERS, ids=lambda each: each.name)
 def test_every_contender_can_be_run_and_is_predicted(
     layered: Profile, cluster: Cluster, contender: ExchangeContender
