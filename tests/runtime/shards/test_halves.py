@@ -18,8 +18,8 @@ from tests.runtime.models import build
 from tests.runtime.schedules import profile_of, shuffled_schedule, sizes_of
 from tests.runtime.training import OPTIMIZERS, meet, trainable, wrap
 
-# One column; several matrices; several chunks of a row.
-_COLUMNS = ((1,), (5, 1, 3), (70_001,), (65_536, 9, 80_000))
+# One column; matrices without any; several matrices; several chunks of a row.
+_COLUMNS = ((1,), (0, 3, 0), (5, 1, 3), (70_001,), (65_536, 9, 80_000))
 
 
 def _call(transport: Any, half: str, parts: Any) -> None:
