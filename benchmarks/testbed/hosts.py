@@ -42,12 +42,16 @@ class Link:
         10^6 bits in a second, headers included.
     delay_ms, jitter_ms, loss
         Added to every packet that the host sends; need the kernel's netem. `loss` is a fraction.
+    packet_bytes
+        The largest packet that the host hands down. Connections that share a link take turns by packets:
+        the smaller these are, the more alike are their shares, and the more a packet costs.
     """
 
     rate_mbit_s: float
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
     loss: float = 0.0
+    packet_bytes: int = PACKET_BYTES
 
     def __post_init__(self) -> None:
         if not self.rate_mbit_s > 0 or min(self.delay_ms, self.jitter_ms) < 0 or not 0 <= self.loss < 1:
@@ -175,12 +179,15 @@ def join_directly(one: Host, other: Host) -> None:
 
 def reshape(host: Host, *, up_mbit_s: float, down_mbit_s: float) -> None:
     """Change what a host's link carries from now on, each way; connections stay."""
-    _limit(host.namespace, INTERFACE, up_mbit_s, "change")
-    _limit(*host.port, down_mbit_s, "change")
+    packet = host.link.packet_bytes
+    _limit(host.namespace, INTERFACE, up_mbit_s, packet, "change")
+    _limit(*host.port, down_mbit_s, packet, "change")
 
 
-def _limit(namespace: str, device: str, rate_mbit_s: float, verb: Literal["add", "change"]) -> None:
-    burst = str(max(round(rate_mbit_s * 1e3 / 8 * BURST_MS), PACKET_BYTES * 5 // 4))
+def _limit(
+    namespace: str, device: str, rate_mbit_s: float, packet_bytes: int, verb: Literal["add", "change"]
+) -> None:
+    burst = str(max(round(rate_mbit_s * 1e3 / 8 * BURST_MS), packet_bytes * 5 // 4))
     _run(
         *("tc", "-n", namespace, "qdisc", verb, "dev", device, "root", "handle", "1:", "tbf"),
         *("rate", f"{round(rate_mbit_s * 1e6)}bit", "burst", burst, "latency", f"{QUEUE_MS}ms"),
@@ -188,9 +195,9 @@ def _limit(namespace: str, device: str, rate_mbit_s: float, verb: Literal["add",
 
 
 def _shape(namespace: str, device: str, link: Link) -> None:
-    size = str(PACKET_BYTES)
+    size = str(link.packet_bytes)
     _run("ip", "-n", namespace, "link", "set", device, "gso_max_size", size, "gro_max_size", size)
-    _limit(namespace, device, link.rate_mbit_s, "add")
+    _limit(namespace, device, link.rate_mbit_s, link.packet_bytes, "add")
     if not link.emulated:
         return
     netem = ["netem", "delay", f"{link.delay_ms}ms", f"{link.jitter_ms}ms", "loss", f"{link.loss:%}"]

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from benchmarks.testbed.errors import WrongRate
@@ -18,15 +18,19 @@ PAYLOAD = 1448 / 1514
 TOLERANCE = 0.1
 
 
-def measure_rates(on: Sequence[Host], *, seconds: float = 1.5) -> list[float]:
+def measure_rates(
+    on: Sequence[Host], *, seconds: float = 1.5, senders: Collection[int] | None = None
+) -> list[float]:
     """Send from every host to the next at once; return what each got through, in 10^6 bits in a second.
 
     All send and receive at the same time, as in a ring all-reduce, so that a machine too slow for the
-    rates is found out too.
+    rates is found out too. With `senders`, only those send: a link that carries data one way carries more of
+    it than one that has acknowledgements of the other way to carry as well.
     """
     with ranks("rates", on, _main, on) as group:
         group.ask("connect")
-        received = [reply / 1e6 for reply in group.ask("transfer", seconds)]
+        each = [(seconds if senders is None or rank in senders else 0.0,) for rank in range(len(on))]
+        received = [reply / 1e6 for reply in group.ask_each("transfer", each)]
     return received[1:] + received[:1]  # what a host sent, the next one received
 
 

@@ -14,6 +14,7 @@ from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, St
 from pace.solver.least_bytes import least_bytes_servers
 
 JITTER = 0.1
+PACKET_BYTES = 3000
 
 
 def run_tcp(
@@ -21,13 +22,13 @@ def run_tcp(
 ) -> tuple[list[list[float]], list[dict[str, list[float]]], float]:
     """Train on new hosts; return each worker's step ends, the first worker's records, and the link's rate.
 
-    The rate is that of one worker's link in bytes of payload per second, measured in both directions at
-    once.
+    The rate is that of one worker's link in bytes of payload per second, one way: no link of these carries
+    data both ways.
     """
     count = job.servers + job.workers
-    with hosts([Link(rate_mbit_s=rate_mbit_s)] * (2 * count)) as every:
+    with hosts([Link(rate_mbit_s=rate_mbit_s, packet_bytes=PACKET_BYTES)] * (2 * count)) as every:
         made, uploading = every[:count], every[count:]
-        rate = min(measure_rates(made[:2])) * 1e6 / 8
+        rate = measure_rates(made[:2], senders=(0,))[0] * 1e6 / 8
         sides = make_sides(job)
         with ranks("throughput", made, tcp_main, made, uploading, job, sides) as group:
             workers = [()] * job.servers

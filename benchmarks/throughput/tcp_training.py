@@ -30,7 +30,9 @@ _PORT = 5301
 _CLONE_NEWNET = 0x40000000
 _HEADER = struct.Struct("!iq")
 _PIECE = bytes(64 * 1024)
-_BUFFER_BYTES = 16 * 1024  # larger ones let the connection that came first keep more than its share
+# Less than a new connection may have under way (ten segments): so all have equally much, whoever came first,
+# and get equal shares.
+_BUFFER_BYTES = 8 * 1024
 _RECEIVE_BYTES = 2 * 2**20  # beyond what is ever under way: senders alone limit that, all alike
 
 TcpDiscipline = Literal["fifo", "window", "tic"]
