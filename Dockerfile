@@ -33,7 +33,7 @@ ENV PATH=/opt/pace/bin:$PATH \
 # Compiled here, for any processor of this kind: a container that compiles at its start has its first answer half a
 # minute later. Numba reads a cache only where it may write, so each container starts with a copy.
 ENV NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES=
-RUN NUMBA_CACHE_DIR=/opt/pace/compiled python -c "from pace.api.workers.functions import load_solver; load_solver()"
+RUN NUMBA_CACHE_DIR=/opt/pace/compiled python -c "from pace.api.workers.kernels import load_kernels; load_kernels()"
 USER 10001:10001
 WORKDIR /data
 VOLUME /data

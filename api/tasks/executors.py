@@ -3,7 +3,7 @@
 from pace.api.settings import Settings
 from pace.api.tasks.kinds import KINDS
 from pace.api.workers.executor import Executor
-from pace.api.workers.functions import load_solver
+from pace.api.workers.kernels import load_kernels
 from pace.api.workers.pool import WorkerPool
 from pace.client.documents import TaskKindName
 
@@ -13,7 +13,7 @@ def make_executors(settings: Settings) -> dict[TaskKindName, Executor]:
     memory_bytes = settings.solve_memory_bytes
     if settings.executor == "processes":
         return {
-            name: WorkerPool(kind.purpose, kind.num_processes(settings), memory_bytes, prepare=load_solver)
+            name: WorkerPool(kind.purpose, kind.num_processes(settings), memory_bytes, prepare=load_kernels)
             for name, kind in KINDS.items()
         }
     from pace.api.workers.dask_executor import DaskBridge, DaskExecutor

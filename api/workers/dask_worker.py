@@ -14,7 +14,7 @@ from typing import Any
 from distributed import get_worker
 
 from pace.api.errors import ExecutorMismatch
-from pace.api.workers.functions import load_solver
+from pace.api.workers.kernels import load_kernels
 from pace.api.workers.pool import WorkerCall, WorkerPool
 from pace.errors import PaceError
 from pace.version import __version__
@@ -93,4 +93,4 @@ def cancel(job: str) -> None:
 def _take(purpose: str, memory_bytes: int) -> WorkerPool:
     with _lock:
         idle = _idle.setdefault((purpose, memory_bytes), [])
-        return idle.pop() if idle else WorkerPool(purpose, 1, memory_bytes, prepare=load_solver)
+        return idle.pop() if idle else WorkerPool(purpose, 1, memory_bytes, prepare=load_kernels)

@@ -40,7 +40,7 @@ from pace.documents.schedule import Schedule
 from pace.documents.sharded_schedule import ShardedSchedule
 from pace.errors import InvalidOptions, InvalidSchedule
 from pace.parameter_server.optimize import ExchangeOptions, optimize_exchange
-from pace.schedule_choice import best_schedule, warm_up
+from pace.schedule_choice import best_schedule
 from pace.simulation import make_policy, simulate
 from pace.view.exchange_chart import plot_exchange
 from pace.view.exchange_timeline import exchange_trace
@@ -135,11 +135,6 @@ def read_file(
 ) -> Any:
     """Do what a function here does with a body, with one that is in a file."""
     return function(path.read_bytes(), gzipped, limits, *arguments)
-
-
-def load_solver() -> None:
-    """Compile and load everything that a solve needs."""
-    warm_up()
 
 
 def solve(profile_document: bytes, options: str) -> bytes:

@@ -3,10 +3,10 @@
 import contextlib
 import gc
 
-from pace.api.workers.functions import load_solver
+from pace.api.workers.kernels import load_kernels
 
 # A worker that cannot go without it tries again and tells its pool what went wrong.
 with contextlib.suppress(Exception):
-    load_solver()
+    load_kernels()
 
 gc.freeze()  # a collection in a fork would copy every page that it looks at

@@ -1,9 +1,11 @@
 """Alert rules and the dashboard: valid, and about metrics that the service has."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,10 @@ def _dashboard() -> dict[str, Any]:
 
 
 def _promtool(*arguments: str | Path) -> None:
-    promtool = shutil.which("promtool")
+    beside = Path(sys.executable).parent  # where scripts/lib/install-promtool puts it
+    promtool = shutil.which("promtool", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
     if promtool is None:
-        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+        pytest.skip("promtool is not installed (scripts/lib/install-promtool)")
     done = subprocess.run([promtool, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

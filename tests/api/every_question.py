@@ -1,0 +1,73 @@
+"""Asks the functions of the workers everything that a request can ask for, in many variants."""
+
+import itertools
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from pace.api.workers.fabric_runs import answer_fabric_run
+from pace.api.workers.functions import answer_what_if, simulation, solve, windows
+from pace.api.workers.predictions import answer_prediction
+from pace.api.workers.transfer_plans import plan_of
+from pace.client.documents import SimulationRequest
+from pace.client.page_documents import WindowRequest
+from pace.documents.options import Options
+from pace.documents.profile import parse_profile
+from pace.simulation import POLICIES
+from pace.simulation.fabric import FABRIC_POLICIES
+from tests.api.profiles import layered_profile
+from tests.pace.throughput.step_documents import pull_compute_push
+
+_EXAMPLES = Path(__file__).parents[2] / "examples" / "fabric"
+_PUSH_PULL = {"kind": "push-pull", "servers": 2, "colocated": True, "worker_bytes_per_s": 1e9}
+_LINKS: tuple[dict[str, Any], ...] = (
+    *({"discipline": name} for name in ("fifo", "adaptive", "tic", "reverse", "random")),
+    *({"discipline": name, "window_bytes": 100} for name in ("window", "first-service-first")),
+)
+_FLEETS: tuple[dict[str, Any], ...] = (
+    {},
+    {"speed": [1.0, 2.0], "pull_every": 2},
+    {"barrier": "quorum", "quorum": 2, "late": "drop"},
+    {"barrier": "staleness", "max_ahead": 1, "leave_s": [0.01, None, None]},
+)
+
+
+def ask_everything() -> None:
+    """Ask; answers are for other tests."""
+    profile = layered_profile(12)
+    document = _packed(profile)
+    for options in (
+        Options(),
+        Options(fusion="pace"),
+        Options(oracle="lp", slot_s=0.001),
+        Options(max_segment_bytes=4000, scenarios=4, jitter=0.1),
+        *(Options(target=name) for name in ("allreduce", "sharded", "ddp", "horovod")),
+    ):
+        solve(document, options.model_dump_json())
+    solve(_packed(profile | {"update": "global-norm"}), Options().model_dump_json())
+    solve(_packed(profile | {"allreduce": _PUSH_PULL}), Options().model_dump_json())
+    sha256 = parse_profile(json.dumps(profile)).sha256
+    asked = SimulationRequest(profile_id=sha256, policies=tuple(POLICIES), iterations=2, jitter=0.1)
+    simulation(document, asked)
+    windows(document, solve(document, Options().model_dump_json()), WindowRequest(profile_id=sha256))
+    grid = {"bandwidth_gbps": [1.0, 10.0], "workers": [2, 8], "latency_s": [0.0, 1e-4]}
+    answer_what_if(document, json.dumps({"grid": grid, "target_efficiency": 0.9}), _ignore)
+    steps = json.loads(pull_compute_push(0.01, 0.001).model_dump_json())
+    for link, fleet in itertools.product(_LINKS, _FLEETS):
+        asked_steps = steps | {"link": {"bytes_per_s": 1e7, **link}}
+        points = {"workers": [1, 3], "servers": [1, 2], "steps": 6, "skip": 1, "seeds": 2, "fleet": fleet}
+        answer_prediction(_packed(asked_steps), json.dumps(points), _ignore)
+    scenario = {"name": "small", "machines": 3, "duration_s": 3, "delay_bound": 10}
+    answer_fabric_run(_packed(scenario), json.dumps(list(FABRIC_POLICIES)), _ignore)
+    plan = {name: json.loads((_EXAMPLES / f"{name}.json").read_text()) for name in ("network", "batch")}
+    for late in ("hold", "drop", "pace"):
+        plan_of(json.dumps(plan | {"options": {"late": late}}).encode(), False, 2**20)
+
+
+def _packed(document: dict[str, Any]) -> bytes:
+    return zlib.compress(json.dumps(document).encode())
+
+
+def _ignore(count: int) -> None:
+    del count
