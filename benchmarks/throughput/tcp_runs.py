@@ -14,7 +14,7 @@ from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, St
 from pace.solver.least_bytes import least_bytes_servers
 
 JITTER = 0.1
-PACKET_BYTES = 3000
+PACKET_BYTES = 4400  # three segments
 
 
 def run_tcp(
