@@ -59,6 +59,8 @@ class ReceivedRequest:
         The options' canonical JSON.
     asked_by
         The id of the API key, or whom the issuer's token names; equal requests of two are one.
+    is_repeated
+        Whether this service process has read an equal body before, and not long ago.
     """
 
     kind: ClassVar[TaskKindName] = "schedule"
@@ -69,6 +71,7 @@ class ReceivedRequest:
     profile: ReceivedProfile | None
     options: str
     asked_by: str | None = None
+    is_repeated: bool = False
 
     @property
     def input_sha256(self) -> str:

@@ -294,6 +294,7 @@ class Service:
 
     async def _queue(self, tenant: str, received: AnyReceivedTask) -> Submitted:
         with self.dispatcher.place(received.kind) as place:
+            self.dispatcher.work_ahead(place, tenant, received)
             submitted = await self.database_threads.run_to_the_end(
                 self.tasks.submit,
                 tenant,
@@ -305,7 +306,8 @@ class Service:
             if submitted.task_id is not None:
                 self.spans.remember(submitted.task_id)
             if submitted.claimed is not None:
-                self.dispatcher.begin(submitted.claimed)
+                ahead, place.ahead = place.ahead, None
+                self.dispatcher.begin(submitted.claimed, ahead)
             else:
                 # Whether or not a task was queued: another may have been denied the place kept here.
                 self.dispatcher.notify(received.kind)

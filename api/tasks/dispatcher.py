@@ -14,13 +14,16 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from pace.api.errors import ObjectsUnavailable, WorkerDied
 from pace.api.metrics import Metrics
 from pace.api.problems import problem_of
+from pace.api.received import AnyReceivedTask, ReceivedRequest
 from pace.api.storage.documents import DocumentPlaces
 from pace.api.tasks.kinds import KINDS
 from pace.api.tasks.queue import TaskQueue
+from pace.api.tasks.solve_size import is_small
 from pace.api.tasks.state import ClaimedTask, TaskStatus
 from pace.api.tasks.watches import Watches
 from pace.api.tracing import Spans
 from pace.api.workers.executor import Executor
+from pace.api.workers.pool import WorkerPool
 from pace.client.documents import TaskKindName
 from pace.errors import PaceError
 
@@ -32,12 +35,24 @@ _LONGEST_PAUSE_S = 5.0
 _RELEASE_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class WorkerPlace:
-    """Whether there is a place for a task, and whether only a small one may take it."""
+    """Whether there is a place for a task, and whether only a small one may take it.
+
+    `ahead` is work on the task that has begun already.
+    """
 
     free: bool
     small_only: bool
+    ahead: "WorkAhead | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkAhead:
+    """Work on a request that is still being accepted, and when it began (of the performance counter)."""
+
+    document: asyncio.Task[bytes]
+    started: float
 
 
 class Dispatcher:
@@ -115,8 +130,49 @@ class Dispatcher:
         try:
             yield place
         finally:
-            self._kept[kind] -= place.free
             self._kept_for_large[kind] -= for_large
+            if place.ahead is not None and not place.ahead.document.done():
+                place.ahead.document.add_done_callback(lambda _: self._let_go(kind))
+            else:
+                self._kept[kind] -= place.free
+
+    def _let_go(self, kind: TaskKindName) -> None:
+        self._kept[kind] -= 1
+        self._queued[kind].set()
+
+    def work_ahead(self, place: WorkerPlace, tenant: str, received: AnyReceivedTask) -> None:
+        """Begin to work on a request before it is accepted, if that is likely, cheap and in nobody's way.
+
+        It is a small solve that this process has not seen before, and nothing else is solved meanwhile. If
+        the request is refused, or answered from what is stored, the work was for nothing: the tenant's share
+        pays for it all the same.
+        """
+        if not place.free or not isinstance(received, ReceivedRequest) or received.is_repeated:
+            return
+        profile, kind = received.profile, received.kind
+        executor = self._executors[kind]
+        if (
+            profile is None
+            or profile.object_key is not None
+            or not isinstance(executor, WorkerPool)
+            or self._running[kind]
+            or self._kept[kind] > 1
+            or not is_small(profile.num_ops, profile.num_gradients, received.options)
+        ):
+            return
+        started = time.perf_counter()
+        work = executor.run(
+            KINDS[kind].function, profile.document, received.options, timeout_s=self._timeout_s
+        )
+        document = asyncio.create_task(work)
+        place.ahead = WorkAhead(document=document, started=started)
+        document.add_done_callback(lambda done: self._end_ahead(tenant, place, done))
+
+    def _end_ahead(self, tenant: str, place: WorkerPlace, done: asyncio.Task[bytes]) -> None:
+        if not done.cancelled():
+            done.exception()  # seen, also where nobody waits for it
+        if place.ahead is not None:  # nobody took it over
+            self._tasks.shares.charge(tenant, time.perf_counter() - place.ahead.started)
 
     def _place(self, kind: TaskKindName) -> WorkerPlace:
         size = self._executors[kind].size
@@ -125,9 +181,9 @@ class Dispatcher:
         small_only = KINDS[kind].keeps_place and num_large >= max(1, size - 1)
         return WorkerPlace(free=num_taken < size, small_only=small_only)
 
-    def begin(self, task: ClaimedTask) -> None:
-        """Do a task that was claimed."""
-        started = asyncio.create_task(self._run(task), name=task.id)
+    def begin(self, task: ClaimedTask, ahead: WorkAhead | None = None) -> None:
+        """Do a task that was claimed, or end what was begun ahead."""
+        started = asyncio.create_task(self._run(task, ahead), name=task.id)
         self._running[task.kind].add(started)
         if task.large:
             self._large[task.kind].add(started)
@@ -208,7 +264,7 @@ class Dispatcher:
             # The lease ends and the task is claimed again.
             log.error("task-failed", task=done.get_name(), exc_info=error)
 
-    async def _run(self, task: ClaimedTask) -> None:
+    async def _run(self, task: ClaimedTask, ahead: WorkAhead | None = None) -> None:
         structlog.contextvars.clear_contextvars()
         if task.request_id is not None:
             structlog.contextvars.bind_contextvars(request_id=task.request_id)
@@ -216,19 +272,22 @@ class Dispatcher:
         if task.attempts == 1:
             waited_s = (datetime.now(UTC) - task.created_at).total_seconds()
             self._metrics.observe_wait(task.kind, max(0.0, waited_s))
-        started = time.perf_counter()
+        started = time.perf_counter() if ahead is None else ahead.started
         try:
             if task.object_key is not None:
                 task = await _persist(self._documents.fetch, task)
             about = {"pace.task.attempt": task.attempts, "pace.profile.gradients": task.num_gradients}
             with self._spans.of_task(task.id, kind.span, **about):
-                document = await self._executors[task.kind].run(
-                    kind.function,
-                    task.document,
-                    task.options,
-                    timeout_s=self._timeout_s,
-                    progress=self._progress_of(task) if kind.tells_progress else None,
-                )
+                if ahead is not None:
+                    document = await ahead.document
+                else:
+                    document = await self._executors[task.kind].run(
+                        kind.function,
+                        task.document,
+                        task.options,
+                        timeout_s=self._timeout_s,
+                        progress=self._progress_of(task) if kind.tells_progress else None,
+                    )
             seconds = time.perf_counter() - started
             ended: TaskStatus | None = await _persist(self._finish, task, document)
             if ended is not None:

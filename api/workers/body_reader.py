@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar, cast
 
 from pace.api.received import (
@@ -128,7 +129,9 @@ class BodyReader:
             size = 1000 + (0 if held.profile is None else len(held.profile.document))
         else:
             size = 1000 + len(held.document)
-        self._read[digest] = (size, received)
+        if isinstance(held, ReceivedRequest):
+            held = replace(held, is_repeated=True)
+        self._read[digest] = (size, held)
         self._held_bytes += size
         while self._held_bytes > self._memory_bytes:
             _, (dropped, _) = self._read.popitem(last=False)
