@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -45,6 +45,8 @@ class Link:
     packet_bytes
         The largest packet that the host hands down. Connections that share a link take turns by packets:
         the smaller these are, the more alike are their shares, and the more a packet costs.
+    burst_ms
+        So much of what it did not carry while idle does a link let through at once.
     """
 
     rate_mbit_s: float
@@ -52,6 +54,7 @@ class Link:
     jitter_ms: float = 0.0
     loss: float = 0.0
     packet_bytes: int = PACKET_BYTES
+    burst_ms: float = BURST_MS
 
     def __post_init__(self) -> None:
         if not self.rate_mbit_s > 0 or min(self.delay_ms, self.jitter_ms) < 0 or not 0 <= self.loss < 1:
@@ -179,25 +182,22 @@ def join_directly(one: Host, other: Host) -> None:
 
 def reshape(host: Host, *, up_mbit_s: float, down_mbit_s: float) -> None:
     """Change what a host's link carries from now on, each way; connections stay."""
-    packet = host.link.packet_bytes
-    _limit(host.namespace, INTERFACE, up_mbit_s, packet, "change")
-    _limit(*host.port, down_mbit_s, packet, "change")
+    _limit(host.namespace, INTERFACE, replace(host.link, rate_mbit_s=up_mbit_s), "change")
+    _limit(*host.port, replace(host.link, rate_mbit_s=down_mbit_s), "change")
 
 
-def _limit(
-    namespace: str, device: str, rate_mbit_s: float, packet_bytes: int, verb: Literal["add", "change"]
-) -> None:
-    burst = str(max(round(rate_mbit_s * 1e3 / 8 * BURST_MS), packet_bytes * 5 // 4))
+def _limit(namespace: str, device: str, link: Link, verb: Literal["add", "change"]) -> None:
+    burst = str(max(round(link.rate_mbit_s * 1e3 / 8 * link.burst_ms), link.packet_bytes * 5 // 4))
     _run(
         *("tc", "-n", namespace, "qdisc", verb, "dev", device, "root", "handle", "1:", "tbf"),
-        *("rate", f"{round(rate_mbit_s * 1e6)}bit", "burst", burst, "latency", f"{QUEUE_MS}ms"),
+        *("rate", f"{round(link.rate_mbit_s * 1e6)}bit", "burst", burst, "latency", f"{QUEUE_MS}ms"),
     )
 
 
 def _shape(namespace: str, device: str, link: Link) -> None:
     size = str(link.packet_bytes)
     _run("ip", "-n", namespace, "link", "set", device, "gso_max_size", size, "gro_max_size", size)
-    _limit(namespace, device, link.rate_mbit_s, link.packet_bytes, "add")
+    _limit(namespace, device, link, "add")
     if not link.emulated:
         return
     netem = ["netem", "delay", f"{link.delay_ms}ms", f"{link.jitter_ms}ms", "loss", f"{link.loss:%}"]

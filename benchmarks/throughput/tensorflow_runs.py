@@ -158,6 +158,7 @@ def compare_tensorflow(
                         "steps_dropped": document.metadata["steps_dropped"],
                         "replay_errors": of_steps,
                         "downlink_errors": of_downlinks,
+                        "document": document.model_dump(mode="json"),
                     },
                 )
                 for count in workers:
