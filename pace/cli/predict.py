@@ -32,6 +32,9 @@ def predict(
         typer.Option(help="fifo, window, first-service-first, adaptive, tic, reverse or random."),
     ] = None,
     window_bytes: Annotated[int | None, typer.Option(help="Of a stream, for window.")] = None,
+    share_spread: Annotated[
+        float | None, typer.Option(help="How unequally transfers share a link; 0.02 is a good network's.")
+    ] = None,
     fleet: Annotated[
         Path | None, typer.Option(help="JSON: how workers differ.", exists=True, dir_okay=False)
     ] = None,
@@ -61,6 +64,7 @@ def predict(
                 "bandwidth_gbps": _rates(bandwidth_gbps),
                 "discipline": discipline,
                 "window_bytes": window_bytes,
+                "share_spread": share_spread,
                 "fleet": _fleet(fleet),
                 "steps": num_steps,
                 "skip": skip,

@@ -1,4 +1,4 @@
-"""Disciplines of links: windows, and the orders in which transfers that wait for a server are sent."""
+"""Disciplines of links: windows, shares, and the orders in which waiting transfers are sent."""
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from pace.throughput.graph import StepGraph
 from pace.throughput.kernels.arrays import DOWNLINK, WORKER, RuleNumbers
 
 NUM_RANDOM_ORDERS = 64
+NUM_WEIGHTS = 4093  # a prime: the same op meets another weight in every step
 FIRST_WINDOW_BYTES = 65_535.0  # HTTP/2's, RFC 9113 section 6.9.2
 QUEUE_S = 0.1  # a full queue before a link, as routers and switches are set up
 
@@ -47,6 +48,15 @@ def rules_of(
         steps=steps,
         in_total=in_total,
     )
+
+
+def weights_of(document: StepsDocument, workers: int, seed: int) -> FloatArray:
+    """Return by what transfers share links, an array of shape (workers, any)."""
+    spread = document.link.share_spread
+    if not spread:
+        return np.ones((workers, 1))
+    rng = np.random.default_rng([seed, 2])
+    return rng.lognormal(0.0, spread, size=(workers, NUM_WEIGHTS))
 
 
 def priorities_of(document: StepsDocument, graph: StepGraph, seed: int) -> FloatArray:

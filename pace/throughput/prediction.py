@@ -1,7 +1,7 @@
 """Predicts what more workers, servers and faster links give, from one worker's recorded steps."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,6 +30,8 @@ SATURATED = 0.75
 MOST_REPLAY_ERROR = 0.05
 MOST_REPLAYED = 100
 LEAST_VARIATION = 0.01
+MOST_SPREAD = 1.2  # of the 95th percentile over the 5th: beyond that a mean says little
+SHARE_SPREAD = 0.02  # measured where connections have equally much under way, at the best
 
 Progress = Callable[[int], None]
 
@@ -89,7 +91,7 @@ def predict(
         curves=tuple(curves),
         replay_error=replay,
         trusted="simulation" if trusted else "closed_network",
-        notes=tuple(_notes(steps, options, replay)),
+        notes=tuple(_notes(base, options, replay, points)),
     )
 
 
@@ -120,8 +122,13 @@ def _with_link(steps: StepsDocument, options: PredictionOptions) -> StepsDocumen
     window = options.window_bytes if options.window_bytes is not None else link.window_bytes
     if discipline in WINDOWED and window is None:
         raise InvalidOptions(f'discipline "{discipline}" needs a window in bytes')
+    spread = next(
+        value for value in (options.share_spread, link.share_spread, SHARE_SPREAD) if value is not None
+    )
     return steps.replace(
-        link=StepLink(bytes_per_s=link.bytes_per_s, window_bytes=window, discipline=discipline)
+        link=StepLink(
+            bytes_per_s=link.bytes_per_s, window_bytes=window, discipline=discipline, share_spread=spread
+        )
     )
 
 
@@ -328,7 +335,12 @@ def _variation(steps: StepsDocument) -> float:
     return float(totals.std()) / mean if mean else 0.0
 
 
-def _notes(steps: StepsDocument, options: PredictionOptions, replay: float | None) -> Iterator[str]:
+def _notes(
+    steps: StepsDocument,
+    options: PredictionOptions,
+    replay: float | None,
+    points: Sequence[PredictedPoint],
+) -> Iterator[str]:
     if replay is None:
         yield "the document does not say when ops started, so the simulation was not checked against it"
     elif replay > MOST_REPLAY_ERROR:
@@ -338,7 +350,19 @@ def _notes(steps: StepsDocument, options: PredictionOptions, replay: float | Non
         )
     if len(steps.steps) < 30:
         yield f"{len(steps.steps)} recorded steps: 30 or more show how much steps vary"
-    if _variation(steps) < LEAST_VARIATION and max(options.workers) > 1 and not options.fleet.join_s:
+    unsettled = sorted({point.workers for point in points if point.high > MOST_SPREAD * point.low})
+    if unsettled:
+        yield (
+            f"runs of {', '.join(map(str, unsettled))} workers differ by more than 20 %: workers that are in "
+            "step keep one another there for long, others stay apart, and how they started decides; more steps settle it"
+        )
+    shares_equally = not steps.link.share_spread
+    if (
+        shares_equally
+        and _variation(steps) < LEAST_VARIATION
+        and max(options.workers) > 1
+        and not options.fleet.join_s
+    ):
         yield (
             "compute hardly varies between recorded steps: workers that start together may stay in step, "
             "which real ones leave; join_s of a fleet lets them start apart"

@@ -14,38 +14,43 @@ def share(
     second: IntArray,
     count: int,
     limit: FloatArray,
+    weight: FloatArray,
     left: FloatArray,
     users: IntArray,
+    load: FloatArray,
     rate: FloatArray,
 ) -> None:
-    """Write the rates of the first `count` connections to `rate`; `left` and `users` are scratch.
+    """Write the rates of the first `count` connections to `rate`; `left`, `users` and `load` are scratch.
 
-    Connection c crosses the links ``first[c]`` and ``second[c]``. Each round finds the smallest fair share of
-    any link and freezes the connections of every link that has it, so there are at most as many rounds as
-    links.
+    Connection c crosses the links ``first[c]`` and ``second[c]``, and shares them by its weight. Each round
+    finds the smallest share for a unit of weight on any link and freezes the connections of every link that
+    has it, so there are at most as many rounds as links.
     """
     for link in range(len(limit)):
         left[link] = limit[link]
         users[link] = 0
+        load[link] = 0.0
     for c in range(count):
         users[first[c]] += 1
         users[second[c]] += 1
+        load[first[c]] += weight[c]
+        load[second[c]] += weight[c]
         rate[c] = -1.0
     missing = count
     while missing > 0:
         fair = np.inf
         for link in range(len(limit)):
             if users[link] > 0:
-                fair = min(fair, left[link] / users[link])
+                fair = min(fair, left[link] / load[link])
         bound = fair * _SAME
         for c in range(count):
             if rate[c] >= 0.0:
                 continue
             a, b = first[c], second[c]
-            if left[a] <= bound * users[a] or left[b] <= bound * users[b]:
-                rate[c] = fair
+            if left[a] <= bound * load[a] or left[b] <= bound * load[b]:
+                rate[c] = fair * weight[c]
                 missing -= 1
-                left[a] -= fair
-                left[b] -= fair
-                users[a] -= 1
-                users[b] -= 1
+                for link in (a, b):
+                    left[link] -= rate[c]
+                    users[link] -= 1
+                    load[link] -= weight[c]

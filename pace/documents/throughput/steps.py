@@ -93,6 +93,9 @@ class StepTimes(Document):
     start_s: tuple[Seconds, ...] | None = None
 
 
+ShareSpread = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
+
+
 class StepLink(Document):
     """The links between workers and servers.
 
@@ -104,11 +107,15 @@ class StepLink(Document):
         Most bytes that a stream sends before it lets others go; None: each transfer is one piece.
     discipline
         How a connection serves the transfers that wait for it; see docs/throughput.md.
+    share_spread
+        How unequally transfers share a link: standard deviation of the logarithm of their weights, drawn anew
+        for each. A simulation has equal shares where it is left out, a prediction those of a good network.
     """
 
     bytes_per_s: Rate
     window_bytes: Annotated[int, Field(gt=0, le=MAX_TOTAL_BYTES)] | None = None
     discipline: LinkDiscipline = "fifo"
+    share_spread: ShareSpread | None = None
 
     @model_validator(mode="after")
     def _window_where_one_is_needed(self) -> Self:

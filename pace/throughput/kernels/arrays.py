@@ -51,6 +51,8 @@ class StepArrays(NamedTuple):
         The recorded step and the order of transfers that a worker's n-th step takes.
     priority : array of shape (num_orders, num_ops)
         Smaller goes first among the transfers that wait in one queue; equal ones in order of arrival.
+    weight : array of shape (num_workers, any)
+        By what transfers share links: op i of a worker's step n takes entry n * num_ops + i, in turns.
     """
 
     duration: FloatArray
@@ -58,6 +60,7 @@ class StepArrays(NamedTuple):
     drawn: IntArray
     order: IntArray
     priority: FloatArray
+    weight: FloatArray
 
 
 class ClientArrays(NamedTuple):

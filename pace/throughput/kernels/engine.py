@@ -42,6 +42,7 @@ def share_anew(
     direction: int,
     first: IntArray,
     second: IntArray,
+    weight: FloatArray,
     fair: FloatArray,
 ) -> None:
     """Give the connections of one direction that carry something their max-min fair rates."""
@@ -51,9 +52,10 @@ def share_anew(
     for at in range(count):
         first[at] = state.flow[direction, at] // servers
         second[at] = workers + state.flow[direction, at] % servers
+        weight[at] = state.weight[first[at], direction * servers + second[at] - workers]
     limit = clients.down if direction == 0 else clients.up
-    left, users = np.empty(len(limit)), np.empty(len(limit), dtype=np.int64)
-    share(first, second, count, limit, left, users, fair)
+    left, users, load = np.empty(len(limit)), np.empty(len(limit), dtype=np.int64), np.empty(len(limit))
+    share(first, second, count, limit, weight, left, users, load, fair)
     for at in range(count):
         state.rate[first[at], direction * servers + second[at] - workers] = fair[at]
 
@@ -99,6 +101,7 @@ def run(
     state = new_state(ops, clients, rules)
     first = np.zeros(workers * servers, dtype=np.int64)
     second = np.zeros(workers * servers, dtype=np.int64)
+    weight = np.zeros(workers * servers)
     fair = np.zeros(workers * servers)
     for worker in range(workers):
         add_timer(state, clients.join[worker], key_of(ops, worker, CONTROL, 0, JOIN))
@@ -110,7 +113,7 @@ def run(
     while record.num_ended[0] < len(record.time):
         for direction in range(2):
             if state.stale_rates[direction]:
-                share_anew(state, clients, servers, direction, first, second, fair)
+                share_anew(state, clients, servers, direction, first, second, weight, fair)
         following = next_end(state, servers, now)
         if following == np.inf:
             break

@@ -26,8 +26,9 @@ class RunState(NamedTuple):
         Between two steps; joined and not left; whether the present step's pull has begun.
     ring, head, num_queued, running
         Circular queues of ops, and the op in service or -1.
-    chunk, is_last, rate, window
-        Bytes left of the chunk in service; whether none follows; bytes a second; the window now.
+    chunk, is_last, rate, weight, window
+        Bytes left of the chunk in service; whether none follows; bytes a second; by what it shares links;
+        the window now.
     flow, num_flows, stale_rates : of shapes (2, num_connections), (2,), (2,)
         The connections that carry something, by direction; whether their rates must be shared anew.
     timer_s, timer_key
@@ -57,6 +58,7 @@ class RunState(NamedTuple):
     chunk: FloatArray
     is_last: BoolArray
     rate: FloatArray
+    weight: FloatArray
     window: FloatArray
     flow: IntArray
     num_flows: IntArray
@@ -93,6 +95,7 @@ def new_state(ops: OpArrays, clients: ClientArrays, rules: RuleNumbers) -> RunSt
         chunk=np.zeros((workers, 2 * ops.num_servers)),
         is_last=np.zeros((workers, 2 * ops.num_servers), dtype=np.bool_),
         rate=np.zeros((workers, 2 * ops.num_servers)),
+        weight=np.ones((workers, 2 * ops.num_servers)),
         window=np.full((workers, 2 * ops.num_servers), rules.first_window),
         flow=np.zeros((2, workers * ops.num_servers), dtype=np.int64),
         num_flows=np.zeros(2, dtype=np.int64),

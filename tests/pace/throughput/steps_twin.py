@@ -65,10 +65,12 @@ class Twin:
         *,
         steps: int,
         priority: list[float] | None = None,
+        weights: list[list[float]] | None = None,
     ) -> None:
         self.env = simpy.Environment(initial_time=Fraction(0))  # type: ignore[arg-type]  # any number is time
         self.document, self.fleet, self.drawn, self.steps = document, fleet, drawn, steps
         self.priority = priority
+        self.weights = weights or [[1.0]] * workers
         self.workers = [Worker(number) for number in range(workers)]
         self.flows: dict[tuple[int, int, str], Transfer] = {}
         self.advanced = Fraction(0)
@@ -166,15 +168,17 @@ class Twin:
                     link: [f for f in open_flows if link in (("worker", f[0]), ("server", f[1]))]
                     for link in limits
                 }
-                tightest = min(
-                    (link for link in limits if users[link]), key=lambda at: limits[at] / len(users[at])
-                )
-                fair = limits[tightest] / len(users[tightest])
+                units = {
+                    link: limits[link] / sum(self.weight(flow) for flow in sharing)
+                    for link, sharing in users.items()
+                    if sharing
+                }
+                tightest = min(units, key=lambda link: units[link])
                 for shared in users[tightest]:
-                    self.flows[shared].rate = fair
+                    rate = self.flows[shared].rate = units[tightest] * self.weight(shared)
                     open_flows.discard(shared)
-                    limits["worker", shared[0]] -= fair
-                    limits["server", shared[1]] -= fair
+                    limits["worker", shared[0]] -= rate
+                    limits["server", shared[1]] -= rate
         generation = self.generation
         for key, flow in self.flows.items():
             if flow.is_due:
@@ -191,6 +195,12 @@ class Twin:
             event._ok, event._value = True, None
             event.callbacks.append(look)
             self.env.schedule(event, delay=flow.left / flow.rate)  # type: ignore[arg-type]
+
+    def weight(self, key: tuple[int, int, str]) -> Fraction:
+        """Return by what a transfer shares its links."""
+        number = key[0]
+        place = self.workers[number].step * len(self.document.ops) + self.flows[key].op
+        return Fraction(self.weights[number][place % len(self.weights[number])])
 
     def end_chunk(self, key: tuple[int, int, str], flow: Transfer) -> None:
         """Requeue the rest of a stream, or end its transfer."""

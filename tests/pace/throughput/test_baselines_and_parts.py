@@ -95,8 +95,8 @@ def most(
     return -float(found.fun)
 
 
-def lp_max_min(pairs: FloatArray, limits: FloatArray) -> FloatArray:
-    """Return max-min rates by linear programs: the least rate is raised, then the next, and so on."""
+def lp_max_min(pairs: FloatArray, limits: FloatArray, weights: list[float]) -> FloatArray:
+    """Return max-min rates by linear programs: the least rate over its weight is raised, then the next."""
     crosses = np.zeros((len(limits), len(pairs)))
     for at, (first, second) in enumerate(pairs):
         crosses[first, at] = crosses[second, at] = 1
@@ -105,7 +105,7 @@ def lp_max_min(pairs: FloatArray, limits: FloatArray) -> FloatArray:
         free = [at for at in range(len(pairs)) if at not in fixed]
         # Variables: rates, then the level under which no free rate may stay.
         level = np.zeros((len(free), len(pairs) + 1))
-        level[range(len(free)), free] = -1
+        level[range(len(free)), free] = [-1 / weights[at] for at in free]
         level[:, -1] = 1
         upper = np.vstack([np.hstack([crosses, np.zeros((len(limits), 1))]), level])
         bounds = [(fixed.get(at, 0.0), fixed.get(at)) for at in range(len(pairs))] + [(0, None)]
@@ -116,10 +116,10 @@ def lp_max_min(pairs: FloatArray, limits: FloatArray) -> FloatArray:
         for at in free:
             # A rate that cannot be more than the level, all others being at least that, is settled.
             one = np.zeros(len(pairs) + 1)
-            one[at] = 1
+            one[at] = 1 / weights[at]
             raised = [*bounds[:-1], (best - 1e-9, None)]
             if most(one, upper, limit, raised) <= best + 1e-7:
-                fixed[at] = best
+                fixed[at] = best * weights[at]
     return np.array([fixed[at] for at in range(len(pairs))])
 
 
@@ -133,17 +133,22 @@ def test_max_min_against_linear_programs(data: st.DataObject) -> None:
     limit = st.integers(1, 6).map(float)
     of_workers = data.draw(st.lists(limit, min_size=workers, max_size=workers))
     of_servers = data.draw(st.lists(limit, min_size=servers, max_size=servers))
+    weight = st.sampled_from([0.5, 1.0, 3.0])
+    weights = data.draw(st.lists(weight, min_size=len(pairs), max_size=len(pairs)))
     expected = lp_max_min(
         np.array([(worker, workers + server) for worker, server in pairs]),
         np.array(of_workers + of_servers),
+        weights,
     )
-    assert max_min_rates(pairs, of_workers, of_servers) == pytest.approx(expected, abs=1e-6)
+    assert max_min_rates(pairs, of_workers, of_servers, weights) == pytest.approx(expected, abs=1e-6)
 
 
 def test_max_min_refuses_links_without_a_rate() -> None:
     """A link of rate 0 would never carry what crosses it."""
     with pytest.raises(ValueError, match="positive"):
         max_min_rates([(0, 0)], [0.0], [1.0])
+    with pytest.raises(ValueError, match="weights"):
+        max_min_rates([(0, 0)], [1.0], [1.0], weights=[0.0])
 
 
 def profile() -> Profile:

@@ -9,7 +9,7 @@ from pace.documents.throughput.fleet import Fleet
 from pace.documents.throughput.steps import LinkDiscipline, StepsDocument
 from pace.errors import InvalidOptions
 from pace.throughput.graph import StepGraph
-from pace.throughput.orders import priorities_of
+from pace.throughput.orders import priorities_of, weights_of
 from pace.throughput.simulate import simulate_steps
 from tests.pace.throughput.step_documents import (
     MB,
@@ -116,9 +116,12 @@ def test_equal_to_the_exact_twin(
     """The same steps end at the same times, with the same staleness, as in exact arithmetic."""
     row = st.lists(st.integers(0, len(steps.steps) - 1), min_size=count, max_size=count)
     drawn = data.draw(st.lists(row, min_size=workers, max_size=workers))
+    spread = data.draw(st.sampled_from([None, 0.0, 0.5]))
+    steps = steps.replace(link=steps.link.model_copy(update={"share_spread": spread}))
     run = simulate_steps(steps, workers, fleet=fleet, steps=count, skip=0, drawn=drawn, num_recorded=2)
     priority = priorities_of(steps, StepGraph.of(steps), 0)[0].tolist()
-    twin = Twin(steps, workers, fleet, drawn, steps=count, priority=priority).run()
+    weights = weights_of(steps, workers, 0).tolist()
+    twin = Twin(steps, workers, fleet, drawn, steps=count, priority=priority, weights=weights).run()
     assert run.worker.tolist() == [worker for _, worker, _, _ in twin.ends]
     assert run.end_s == pytest.approx([float(end) for end, *_ in twin.ends], rel=0, abs=1e-9)
     assert run.staleness.tolist() == [staleness for _, _, staleness, _ in twin.ends]
@@ -139,6 +142,17 @@ def test_bytes_are_conserved_and_bound_the_rate(
     assert run.total_bytes == pytest.approx(np.tile([*down, *up], (workers, 1)) * count, abs=1e-6)
     for sent in (*down, *up):
         assert workers * count * sent <= steps.link.bytes_per_s * run.end_s[-1] * (1 + 1e-9)
+
+
+def test_unequal_shares_lead_workers_out_of_step() -> None:
+    """Steps that never vary: with equal shares two stay in step for ever, with unequal ones they do not."""
+    steps = pull_compute_push()
+    rates = []
+    for spread in (None, 0.05):
+        link = steps.link.model_copy(update={"share_spread": spread})
+        rates.append(simulate_steps(steps.replace(link=link), 2, steps=400, skip=200).steps_per_s)
+    assert rates[0] == pytest.approx(2 / 5.5, rel=1e-6)
+    assert rates[1] > 1.1 * rates[0]
 
 
 def test_same_seed_same_run() -> None:
