@@ -354,15 +354,10 @@ def _notes(
     if unsettled:
         yield (
             f"runs of {', '.join(map(str, unsettled))} workers differ by more than 20 %: workers that are in "
-            "step keep one another there for long, others stay apart, and how they started decides; more steps settle it"
+            "step keep one another there for long, others stay apart; more steps settle which it is"
         )
-    shares_equally = not steps.link.share_spread
-    if (
-        shares_equally
-        and _variation(steps) < LEAST_VARIATION
-        and max(options.workers) > 1
-        and not options.fleet.join_s
-    ):
+    together = not steps.link.share_spread and not options.fleet.join_s and max(options.workers) > 1
+    if together and _variation(steps) < LEAST_VARIATION:
         yield (
             "compute hardly varies between recorded steps: workers that start together may stay in step, "
             "which real ones leave; join_s of a fleet lets them start apart"
