@@ -1,8 +1,11 @@
-"""Predicted throughput beside measured: ``python -m benchmarks.throughput tcp|tensorflow|record|speed``.
+"""Predicted throughput beside measured: ``python -m benchmarks.throughput COMMAND``.
 
-``tcp`` and ``tensorflow`` need root and iproute2; ``tensorflow`` and ``record`` an interpreter that has
-TensorFlow 2.21 (``python -m venv tf && tf/bin/pip install tensorflow-cpu==2.21.0``). Nothing else may run on
-the machine. A line for every setting, a summary against the bars, and JSON.
+``tcp`` and ``tensorflow`` measure and predict, ``shares`` measures how unequally connections share a link,
+``again`` predicts anew what records hold, ``record`` makes the tests' traces, ``speed`` times the simulation.
+
+``tcp``, ``shares`` and ``tensorflow`` need root and iproute2; ``tensorflow`` and ``record`` an interpreter
+that has TensorFlow 2.21 (``python -m venv tf && tf/bin/pip install tensorflow-cpu==2.21.0``). Nothing else may
+run on the machine. A line for every setting, a summary against the bars, and JSON.
 """
 
 import argparse
@@ -20,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.throughput.again import compare_again, tables
 from benchmarks.throughput.compare import Comparison
 from benchmarks.throughput.shapes import SHAPES, ModelShape
 
@@ -37,6 +41,13 @@ def main() -> int:
     if arguments.command == "speed":
         _speed()
         return 0
+    if arguments.command == "again":
+        again, profiles = compare_again(
+            arguments.records, steps=arguments.steps, skip=arguments.skip, share_spread=arguments.share_spread
+        )
+        print(tables(again, profiles))
+        print(_summary(again))
+        return 0
     from benchmarks.testbed.hosts import why_unavailable
 
     reason = why_unavailable()
@@ -45,6 +56,9 @@ def main() -> int:
         return 3
     if arguments.command == "record":
         _record(arguments)
+        return 0
+    if arguments.command == "shares":
+        _shares(arguments)
         return 0
     began = time.monotonic()
     rows: list[dict[str, object]] = []
@@ -83,7 +97,9 @@ def _arguments() -> argparse.Namespace:
         command = commands.add_parser(name)
         command.add_argument("--models", nargs="+", choices=SHAPES, default=SHAPES)
         command.add_argument("--ratios", nargs="+", type=float, default=[0.5, 1.0, 2.0])
-        command.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8])
+        command.add_argument(
+            "--workers", nargs="*", type=int, default=[1, 2, 4, 8], help="none: profiles only"
+        )
         command.add_argument("--servers", nargs="+", type=int, default=[1, 2])
         command.add_argument("--rate-mbit-s", type=float, default=100.0)
         command.add_argument("--total-bytes", type=float, default=2e6, help="of a model's parameters")
@@ -98,6 +114,16 @@ def _arguments() -> argparse.Namespace:
         else:
             command.add_argument("--python", type=Path, required=True, help="has TensorFlow")
             command.add_argument("--default-window", action="store_true", help="leave flow control on")
+    shares = commands.add_parser("shares", help="how unequally simultaneous transfers share a link")
+    shares.add_argument("--workers", nargs="+", type=int, default=[4, 8])
+    shares.add_argument("--rate-mbit-s", type=float, default=100.0)
+    shares.add_argument("--bytes", type=int, default=400_000, help="of a transfer")
+    shares.add_argument("--rounds", type=int, default=20)
+    again = commands.add_parser("again", help="predict anew what records in JSON measured")
+    again.add_argument("records", nargs="+", type=Path)
+    again.add_argument("--steps", type=int, default=100)
+    again.add_argument("--skip", type=int, default=50)
+    again.add_argument("--share-spread", type=float, help="as measured; a prediction's own default")
     record = commands.add_parser("record", help="make the traces that tests read")
     record.add_argument("--python", type=Path, required=True)
     record.add_argument("--servers", type=int, default=1)
@@ -142,6 +168,9 @@ def _line(one: Comparison) -> str:
 
 
 def _summary(found: list[Comparison]) -> str:
+    if not found:
+        return "nothing was compared"
+
     def mean_of(name: str) -> float:
         return float(np.mean([abs(one.error_of(name)) for one in found]))
 
@@ -151,6 +180,19 @@ def _summary(found: list[Comparison]) -> str:
         f"{errors.mean():.2%}; mean of Cynthia {mean_of('cynthia'):.2%}, of the closed network "
         f"{mean_of('closed_network'):.2%}, of the bound {mean_of('bound'):.2%}"
     )
+
+
+def _shares(arguments: argparse.Namespace) -> None:
+    from benchmarks.throughput.tcp_runs import measure_shares
+
+    for workers in arguments.workers:
+        for direction, spread in measure_shares(
+            workers,
+            size_bytes=arguments.bytes,
+            rate_mbit_s=arguments.rate_mbit_s,
+            rounds=arguments.rounds,
+        ).items():
+            print(f"{workers} transfers at once, {direction}: share_spread {spread:.3f}", flush=True)
 
 
 def _record(arguments: argparse.Namespace) -> None:

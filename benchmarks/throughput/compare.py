@@ -61,9 +61,12 @@ def compare(
     model: str,
     ratio: float,
     load_average: float,
+    share_spread: float | None = None,
 ) -> Comparison:
     """Predict the same steps that were measured, with a band over 20 seeds."""
-    options = PredictionOptions(workers=(workers,), steps=steps, skip=skip, seeds=20, advice=False)
+    options = PredictionOptions(
+        workers=(workers,), steps=steps, skip=skip, seeds=20, advice=False, share_spread=share_spread
+    )
     point = predict(document, options, threads=1).points[0]
     batch = document.batch
     return Comparison(

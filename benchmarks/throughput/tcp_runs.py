@@ -1,11 +1,15 @@
 """Profiles and measures training over plain TCP on hosts of the testbed."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from benchmarks.testbed.hosts import Link, hosts
-from benchmarks.testbed.processes import ranks
+from benchmarks.testbed.processes import Ranks, ranks
 from benchmarks.testbed.rates import measure_rates
 from benchmarks.throughput.compare import Comparison, compare, measured_rate, replay_errors
 from benchmarks.throughput.shapes import ModelShape, shape_of
@@ -20,6 +24,20 @@ PACKET_BYTES = 8 * 1024
 BURST_MS = 0.2
 
 
+@contextlib.contextmanager
+def _started(job: TcpJob, rate_mbit_s: float) -> Iterator[tuple[Ranks, float]]:
+    """Yield connected servers and workers on new hosts, and the rate of a link one way, in bytes a second."""
+    count = job.servers + job.workers
+    link = Link(rate_mbit_s=rate_mbit_s, packet_bytes=PACKET_BYTES, burst_ms=BURST_MS)
+    with hosts([link] * (2 * count)) as every:
+        made, uploading = every[:count], every[count:]
+        rate = measure_rates(made[:2], senders=(0,))[0] * 1e6 / 8
+        sides = make_sides(job)
+        with ranks("throughput", made, tcp_main, made, uploading, job, sides) as group:
+            group.ask_each("connect", [()] * count)
+            yield group, rate
+
+
 def run_tcp(
     job: TcpJob, *, rate_mbit_s: float, steps: int, seed: int
 ) -> tuple[list[list[float]], list[dict[str, list[float]]], float]:
@@ -28,19 +46,37 @@ def run_tcp(
     The rate is that of one worker's link in bytes of payload per second, one way: no link of these carries
     data both ways.
     """
-    count = job.servers + job.workers
-    link = Link(rate_mbit_s=rate_mbit_s, packet_bytes=PACKET_BYTES, burst_ms=BURST_MS)
-    with hosts([link] * (2 * count)) as every:
-        made, uploading = every[:count], every[count:]
-        rate = measure_rates(made[:2], senders=(0,))[0] * 1e6 / 8
-        sides = make_sides(job)
-        with ranks("throughput", made, tcp_main, made, uploading, job, sides) as group:
-            workers = [()] * job.servers
-            group.ask_each("connect", [*workers, *([()] * job.workers)])
-            start = time.monotonic() + 0.3
-            arguments = (steps, seed, start)
-            replies = group.ask_each("train", [arguments] * len(made), timeout_s=3600)[job.servers :]
+    with _started(job, rate_mbit_s) as (group, rate):
+        arguments = (steps, seed, time.monotonic() + 0.3)
+        each = [arguments] * (job.servers + job.workers)
+        replies = group.ask_each("train", each, timeout_s=3600)[job.servers :]
         return [ends for ends, _, _ in replies], replies[0][1], rate
+
+
+def measure_shares(workers: int, *, size_bytes: int, rate_mbit_s: float, rounds: int) -> dict[str, float]:
+    """Return for both directions how unequally simultaneous transfers share a link, as `share_spread`.
+
+    In each round every worker pulls and then pushes `size_bytes` at one moment. The first of n to end had the
+    largest weight of n, so many spreads above the mean as the largest of n normal numbers is on average.
+    """
+    compute_s = 2 * workers * size_bytes / (rate_mbit_s * 1e6 / 8)  # all have pulled before one pushes
+    shape = ModelShape(name="one", layers=(size_bytes,), forward_s=(0.0,), backward_s=(compute_s,))
+    job = replace(job_of(shape, workers=workers, servers=1, discipline="fifo"), jitter=0.0)
+    leads: dict[str, list[float]] = {"down": [], "up": []}
+    with _started(job, rate_mbit_s) as (group, _):
+        for _ in range(rounds):
+            start = time.monotonic() + 0.1
+            replies = group.ask_each("train", [(1, 0, start)] * (1 + workers), timeout_s=600)[1:]
+            for direction, found in leads.items():
+                took = [record[0][direction][0] for _, record, _ in replies]
+                found.append(np.log(max(took) / min(took)))
+    largest = _expected_largest(workers)
+    return {direction: float(np.mean(found)) / largest for direction, found in leads.items()}
+
+
+def _expected_largest(count: int) -> float:
+    """Return the mean of the largest of so many standard normal numbers."""
+    return float(np.random.default_rng(0).normal(size=(100_000, count)).max(axis=1).mean())
 
 
 def steps_document(
