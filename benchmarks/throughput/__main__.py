@@ -4,7 +4,7 @@
 ``again`` predicts anew what records hold, ``record`` makes the tests' traces, ``speed`` times the simulation.
 
 ``tcp``, ``shares`` and ``tensorflow`` need root and iproute2; ``tensorflow`` and ``record`` an interpreter
-that has TensorFlow 2.21 (``python -m venv tf && tf/bin/pip install tensorflow-cpu==2.21.0``). Nothing else may
+that has TensorFlow 2.21 (``python -m venv tf; tf/bin/pip install tensorflow-cpu==2.21.0``). Nothing else may
 run on the machine. A line for every setting, a summary against the bars, and JSON.
 """
 
@@ -97,9 +97,7 @@ def _arguments() -> argparse.Namespace:
         command = commands.add_parser(name)
         command.add_argument("--models", nargs="+", choices=SHAPES, default=SHAPES)
         command.add_argument("--ratios", nargs="+", type=float, default=[0.5, 1.0, 2.0])
-        command.add_argument(
-            "--workers", nargs="*", type=int, default=[1, 2, 4, 8], help="none: profiles only"
-        )
+        command.add_argument("--workers", nargs="*", type=int, default=[1, 2, 4, 8])
         command.add_argument("--servers", nargs="+", type=int, default=[1, 2])
         command.add_argument("--rate-mbit-s", type=float, default=100.0)
         command.add_argument("--total-bytes", type=float, default=2e6, help="of a model's parameters")
