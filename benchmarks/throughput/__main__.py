@@ -117,6 +117,9 @@ def _arguments() -> argparse.Namespace:
     shares.add_argument("--rate-mbit-s", type=float, default=100.0)
     shares.add_argument("--bytes", type=int, default=400_000, help="of a transfer")
     shares.add_argument("--rounds", type=int, default=20)
+    shares.add_argument(
+        "--usual", action="store_true", help="TCP's usual buffers and packets, as TensorFlow has them"
+    )
     again = commands.add_parser("again", help="predict anew what records in JSON measured")
     again.add_argument("records", nargs="+", type=Path)
     again.add_argument("--steps", type=int, default=100)
@@ -181,14 +184,19 @@ def _summary(found: list[Comparison]) -> str:
 
 
 def _shares(arguments: argparse.Namespace) -> None:
-    from benchmarks.throughput.tcp_runs import measure_shares
+    from benchmarks.testbed.hosts import Link
+    from benchmarks.throughput.tcp_runs import fair_link, measure_shares
+    from benchmarks.throughput.tcp_training import BUFFER_BYTES
+
+    rate = arguments.rate_mbit_s
 
     for workers in arguments.workers:
         for direction, spread in measure_shares(
             workers,
             size_bytes=arguments.bytes,
-            rate_mbit_s=arguments.rate_mbit_s,
+            link=Link(rate_mbit_s=rate) if arguments.usual else fair_link(rate),
             rounds=arguments.rounds,
+            buffer_bytes=None if arguments.usual else BUFFER_BYTES,
         ).items():
             print(f"{workers} transfers at once, {direction}: share_spread {spread:.3f}", flush=True)
 

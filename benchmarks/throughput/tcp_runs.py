@@ -13,7 +13,7 @@ from benchmarks.testbed.processes import Ranks, ranks
 from benchmarks.testbed.rates import measure_rates
 from benchmarks.throughput.compare import Comparison, compare, measured_rate, replay_errors
 from benchmarks.throughput.shapes import ModelShape, shape_of
-from benchmarks.throughput.tcp_training import TcpDiscipline, TcpJob, make_sides, tcp_main
+from benchmarks.throughput.tcp_training import BUFFER_BYTES, TcpDiscipline, TcpJob, make_sides, tcp_main
 from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
 from pace.solver.least_bytes import least_bytes_servers
 
@@ -25,10 +25,9 @@ BURST_MS = 0.2
 
 
 @contextlib.contextmanager
-def _started(job: TcpJob, rate_mbit_s: float) -> Iterator[tuple[Ranks, float]]:
+def _started(job: TcpJob, link: Link) -> Iterator[tuple[Ranks, float]]:
     """Yield connected servers and workers on new hosts, and the rate of a link one way, in bytes a second."""
     count = job.servers + job.workers
-    link = Link(rate_mbit_s=rate_mbit_s, packet_bytes=PACKET_BYTES, burst_ms=BURST_MS)
     with hosts([link] * (2 * count)) as every:
         made, uploading = every[:count], every[count:]
         rate = measure_rates(made[:2], senders=(0,))[0] * 1e6 / 8
@@ -46,24 +45,32 @@ def run_tcp(
     The rate is that of one worker's link in bytes of payload per second, one way: no link of these carries
     data both ways.
     """
-    with _started(job, rate_mbit_s) as (group, rate):
+    with _started(job, fair_link(rate_mbit_s)) as (group, rate):
         arguments = (steps, seed, time.monotonic() + 0.3)
         each = [arguments] * (job.servers + job.workers)
         replies = group.ask_each("train", each, timeout_s=3600)[job.servers :]
         return [ends for ends, _, _ in replies], replies[0][1], rate
 
 
-def measure_shares(workers: int, *, size_bytes: int, rate_mbit_s: float, rounds: int) -> dict[str, float]:
+def fair_link(rate_mbit_s: float) -> Link:
+    """Return a link that connections share about equally."""
+    return Link(rate_mbit_s=rate_mbit_s, packet_bytes=PACKET_BYTES, burst_ms=BURST_MS)
+
+
+def measure_shares(
+    workers: int, *, size_bytes: int, link: Link, rounds: int, buffer_bytes: int | None = BUFFER_BYTES
+) -> dict[str, float]:
     """Return for both directions how unequally simultaneous transfers share a link, as `share_spread`.
 
     In each round every worker pulls and then pushes `size_bytes` at one moment. The first of n to end had the
     largest weight of n, so many spreads above the mean as the largest of n normal numbers is on average.
     """
-    compute_s = 2 * workers * size_bytes / (rate_mbit_s * 1e6 / 8)  # all have pulled before one pushes
+    compute_s = 2 * workers * size_bytes / (link.rate_mbit_s * 1e6 / 8)  # all have pulled before one pushes
     shape = ModelShape(name="one", layers=(size_bytes,), forward_s=(0.0,), backward_s=(compute_s,))
-    job = replace(job_of(shape, workers=workers, servers=1, discipline="fifo"), jitter=0.0)
+    job = job_of(shape, workers=workers, servers=1, discipline="fifo")
+    job = replace(job, jitter=0.0, buffer_bytes=buffer_bytes)
     leads: dict[str, list[float]] = {"down": [], "up": []}
-    with _started(job, rate_mbit_s) as (group, _):
+    with _started(job, link) as (group, _):
         for _ in range(rounds):
             start = time.monotonic() + 0.1
             replies = group.ask_each("train", [(1, 0, start)] * (1 + workers), timeout_s=600)[1:]

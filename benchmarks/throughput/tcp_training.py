@@ -32,7 +32,7 @@ _HEADER = struct.Struct("!iq")
 _PIECE = bytes(64 * 1024)
 # Less than a new connection may have under way (ten segments): so all have equally much, whoever came first,
 # and get equal shares.
-_BUFFER_BYTES = 8 * 1024
+BUFFER_BYTES = 8 * 1024
 _RECEIVE_BYTES = 2 * 2**20  # beyond what is ever under way: senders alone limit that, all alike
 
 TcpDiscipline = Literal["fifo", "window", "tic"]
@@ -48,6 +48,8 @@ class TcpJob:
         Bytes of each layer, and the server that holds it.
     forward_s, backward_s
         Mean seconds of each layer's passes; every worker's steps vary by `jitter` around them.
+    buffer_bytes
+        Of a sender's socket; None for the kernel's own.
     """
 
     workers: int
@@ -59,6 +61,7 @@ class TcpJob:
     jitter: float
     discipline: TcpDiscipline
     window_bytes: int
+    buffer_bytes: int | None = BUFFER_BYTES
 
 
 Side = Any
@@ -74,7 +77,8 @@ class DisciplinedSender:
     """Sends streams over one connection, in the order and the pieces that a discipline asks for."""
 
     def __init__(self, connection: socket.socket, job: TcpJob) -> None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        if job.buffer_bytes is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, job.buffer_bytes)
         self._connection = connection
         self._job = job
         self._waiting: list[tuple[int, int, int, int, bool]] = []
