@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ParamSpec
@@ -49,9 +49,12 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkAhead:
-    """Work on a request that is still being accepted, and when it began (of the performance counter)."""
+    """Work on a request that is still being accepted.
 
-    document: asyncio.Task[bytes]
+    `solving` returns the result and the seconds that it took; `started` is of the performance counter.
+    """
+
+    solving: asyncio.Task[tuple[bytes, float]]
     started: float
 
 
@@ -131,8 +134,8 @@ class Dispatcher:
             yield place
         finally:
             self._kept_for_large[kind] -= for_large
-            if place.ahead is not None and not place.ahead.document.done():
-                place.ahead.document.add_done_callback(lambda _: self._let_go(kind))
+            if place.ahead is not None and not place.ahead.solving.done():
+                place.ahead.solving.add_done_callback(lambda _: self._let_go(kind))
             else:
                 self._kept[kind] -= place.free
 
@@ -160,15 +163,13 @@ class Dispatcher:
             or not is_small(profile.num_ops, profile.num_gradients, received.options)
         ):
             return
-        started = time.perf_counter()
         work = executor.run(
             KINDS[kind].function, profile.document, received.options, timeout_s=self._timeout_s
         )
-        document = asyncio.create_task(work)
-        place.ahead = WorkAhead(document=document, started=started)
-        document.add_done_callback(lambda done: self._end_ahead(tenant, place, done))
+        place.ahead = WorkAhead(solving=asyncio.create_task(_timed(work)), started=time.perf_counter())
+        place.ahead.solving.add_done_callback(lambda done: self._end_ahead(tenant, place, done))
 
-    def _end_ahead(self, tenant: str, place: WorkerPlace, done: asyncio.Task[bytes]) -> None:
+    def _end_ahead(self, tenant: str, place: WorkerPlace, done: asyncio.Task[tuple[bytes, float]]) -> None:
         if not done.cancelled():
             done.exception()  # seen, also where nobody waits for it
         if place.ahead is not None:  # nobody took it over
@@ -278,17 +279,8 @@ class Dispatcher:
                 task = await _persist(self._documents.fetch, task)
             about = {"pace.task.attempt": task.attempts, "pace.profile.gradients": task.num_gradients}
             with self._spans.of_task(task.id, kind.span, **about):
-                if ahead is not None:
-                    document = await ahead.document
-                else:
-                    document = await self._executors[task.kind].run(
-                        kind.function,
-                        task.document,
-                        task.options,
-                        timeout_s=self._timeout_s,
-                        progress=self._progress_of(task) if kind.tells_progress else None,
-                    )
-            seconds = time.perf_counter() - started
+                work = ahead.solving if ahead is not None else _timed(self._work(task))
+                document, seconds = await work
             ended: TaskStatus | None = await _persist(self._finish, task, document)
             if ended is not None:
                 self.watches.end(task.tenant, ended)
@@ -308,6 +300,17 @@ class Dispatcher:
             self._tasks.shares.charge(task.tenant, worked_s)
             self._metrics.tenants.count_work(task.tenant, task.kind, worked_s)
             self.watches.refresh(task.tenant, task.id)
+
+    async def _work(self, task: ClaimedTask) -> bytes:
+        kind = KINDS[task.kind]
+        document: bytes = await self._executors[task.kind].run(
+            kind.function,
+            task.document,
+            task.options,
+            timeout_s=self._timeout_s,
+            progress=self._progress_of(task) if kind.tells_progress else None,
+        )
+        return document
 
     def _finish(self, task: ClaimedTask, document: bytes) -> TaskStatus | None:
         # An upload is of one attempt: the sweep takes what a row has not named for long.
@@ -340,6 +343,11 @@ class Dispatcher:
                 except Exception as error:
                     # As above; a lease that is not renewed in time is taken by another service.
                     log.warning("renew-failed", error=str(error))
+
+
+async def _timed(work: Awaitable[bytes]) -> tuple[bytes, float]:
+    started = time.perf_counter()
+    return await work, time.perf_counter() - started
 
 
 async def _persist(store: Callable[P, Any], *arguments: P.args, **named: P.kwargs) -> Any:

@@ -29,6 +29,7 @@ MAX_HOSTS = 250
 # kept smaller than the usual 64 KiB.
 BURST_MS = 1
 PACKET_BYTES = 16 * 1024
+LEAST_PACKET_BYTES = 1514  # of a full frame
 QUEUE_MS = 100
 
 
@@ -57,8 +58,11 @@ class Link:
     burst_ms: float = BURST_MS
 
     def __post_init__(self) -> None:
-        if not self.rate_mbit_s > 0 or min(self.delay_ms, self.jitter_ms) < 0 or not 0 <= self.loss < 1:
+        times = (self.delay_ms, self.jitter_ms, self.burst_ms)
+        if not self.rate_mbit_s > 0 or min(times) < 0 or not 0 <= self.loss < 1:
             raise ValueError(f"{self}: expected a positive rate, no negative times, a loss in [0, 1)")
+        if self.packet_bytes < LEAST_PACKET_BYTES:
+            raise ValueError(f"{self}: expected a positive rate and packets of {LEAST_PACKET_BYTES} bytes")
 
     @property
     def emulated(self) -> bool:

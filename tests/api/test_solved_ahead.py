@@ -164,7 +164,8 @@ def test_a_task_that_was_begun_ahead_can_be_cancelled(tmp_path: Path) -> None:
         async with _service(tmp_path) as service:
             pool = service.executors["schedule"]
             assert isinstance(pool, WorkerPool)
-            children = [worker._process.pid for worker in pool._workers if worker._process is not None]
+            processes = [worker._process for worker in pool._workers]
+            children = [process.pid for process in processes if process is not None and process.pid]
             for pid in children:
                 os.kill(pid, signal.SIGSTOP)
             submitted = await service.submit(TENANT, _received(6))

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -183,9 +184,16 @@ def test_what_a_killed_process_left_goes_next_time(another: "subprocess.Popen[st
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rate_mbit_s": 0}, {"rate_mbit_s": 1, "loss": 1}, {"rate_mbit_s": 1, "delay_ms": -1}]
+    "wrong",
+    [
+        {"rate_mbit_s": 0},
+        {"rate_mbit_s": 1, "loss": 1},
+        {"rate_mbit_s": 1, "delay_ms": -1},
+        {"rate_mbit_s": 1, "packet_bytes": 100},
+        {"rate_mbit_s": 1, "burst_ms": -1.0},
+    ],
 )
-def test_impossible_links_are_refused(wrong: dict[str, float]) -> None:
+def test_impossible_links_are_refused(wrong: dict[str, Any]) -> None:
     """A link needs a rate, and no negative time."""
     with pytest.raises(ValueError, match="expected a positive rate"):
         Link(**wrong)
