@@ -1,19 +1,28 @@
 """The validation of throughput predictions, at its smallest: real TCP between real hosts."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from benchmarks.throughput.again import compare_again, tables
 from benchmarks.throughput.compare import Comparison, measured_rate, replay_errors
 from benchmarks.throughput.shapes import SHAPES, shape_of
-from benchmarks.throughput.tcp_runs import compare_tcp, job_of, run_tcp, steps_document
+from benchmarks.throughput.tcp_runs import (
+    compare_tcp,
+    fair_link,
+    job_of,
+    measure_shares,
+    run_tcp,
+    steps_document,
+)
 
 
 @pytest.mark.netns
 @pytest.mark.slow
 @pytest.mark.usefixtures("namespaces")
-def test_training_over_tcp_and_its_prediction() -> None:
-    """A lone worker's steps are recorded; two workers are measured and predicted from them."""
+def test_training_over_tcp_and_its_prediction(tmp_path: Path) -> None:
+    """A lone worker's steps are recorded; two workers are measured and predicted from them, also later."""
     rows = list(
         compare_tcp(
             models=["alexnet"],
@@ -37,7 +46,22 @@ def test_training_over_tcp_and_its_prediction() -> None:
     assert found.discipline == "window"
     # Both are rates of the same training: even on a busy machine one is no multiple of the other.
     assert 0.3 < found.predicted / found.measured[0] < 3
-    json.dumps(row)
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps({"rows": [profiled, row]}))
+    (again,), (kept,) = compare_again([record], steps=12, skip=4)
+    assert again == found
+    assert kept == json.loads(json.dumps(profiled))
+    assert f"| alexnet | 1 | 2 | 2 | {found.measured[0]:.3g} |" in tables([again], [kept])
+
+
+@pytest.mark.netns
+@pytest.mark.slow
+@pytest.mark.usefixtures("namespaces")
+def test_shares_are_measured_in_both_directions() -> None:
+    """Real shares are never exactly equal, and none of these takes the whole link."""
+    shares = measure_shares(3, size_bytes=50_000, link=fair_link(100), rounds=3)
+    assert set(shares) == {"down", "up"}
+    assert all(0 < spread < 2 for spread in shares.values())
 
 
 @pytest.mark.netns
