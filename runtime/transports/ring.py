@@ -117,15 +117,23 @@ class Ring:
         rows = [list(_chunks(parts, (rank + first - step) % size)) for step in range(size)]
         # The chunks that arrive, in order, each with the step of the ring.
         arriving = [(step, chunk) for step, row in enumerate(rows[1:]) for chunk in row]
-        sends = [self._send(chunk, after, tag) for chunk in (rows[0] if size > 1 else [])]
         expected = iter(arriving)
         waiting: collections.deque[tuple[Any, torch.Tensor]] = collections.deque()
         awaited_bytes = 0
-        for step, chunk in arriving:
+
+        def await_more() -> None:
+            nonlocal awaited_bytes
             while awaited_bytes < _AHEAD_BYTES and (ahead := next(expected, None)) is not None:
                 buffer = into(*ahead)
                 waiting.append((self._group.recv([buffer], before, tag), buffer))
                 awaited_bytes += buffer.numel() * buffer.element_size()
+
+        # Gloo sends nothing before it has heard that it is awaited. Said after this rank's own row was handed
+        # to the kernel, that would wait behind the row on the way out, and the rank before would lose as long.
+        await_more()
+        sends = [self._send(chunk, after, tag) for chunk in (rows[0] if size > 1 else [])]
+        for step, chunk in arriving:
+            await_more()
             work, received = waiting.popleft()
             work.wait()
             awaited_bytes -= received.numel() * received.element_size()
