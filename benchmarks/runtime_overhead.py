@@ -57,6 +57,10 @@ class NoTransport:
         """Do nothing."""
         done(None)
 
+    def open_halves(self) -> None:
+        """Never called: there are no halves."""
+        raise AssertionError
+
     def reduce_scatter(self, parts: Parts, name: str, done: Done) -> None:  # noqa: ARG002
         """Never called: there are no halves."""
         raise AssertionError(name)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidUse
-from pace.runtime.transports.gloo import finish_closing
+from pace.runtime.transports.gloo_groups import finish_closing
 
 
 class LiveWrapper(Protocol):

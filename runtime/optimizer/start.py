@@ -95,6 +95,8 @@ def start_together(
     source.accept(statements[0].terms)
     reasons = [(rank, each.whole_reason) for rank, each in enumerate(statements) if each.whole_reason]
     sharding = _sharding(options.sharding, _join(reasons, len(statements)), rank=transport.rank)
+    if sharding != "off":
+        transport.open_halves()
     source.shard(sharding)
     plan = agree_on_plan(transport, source.make(sizes))
     agree_on_weights(

@@ -5,7 +5,6 @@ Process groups of the runtime's own, so that the user's collectives never come b
 
 import datetime
 import hashlib
-import os
 import threading
 import time
 import weakref
@@ -18,9 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
-    BroadcastOptions,
     PrefixStore,
-    ProcessGroupGloo,
     Store,
 )
 
@@ -28,6 +25,7 @@ from pace.documents.push_pull import PushPull
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.transports.deadline import call_within
 from pace.runtime.transports.device import Device
+from pace.runtime.transports.gloo_groups import broadcast_over, connect_group, release_groups
 from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.peers import Store as PeerStore
 from pace.runtime.transports.ring import Ring
@@ -40,23 +38,6 @@ from pace.runtime.transports.transport import (
     Sequencing,
     control_message,
 )
-
-_closing: list[tuple[threading.Thread, Sockets]] = []
-
-
-def finish_closing() -> None:
-    """Break off what transports closed after a failure still wait for, as the process ends.
-
-    Gloo's threads must not call into an interpreter that is gone: it would be aborted. A call under way ends
-    only with its time-out or its connections.
-    """
-    for thread, sockets in _closing:
-        if thread.is_alive():
-            sockets.shut_down()
-    deadline = time.monotonic() + 10.0  # no exit takes for ever
-    for thread, _ in _closing:
-        thread.join(max(deadline - time.monotonic(), 0.0))
-
 
 # What is in flight at once shares the network, and the urgent one of two segments ends as late as the other:
 # with more than one thread, two large segments in flight cost a window of 0.5 s a quarter on the testbed.
@@ -145,14 +126,8 @@ class GlooTransport:
         self._other_groups = dict(zip(self.other_groups, others, strict=True))
 
     def _connect(self, store: Store, name: str, threads: int) -> Any:
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in its stub
-        interfaces = [i for i in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if i]
-        options._devices = [ProcessGroupGloo.create_device(interface=i) for i in interfaces] or [
-            ProcessGroupGloo.create_default_device()
-        ]
-        options._threads = threads
-        options._timeout = self.other_groups.get(name, self._timeout)
-        return ProcessGroupGloo(PrefixStore(name, store), self.rank, self.size, options)
+        timeout = self.other_groups.get(name, self._timeout)
+        return connect_group(store, name, self.rank, self.size, timeout=timeout, threads=threads)
 
     def _control_message(self, what: str) -> AbstractContextManager[None]:
         return control_message(self.rank, self.size, self._explain, what)
@@ -191,6 +166,9 @@ class GlooTransport:
         if self._ring is None:
             self._ring = Ring(self._segments, self.rank, self.size)
         return self._ring
+
+    def open_halves(self) -> None:
+        """Nothing to open: the ring uses the connections that are there."""
 
     def reduce_scatter(self, parts: Parts, name: str, done: Done) -> None:
         """Start to sum matrices by rows; see ``Transport``."""
@@ -241,7 +219,7 @@ class GlooTransport:
     def decide(self, segment: int | None) -> int:
         """Publish or learn rank 0's choice; see ``Transport``."""
         message = torch.tensor([-1 if segment is None else segment], dtype=torch.int64)
-        self._broadcast(self._decisions, message)
+        broadcast_over(self._decisions, message)
         return int(message.item())
 
     def broadcast(self, payload: bytes | None) -> bytes:
@@ -255,7 +233,7 @@ class GlooTransport:
     def broadcast_tensor(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor in the host's memory with rank 0's; see ``Transport``."""
         with self._control_message("a broadcast"):
-            self._broadcast(self._control, tensor)
+            broadcast_over(self._control, tensor)
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Give every rank's payload to every rank."""
@@ -269,12 +247,6 @@ class GlooTransport:
             message.numpy().tobytes()[: int(length.item())]
             for message, length in zip(messages, lengths, strict=True)
         ]
-
-    def _broadcast(self, group: Any, message: torch.Tensor) -> None:
-        if message.numel():
-            options = BroadcastOptions()
-            options.rootRank = 0
-            group.broadcast([message], options).wait()
 
     def _gather(self, group: Any, message: torch.Tensor) -> list[torch.Tensor]:
         outputs = [torch.empty_like(message) for _ in range(self.size)]
@@ -295,13 +267,7 @@ class GlooTransport:
         groups = [self._segments, self._control, self._decisions, *self._other_groups.values()]
         self._segments = self._control = self._decisions = None
         self._other_groups = {}
-        if failed:
-            # Their destructors wait for calls that only end when the time-out does.
-            thread = threading.Thread(target=groups.clear, name="pace.close", daemon=True)
-            thread.start()
-            _closing.append((thread, self._sockets))
-        else:
-            groups.clear()
+        release_groups(groups, self._sockets, failed=failed)
 
 
 class _Stores(NamedTuple):

@@ -21,6 +21,7 @@ from pace.documents.push_pull import PushPull
 from pace.runtime.event_log import log
 from pace.runtime.transports.deadline import call_within
 from pace.runtime.transports.device import Device, apart
+from pace.runtime.transports.gloo_halves import GlooHalves
 from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.transport import (
     After,
@@ -74,9 +75,8 @@ class HorovodTransport:
         What every sum is multiplied by; the same on all ranks.
     """
 
-    sequencing: Sequencing = "submission"
     # A cycle of Horovod's (1 ms), its negotiation, and a look of ours.
-    hand_over_s = 2.5e-3
+    hand_over_s: float = 2.5e-3
     num_servers: int = 0
     pushed: frozenset[str] | None = None
 
@@ -100,6 +100,8 @@ class HorovodTransport:
         self._calls = itertools.count()
         self._timeout_s = timeout_s
         self.peers: Peers | None = None
+        self._halves: GlooHalves | None = None
+        self.sequencing: Sequencing = "submission"
         self._waiting: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name=f"{self._prefix}.completions", daemon=True)
         self._thread.start()
@@ -114,11 +116,41 @@ class HorovodTransport:
                 self.peers.linger()
             raise
 
+    def _open_store(self) -> Any:
+        """Return a connection of its own to the job's store, which must be there."""
+        connect: Any = _store.clone  # type: ignore[union-attr]  # missing in its stub
+        return PrefixStore(self._prefix, call_within(self._timeout_s, connect, name="pace.store"))
+
+    def open_halves(self) -> None:
+        """Connect a ring of our own, where ranks can reach one another; else Horovod's own halves are used.
+
+        On the host Horovod's reduce-scatter puts as many bytes on the wire as its all-reduce does.
+        """
+        with self._control_message("connecting to the other ranks"):
+            if self._halves is not None or not all(self.gather(b"store" if _store is not None else b"")):
+                return
+            timeout = datetime.timedelta(seconds=self._timeout_s)
+            store = self._open_store()
+            store.set_timeout(timeout)
+            self._halves = call_within(
+                self._timeout_s,
+                lambda: GlooHalves(
+                    store,
+                    self.rank,
+                    self.size,
+                    timeout=timeout,
+                    hostname=_own_address(),
+                    scale=self.scale,
+                ),
+                name="pace.connect",
+            )
+        self.sequencing = "decision"
+        self.hand_over_s = GlooHalves.hand_over_s
+
     def _open_peers(self) -> Peers | None:
         if _store is None:
             return None
-        connect: Any = _store.clone  # type: ignore[attr-defined]  # missing in its stub
-        store: Any = PrefixStore(self._prefix, call_within(self._timeout_s, connect, name="pace.store"))
+        store = self._open_store()
         members = self._process_set.ranks
         keeper = members.index(0) if 0 in members else None
         return Peers(store, self.rank, self.size, keeper=keeper, global_ranks=members)
@@ -141,6 +173,9 @@ class HorovodTransport:
 
     def reduce_scatter(self, parts: Parts, name: str, done: Done) -> None:
         """Start to sum matrices by rows; see ``Transport``."""
+        if self._halves is not None:
+            self._halves.reduce_scatter(parts, name, done)
+            return
         handle = hvd.reducescatter_async(
             _side_by_side(parts),
             name=f"{self._prefix}.{name}",
@@ -159,6 +194,9 @@ class HorovodTransport:
 
     def all_gather(self, parts: Parts, name: str, done: Done) -> None:
         """Start to give every rank all rows; see ``Transport``."""
+        if self._halves is not None:
+            self._halves.all_gather(parts, name, done)
+            return
         mine = _side_by_side([part[self.rank : self.rank + 1] for part in parts])
         handle = hvd.allgather_async(mine, name=f"{self._prefix}.{name}", process_set=self._process_set)
 
@@ -212,9 +250,10 @@ class HorovodTransport:
         """Nothing is pushed."""
         return None
 
-    def decide(self, segment: int | None) -> int:  # noqa: ARG002
-        """Not needed: see ``Transport``."""
-        raise AssertionError("Horovod's order is rank 0's order of submission")
+    def decide(self, segment: int | None) -> int:
+        """Publish or learn rank 0's choice; see ``Transport``."""
+        assert self._halves is not None, "Horovod's order is rank 0's order of submission"
+        return self._halves.decide(segment)
 
     def broadcast(self, payload: bytes | None) -> bytes:
         """Give rank 0's payload to all ranks."""
@@ -276,6 +315,8 @@ class HorovodTransport:
             self.peers.close(failed=failed)
             if not failed:
                 self.peers.release()
+        if self._halves is not None:
+            self._halves.close(failed=failed)
         self._waiting.put(None)
         self._thread.join(timeout=1.0 if failed else None)
 

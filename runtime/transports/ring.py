@@ -129,7 +129,7 @@ class Ring:
                 awaited_bytes += buffer.numel() * buffer.element_size()
 
         # Gloo sends nothing before it has heard that it is awaited. Said after this rank's own row was handed
-        # to the kernel, that would wait behind the row on the way out, and the rank before would lose as long.
+        # to the kernel, that would wait behind the row on its way out, and the rank before would be late.
         await_more()
         sends = [self._send(chunk, after, tag) for chunk in (rows[0] if size > 1 else [])]
         for step, chunk in arriving:

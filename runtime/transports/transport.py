@@ -110,6 +110,9 @@ class Transport(Protocol):
         On a device, the moment when the sum is in place, if that is known beforehand; else None.
         """
 
+    def open_halves(self) -> None:
+        """Connect what carries the two halves, before any is asked for; every rank alike."""
+
     def reduce_scatter(self, parts: Parts, name: str, done: Done) -> None:
         """Start to sum matrices over all ranks, so that each has the sum of its own row; returns at once.
 

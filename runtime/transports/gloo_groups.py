@@ -1,0 +1,77 @@
+"""Process groups of Gloo's that belong to a transport: connecting them, and letting go of them."""
+
+import datetime
+import os
+import threading
+import time
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store
+
+from pace.runtime.transports.sockets import Sockets
+
+_closing: list[tuple[threading.Thread, Sockets]] = []
+
+
+def finish_closing() -> None:
+    """Break off what transports closed after a failure still wait for, as the process ends.
+
+    Gloo's threads must not call into an interpreter that is gone: it would be aborted. A call under way ends
+    only with its time-out or its connections.
+    """
+    for thread, sockets in _closing:
+        if thread.is_alive():
+            sockets.shut_down()
+    deadline = time.monotonic() + 10.0  # no exit takes for ever
+    for thread, _ in _closing:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+
+
+def connect_group(
+    store: Store,
+    name: str,
+    rank: int,
+    size: int,
+    *,
+    timeout: datetime.timedelta,
+    threads: int = 1,
+    hostname: str | None = None,
+) -> Any:
+    """Connect the ranks of a store to one another; every rank must call it.
+
+    Parameters
+    ----------
+    hostname
+        By which others reach this rank, where no interface is named in the environment; the machine's own
+        name by default.
+    """
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in its stub
+    interfaces = [i for i in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if i]
+    options._devices = [ProcessGroupGloo.create_device(interface=i) for i in interfaces] or [
+        ProcessGroupGloo.create_default_device()
+        if hostname is None
+        else ProcessGroupGloo.create_device(hostname=hostname)
+    ]
+    options._threads = threads
+    options._timeout = timeout
+    return ProcessGroupGloo(PrefixStore(name, store), rank, size, options)
+
+
+def broadcast_over(group: Any, message: torch.Tensor) -> None:
+    """Overwrite a tensor with rank 0's."""
+    if message.numel():
+        options = BroadcastOptions()
+        options.rootRank = 0
+        group.broadcast([message], options).wait()
+
+
+def release_groups(groups: list[Any], sockets: Sockets, *, failed: bool) -> None:
+    """Let go of process groups by emptying the list, which holds the only references to them."""
+    if failed:
+        # Their destructors wait for calls that only end when the time-out does.
+        thread = threading.Thread(target=groups.clear, name="pace.close", daemon=True)
+        thread.start()
+        _closing.append((thread, sockets))
+    else:
+        groups.clear()
