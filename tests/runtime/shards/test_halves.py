@@ -144,7 +144,7 @@ def _receive(rank: int, size: int) -> tuple[list[int], list[tuple[int, int]]]:
 
 
 def test_receives_are_asked_for_ahead_by_bytes() -> None:
-    """However small messages between large ones are, two MiB are asked for, or all that is left; before sends.
+    """However small messages between large ones are, two MiB are asked for, or all, and before sends.
 
     What is asked for after a row was handed to the kernel is heard behind that row.
     """
