@@ -61,6 +61,7 @@ def _measure_halves(
 
         join_horovod(rank, on, port, pace.runtime.horovod.init)
         transport = HorovodTransport(timeout_s=PATIENCE_S)
+    transport.open_halves()
     collectives: tuple[Collective, ...] = ("reduce-scatter", "all-gather")
     found = []
     for collective in collectives:
