@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.launch import run_ranks, try_ranks
+from tests.runtime.launch import Backend, run_ranks, try_ranks
 from tests.runtime.models import batches, build, weights
 from tests.runtime.shards.jobs import halves_schedule
 from tests.runtime.training import (
@@ -36,12 +36,12 @@ def _delay(chance: random.Random) -> None:
         time.sleep(chance.random() * 0.004)
 
 
-def _run(rank: int, seed: int) -> Any:
+def _run(rank: int, seed: int, backend: Backend) -> Any:
     shared, own = random.Random(seed), random.Random(seed * 1000 + rank)
     name = MODELS[seed % len(MODELS)]
     model = build(name)
     optimizer: Any = wrap(
-        "gloo",
+        backend,
         OPTIMIZERS["sgd"](trainable(model)),
         model,
         sharding="on",
@@ -76,17 +76,17 @@ def _run(rank: int, seed: int) -> Any:
     return trained
 
 
-def _run_all(rank: int, _size: int, seeds: Sequence[int]) -> Any:
-    _run(rank, 0)
+def _run_all(rank: int, _size: int, seeds: Sequence[int], backend: Backend) -> Any:
+    _run(rank, 0, backend)
     before = threading.active_count()
-    trained = [_run(rank, seed) for seed in seeds]
+    trained = [_run(rank, seed, backend) for seed in seeds]
     return trained, threading.active_count() - before
 
 
 @pytest.mark.slow
-def test_delays_neither_deadlock_nor_change_weights() -> None:
+def test_delays_neither_deadlock_nor_change_weights(transport: Backend) -> None:
     """Each run has its own schedule, order, credit and delays; no thread is left over."""
-    ranks = run_ranks(_run_all, SIZE, range(RUNS), timeout_s=280)
+    ranks = run_ranks(_run_all, SIZE, range(RUNS), transport, timeout_s=280, backend=transport)
     plain = {name: train_plainly(Case(model=name, steps=STEPS), SIZE) for name in MODELS}
     for seed in range(RUNS):
         first, *others = (trained[seed] for trained, _ in ranks)
@@ -95,9 +95,9 @@ def test_delays_neither_deadlock_nor_change_weights() -> None:
     assert [left for _, left in ranks] == [0] * SIZE
 
 
-def _lose_a_rank(rank: int, _size: int, where: str) -> Any:
+def _lose_a_rank(rank: int, _size: int, where: str, backend: Backend) -> Any:
     model = build("conv")
-    optimizer: Any = wrap("gloo", OPTIMIZERS["adam"](trainable(model)), model, sharding="on", timeout_s=20.0)
+    optimizer: Any = wrap(backend, OPTIMIZERS["adam"](trainable(model)), model, sharding="on", timeout_s=20.0)
     threads = {thread.ident for thread in threading.enumerate() if not thread.name.startswith("pace")}
     try:
         for step, batch in enumerate(batches("conv", 6, rank)):
@@ -123,9 +123,9 @@ def _lose_a_rank(rank: int, _size: int, where: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.races_with_machine(reason="survivors must name the lost rank within a time-out of seconds")
 @pytest.mark.parametrize("where", ["before the norm", "between the halves"])
-def test_a_rank_killed_between_the_halves_is_an_error_on_the_others(where: str) -> None:
+def test_a_rank_killed_between_the_halves_is_an_error_on_the_others(where: str, transport: Backend) -> None:
     """It has summed its rows, and updates or gathers nothing: the others raise, name it, leave no thread."""
-    outcomes = try_ranks(_lose_a_rank, SIZE, where, expect_lost=[1])
+    outcomes = try_ranks(_lose_a_rank, SIZE, where, transport, expect_lost=[1], backend=transport)
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.result is not None, outcome.output
         kind, message, left = outcome.result
