@@ -130,5 +130,7 @@ def test_a_rank_killed_between_the_halves_is_an_error_on_the_others(where: str, 
         assert outcome.result is not None, outcome.output
         kind, message, left = outcome.result
         assert kind == "CommunicationFailed"
-        assert "rank 1 " in message.split(":", 1)[1]
+        # Over Horovod the store ends with rank 0, which may notice first, say so and be gone.
+        keeper_gone = transport == "horovod" and outcome is outcomes[2] and "rank 0 is gone" in message
+        assert "rank 1 " in message.split(":", 1)[1] or keeper_gone
         assert left == []
