@@ -43,8 +43,9 @@ def read_prediction(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedP
     return ReceivedPrediction(
         steps_sha256=request.steps.sha256,
         name=request.steps.name,
-        document=zlib.compress(request.steps.model_dump_json().encode(), level=1),
-        options=canonical_json(request.options),
+        # Without fields that say nothing, the version before can do tasks of this one.
+        document=zlib.compress(request.steps.model_dump_json(exclude_none=True).encode(), level=1),
+        options=canonical_json(request.options, exclude_none=True),
         num_points=request.options.num_points,
     )
 

@@ -1,11 +1,14 @@
 """Predictions over HTTP: answered as the library would, followed while they run, refused in one line."""
 
 import json
+import zlib
 from typing import Any
 
 import pytest
 
 from pace import InvalidSteps, PredictionOptions, StepsDocument, predict
+from pace.api.workers.functions import ReadLimits
+from pace.api.workers.predictions import read_prediction
 from pace.client import Client
 from tests.api.process import Caller
 
@@ -48,6 +51,17 @@ def test_the_answer_is_the_librarys(service: Caller) -> None:
     assert service.http.delete(path).status_code == 204
     assert service.http.get(path).status_code == 404
     assert service.http.delete(path).status_code == 404
+
+
+def test_a_task_says_nothing_that_the_version_before_need_not_know() -> None:
+    """A field that is left out is not stored as null: an older process refuses fields that it does not know."""
+    body = json.dumps({"steps": STEPS, "options": OPTIONS}).encode()
+    limits = ReadLimits(max_bytes=10**6, max_ops=100, max_gradients=100, max_cells=1000)
+    received = read_prediction(body, False, limits)
+    stored = zlib.decompress(received.document)
+    assert b"null" not in stored
+    assert "null" not in received.options
+    assert StepsDocument.model_validate_json(stored) == StepsDocument.model_validate(STEPS)
 
 
 def test_the_client_follows_the_task(service: Caller) -> None:
