@@ -54,7 +54,7 @@ def test_the_answer_is_the_librarys(service: Caller) -> None:
 
 
 def test_a_task_says_nothing_that_the_version_before_need_not_know() -> None:
-    """A field that is left out is not stored as null: an older process refuses fields that it does not know."""
+    """What is left out is not stored as null: an older process refuses fields that it does not know."""
     body = json.dumps({"steps": STEPS, "options": OPTIONS}).encode()
     limits = ReadLimits(max_bytes=10**6, max_ops=100, max_gradients=100, max_cells=1000)
     received = read_prediction(body, False, limits)
