@@ -49,11 +49,12 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkAhead:
-    """Work on a request that is still being accepted.
+    """Work on a tenant's request that is still being accepted.
 
     `solving` returns the result and the seconds that it took; `started` is of the performance counter.
     """
 
+    tenant: str
     solving: asyncio.Task[tuple[bytes, float]]
     started: float
 
@@ -134,12 +135,17 @@ class Dispatcher:
             yield place
         finally:
             self._kept_for_large[kind] -= for_large
-            if place.ahead is not None and not place.ahead.solving.done():
-                place.ahead.solving.add_done_callback(lambda _: self._let_go(kind))
-            else:
+            if place.ahead is None:
                 self._kept[kind] -= place.free
+            else:
+                ahead = place.ahead
+                ahead.solving.add_done_callback(lambda _: self._discard(kind, ahead))
 
-    def _let_go(self, kind: TaskKindName) -> None:
+    def _discard(self, kind: TaskKindName, ahead: WorkAhead) -> None:
+        """Let go of work that nobody took over, and of its place."""
+        if not ahead.solving.cancelled():
+            ahead.solving.exception()  # seen: nobody waits for it
+        self._tasks.shares.charge(ahead.tenant, time.perf_counter() - ahead.started)
         self._kept[kind] -= 1
         self._queued[kind].set()
 
@@ -166,14 +172,8 @@ class Dispatcher:
         work = executor.run(
             KINDS[kind].function, profile.document, received.options, timeout_s=self._timeout_s
         )
-        place.ahead = WorkAhead(solving=asyncio.create_task(_timed(work)), started=time.perf_counter())
-        place.ahead.solving.add_done_callback(lambda done: self._end_ahead(tenant, place, done))
-
-    def _end_ahead(self, tenant: str, place: WorkerPlace, done: asyncio.Task[tuple[bytes, float]]) -> None:
-        if not done.cancelled():
-            done.exception()  # seen, also where nobody waits for it
-        if place.ahead is not None:  # nobody took it over
-            self._tasks.shares.charge(tenant, time.perf_counter() - place.ahead.started)
+        solving = asyncio.create_task(_timed(work))
+        place.ahead = WorkAhead(tenant=tenant, solving=solving, started=time.perf_counter())
 
     def _place(self, kind: TaskKindName) -> WorkerPlace:
         size = self._executors[kind].size
