@@ -169,14 +169,16 @@ def _line(one: Comparison) -> str:
 
 
 def _summary(found: list[Comparison]) -> str:
+    apart = sum(not one.comparable for one in found)
+    found = [one for one in found if one.comparable]
     if not found:
-        return "nothing was compared"
+        return f"nothing was compared; workers too far apart in {apart} settings"
 
     def mean_of(name: str) -> float:
         return float(np.mean([abs(one.error_of(name)) for one in found]))
 
     errors = np.array([abs(one.error) for one in found])
-    return (
+    return (f"{apart} settings with workers too far apart; " if apart else "") + (
         f"{len(found)} settings: simulation median {np.median(errors):.2%}, worst {errors.max():.2%}, mean "
         f"{errors.mean():.2%}; mean of Cynthia {mean_of('cynthia'):.2%}, of the closed network "
         f"{mean_of('closed_network'):.2%}, of the bound {mean_of('bound'):.2%}"

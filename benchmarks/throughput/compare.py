@@ -1,5 +1,6 @@
 """A measured run beside what one worker's profile predicts for it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -31,22 +32,33 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction against the mean of the repetitions."""
-        return self.predicted / float(np.mean(self.measured)) - 1
+        """Relative error of the prediction against the mean of the repetitions; nan where there is none."""
+        return self.error_of("predicted")
+
+    @property
+    def comparable(self) -> bool:
+        """Whether all workers were past their warm-up before the first had ended, each time."""
+        return all(self.measured)
 
     def error_of(self, model: str) -> float:
         """Relative error of a coarser model."""
-        return float(getattr(self, model)) / float(np.mean(self.measured)) - 1
+        measured = float(np.mean(self.measured))
+        return float(getattr(self, model)) / measured - 1 if self.comparable else math.nan
 
     def as_row(self) -> dict[str, object]:
         """Return everything for JSON."""
-        return {**asdict(self), "error": self.error}
+        return {**asdict(self), "error": self.error if self.comparable else None}
 
 
 def measured_rate(ends_s: Sequence[Sequence[float]], skip: int) -> float:
-    """Return steps per second between the last worker's warm-up and the first worker's end."""
+    """Return steps per second between the last worker's warm-up and the first worker's end.
+
+    0 if one has ended before another is past its warm-up: then nothing can be compared.
+    """
     start = max(ends[skip - 1] for ends in ends_s)
     end = min(ends[-1] for ends in ends_s)
+    if end <= start:
+        return 0.0
     return sum(start < moment <= end for ends in ends_s for moment in ends) / (end - start)
 
 

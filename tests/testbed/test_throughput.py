@@ -90,3 +90,4 @@ def test_shapes_keep_their_totals() -> None:
 def test_rates_are_measured_between_warm_up_and_the_first_end() -> None:
     """Two workers: steps in (2, 6] s, of which there are 4 and 2."""
     assert measured_rate([[1, 2, 3, 4, 5, 6], [2, 4, 6, 8]], 1) == pytest.approx(6 / 4)
+    assert measured_rate([[1, 2, 3], [4, 8, 12]], 1) == 0  # one has ended before the other is warm
