@@ -1,5 +1,6 @@
 """The OpenAPI document against the service: schemathesis sends what the document allows, and more."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ def test_answers_are_those_of_the_document(tmp_path: Path) -> None:
     """No answer of 5xx, and none that the document does not describe, whatever is sent."""
     with ServiceProcess(tmp_path, solve_timeout_s=10) as service:
         document = schemathesis.openapi.from_url(f"{service.url}/openapi.json")
+        while service.http.get("/readyz").status_code != 200:
+            time.sleep(0.1)  # not ready is a 503, and not what is asked about here
         operations = [result.ok() for result in document.get_all_operations() if isinstance(result, Ok)]
         assert len(operations) >= 22
 
