@@ -49,7 +49,7 @@ class Metrics:
         )
         self._turns = Histogram(
             "pace_turn_wait_seconds",
-            "Time that a body or a computation waited for a process",
+            "Time that a body or a computation waited for a process, a request for the database or the event loop",
             ["work"],
             buckets=_LATENCIES_S,
             registry=self.registry,

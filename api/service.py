@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import structlog
 
 from pace.api.access import AccessControl
-from pace.api.body_room import BodyRoom
 from pace.api.errors import QuotaExceeded, Refused, StorageTimeout
+from pace.api.fairness.body_room import BodyRoom
+from pace.api.fairness.fair_turns import FairTurns
 from pace.api.metrics import Metrics
 from pace.api.object_location import ObjectLocation
 from pace.api.received import AnyReceivedTask, ReceivedProfile
@@ -37,7 +38,6 @@ from pace.api.tasks.state import Submitted, TaskStatus
 from pace.api.tasks.watches import Watches
 from pace.api.tracing import Spans
 from pace.api.workers.body_reader import BodyReader
-from pace.api.workers.fair_turns import FairTurns
 from pace.api.workers.functions import ReadLimits
 from pace.api.workers.pool import WorkerPool
 from pace.client.documents import ProfileSummary
@@ -51,6 +51,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NUM_COMPUTERS = 2
+# Requests that are put into the database at once: SQLite has one writing transaction at a time anyway.
+_NUM_ACCEPTED_SQLITE, _NUM_ACCEPTED = 1, 8
+_MOST_ACCEPTING = 4000
 _SWEEP_EVERY_S = 3600.0
 _COUNT_TIMEOUT_S = 1.0
 # When in the drain those who wait are let go: they still get their answers.
@@ -132,6 +135,13 @@ class Service:
             lease_s=settings.lease_s,
             watches=Watches(self.tasks, self.database_threads),
             documents=self.documents,
+        )
+        self._accept_turns = FairTurns(
+            "requests",
+            _NUM_ACCEPTED_SQLITE if self.database.is_sqlite else _NUM_ACCEPTED,
+            _MOST_ACCEPTING,
+            tenants.weight,
+            metrics.turn_observer("acceptance"),
         )
         self._num_queued = math.nan
         self._queued_by_kind: dict[str, float] = {}
@@ -283,7 +293,8 @@ class Service:
     async def _accept(self, tenant: str, received: AnyReceivedTask) -> Submitted:
         placed = await self.documents.move(tenant, received, self.database_threads)
         try:
-            submitted = await self._queue(tenant, placed)
+            async with self._accept_turns.turn(tenant):
+                submitted = await self._queue(tenant, placed)
         except Refused:
             # It was refused before anything was stored.
             await self.documents.discard(placed)

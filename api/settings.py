@@ -16,8 +16,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from pace.api.fairness.tenants import TenantLimits, Tenants, read_entries
 from pace.api.object_location import ObjectLocation
-from pace.api.tenants import TenantLimits, Tenants, read_entries
 from pace.errors import InvalidOptions
 
 Count = Annotated[int, Field(ge=1)]

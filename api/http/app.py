@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from pace.api.fairness.loop_shares import LoopShares
 from pace.api.http import docs_page, web_page
 from pace.api.http.docs_page import add_docs
 from pace.api.http.fast_path import Application, answer_frequent
@@ -97,13 +98,18 @@ def create_app(settings: Settings) -> Application:
         app.add_exception_handler(kind, _answer_error)
     allowed: dict[str, Any] = {"allowed": settings.allowed_host_names, "loopback": not settings.needs_keys}
     app.add_middleware(HostCheck, **allowed)
+    # Without keys there is one tenant.
+    shares = None
+    if settings.needs_keys:
+        shares = LoopShares(settings.tenants, metrics.turn_observer("event loop"))
+    app.state.loop_shares = shares
     policies = {docs_page.PATH: add_docs(app), web_page.PATH: add_page(app)}
-    app.add_middleware(Envelope, metrics=metrics, policies=policies)
+    app.add_middleware(Envelope, metrics=metrics, policies=policies, shares=shares)
     describe(app)
     spans = trace(app)
     if not spans.wanted:
         # Spans are made by the framework's layers.
-        app.fast = Envelope(HostCheck(answer_frequent, **allowed), metrics, {})
+        app.fast = Envelope(HostCheck(answer_frequent, **allowed), metrics, {}, shares)
     return app
 
 

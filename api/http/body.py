@@ -7,8 +7,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from pace.api.body_room import HeldBody
 from pace.api.errors import BodyTimeout, ContentTooLarge, InvalidRequest, UnsupportedMediaType
+from pace.api.fairness.body_room import HeldBody
 from pace.api.service import Service
 from pace.api.spool import IN_MEMORY_BYTES, BodySpool
 from pace.api.workers.body_reader import Received

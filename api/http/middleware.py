@@ -7,10 +7,12 @@ import time
 from collections.abc import Mapping
 
 import structlog
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pace.api.errors import ServiceStopping
+from pace.api.fairness.loop_shares import LoopShares
 from pace.api.http.answers import problem_response
 from pace.api.http.fast_path import ROUTE_KEY
 from pace.api.http.headers import header
@@ -19,6 +21,9 @@ from pace.api.problems import headers_of, problem_of
 from pace.errors import PaceError
 
 log = structlog.get_logger(__name__)
+
+# In metrics and in the log: as reverse proxies write it.
+CLIENT_GONE = 499
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _SAFE_HEADERS = [
@@ -38,10 +43,19 @@ class Envelope:
     ----------
     policies
         Content security policies of the pages, by their paths; everything else may load nothing.
+    shares
+        Counts what each request takes of the event loop; None where there is one tenant.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, policies: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        policies: Mapping[str, str],
+        shares: LoopShares | None = None,
+    ) -> None:
         self.app = app
+        self._shares = shares
         self._policies = {
             path: (b"content-security-policy", policy.encode()) for path, policy in policies.items()
         }
@@ -77,7 +91,8 @@ class Envelope:
             await send(message)
 
         try:
-            await self.app(scope, receive, send_wrapped)
+            handled = self.app(scope, receive, send_wrapped)
+            await (handled if self._shares is None else self._shares.measure(scope, handled))
         except asyncio.CancelledError:
             # The server gives up what outlasts the drain, and would answer in words of its own.
             if not status:
@@ -85,6 +100,9 @@ class Envelope:
                 await error_response(stopping, scope)(scope, receive, send_wrapped)
         except PaceError as error:
             await error_response(error, scope)(scope, receive, send_wrapped)
+        except ClientDisconnect:
+            # Its own affair, and nobody is there to be answered.
+            status = status or CLIENT_GONE
         except Exception as error:
             log.exception("request-failed", method=scope["method"], path=scope["path"])
             if status:

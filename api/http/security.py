@@ -28,6 +28,8 @@ async def admit_request(request: Request, service: Service, token: str | None, s
         if audits:
             audit_denial(request.method, request.url.path, client, str(error))
         raise
+    if (shares := request.app.state.loop_shares) is not None:
+        await shares.turn(request.scope, principal.tenant)
     if audits and request.method in ("GET", "HEAD"):
         audit("read", principal, path=request.url.path)
     return principal

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select
 
 from pace.api.errors import QuotaExceeded
+from pace.api.fairness.tenants import Tenants
 from pace.api.storage.database import Database
 from pace.api.storage.records import (
     FabricRunRecord,
@@ -18,7 +19,6 @@ from pace.api.storage.records import (
     TaskRecord,
     WhatIfRecord,
 )
-from pace.api.tenants import Tenants
 
 _TRUSTED_S = 10.0
 _REFUSED_AGAIN_S = 0.5

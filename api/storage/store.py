@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 
 from pace.api.errors import InUse
+from pace.api.fairness.tenants import Tenants
 from pace.api.received import ReceivedProfile, ReceivedRequest, document_bytes
 from pace.api.storage.database import Database, Upsert
 from pace.api.storage.objects import StoredDocument
@@ -36,7 +37,6 @@ from pace.api.storage.records import (
     TaskRecord,
     WhatIfRecord,
 )
-from pace.api.tenants import Tenants
 from pace.client.documents import (
     ProfilePage,
     ProfileSummary,

@@ -309,6 +309,7 @@ class Dispatcher:
             task.options,
             timeout_s=self._timeout_s,
             progress=self._progress_of(task) if kind.tells_progress else None,
+            gives_way=task.large or not kind.keeps_place,
         )
         return document
 

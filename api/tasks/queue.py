@@ -15,6 +15,8 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
 from pace.api.errors import ResultDeleted, TaskCancelled, WorkerDied
+from pace.api.fairness.task_shares import TaskShares
+from pace.api.fairness.tenants import Tenants
 from pace.api.problems import problem_of
 from pace.api.received import AnyReceivedTask
 from pace.api.storage.database import Database, Upsert
@@ -23,12 +25,10 @@ from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import SolutionRecord, TaskRecord
 from pace.api.tasks.acceptance import Acceptance
 from pace.api.tasks.kinds import KINDS
-from pace.api.tasks.shares import TaskShares
 from pace.api.tasks.solve_size import is_small_solve
 from pace.api.tasks.state import LIVE, ClaimedTask, Submitted, TaskStatus
 from pace.api.tasks.task_room import TaskRoom
 from pace.api.tasks.task_views import count_live, find_status, list_statuses
-from pace.api.tenants import Tenants
 from pace.errors import PaceError
 
 

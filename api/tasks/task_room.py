@@ -3,10 +3,10 @@
 from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from pace.api.errors import ContentTooLarge, QueueFull
+from pace.api.fairness.tenants import Tenants
 from pace.api.received import AnyReceivedTask, document_bytes
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import IS_LIVE, TaskRecord
-from pace.api.tenants import Tenants
 
 # Kinds whose steps are simulations.
 _OF_CELLS = ("what-if", "prediction")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar, cast
 
+from pace.api.fairness.fair_turns import FairTurns
 from pace.api.received import (
     AnyReceivedTask,
     ReceivedFabricRun,
@@ -17,7 +18,6 @@ from pace.api.received import (
     ReceivedWhatIf,
 )
 from pace.api.spool import ArrivedBody
-from pace.api.workers.fair_turns import FairTurns
 from pace.api.workers.functions import ReadLimits, read_file
 from pace.api.workers.pool import WorkerPool
 
@@ -112,9 +112,17 @@ class BodyReader:
     ) -> AnyReceived:
         call = (function,) if isinstance(body.content, bytes) else (read_file, function)
         # Compressed ones may be large inside.
-        async with self._turns.turn(tenant, large=gzipped or body.size_bytes > _LARGE_BYTES):
+        large = gzipped or body.size_bytes > _LARGE_BYTES
+        async with self._turns.turn(tenant, large=large):
             received: AnyReceived = await self._readers.run(
-                *call, body.content, gzipped, self._limits, *arguments, timeout_s=self._timeout_s, attempts=3
+                *call,
+                body.content,
+                gzipped,
+                self._limits,
+                *arguments,
+                timeout_s=self._timeout_s,
+                gives_way=large,
+                attempts=3,
             )
             return received
 

@@ -223,6 +223,7 @@ class DaskExecutor:
         *arguments: Any,
         timeout_s: float,
         progress: Progress | None = None,
+        gives_way: bool = False,  # noqa: ARG002  # the cluster's cores are not those that answer
     ) -> Any:
         """Call a function on the cluster and return what it returns; see ``Executor.run``."""
         document, options = arguments

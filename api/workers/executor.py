@@ -29,11 +29,14 @@ class Executor(Protocol):
         *arguments: Any,
         timeout_s: float,
         progress: Progress | None = None,
+        gives_way: bool = False,
     ) -> Any:
         """Call a function and return what it returns; what is cancelled here is ended there.
 
         Parameters
         ----------
+        gives_way
+            Long work: where cores are short, whatever else this service does comes first.
         progress
             If given, the function gets a further argument, by which it tells how far it is; this is
             called with that, from any thread.

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +34,8 @@ _FORKS.set_forkserver_preload(["__main__", "pace.api.workers.preloaded"])
 _START_TIMEOUT_S = 120.0
 _LOOK_EVERY_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+# A tenth of the weight of what is not nice, where both want the same core.
+_NICE = 10
 
 
 class WorkerPool:
@@ -101,13 +104,14 @@ class WorkerPool:
         *arguments: Any,
         timeout_s: float,
         progress: Progress | None = None,
+        gives_way: bool = False,
         attempts: int = 1,
     ) -> Any:
-        """WorkerCall a function in a worker process and return what it returns; see ``Executor.run``.
+        """Call a function in a worker process and return what it returns; see ``Executor.run``.
 
         If the process dies, another one is tried, up to so many `attempts`.
         """
-        call = WorkerCall(function, arguments, timeout_s, progress)
+        call = WorkerCall(function, arguments, timeout_s, progress, gives_way)
         self.waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self.call, call, attempts)
@@ -153,8 +157,9 @@ class WorkerCall:
         arguments: tuple[Any, ...],
         timeout_s: float,
         progress: Progress | None,
+        gives_way: bool = False,
     ) -> None:
-        self.request = (function, arguments, progress is not None)
+        self.request = (function, arguments, progress is not None, gives_way)
         self.timeout_s = timeout_s
         self.progress = progress
         self.cancelled = False
@@ -349,17 +354,28 @@ def _work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callab
     connection.send("ready")
     while True:
         try:
-            function, arguments, tells = connection.recv()
+            function, arguments, tells, gives_way = connection.recv()
         except (EOFError, OSError):
             return
         if tells:
             arguments = (*arguments, lambda value: connection.send(("progress", value)))
         try:
-            answer: tuple[str, Any] = ("returned", function(*arguments))
+            call = _call_giving_way if gives_way and sys.platform == "linux" else _call
+            answer: tuple[str, Any] = ("returned", call(function, arguments))
         except Exception as error:  # the task's, whatever it is: the caller is told
             answer = ("raised", _sendable(error))
         connection.send(answer)
         del function, arguments, answer
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    return function(*arguments)
+
+
+def _call_giving_way(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    # In a thread of its own: a priority that was lowered stays so, and Linux has one for each thread.
+    with ThreadPoolExecutor(1, initializer=os.nice, initargs=(_NICE,)) as thread:
+        return thread.submit(function, *arguments).result()
 
 
 def _sendable(error: Exception) -> PaceError:

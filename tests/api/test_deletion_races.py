@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import delete, event, select, text, update
 
 from pace.api.errors import InUse, InvalidRequest
+from pace.api.fairness.tenants import Tenants
 from pace.api.received import ReceivedRequest
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
@@ -22,7 +23,6 @@ from pace.api.storage.records import ProfileRecord, ScheduleRecord, SolutionReco
 from pace.api.storage.retention import prune
 from pace.api.storage.store import ResourceStore, schedule_id
 from pace.api.tasks.queue import TaskQueue
-from pace.api.tenants import Tenants
 from pace.api.workers.functions import ReadLimits, read_request, solve
 from tests.api.postgresql import PostgresqlServer
 from tests.api.profiles import layered_profile

@@ -1,24 +1,28 @@
 """Turns at worker processes: a tenant that sends much waits for itself, not others for it."""
 
 import asyncio
+import contextlib
 import json
+import os
 import select
 import socket
+import sys
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from pace.api.body_room import BodyRoom
-from pace.api.errors import QueueFull
+from pace.api.errors import LimitExceeded, QueueFull
+from pace.api.fairness.body_room import BodyRoom
+from pace.api.fairness.fair_turns import FairTurns
+from pace.api.fairness.tenants import TenantLimits, Tenants
 from pace.api.spool import ArrivedBody
-from pace.api.tenants import TenantLimits, Tenants
 from pace.api.workers.body_reader import BodyReader
-from pace.api.workers.fair_turns import FairTurns
 from pace.api.workers.functions import ReadLimits, read_profile
 from pace.api.workers.pool import WorkerPool
 from tests.api.process import ServiceProcess
@@ -174,6 +178,43 @@ def test_nobody_profits_from_what_another_tenant_sent() -> None:
         pool.close()
 
 
+def _niceness(*_: object) -> int:
+    # Of the thread that calls it, on Linux.
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def _read_niceness(*_: object) -> Any:
+    return SimpleNamespace(document=b"", niceness=_niceness())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+def test_long_work_gives_way_and_what_follows_does_not() -> None:
+    """A process lowers its priority for one piece of work; large and compressed bodies are such."""
+    pool = WorkerPool("the test", 1, 2**32)
+    limits = ReadLimits(max_bytes=10**6, max_ops=100, max_gradients=100, max_cells=100)
+    reader = BodyReader(pool, limits, max_waiting=10, timeout_s=250, memory_bytes=10**6)
+
+    async def run() -> None:
+        usual = await pool.run(_niceness, timeout_s=250)
+        found = [await pool.run(_niceness, timeout_s=250, gives_way=turn % 2 == 0) for turn in range(4)]
+        for body, gzipped in ((b"small", False), (b"small", True), (b" " * 2**21, False)):
+            read = await reader.read(_read_niceness, ArrivedBody.of(body), gzipped, "one")
+            found.append(read.niceness)
+        with pytest.raises(LimitExceeded):
+            await pool.run(_run_out_of_memory, timeout_s=250, gives_way=True)
+        nice = min(19, usual + 10)
+        assert found == [nice, usual, nice, usual, usual, nice, nice]
+
+    try:
+        asyncio.run(run())
+    finally:
+        pool.close()
+
+
+def _run_out_of_memory() -> None:
+    raise MemoryError
+
+
 def test_bodies_under_way_are_bounded() -> None:
     """In total and for each tenant; one body goes in any case, and what has ended counts no more."""
     room = BodyRoom(100, Tenants(TenantLimits(max_bodies_bytes=50)))
@@ -220,8 +261,20 @@ def test_unfinished_bodies_of_one_tenant_leave_room_for_another(tmp_path: Path) 
         assert modest.http.post("/v1/profiles", json=layered_profile(500)).status_code == 201
 
 
+def _thread_niceness(service: ServiceProcess) -> list[int]:
+    found = []
+    for worker in service.workers():
+        for thread in worker.threads():
+            with contextlib.suppress(OSError):
+                found.append(os.getpriority(os.PRIO_PROCESS, thread.id))
+    return found
+
+
 def test_large_solves_do_not_hold_up_small_ones(tmp_path: Path) -> None:
-    """Of more long solves than solvers, all but one wait while another tenant's small one is answered."""
+    """Of more long solves than solvers, all but one wait while another tenant's small one is answered.
+
+    Long ones leave the cores to the rest of the service.
+    """
     with (
         ServiceProcess(tmp_path, auth="required", solver_processes=2) as service,
         service.tenant() as greedy,
@@ -239,6 +292,9 @@ def test_large_solves_do_not_hold_up_small_ones(tmp_path: Path) -> None:
         assert modest.post_schedule(layered_profile(3)).status_code == 201
         paths = [f"/v1/tasks/{task['id']}" for task in tasks]
         states = [greedy.http.get(path).json()["state"] for path in paths]
+        nice = min(19, os.getpriority(os.PRIO_PROCESS, service.pid) + 10)
+        while not any(niceness >= nice for niceness in _thread_niceness(service)):
+            pass
         for path in paths:
             greedy.http.delete(path)
     assert states == ["running", "queued", "queued"]

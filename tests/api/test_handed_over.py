@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
+from pace.api.fairness.tenants import Tenants
 from pace.api.http.answers import AnswerCache, PreparedAnswer
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
@@ -18,7 +19,6 @@ from pace.api.storage.threads import DatabaseThreads
 from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.state import TaskStatus
 from pace.api.tasks.watches import Watches
-from pace.api.tenants import Tenants
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
 from tests.api.test_tasks import _request

@@ -4,11 +4,13 @@ import contextlib
 import json
 import platform
 import re
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from pace.api.errors import WorkerFailed
@@ -114,6 +116,18 @@ def test_invented_methods_share_one_label(service: Caller) -> None:
     methods = {dict(labels).get("method") for _, labels in _samples(service)}
     assert "other" in methods
     assert not [method for method in methods if method is not None and method.startswith("INVENTED")]
+
+
+def test_a_client_that_goes_away_is_no_error_of_the_service(own_service: ServiceProcess) -> None:
+    """One that breaks off in the middle of its body is counted as that, without a traceback."""
+    address = httpx.URL(own_service.url)
+    head = "POST /v1/schedules HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((address.host, address.port or 0), timeout=30) as client:
+        client.sendall(f"{head}Content-Length: 100000\r\n\r\n".encode() + b" " * 50_000)
+    assert [entry["status"] for entry in own_service.events("request", 1)] == [499]
+    assert not own_service.events("request-failed")
+    gone = (("method", "POST"), ("route", "/v1/schedules"), ("status", "499"))
+    assert _samples(own_service)["pace_request_seconds_count", gone] == 1
 
 
 def test_an_answer_carries_nothing_of_the_one_before(service: Caller) -> None:

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from pace.api.body_room import BodyRoom
 from pace.api.errors import ContentTooLarge, QueueFull, QuotaExceeded
+from pace.api.fairness.body_room import BodyRoom
+from pace.api.fairness.fair_turns import FairTurns
+from pace.api.fairness.task_shares import TaskShares
+from pace.api.fairness.tenants import TenantLimits, Tenants
 from pace.api.settings import Settings, load_settings
 from pace.api.storage.database import Database
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.quota import ROW_BYTES, StorageQuota, stored_bytes
 from pace.api.storage.store import ResourceStore
 from pace.api.tasks.queue import TaskQueue
-from pace.api.tasks.shares import TaskShares
-from pace.api.tenants import TenantLimits, Tenants
-from pace.api.workers.fair_turns import FairTurns
 from pace.api.workers.functions import ReadLimits, read_profile, read_request, read_what_if
 from pace.errors import InvalidOptions
 from tests.api.process import ServiceProcess

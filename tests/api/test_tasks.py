@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import delete, select
 
 from pace.api.errors import InUse, QueueFull
+from pace.api.fairness.tenants import TenantLimits, Tenants
 from pace.api.received import ReceivedRequest
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
@@ -16,7 +17,6 @@ from pace.api.storage.records import ProfileRecord, ScheduleRecord, TaskRecord
 from pace.api.storage.store import ResourceStore
 from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.solve_size import MOST_GRADIENTS, is_small, is_small_solve
-from pace.api.tenants import TenantLimits, Tenants
 from pace.api.workers.functions import ReadLimits, read_request, solve
 from tests.api.profiles import layered_profile
 

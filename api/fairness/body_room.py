@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
 from pace.api.errors import QueueFull
-from pace.api.tenants import Tenants
+from pace.api.fairness.tenants import Tenants
 
 _BULK_PAUSES = 2.0
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from pace.api.tenants import Tenants
+from pace.api.fairness.tenants import Tenants
 
 _HALF_LIFE_S = 300.0
 _FORGOTTEN_S = 1e-3

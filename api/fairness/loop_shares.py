@@ -1,0 +1,147 @@
+"""Shares of the event loop: where it is short, requests of the tenant that takes most of it wait.
+
+One thread answers everybody. A tenant that sends requests without end, each of them cheap, would have a
+piece of work in every turn of the loop, and others' requests need a dozen turns each. So what each tenant's
+requests take of the loop is measured. While it is more than half busy and several tenants ask, the next
+requests of the one that takes the most begin one at a time, as the loop becomes free. Who is alone never
+waits.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+from pace.api.fairness.tenants import Tenants
+
+# Busy half of the time, a loop keeps who arrives waiting for half a request more in the mean (M/D/1).
+_MOST_BUSY = 0.5
+# What is this long past counts 1/e.
+_MEMORY_S = 0.25
+_MOST_TENANTS = 10_000
+_FORGOTTEN = 1e-6
+_TICK_S = 1e-4
+_METER = "pace.meter"
+
+Scope = MutableMapping[str, Any]
+
+
+class LoopShares:
+    """How much of the event loop's time each tenant's requests took lately.
+
+    Parameters
+    ----------
+    tenants
+        Their weights: a tenant of weight 3 takes as much as three of weight 1.
+    observe
+        Is told how many seconds each request waited that had to.
+    now
+        A clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        tenants: Tenants,
+        observe: Callable[[float], None] = lambda _: None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._tenants = tenants
+        self._observe = observe
+        self._now = now
+        # Seconds at `_since_s`: all fade alike, so later ones are scaled up instead.
+        self._used: dict[str, float] = {}
+        self._total = 0.0
+        self._since_s = now()
+        # The mean of a tenant's requests: charged when one begins, put right when it ends.
+        self._typical_s: dict[str, float] = {}
+        self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def turn(self, scope: Scope, tenant: str) -> None:
+        """Wait until a request of a tenant may go on; what it takes is the tenant's from now on."""
+        if tenant in self._queues or self._pause_s(tenant) > 0:
+            began_s = self._now()
+            queue = self._queues.setdefault(tenant, asyncio.Lock())
+            async with queue:
+                while (pause_s := self._pause_s(tenant)) > 0:
+                    await asyncio.sleep(pause_s)
+                self._begin(scope, tenant)
+            self._observe(self._now() - began_s)
+        else:
+            self._begin(scope, tenant)
+
+    def _begin(self, scope: Scope, tenant: str) -> None:
+        meter = scope.get(_METER)
+        if meter is not None:
+            meter.tenant, meter.expected_s = tenant, self._typical_s.get(tenant, 0.0)
+            self._charge(tenant, meter.expected_s)
+
+    async def measure(self, scope: Scope, handled: Awaitable[None]) -> None:
+        """Await what handles a request, and count the time that it takes of the loop."""
+        meter = scope[_METER] = _Meter(handled)
+        try:
+            await meter
+        finally:
+            if meter.tenant is not None:
+                self._count(meter.tenant, meter.seconds, meter.expected_s)
+
+    def _count(self, tenant: str, seconds: float, expected_s: float) -> None:
+        self._charge(tenant, seconds - expected_s)
+        typical_s = self._typical_s.get(tenant, seconds)
+        if len(self._typical_s) > _MOST_TENANTS:
+            self._typical_s.clear()
+        self._typical_s[tenant] = typical_s + (seconds - typical_s) / 8
+
+    def _charge(self, tenant: str, seconds: float) -> None:
+        passed_s = self._now() - self._since_s
+        if passed_s > _MEMORY_S * math.log(1 / _FORGOTTEN):
+            self._rescale(passed_s)
+            passed_s = 0.0
+        scaled = seconds * math.exp(passed_s / _MEMORY_S)
+        self._used[tenant] = self._used.get(tenant, 0.0) + scaled
+        self._total += scaled
+
+    def _rescale(self, passed_s: float) -> None:
+        fade = math.exp(-passed_s / _MEMORY_S)
+        self._used = {name: left for name, used in self._used.items() if (left := used * fade) > _FORGOTTEN}
+        self._total = sum(self._used.values())
+        self._since_s += passed_s
+
+    def _pause_s(self, tenant: str) -> float:
+        """How long a tenant's next request has to wait yet: until the loop is half free."""
+        if len(self._used) < 2:
+            return 0.0
+        busy = self._total / _MEMORY_S * math.exp((self._since_s - self._now()) / _MEMORY_S)
+        if busy <= _MOST_BUSY or self._weighted(tenant) < max(map(self._weighted, self._used)):
+            return 0.0
+        return _MEMORY_S * math.log(busy / _MOST_BUSY) + _TICK_S
+
+    def _weighted(self, tenant: str) -> float:
+        return self._used.get(tenant, 0.0) / self._tenants.weight(tenant)
+
+
+class _Meter:
+    """Awaits what handles a request, and counts the seconds in which that has the loop."""
+
+    def __init__(self, handled: Awaitable[None]) -> None:
+        self._handled: Any = handled.__await__()
+        self.seconds = 0.0
+        self.tenant: str | None = None
+        self.expected_s = 0.0
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        step, argument = self._handled.send, None
+        while True:
+            began_s = time.perf_counter()
+            try:
+                awaited = step(argument)
+            except StopIteration:
+                return
+            finally:
+                self.seconds += time.perf_counter() - began_s
+            try:
+                argument = yield awaited
+                step = self._handled.send
+            except BaseException as error:  # a cancellation, mostly: for the coroutine
+                step, argument = self._handled.throw, error

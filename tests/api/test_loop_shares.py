@@ -1,0 +1,178 @@
+"""Shares of the event loop: who takes most of it waits, and only where others ask."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from pace.api.fairness.loop_shares import LoopShares
+from pace.api.fairness.tenants import TenantLimits, Tenants
+
+
+class Loop:
+    """Requests of known length, by a clock that only they and what waits move."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tenants: Tenants | None = None) -> None:
+        self.now_s = 100.0
+        self.waits_s: list[float] = []
+        self.began: list[str] = []
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now_s)
+        monkeypatch.setattr(asyncio, "sleep", self._sleep)
+        self.shares = LoopShares(tenants or Tenants(), self.waits_s.append, lambda: self.now_s)
+
+    async def request(self, tenant: str, seconds: float) -> None:
+        """Handle a request that takes so long of the loop."""
+        scope: dict[str, Any] = {}
+
+        async def handle() -> None:
+            await self.shares.turn(scope, tenant)
+            self.began.append(tenant)
+            self.now_s += seconds
+
+        await self.shares.measure(scope, handle())
+
+    async def _sleep(self, seconds: float) -> None:
+        # Time passes while nobody has the loop.
+        event_loop = asyncio.get_running_loop()
+        woken = event_loop.create_future()
+        until_s = self.now_s + seconds
+
+        def wake() -> None:
+            self.now_s = max(self.now_s, until_s)
+            woken.set_result(None)
+
+        event_loop.call_soon(wake)
+        await woken
+
+
+def test_who_is_alone_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the loop is."""
+    loop = Loop(monkeypatch)
+
+    async def run() -> None:
+        for _ in range(200):
+            await loop.request("one", 0.02)
+
+    asyncio.run(run())
+    assert loop.waits_s == []
+
+
+def test_the_one_that_takes_most_waits_until_the_loop_is_half_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two, one sends all it can and the other a little, which never waits."""
+    loop = Loop(monkeypatch)
+    used = {"greedy": 0.0, "modest": 0.0}
+
+    async def run() -> float:
+        began_s = loop.now_s
+        for turn in range(2000):
+            await loop.request("greedy", 0.002)
+            used["greedy"] += 0.002
+            if turn % 10 == 0:
+                num_waits = len(loop.waits_s)
+                await loop.request("modest", 0.001)
+                used["modest"] += 0.001
+                assert len(loop.waits_s) == num_waits
+        return loop.now_s - began_s
+
+    seconds = asyncio.run(run())
+    assert len(loop.waits_s) > 1000
+    assert 0.45 < sum(used.values()) / seconds < 0.52
+
+
+def test_half_of_the_loop_is_anybodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits while the loop is less busy than that."""
+    loop = Loop(monkeypatch)
+
+    async def run() -> None:
+        for _ in range(500):
+            for tenant in ("one", "other"):
+                await loop.request(tenant, 0.002)
+                loop.now_s += 0.003
+
+    asyncio.run(run())
+    assert loop.waits_s == []
+
+
+def test_weights_say_who_takes_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal use, the tenant of less weight waits; of equal weights the one that used more."""
+    loop = Loop(monkeypatch, Tenants(named={"heavy": TenantLimits(weight=4.0)}))
+
+    async def run() -> None:
+        for _ in range(50):
+            await loop.request("heavy", 0.004)
+            await loop.request("light", 0.002)
+
+    asyncio.run(run())
+    assert loop.waits_s
+    loop.waits_s.clear()
+
+    async def heavy() -> None:
+        await loop.request("heavy", 0.001)
+
+    asyncio.run(heavy())
+    assert loop.waits_s == []
+
+
+def test_those_that_wait_begin_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request counts from its begin with what such requests usually take: a crowd is not let in at once."""
+    loop = Loop(monkeypatch)
+    starts_s: list[float] = []
+
+    async def one(tenant: str) -> None:
+        scope: dict[str, Any] = {}
+
+        async def handle() -> None:
+            await loop.shares.turn(scope, tenant)
+            starts_s.append(loop.now_s)
+            await asyncio.Event().wait() if tenant == "greedy" else None
+
+        await loop.shares.measure(scope, handle())
+
+    async def run() -> None:
+        for _ in range(100):
+            await loop.request("greedy", 0.01)
+        await loop.request("modest", 0.001)
+        crowd = [asyncio.create_task(one("greedy")) for _ in range(20)]
+        for _ in range(100):
+            await asyncio.get_running_loop().run_in_executor(None, int)
+        for task in crowd:
+            task.cancel()
+        ended = await asyncio.gather(*crowd, return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in ended)
+
+    asyncio.run(run())
+    assert len(starts_s) == 20
+    gaps = [later - earlier for earlier, later in pairwise(starts_s)]
+    assert min(gaps) > 0.01
+
+
+def test_what_is_thrown_into_a_request_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancellation can be caught by what handles the request, and errors reach the caller."""
+    loop = Loop(monkeypatch)
+    seen: list[str] = []
+
+    async def wait(handle: Callable[[], Awaitable[None]]) -> None:
+        await loop.shares.measure({}, handle())
+
+    async def patient() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+
+    async def failing() -> None:
+        raise ValueError("no")
+
+    async def run() -> None:
+        task = asyncio.create_task(wait(patient))
+        await asyncio.get_running_loop().run_in_executor(None, int)
+        task.cancel()
+        await task
+        with pytest.raises(ValueError, match="no"):
+            await wait(failing)
+
+    asyncio.run(run())
+    assert seen == ["cancelled"]
