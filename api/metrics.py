@@ -49,7 +49,7 @@ class Metrics:
         )
         self._turns = Histogram(
             "pace_turn_wait_seconds",
-            "Time that a body or a computation waited for a process, a request for the database or the event loop",
+            "Time that work waited for its turn: at a process, at the database, at the event loop",
             ["work"],
             buckets=_LATENCIES_S,
             registry=self.registry,
