@@ -23,7 +23,7 @@ SHARDS = 2
 REPLICAS = 2
 
 # Users shard a model block by block: so many blocks of about the same size, where gradients allow it.
-UNITS = 12
+UNITS = 24
 
 
 def unit_starts(stages: Sequence[StagePlan]) -> list[int]:
