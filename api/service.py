@@ -304,8 +304,8 @@ class Service:
         return replace(submitted, result=await self.documents.whole(submitted.result))
 
     async def _queue(self, tenant: str, received: AnyReceivedTask) -> Submitted:
-        with self.dispatcher.place(received.kind) as place:
-            self.dispatcher.work_ahead(place, tenant, received)
+        with self.dispatcher.places.keep(received.kind) as place:
+            self.dispatcher.places.work_ahead(place, tenant, received)
             submitted = await self.database_threads.run_to_the_end(
                 self.tasks.submit,
                 tenant,

@@ -3,8 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, ParamSpec
 
@@ -14,16 +13,14 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from pace.api.errors import ObjectsUnavailable, WorkerDied
 from pace.api.metrics import Metrics
 from pace.api.problems import problem_of
-from pace.api.received import AnyReceivedTask, ReceivedRequest
 from pace.api.storage.documents import DocumentPlaces
 from pace.api.tasks.kinds import KINDS
+from pace.api.tasks.places import TaskPlaces, WorkAhead, timed
 from pace.api.tasks.queue import TaskQueue
-from pace.api.tasks.solve_size import is_small
 from pace.api.tasks.state import ClaimedTask, TaskStatus
 from pace.api.tasks.watches import Watches
 from pace.api.tracing import Spans
 from pace.api.workers.executor import Executor
-from pace.api.workers.pool import WorkerPool
 from pace.client.documents import TaskKindName
 from pace.errors import PaceError
 
@@ -33,30 +30,6 @@ P = ParamSpec("P")
 
 _LONGEST_PAUSE_S = 5.0
 _RELEASE_TIMEOUT_S = 5.0
-
-
-@dataclass(slots=True, kw_only=True)
-class WorkerPlace:
-    """Whether there is a place for a task, and whether only a small one may take it.
-
-    `ahead` is work on the task that has begun already.
-    """
-
-    free: bool
-    small_only: bool
-    ahead: "WorkAhead | None" = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkAhead:
-    """Work on a tenant's request that is still being accepted.
-
-    `solving` returns the result and the seconds that it took; `started` is of the performance counter.
-    """
-
-    tenant: str
-    solving: asyncio.Task[tuple[bytes, float]]
-    started: float
 
 
 class Dispatcher:
@@ -97,14 +70,8 @@ class Dispatcher:
         self._queued = {kind: asyncio.Event() for kind in executors}
         # Whether something was queued since a look found nothing: only then a place that is free is news.
         self._may_wait = dict.fromkeys(executors, True)
-        # By kind; each is named after its task.
-        self._running: dict[TaskKindName, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
-        # Places that may be taken by a task that is just being accepted.
-        self._kept = dict.fromkeys(executors, 0)
-        # The same, of large tasks: where there are several places, one is for small ones.
-        self._kept_for_large = dict.fromkeys(executors, 0)
-        self._large: dict[TaskKindName, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
-        self._stopping = False
+        # Where a request may be claimed as it is accepted.
+        self.places = TaskPlaces(executors, tasks.shares, self._freed, timeout_s)
         self._loops: list[asyncio.Task[None]] = []
         self.watches = watches
         self._documents = documents
@@ -112,7 +79,7 @@ class Dispatcher:
     @property
     def num_running(self) -> int:
         """How many tasks this service process runs now."""
-        return sum(map(len, self._running.values()))
+        return len(self.places.running())
 
     def start(self) -> None:
         """Begin to claim tasks."""
@@ -124,85 +91,25 @@ class Dispatcher:
         self._may_wait[kind] = True
         self._queued[kind].set()
 
-    @contextlib.contextmanager
-    def place(self, kind: TaskKindName) -> Iterator[WorkerPlace]:
-        """Keep a place for a task that may be claimed inside; yields whether there is one."""
-        place = WorkerPlace(free=False, small_only=False) if self._stopping else self._place(kind)
-        for_large = place.free and not place.small_only
-        self._kept[kind] += place.free
-        self._kept_for_large[kind] += for_large
-        try:
-            yield place
-        finally:
-            self._kept_for_large[kind] -= for_large
-            if place.ahead is None:
-                self._kept[kind] -= place.free
-            else:
-                ahead = place.ahead
-                ahead.solving.add_done_callback(lambda _: self._discard(kind, ahead))
-
-    def _discard(self, kind: TaskKindName, ahead: WorkAhead) -> None:
-        """Let go of work that nobody took over, and of its place."""
-        if not ahead.solving.cancelled():
-            ahead.solving.exception()  # seen: nobody waits for it
-        self._tasks.shares.charge(ahead.tenant, time.perf_counter() - ahead.started)
-        self._kept[kind] -= 1
-        self._queued[kind].set()
-
-    def work_ahead(self, place: WorkerPlace, tenant: str, received: AnyReceivedTask) -> None:
-        """Begin to work on a request before it is accepted, if that is likely, cheap and in nobody's way.
-
-        It is a small solve that this process has not seen before, and nothing else is solved meanwhile. If
-        the request is refused, or answered from what is stored, the work was for nothing: the tenant's share
-        pays for it all the same.
-        """
-        if not place.free or not isinstance(received, ReceivedRequest) or received.is_repeated:
-            return
-        profile, kind = received.profile, received.kind
-        executor = self._executors[kind]
-        if (
-            profile is None
-            or profile.object_key is not None
-            or not isinstance(executor, WorkerPool)
-            or self._running[kind]
-            or self._kept[kind] > 1
-            or not is_small(profile.num_ops, profile.num_gradients, received.options)
-        ):
-            return
-        work = executor.run(
-            KINDS[kind].function, profile.document, received.options, timeout_s=self._timeout_s
-        )
-        solving = asyncio.create_task(_timed(work))
-        place.ahead = WorkAhead(tenant=tenant, solving=solving, started=time.perf_counter())
-
-    def _place(self, kind: TaskKindName) -> WorkerPlace:
-        size = self._executors[kind].size
-        num_taken = len(self._running[kind]) + self._kept[kind]
-        num_large = len(self._large[kind]) + self._kept_for_large[kind]
-        small_only = KINDS[kind].keeps_place and num_large >= max(1, size - 1)
-        return WorkerPlace(free=num_taken < size, small_only=small_only)
-
     def begin(self, task: ClaimedTask, ahead: WorkAhead | None = None) -> None:
         """Do a task that was claimed, or end what was begun ahead."""
         started = asyncio.create_task(self._run(task, ahead), name=task.id)
-        self._running[task.kind].add(started)
-        if task.large:
-            self._large[task.kind].add(started)
+        self.places.take(task, started)
         started.add_done_callback(lambda done: self._ended(task.kind, done))
 
     def does(self, task_id: str) -> bool:
         """Whether a task runs here: those who watch it will be told how it ends."""
-        return any(running.get_name() == task_id for running in self._all_running())
+        return any(running.get_name() == task_id for running in self.places.running())
 
     def cancel(self, task_id: str) -> None:
         """End a cancelled task if it runs here: the process that works on it is killed."""
-        for running in self._all_running():
+        for running in self.places.running():
             if running.get_name() == task_id:
                 running.cancel()
 
     def stop_claiming(self) -> None:
         """Claim nothing more; what runs goes on."""
-        self._stopping = True
+        self.places.close()
         for claim in self._loops[1:]:
             claim.cancel()
 
@@ -211,7 +118,7 @@ class Dispatcher:
         self.stop_claiming()
         renew, *claims = self._loops
         await asyncio.gather(*claims, return_exceptions=True)
-        running = self._all_running()
+        running = self.places.running()
         if running:
             await asyncio.wait(running, timeout=drain_s)
         for task in (renew, *running):
@@ -225,19 +132,16 @@ class Dispatcher:
             # The leases end by themselves.
             log.warning("release-failed", error=str(error) or "the database does not answer")
 
-    def _all_running(self) -> list[asyncio.Task[None]]:
-        return [task for running in self._running.values() for task in running]
-
     async def _claim_tasks(self, kind: TaskKindName) -> None:
         queued = self._queued[kind]
         pause_s = self._poll_s
         while True:
             queued.clear()
             task = None
-            place = self._place(kind)
+            place = self.places.find(kind)
             if place.free:
                 try:
-                    names = [task.get_name() for task in self._all_running()]
+                    names = [task.get_name() for task in self.places.running()]
                     # Those that were passed over wait still.
                     self._may_wait[kind] = place.small_only
                     task = await asyncio.to_thread(
@@ -256,9 +160,11 @@ class Dispatcher:
                 async with asyncio.timeout(pause_s):
                     await queued.wait()
 
+    def _freed(self, kind: TaskKindName) -> None:
+        self._queued[kind].set()
+
     def _ended(self, kind: TaskKindName, done: asyncio.Task[None]) -> None:
-        self._running[kind].discard(done)
-        self._large[kind].discard(done)
+        self.places.leave(kind, done)
         if self._may_wait[kind]:
             self._queued[kind].set()
         if not done.cancelled() and (error := done.exception()) is not None:
@@ -279,7 +185,7 @@ class Dispatcher:
                 task = await _persist(self._documents.fetch, task)
             about = {"pace.task.attempt": task.attempts, "pace.profile.gradients": task.num_gradients}
             with self._spans.of_task(task.id, kind.span, **about):
-                work = ahead.solving if ahead is not None else _timed(self._work(task))
+                work = ahead.solving if ahead is not None else timed(self._work(task))
                 document, seconds = await work
             ended: TaskStatus | None = await _persist(self._finish, task, document)
             if ended is not None:
@@ -336,7 +242,7 @@ class Dispatcher:
     async def _renew_leases(self) -> None:
         while True:
             await asyncio.sleep(self._renew_every_s)
-            running = [task.get_name() for task in self._all_running()]
+            running = [task.get_name() for task in self.places.running()]
             if running:
                 try:
                     for task_id in await asyncio.to_thread(self._tasks.renew, running):
@@ -344,11 +250,6 @@ class Dispatcher:
                 except Exception as error:
                     # As above; a lease that is not renewed in time is taken by another service.
                     log.warning("renew-failed", error=str(error))
-
-
-async def _timed(work: Awaitable[bytes]) -> tuple[bytes, float]:
-    started = time.perf_counter()
-    return await work, time.perf_counter() - started
 
 
 async def _persist(store: Callable[P, Any], *arguments: P.args, **named: P.kwargs) -> Any:

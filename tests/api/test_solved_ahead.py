@@ -84,7 +84,10 @@ async def _ended(service: Service, submitted: Submitted) -> TaskStatus:
 async def _until_free(service: Service) -> None:
     """Wait until both places are free again."""
     while True:
-        with service.dispatcher.place("schedule") as one, service.dispatcher.place("schedule") as other:
+        with (
+            service.dispatcher.places.keep("schedule") as one,
+            service.dispatcher.places.keep("schedule") as other,
+        ):
             if one.free and other.free:
                 return
         await asyncio.sleep(0.01)
@@ -145,12 +148,12 @@ def test_nothing_is_begun_ahead_that_may_be_known_large_or_in_the_way(
             known = await service.submit(TENANT, replace(first, is_repeated=True))
             assert (known.task_id, watched.num_solves) == (None, 0)
             dispatcher = service.dispatcher
-            with dispatcher.place("schedule") as place:
+            with dispatcher.places.keep("schedule") as place:
                 for received in (_received(MOST_GRADIENTS + 1), replace(_received(5), profile=None)):
-                    dispatcher.work_ahead(place, TENANT, received)
+                    dispatcher.places.work_ahead(place, TENANT, received)
                     assert place.ahead is None
-                with dispatcher.place("schedule") as second:
-                    dispatcher.work_ahead(second, TENANT, _received(5))
+                with dispatcher.places.keep("schedule") as second:
+                    dispatcher.places.work_ahead(second, TENANT, _received(5))
                     assert second.ahead is None
             assert watched.num_solves == 0
 

@@ -1,0 +1,160 @@
+"""Places among the executors: which are taken, kept for requests just being accepted, or worked at ahead."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pace.api.fairness.task_shares import TaskShares
+from pace.api.received import AnyReceivedTask, ReceivedRequest
+from pace.api.tasks.kinds import KINDS
+from pace.api.tasks.solve_size import is_small
+from pace.api.tasks.state import ClaimedTask
+from pace.api.workers.executor import Executor
+from pace.api.workers.pool import WorkerPool
+from pace.client.documents import TaskKindName
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerPlace:
+    """Whether there is a place for a task, and whether only a small one may take it.
+
+    `ahead` is work on the task that has begun already.
+    """
+
+    free: bool
+    small_only: bool
+    ahead: "WorkAhead | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkAhead:
+    """Work on a tenant's request that is still being accepted.
+
+    `solving` returns the result and the seconds that it took; `started` is of the performance counter.
+    """
+
+    tenant: str
+    solving: asyncio.Task[tuple[bytes, float]]
+    started: float
+
+
+class TaskPlaces:
+    """Counts places by kind of task.
+
+    Parameters
+    ----------
+    executors
+        For each kind of task; as many tasks run at once as it has places.
+    shares
+        What is begun ahead and not wanted in the end is charged there.
+    freed
+        Told the kind whenever a place that was kept is free again.
+    timeout_s
+        For work that is begun ahead.
+    """
+
+    def __init__(
+        self,
+        executors: Mapping[TaskKindName, Executor],
+        shares: TaskShares,
+        freed: Callable[[TaskKindName], None],
+        timeout_s: float,
+    ) -> None:
+        self._executors = executors
+        self._shares = shares
+        self._freed = freed
+        self._timeout_s = timeout_s
+        # Each is named after its task.
+        self._running: dict[TaskKindName, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
+        # Of them, the large ones: where there are several places, one is for small tasks.
+        self._large: dict[TaskKindName, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
+        # Places that may be taken by tasks that are just being accepted, and those of them that may be large.
+        self._kept = dict.fromkeys(executors, 0)
+        self._kept_for_large = dict.fromkeys(executors, 0)
+        self._closed = False
+
+    def running(self) -> list[asyncio.Task[None]]:
+        """Return what runs, of all kinds."""
+        return [task for running in self._running.values() for task in running]
+
+    def find(self, kind: TaskKindName) -> WorkerPlace:
+        """Say whether there is a place now."""
+        size = self._executors[kind].size
+        num_taken = len(self._running[kind]) + self._kept[kind]
+        num_large = len(self._large[kind]) + self._kept_for_large[kind]
+        small_only = KINDS[kind].keeps_place and num_large >= max(1, size - 1)
+        return WorkerPlace(free=num_taken < size, small_only=small_only)
+
+    def take(self, task: ClaimedTask, started: asyncio.Task[None]) -> None:
+        """Count what does a task until it has ended."""
+        self._running[task.kind].add(started)
+        if task.large:
+            self._large[task.kind].add(started)
+
+    def leave(self, kind: TaskKindName, ended: asyncio.Task[None]) -> None:
+        """Count it no more."""
+        self._running[kind].discard(ended)
+        self._large[kind].discard(ended)
+
+    def close(self) -> None:
+        """Keep none any more."""
+        self._closed = True
+
+    @contextlib.contextmanager
+    def keep(self, kind: TaskKindName) -> Iterator[WorkerPlace]:
+        """Keep a place for a task that may be claimed inside; yields whether there is one."""
+        place = WorkerPlace(free=False, small_only=False) if self._closed else self.find(kind)
+        for_large = place.free and not place.small_only
+        self._kept[kind] += place.free
+        self._kept_for_large[kind] += for_large
+        try:
+            yield place
+        finally:
+            self._kept_for_large[kind] -= for_large
+            if place.ahead is None:
+                self._kept[kind] -= place.free
+            else:
+                ahead = place.ahead
+                ahead.solving.add_done_callback(lambda _: self._discard(kind, ahead))
+
+    def work_ahead(self, place: WorkerPlace, tenant: str, received: AnyReceivedTask) -> None:
+        """Begin to work on a request before it is accepted, if that is likely, cheap and in nobody's way.
+
+        It is a small solve that this process has not seen before, and nothing else is solved meanwhile. If
+        the request is refused, or answered from what is stored, the work was for nothing: the tenant's share
+        pays for it all the same.
+        """
+        if not place.free or not isinstance(received, ReceivedRequest) or received.is_repeated:
+            return
+        profile, kind = received.profile, received.kind
+        executor = self._executors[kind]
+        if (
+            profile is None
+            or profile.object_key is not None
+            or not isinstance(executor, WorkerPool)
+            or self._running[kind]
+            or self._kept[kind] > 1
+            or not is_small(profile.num_ops, profile.num_gradients, received.options)
+        ):
+            return
+        work = executor.run(
+            KINDS[kind].function, profile.document, received.options, timeout_s=self._timeout_s
+        )
+        solving = asyncio.create_task(timed(work))
+        place.ahead = WorkAhead(tenant=tenant, solving=solving, started=time.perf_counter())
+
+    def _discard(self, kind: TaskKindName, ahead: WorkAhead) -> None:
+        """Let go of work that nobody took over, and of its place."""
+        if not ahead.solving.cancelled():
+            ahead.solving.exception()  # seen: nobody waits for it
+        self._shares.charge(ahead.tenant, time.perf_counter() - ahead.started)
+        self._kept[kind] -= 1
+        self._freed(kind)
+
+
+async def timed(work: Awaitable[bytes]) -> tuple[bytes, float]:
+    """Return what is awaited, and how many seconds it took."""
+    started = time.perf_counter()
+    return await work, time.perf_counter() - started
