@@ -105,6 +105,7 @@ def _arguments() -> argparse.Namespace:
         command.add_argument("--steps", type=int, default=100)
         command.add_argument("--skip", type=int, default=50)
         command.add_argument("--repetitions", type=int, default=3)
+        command.add_argument("--share-spread", type=float, help="as `shares` measures it; else predict's own")
         command.add_argument("--quick", action="store_true", help="one small setting, two minutes")
         command.add_argument("--json", type=Path)
         if name == "tcp":
@@ -146,6 +147,7 @@ def _settings(arguments: argparse.Namespace) -> Iterator[tuple[Comparison | None
         "steps": 30 if quick else arguments.steps,
         "skip": 8 if quick else arguments.skip,
         "repetitions": 1 if quick else arguments.repetitions,
+        "share_spread": arguments.share_spread,
     }
     if arguments.command == "tcp":
         from benchmarks.throughput.tcp_runs import compare_tcp

@@ -170,6 +170,7 @@ def compare_tcp(
     steps: int,
     skip: int,
     repetitions: int,
+    share_spread: float | None = None,
 ) -> Iterator[tuple[Comparison | None, dict[str, object]]]:
     """Profile one worker, then measure and predict each number of workers."""
     for model in models:
@@ -206,6 +207,7 @@ def compare_tcp(
                         workers=count,
                         steps=steps,
                         skip=skip,
+                        share_spread=share_spread,
                         system=f"tcp {discipline}",
                         model=model,
                         ratio=ratio,

@@ -124,6 +124,7 @@ def compare_tensorflow(
     steps: int,
     skip: int,
     repetitions: int,
+    share_spread: float | None = None,
 ) -> Iterator[tuple[Comparison | None, dict[str, object]]]:
     """Profile one worker with traces, then measure without them and predict each number of workers."""
     system = f"tensorflow, window {'off' if window_off else 'default'}"
@@ -172,6 +173,7 @@ def compare_tensorflow(
                         workers=count,
                         steps=steps,
                         skip=skip,
+                        share_spread=share_spread,
                         system=system,
                         model=name,
                         ratio=ratio,
