@@ -148,25 +148,32 @@ def solve(profile_document: bytes, options: str) -> bytes:
     return optimize_exchange(profile, cluster, chosen).to_json()
 
 
+class DoneCount:
+    """Counts what is done, and tells it now and then."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._tell = tell
+        self._told_at = time.monotonic()
+        self.num_done = 0
+
+    def __call__(self, num_more: int) -> None:
+        """Count so many more."""
+        self.num_done += num_more
+        if time.monotonic() >= self._told_at + _TELL_EVERY_S:
+            self._told_at = time.monotonic()
+            self._tell(self.num_done)
+
+
 def answer_what_if(profile_document: bytes, options: str, tell: Callable[[int], None]) -> bytes:
     """Return the JSON of a WhatIfDocument, telling now and then how many cells are done."""
     profile = parse_profile(zlib.decompress(profile_document))
     question = WhatIfQuestion.model_validate_json(options)
     grid = question.grid.grid()
-    num_done = 0
-    told_at = time.monotonic()
-
-    def count(cells: int) -> None:
-        nonlocal num_done, told_at
-        num_done += cells
-        if time.monotonic() >= told_at + _TELL_EVERY_S:
-            told_at = time.monotonic()
-            tell(num_done)
-
+    count = DoneCount(tell)
     # One process: the grid shares a machine with solves, and what is cancelled ends with its process.
     result = what_if(profile, grid, processes=1, progress=count)
     if question.target_efficiency is not None:
-        tell(num_done)
+        tell(count.num_done)
         result = replace(result, answers=answer_all(profile, grid, question.target_efficiency))
     return json.dumps(result.to_document(), allow_nan=False, separators=(",", ":")).encode()
 

@@ -1,7 +1,6 @@
 """What worker processes do for predictions of throughput: read bodies and simulate. From bytes to bytes."""
 
 import json
-import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +9,13 @@ from pydantic import ValidationError
 
 from pace.api.errors import ContentTooLarge, InvalidRequest
 from pace.api.received import ReceivedPrediction
-from pace.api.workers.functions import ReadLimits, canonical_json, decompressed
+from pace.api.workers.functions import DoneCount, ReadLimits, canonical_json, decompressed
 from pace.client.prediction_documents import PredictionRequest
 from pace.documents.base import explain
 from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
 from pace.documents.throughput.steps import parse_steps
 from pace.errors import InvalidOptions
 from pace.throughput import predict
-
-_TELL_EVERY_S = 0.3
 
 
 def read_prediction(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedPrediction:
@@ -52,19 +49,11 @@ def read_prediction(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedP
 
 def answer_prediction(steps_document: bytes, options: str, tell: Callable[[int], None]) -> bytes:
     """Return the JSON of a ThroughputPrediction, telling now and then how many points are done."""
-    num_done = 0
-    told_at = time.monotonic()
-
-    def count(points: int) -> None:
-        nonlocal num_done, told_at
-        num_done += points
-        if time.monotonic() >= told_at + _TELL_EVERY_S:
-            told_at = time.monotonic()
-            tell(num_done)
-
     # One thread: predictions share a machine with solves.
     steps = parse_steps(zlib.decompress(steps_document))
-    result = predict(steps, PredictionOptions.model_validate_json(options), threads=1, progress=count)
+    result = predict(
+        steps, PredictionOptions.model_validate_json(options), threads=1, progress=DoneCount(tell)
+    )
     return result.model_dump_json().encode()
 
 

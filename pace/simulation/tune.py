@@ -107,48 +107,67 @@ def tune(
     InvalidOptions
         If the policy has no knob to search, or the search does not exist.
     """
-    if search not in SEARCHES:
-        raise InvalidOptions(f'no search "{search}": choose one of {", ".join(SEARCHES)}')
-    if num_trials < 1:
-        raise InvalidOptions(f"{num_trials} trials: expected at least 1")
     fixed = fixed or {}
-    names = tuple(knob for knob in tunable(policy) if knob not in fixed)
-    if not names:
-        raise InvalidOptions(f'policy "{policy}" has no knob to tune: {", ".join(RANGES)} can be tuned')
-    trials = search_settings(
-        names,
+    return tune_policy(
+        policy,
+        tuple(knob for knob in tunable(policy) if knob not in fixed),
         lambda settings: simulate(profile, make_policy(policy, **fixed, **settings)).iteration_s,
+        make_policy(policy, **fixed),
         search=search,
         num_trials=num_trials,
         seed=seed,
     )
-    plain = make_policy(policy, **fixed)
-    default = TriedKnobs(
-        knobs={name: getattr(plain, name) for name in names}, iteration_s=simulate(profile, plain).iteration_s
-    )
+
+
+def tune_policy(
+    policy: str,
+    names: tuple[str, ...],
+    price: Callable[[dict[str, int | float]], float],
+    plain: object,
+    *,
+    search: Search,
+    num_trials: int,
+    seed: int,
+    start: dict[str, float] | None = None,
+) -> Tuned:
+    """Search for the best setting of the knobs `names` of a policy of whatever kind.
+
+    Parameters
+    ----------
+    price
+        Returns the iteration time of a setting, in seconds; of none for the defaults.
+    plain
+        The policy with its defaults, as attributes.
+    start
+        Where the best is expected, of all knobs that can be searched: Bayesian optimization tries it first,
+        then its neighborhood.
+
+    Raises
+    ------
+    InvalidOptions
+        If there is no knob to search, or the search does not exist.
+    """
+    if search not in SEARCHES:
+        raise InvalidOptions(f'no search "{search}": choose one of {", ".join(SEARCHES)}')
+    if num_trials < 1:
+        raise InvalidOptions(f"{num_trials} trials: expected at least 1")
+    if not names:
+        raise InvalidOptions(f'policy "{policy}" has no knob to tune: {", ".join(RANGES)} can be tuned')
+    trials = _search_settings(names, price, search=search, num_trials=num_trials, seed=seed, start=start)
+    default = TriedKnobs(knobs={name: getattr(plain, name) for name in names}, iteration_s=price({}))
     best = min((default, *trials), key=lambda trial: trial.iteration_s)
     return Tuned(policy=policy, search=search, best=best, default=default, trials=trials)
 
 
-def search_settings(
+def _search_settings(
     names: tuple[str, ...],
     price: Callable[[dict[str, int | float]], float],
     *,
     search: Search,
     num_trials: int,
     seed: int,
-    start: dict[str, float] | None = None,
+    start: dict[str, float] | None,
 ) -> tuple[TriedKnobs, ...]:
-    """Try `num_trials` settings of the knobs `names`, all of them in ``RANGES``, and return them in order.
-
-    Parameters
-    ----------
-    price
-        Returns the iteration time of a setting, in seconds.
-    start
-        A setting near which the best is expected: Bayesian optimization tries it first, then its
-        neighborhood.
-    """
     trials: list[TriedKnobs] = []
 
     def try_out(place: FloatArray) -> float:

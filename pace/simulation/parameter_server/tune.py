@@ -4,11 +4,10 @@ from typing import Any
 
 from pace.documents.cluster import Cluster
 from pace.documents.profile import Profile
-from pace.errors import InvalidOptions
 from pace.parameter_server.problem import ExchangeProblem
 from pace.simulation.parameter_server.policies import exchange_knobs, make_exchange_policy
 from pace.simulation.parameter_server.run import simulate_exchange
-from pace.simulation.tune import RANGES, SEARCHES, Search, TriedKnobs, Tuned, search_settings
+from pace.simulation.tune import RANGES, Search, Tuned, tune_policy
 
 # ByteScheduler's best credits are 3.5 to 5.8 partitions (Table 1).
 CREDIT_IN_PARTITIONS = 4
@@ -45,30 +44,20 @@ def tune_exchange(
     InvalidOptions
         If the policy has no knob to search, or the search does not exist.
     """
-    if search not in SEARCHES:
-        raise InvalidOptions(f'no search "{search}": choose one of {", ".join(SEARCHES)}')
-    if num_trials < 1:
-        raise InvalidOptions(f"{num_trials} trials: expected at least 1")
     fixed = fixed or {}
-    names = tuple(knob for knob in tunable_exchange(policy) if knob not in fixed)
-    if not names:
-        raise InvalidOptions(f'policy "{policy}" has no knob to tune: {", ".join(RANGES)} can be tuned')
     suggested = ExchangeProblem.of(profile, cluster).suggested_partition_bytes()
-    start = {"partition_bytes": suggested, "credit_bytes": CREDIT_IN_PARTITIONS * suggested}
 
     def price(settings: dict[str, Any]) -> float:
         made = make_exchange_policy(policy, **fixed, **settings)
         return simulate_exchange(profile, cluster, made).iteration_s
 
-    trials = search_settings(
-        names,
+    return tune_policy(
+        policy,
+        tuple(knob for knob in tunable_exchange(policy) if knob not in fixed),
         price,
+        make_exchange_policy(policy, **fixed),
         search=search,
         num_trials=num_trials,
         seed=seed,
-        start={name: start[name] for name in names},
+        start={"partition_bytes": suggested, "credit_bytes": CREDIT_IN_PARTITIONS * suggested},
     )
-    plain = make_exchange_policy(policy, **fixed)
-    default = TriedKnobs(knobs={name: getattr(plain, name) for name in names}, iteration_s=price({}))
-    best = min((default, *trials), key=lambda trial: trial.iteration_s)
-    return Tuned(policy=policy, search=search, best=best, default=default, trials=trials)
