@@ -1,6 +1,7 @@
 """What rounds do about norms and the optimizer's state where every rank updates everything."""
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from pace.runtime.engine.buffers import Slot
@@ -9,7 +10,7 @@ from pace.runtime.optimizer.reduction import Reduction
 from pace.runtime.optimizer.shards.clipping import clip_in_place
 
 
-class WholeUpdates:
+class WholeUpdates(ABC):
     """The part of ``Rounds`` that differs where updates are sharded."""
 
     slots: Sequence[Slot]
@@ -21,13 +22,13 @@ class WholeUpdates:
         """How many rounds have ended."""
         return self.reduction.step
 
+    @abstractmethod
     def seal(self, *, read: bool) -> None:
         """Make this rank's contribution final."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wait_for_all(self) -> None:
         """Wait until every group of a sealed round is reduced."""
-        raise NotImplementedError
 
     def settle_aside(self) -> None:
         """While iterations are recorded: wait for what the update needs, as soon as the round is sealed."""
