@@ -49,7 +49,7 @@ class WholeUpdates(ABC):
         self.reduction.take_over()
         return self.clip(max_norm, 2.0)
 
-    def hand_back(self, *, last: bool = False) -> None:
+    def hand_back(self, *, last: bool = False) -> None:  # noqa: B027  # nothing is kept elsewhere
         """Give the user's optimizer the state kept elsewhere.
 
         Parameters
@@ -62,7 +62,7 @@ class WholeUpdates(ABC):
         """Answer another rank that asks for state; say whether that was of use."""
         return False
 
-    def take_state(self) -> None:
+    def take_state(self) -> None:  # noqa: B027  # as above
         """Keep elsewhere what of the user's optimizer's state is to be kept there."""
 
     def whole_state(self) -> contextlib.AbstractContextManager[bool]:
