@@ -2,10 +2,11 @@
 
     .venv/bin/python -m benchmarks.hostile [--seconds S] [--json OUT]
 
-The attacker sends from processes of its own: heads that never end, bodies that grow or stop, six large
-profiles at once, methods that nobody knows. The victim posts small new profiles one after another and asks
-for /healthz; its medians with and without the attacker are compared in one run. ``post`` compares a POST of
-164 gradients with bare Starlette that only parses the same JSON. Server and clients share one machine.
+The attacker sends from processes of its own, which give way to the service: heads that never end, bodies that
+grow or stop, six large profiles at once, small requests without a pause (by wrk, which must be installed),
+keys that are not valid, methods that nobody knows. The victim posts small new profiles one after another and
+asks for /healthz; its medians with and without the attacker are compared in one run. ``post`` compares a POST
+of 164 gradients with bare Starlette that only parses the same JSON. Server and clients share one machine.
 """
 
 import argparse
@@ -119,6 +120,31 @@ def large_bodies(url: str, token: str, stop: Event) -> None:
     _in_threads([partial(post, number) for number in range(6)])
 
 
+def requests(url: str, token: str, stop: Event) -> None:
+    """Ask on 64 connections for what costs next to nothing, as fast as answers come."""
+    bearer = f"Bearer {token}"
+    body = {"profile": layered_profile(4)}
+    stored = httpx.post(
+        f"{url}/v1/schedules", json=body, headers={"Authorization": bearer}, timeout=120, trust_env=False
+    )
+    path = stored.headers["location"]
+    _flood(["-H", f"Authorization: {bearer}", url + path], stop)
+
+
+def invalid_keys(url: str, token: str, stop: Event) -> None:
+    """The same with a key that is none."""
+    _flood(["-H", f"Authorization: Bearer {token[:-1]}_", f"{url}/v1/schedules"], stop)
+
+
+def _flood(arguments: list[str], stop: Event) -> None:
+    flood = subprocess.Popen(
+        ["nice", "-n", "19", "wrk", "-t1", "-c64", "-d1h", *arguments], stdout=subprocess.DEVNULL
+    )
+    stop.wait()
+    flood.terminate()
+    flood.wait()
+
+
 def methods(url: str, token: str, stop: Event) -> None:
     """Invent methods and paths as fast as possible (defect 10)."""
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, trust_env=False) as http:
@@ -130,6 +156,7 @@ def methods(url: str, token: str, stop: Event) -> None:
 
 
 def _in_threads(deeds: list[Callable[[], None]]) -> None:
+    # On a machine of its own the attacker would not take the service's cores.
     os.nice(19)
     threads = [threading.Thread(target=deed) for deed in deeds]
     for thread in threads:
@@ -142,6 +169,8 @@ ATTACKS: dict[str, Callable[[str, str, Event], None]] = {
     "slow clients": slow_clients,
     "memory": memory,
     "large bodies": large_bodies,
+    "requests": requests,
+    "invalid keys": invalid_keys,
     "invented methods": methods,
 }
 

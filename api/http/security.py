@@ -8,9 +8,13 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from pace.api.access import Principal
 from pace.api.errors import Forbidden, RateLimited, Unauthorized
+from pace.api.fairness.loop_shares import LoopShares
 from pace.api.http.audit import audit, audit_denial
 from pace.api.service import Service
 from pace.api.storage.keys import Scope
+
+# Before an address that takes a tenant's place; no tenant is named so.
+_ADDRESS = "\0"
 
 _bearer = HTTPBearer(
     auto_error=False,
@@ -21,14 +25,18 @@ _bearer = HTTPBearer(
 async def admit_request(request: Request, service: Service, token: str | None, scope: Scope) -> Principal:
     """Return who sent a request; raises what ``AccessControl.admit`` does, and audits if that is wanted."""
     audits = service.settings.audit == "all"
+    shares: LoopShares | None = request.app.state.loop_shares
     client = "" if request.client is None else request.client.host
     try:
         principal = await service.access.admit(token, scope, client)
     except (Unauthorized, Forbidden, RateLimited) as error:
         if audits:
             audit_denial(request.method, request.url.path, client, str(error))
+        if shares is not None:
+            # To be refused takes its time of the loop too.
+            await shares.turn(request.scope, f"{_ADDRESS}{client}")
         raise
-    if (shares := request.app.state.loop_shares) is not None:
+    if shares is not None:
         await shares.turn(request.scope, principal.tenant)
     if audits and request.method in ("GET", "HEAD"):
         audit("read", principal, path=request.url.path)
