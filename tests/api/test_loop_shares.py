@@ -4,12 +4,16 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from pace.api.fairness.loop_shares import LoopShares
 from pace.api.fairness.tenants import TenantLimits, Tenants
+from pace.api.http.app import create_app
+from pace.api.settings import Settings
 
 
 class Loop:
@@ -176,3 +180,45 @@ def test_what_is_thrown_into_a_request_arrives(monkeypatch: pytest.MonkeyPatch) 
 
     asyncio.run(run())
     assert seen == ["cancelled"]
+
+
+def test_every_request_is_charged_to_its_tenant_or_else_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the short way and on the framework's; what is refused too, and nothing twice."""
+    turns: list[str] = []
+    counted: list[tuple[str, float]] = []
+    take_turn, count = LoopShares.turn, LoopShares._count
+
+    async def turn(self: LoopShares, scope: Any, tenant: str) -> None:
+        turns.append(tenant)
+        await take_turn(self, scope, tenant)
+
+    def counting(self: LoopShares, tenant: str, seconds: float, expected_s: float) -> None:
+        counted.append((tenant, seconds))
+        count(self, tenant, seconds, expected_s)
+
+    monkeypatch.setattr(LoopShares, "turn", turn)
+    monkeypatch.setattr(LoopShares, "_count", counting)
+    settings = Settings(database_url=f"sqlite:///{tmp_path / 'pace.db'}", auth="required", solver_processes=1)
+
+    async def run() -> None:
+        app = create_app(settings)
+        async with app.router.lifespan_context(app):
+            token = app.state.service.keys.create("one", "one's", ("read",))
+            transport = httpx.ASGITransport(app, client=("192.0.2.7", 123))
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+                for key, path, status in (
+                    (token, "/v1/jobs", 200),
+                    (token, f"/v1/schedules/{'0' * 32}", 404),
+                    (token[:-1], "/v1/jobs", 401),
+                    ("none", f"/v1/schedules/{'0' * 32}", 401),
+                    (token, "/healthz", 200),
+                ):
+                    answer = await http.get(path, headers={"Authorization": f"Bearer {key}"})
+                    assert answer.status_code == status, answer.text
+
+    asyncio.run(run())
+    assert turns == ["one", "one", *["\0" + "192.0.2.7"] * 2]
+    assert [tenant for tenant, _ in counted] == turns
+    assert all(0 < seconds < 10 for _, seconds in counted)
