@@ -23,6 +23,7 @@ _MEMORY_S = 0.25
 _MOST_TENANTS = 10_000
 _FORGOTTEN = 1e-6
 _TICK_S = 1e-4
+_INSTALMENT_S = 0.005
 _METER = "pace.meter"
 
 Scope = MutableMapping[str, Any]
@@ -74,20 +75,20 @@ class LoopShares:
     def _begin(self, scope: Scope, tenant: str) -> None:
         meter = scope.get(_METER)
         if meter is not None:
-            meter.tenant, meter.expected_s = tenant, self._typical_s.get(tenant, 0.0)
-            self._charge(tenant, meter.expected_s)
+            meter.tenant, meter.paid_s = tenant, self._typical_s.get(tenant, 0.0)
+            self._charge(tenant, meter.paid_s)
 
     async def measure(self, scope: Scope, handled: Awaitable[None]) -> None:
         """Await what handles a request, and count the time that it takes of the loop."""
-        meter = scope[_METER] = _Meter(handled)
+        meter = scope[_METER] = _Meter(handled, self._charge)
         try:
             await meter
         finally:
             if meter.tenant is not None:
-                self._count(meter.tenant, meter.seconds, meter.expected_s)
+                self._count(meter.tenant, meter.seconds, meter.paid_s)
 
-    def _count(self, tenant: str, seconds: float, expected_s: float) -> None:
-        self._charge(tenant, seconds - expected_s)
+    def _count(self, tenant: str, seconds: float, paid_s: float) -> None:
+        self._charge(tenant, seconds - paid_s)
         typical_s = self._typical_s.get(tenant, seconds)
         if len(self._typical_s) > _MOST_TENANTS:
             self._typical_s.clear()
@@ -122,13 +123,22 @@ class LoopShares:
 
 
 class _Meter:
-    """Awaits what handles a request, and counts the seconds in which that has the loop."""
+    """Awaits what handles a request, and counts the seconds in which that has the loop.
 
-    def __init__(self, handled: Awaitable[None]) -> None:
+    What goes on for long (a large body, a stream of events) is paid for as it goes.
+    """
+
+    def __init__(self, handled: Awaitable[None], charge: Callable[[str, float], None]) -> None:
         self._handled: Any = handled.__await__()
+        self._charge = charge
         self.seconds = 0.0
         self.tenant: str | None = None
-        self.expected_s = 0.0
+        self.paid_s = 0.0
+
+    def _pay(self) -> None:
+        if self.tenant is not None and self.seconds > self.paid_s + _INSTALMENT_S:
+            self._charge(self.tenant, self.seconds - self.paid_s)
+            self.paid_s = self.seconds
 
     def __await__(self) -> Generator[Any, Any, None]:
         step, argument = self._handled.send, None
@@ -140,6 +150,7 @@ class _Meter:
                 return
             finally:
                 self.seconds += time.perf_counter() - began_s
+                self._pay()
             try:
                 argument = yield awaited
                 step = self._handled.send

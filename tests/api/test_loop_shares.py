@@ -153,6 +153,30 @@ def test_those_that_wait_begin_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     assert min(gaps) > 0.01
 
 
+def test_what_goes_on_for_long_is_paid_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a stream of events took long ago does not count when it ends."""
+    loop = Loop(monkeypatch)
+
+    async def stream() -> None:
+        scope: dict[str, Any] = {}
+
+        async def handle() -> None:
+            await loop.shares.turn(scope, "patient")
+            for _ in range(1000):
+                loop.now_s += 0.01
+                await loop._sleep(0.99)
+
+        await loop.shares.measure(scope, handle())
+
+    async def run() -> None:
+        await stream()
+        await loop.request("other", 0.001)
+        await loop.request("patient", 0.001)
+
+    asyncio.run(run())
+    assert loop.waits_s == []
+
+
 def test_what_is_thrown_into_a_request_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancellation can be caught by what handles the request, and errors reach the caller."""
     loop = Loop(monkeypatch)
@@ -194,9 +218,9 @@ def test_every_request_is_charged_to_its_tenant_or_else_its_address(
         turns.append(tenant)
         await take_turn(self, scope, tenant)
 
-    def counting(self: LoopShares, tenant: str, seconds: float, expected_s: float) -> None:
+    def counting(self: LoopShares, tenant: str, seconds: float, paid_s: float) -> None:
         counted.append((tenant, seconds))
-        count(self, tenant, seconds, expected_s)
+        count(self, tenant, seconds, paid_s)
 
     monkeypatch.setattr(LoopShares, "turn", turn)
     monkeypatch.setattr(LoopShares, "_count", counting)
