@@ -16,8 +16,12 @@ from pace.api.tasks.state import ClaimedTask, Submitted
 from pace.api.tasks.task_room import TaskRoom
 
 # Built once, as every request needs them: to build a statement takes longer than to run it.
-_LIVE_WITH_KEY = select(TaskRecord.id).where(
-    TaskRecord.tenant == bindparam("tenant"), TaskRecord.key == bindparam("key"), IS_LIVE
+# A task that is joined does not end before its new owner can be seen: whoever then deletes the document looks
+# for owners.
+_LIVE_WITH_KEY = (
+    select(TaskRecord.id)
+    .where(TaskRecord.tenant == bindparam("tenant"), TaskRecord.key == bindparam("key"), IS_LIVE)
+    .with_for_update(read=True)
 )
 _ADD = Upsert(TaskRecord)
 

@@ -225,3 +225,30 @@ def test_a_result_that_comes_between_two_looks_is_found(shared: Shared) -> None:
     with shared.open().read() as connection:
         assert len(connection.scalars(select(SolutionRecord.key)).all()) == 1
     assert queue.claim("schedule") is None
+
+
+def test_a_document_that_just_came_stays_for_who_joined_its_task(
+    shared: Shared, threads: ThreadPoolExecutor
+) -> None:
+    """Between the second one's look and its commit the task ends, and the first one deletes its schedule."""
+    queue, second = shared.queue(), shared.queue()
+    store = ResourceStore(shared.open())
+    first = queue.submit("a", _request("first"), claim=True)
+    running = first.claimed
+    assert running is not None
+    document = solve(running.document, running.options)
+    ended: list[Future[Any]] = []
+
+    def end_and_delete() -> bool:
+        queue.finish(running, PlacedDocument(document=document))
+        return store.delete_schedule("a", first.result_id)
+
+    def just_before_commit(*_: object) -> None:
+        ended.append(threads.submit(end_and_delete))
+        shared.wait_until_blocked(1, ended[0])
+
+    event.listen(second.database.engine, "commit", just_before_commit)
+    submitted = second.submit("a", _request("second"))
+    assert ended[0].result()
+    assert submitted.task_id == first.task_id
+    assert store.get_schedule("a", submitted.result_id) is not None
