@@ -255,7 +255,8 @@ class ResourceStore:
                 TaskRecord.profile_sha256 == sha256,
                 TaskRecord.state.in_(("queued", "running")),
             )
-            if any(connection.scalar(question.limit(1)) is not None for question in (*refers, live)):
+            # Tasks first: one that ends meanwhile is live at the first look or solved at the others.
+            if any(connection.scalar(question.limit(1)) is not None for question in (live, *refers)):
                 detail = f"schedules or what-ifs of profile {sha256} are stored; delete those first"
                 raise InUse(detail)
             # Requests that came to nothing, as their tasks failed or were cancelled.

@@ -252,3 +252,27 @@ def test_a_document_that_just_came_stays_for_who_joined_its_task(
     assert ended[0].result()
     assert submitted.task_id == first.task_id
     assert store.get_schedule("a", submitted.result_id) is not None
+
+
+def test_a_task_that_ends_while_its_profile_is_looked_for_keeps_its_schedule(shared: Shared) -> None:
+    """It is live at the first look and solved at the next: at neither was it a request that came to nothing."""
+    queue, store = shared.queue(), ResourceStore(shared.open())
+    request = _request()
+    submitted = queue.submit("a", request, claim=True)
+    running = submitted.claimed
+    assert running is not None
+    documents = [solve(running.document, running.options)]
+    num_looks = 0
+
+    def finish(_c: object, _cursor: object, statement: str, *_: object) -> None:
+        nonlocal num_looks
+        num_looks += statement.startswith("SELECT")
+        if num_looks == 3 and documents:  # the first locks the profile
+            queue.finish(running, PlacedDocument(document=documents.pop()))
+
+    event.listen(store.database.engine, "before_cursor_execute", finish)
+    with pytest.raises(InUse):
+        store.delete_profile("a", request.profile_sha256)
+    if documents:
+        queue.finish(running, PlacedDocument(document=documents.pop()))
+    assert store.get_schedule("a", submitted.result_id) is not None
