@@ -255,7 +255,7 @@ def test_a_document_that_just_came_stays_for_who_joined_its_task(
 
 
 def test_a_task_that_ends_while_its_profile_is_looked_for_keeps_its_schedule(shared: Shared) -> None:
-    """It is live at the first look and solved at the next: at neither was it a request that came to nothing."""
+    """Live at the first look, solved at the next: at neither was it a request that came to nothing."""
     queue, store = shared.queue(), ResourceStore(shared.open())
     request = _request()
     submitted = queue.submit("a", request, claim=True)
