@@ -137,6 +137,8 @@ class BodyReader:
             size = 1000 + (0 if held.profile is None else len(held.profile.document))
         else:
             size = 1000 + len(held.document)
+        if not isinstance(held, ReceivedProfile | ReceivedImport):
+            size += len(held.options)  # a question's grid may be longer than its profile
         if isinstance(held, ReceivedRequest):
             held = replace(held, is_repeated=True)
         self._read[digest] = (size, held)

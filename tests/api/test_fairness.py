@@ -21,6 +21,7 @@ from pace.api.errors import LimitExceeded, QueueFull
 from pace.api.fairness.body_room import BodyRoom
 from pace.api.fairness.fair_turns import FairTurns
 from pace.api.fairness.tenants import TenantLimits, Tenants
+from pace.api.received import ReceivedPrediction
 from pace.api.spool import ArrivedBody
 from pace.api.workers.body_reader import BodyReader
 from pace.api.workers.functions import ReadLimits, read_profile
@@ -170,6 +171,29 @@ def test_nobody_profits_from_what_another_tenant_sent() -> None:
     async def run() -> None:
         for tenant, num_calls in (("one", 1), ("one", 1), ("other", 2), ("other", 2)):
             assert (await reader.read(read_profile, ArrivedBody.of(body), False, tenant)).num_gradients == 4
+            assert pool.num_calls == num_calls
+
+    try:
+        asyncio.run(run())
+    finally:
+        pool.close()
+
+
+def _read_question(body: bytes, *_: object) -> Any:
+    return ReceivedPrediction(
+        steps_sha256="0" * 64, name="", document=b"", options=" " * 1000 + body.decode(), num_points=1
+    )
+
+
+def test_what_is_remembered_counts_with_its_options() -> None:
+    """A long question about a short document is not remembered where there is no room for it."""
+    pool = CountingPool("the test", 1, 2**32)
+    limits = ReadLimits(max_bytes=10**6, max_ops=100, max_gradients=100, max_cells=100)
+    reader = BodyReader(pool, limits, max_waiting=10, timeout_s=250, memory_bytes=1500)
+
+    async def run() -> None:
+        for num_calls in (1, 2):
+            await reader.read(_read_question, ArrivedBody.of(b"why"), False, "one")
             assert pool.num_calls == num_calls
 
     try:
