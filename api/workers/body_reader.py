@@ -16,6 +16,7 @@ from pace.api.received import (
     ReceivedProfile,
     ReceivedRequest,
     ReceivedWhatIf,
+    brought_document,
 )
 from pace.api.spool import ArrivedBody
 from pace.api.workers.functions import ReadLimits, read_file
@@ -32,6 +33,7 @@ Received = TypeVar(
     ReceivedFabricRun,
 )
 _LARGE_BYTES = 2**20
+_ENTRY_BYTES = 1000
 
 
 class BodyReader:
@@ -133,12 +135,7 @@ class BodyReader:
             return
         received = done.result()
         held = received
-        if isinstance(held, ReceivedRequest | ReceivedWhatIf | ReceivedImport):
-            size = 1000 + (0 if held.profile is None else len(held.profile.document))
-        else:
-            size = 1000 + len(held.document)
-        if not isinstance(held, ReceivedProfile | ReceivedImport):
-            size += len(held.options)  # a question's grid may be longer than its profile
+        size = _held_bytes(received)
         if isinstance(held, ReceivedRequest):
             held = replace(held, is_repeated=True)
         self._read[digest] = (size, held)
@@ -146,3 +143,10 @@ class BodyReader:
         while self._held_bytes > self._memory_bytes:
             _, (dropped, _) = self._read.popitem(last=False)
             self._held_bytes -= dropped
+
+
+def _held_bytes(received: AnyReceived) -> int:
+    brought = received.profile if isinstance(received, ReceivedImport) else brought_document(received)
+    # A question's grid may be longer than its profile.
+    options = "" if isinstance(received, ReceivedProfile | ReceivedImport) else received.options
+    return _ENTRY_BYTES + len(options) + (0 if brought is None else len(brought.document))

@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -318,7 +319,7 @@ def test_large_solves_do_not_hold_up_small_ones(tmp_path: Path) -> None:
         states = [greedy.http.get(path).json()["state"] for path in paths]
         nice = min(19, os.getpriority(os.PRIO_PROCESS, service.pid) + 10)
         while not any(niceness >= nice for niceness in _thread_niceness(service)):
-            pass
+            time.sleep(0.01)
         for path in paths:
             greedy.http.delete(path)
     assert states == ["running", "queued", "queued"]

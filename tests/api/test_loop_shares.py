@@ -22,7 +22,6 @@ class Loop:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tenants: Tenants | None = None) -> None:
         self.now_s = 100.0
         self.waits_s: list[float] = []
-        self.began: list[str] = []
         monkeypatch.setattr(time, "perf_counter", lambda: self.now_s)
         monkeypatch.setattr(asyncio, "sleep", self._sleep)
         self.shares = LoopShares(tenants or Tenants(), self.waits_s.append, lambda: self.now_s)
@@ -33,7 +32,6 @@ class Loop:
 
         async def handle() -> None:
             await self.shares.turn(scope, tenant)
-            self.began.append(tenant)
             self.now_s += seconds
 
         await self.shares.measure(scope, handle())
