@@ -48,6 +48,9 @@ class Link:
         the smaller these are, the more alike are their shares, and the more a packet costs.
     burst_ms
         So much of what it did not carry while idle does a link let through at once.
+    fair
+        Whether hosts that share it take turns, with acknowledgements first, as where switches and hosts have
+        fair queues (Linux: fq, fq_codel); otherwise all wait in one queue.
     """
 
     rate_mbit_s: float
@@ -56,6 +59,7 @@ class Link:
     loss: float = 0.0
     packet_bytes: int = PACKET_BYTES
     burst_ms: float = BURST_MS
+    fair: bool = False
 
     def __post_init__(self) -> None:
         times = (self.delay_ms, self.jitter_ms, self.burst_ms)
@@ -63,6 +67,8 @@ class Link:
             raise ValueError(f"{self}: expected a positive rate, no negative times, a loss in [0, 1)")
         if self.packet_bytes < LEAST_PACKET_BYTES:
             raise ValueError(f"{self}: expected a positive rate and packets of {LEAST_PACKET_BYTES} bytes")
+        if self.fair and self.emulated:
+            raise ValueError(f"{self}: delay, jitter and loss are for links of one queue")
 
     @property
     def emulated(self) -> bool:
@@ -166,8 +172,9 @@ def _make(made: Sequence[Host], switch: str) -> None:
         for device in ("lo", INTERFACE):
             _run("ip", "-n", host.namespace, "link", "set", device, "up")
         _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
-        _shape(host.namespace, INTERFACE, host.link)
-        _shape(switch, port, Link(rate_mbit_s=host.link.rate_mbit_s))
+        others = [other.address for other in made if other is not host]
+        _shape(host.namespace, INTERFACE, host.link, others, "dst")
+        _shape(switch, port, Link(rate_mbit_s=host.link.rate_mbit_s, fair=host.link.fair), others, "src")
         _choose_congestion_control(host.namespace)
 
 
@@ -185,22 +192,64 @@ def join_directly(one: Host, other: Host) -> None:
 
 
 def reshape(host: Host, *, up_mbit_s: float, down_mbit_s: float) -> None:
-    """Change what a host's link carries from now on, each way; connections stay."""
+    """Change what a host's link of one queue carries from now on, each way; connections stay."""
+    if host.link.fair:
+        raise ValueError(f"{host.name}: only links of one queue are reshaped")
     _limit(host.namespace, INTERFACE, replace(host.link, rate_mbit_s=up_mbit_s), "change")
     _limit(*host.port, replace(host.link, rate_mbit_s=down_mbit_s), "change")
 
 
 def _limit(namespace: str, device: str, link: Link, verb: Literal["add", "change"]) -> None:
-    burst = str(max(round(link.rate_mbit_s * 1e3 / 8 * link.burst_ms), link.packet_bytes * 5 // 4))
     _run(
         *("tc", "-n", namespace, "qdisc", verb, "dev", device, "root", "handle", "1:", "tbf"),
-        *("rate", f"{round(link.rate_mbit_s * 1e6)}bit", "burst", burst, "latency", f"{QUEUE_MS}ms"),
+        *("rate", _bits_s(link.rate_mbit_s), "burst", _burst(link), "latency", f"{QUEUE_MS}ms"),
     )
 
 
-def _shape(namespace: str, device: str, link: Link) -> None:
+def _bits_s(rate_mbit_s: float) -> str:
+    return f"{round(rate_mbit_s * 1e6)}bit"
+
+
+def _burst(link: Link) -> str:
+    return str(max(round(link.rate_mbit_s * 1e3 / 8 * link.burst_ms), link.packet_bytes * 5 // 4))
+
+
+def _take_turns(
+    namespace: str, device: str, link: Link, others: Sequence[str], end: Literal["src", "dst"]
+) -> None:
+    """Give every other host a queue of its own, and one to acknowledgements, which goes first."""
+    on = ("dev", device)
+    whole, burst = _bits_s(link.rate_mbit_s), _burst(link)
+    tc = ("tc", "-n", namespace)
+    _run(*tc, "qdisc", "add", *on, "root", "handle", "1:", "htb", "default", "2")
+    limits = ("ceil", whole, "burst", burst, "cburst", burst)
+    _run(*tc, "class", "add", *on, "parent", "1:", "classid", "1:1", "htb", "rate", whole, *limits)
+    share = _bits_s(link.rate_mbit_s / (len(others) + 2))
+    quantum = str(link.packet_bytes)
+    queues = [("2", "1"), ("3", "0"), *((f"{16 + number:x}", "1") for number in range(len(others)))]
+    for queue, turn in queues:
+        _run(
+            *(*tc, "class", "add", *on, "parent", "1:1", "classid", f"1:{queue}", "htb"),
+            *("rate", share, *limits, "prio", turn, "quantum", quantum),
+        )
+        size = str(round(link.rate_mbit_s * 1e3 / 8 * QUEUE_MS))
+        _run(*tc, "qdisc", "add", *on, "parent", f"1:{queue}", "bfifo", "limit", size)
+    filtered = (*tc, "filter", "add", *on, "parent", "1:", "protocol", "ip")
+    small = ("match", "u16", "0x0000", "0xffc0", "at", "2")  # packets of less than 64 bytes
+    _run(*filtered, "prio", "1", "u32", *small, "flowid", "1:3")
+    for number, other in enumerate(others):
+        own = ("match", "ip", end, f"{other}/32", "flowid", f"1:{16 + number:x}")
+        _run(*filtered, "prio", "2", "u32", *own)
+
+
+def _shape(
+    namespace: str, device: str, link: Link, others: Sequence[str], end: Literal["src", "dst"]
+) -> None:
     size = str(link.packet_bytes)
     _run("ip", "-n", namespace, "link", "set", device, "gso_max_size", size, "gro_max_size", size)
+    if link.fair:
+        _take_turns(namespace, device, link, others, end)
+        return
     _limit(namespace, device, link, "add")
     if not link.emulated:
         return

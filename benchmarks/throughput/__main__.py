@@ -35,6 +35,9 @@ _FIXTURE = ModelShape(
 )
 
 
+_FAIR = "whoever shares a link takes turns, as in fair queues; usually all wait in one queue"
+
+
 def main() -> int:
     """Run the command line."""
     arguments = _arguments()
@@ -113,6 +116,7 @@ def _arguments() -> argparse.Namespace:
         else:
             command.add_argument("--python", type=Path, required=True, help="has TensorFlow")
             command.add_argument("--default-window", action="store_true", help="leave flow control on")
+            command.add_argument("--fair-links", action="store_true", help=_FAIR)
     shares = commands.add_parser("shares", help="how unequally simultaneous transfers share a link")
     shares.add_argument("--workers", nargs="+", type=int, default=[4, 8])
     shares.add_argument("--rate-mbit-s", type=float, default=100.0)
@@ -121,6 +125,7 @@ def _arguments() -> argparse.Namespace:
     shares.add_argument(
         "--usual", action="store_true", help="TCP's usual buffers and packets, as TensorFlow has them"
     )
+    shares.add_argument("--fair-links", action="store_true", help=_FAIR)
     again = commands.add_parser("again", help="predict anew what records in JSON measured")
     again.add_argument("records", nargs="+", type=Path)
     again.add_argument("--steps", type=int, default=100)
@@ -141,7 +146,6 @@ def _settings(arguments: argparse.Namespace) -> Iterator[tuple[Comparison | None
         "ratios": [1.0] if quick else arguments.ratios,
         "workers": [1, 2] if quick else arguments.workers,
         "servers": [1] if quick else arguments.servers,
-        "rate_mbit_s": arguments.rate_mbit_s,
         "total_bytes": arguments.total_bytes,
         "profiled": 12 if quick else arguments.profiled,
         "steps": 30 if quick else arguments.steps,
@@ -152,10 +156,12 @@ def _settings(arguments: argparse.Namespace) -> Iterator[tuple[Comparison | None
     if arguments.command == "tcp":
         from benchmarks.throughput.tcp_runs import compare_tcp
 
-        return compare_tcp(**grid, discipline=arguments.discipline)
+        return compare_tcp(**grid, rate_mbit_s=arguments.rate_mbit_s, discipline=arguments.discipline)
+    from benchmarks.testbed.hosts import Link
     from benchmarks.throughput.tensorflow_runs import compare_tensorflow
 
-    return compare_tensorflow(arguments.python, **grid, window_off=not arguments.default_window)
+    link = Link(rate_mbit_s=arguments.rate_mbit_s, fair=arguments.fair_links)
+    return compare_tensorflow(arguments.python, **grid, link=link, window_off=not arguments.default_window)
 
 
 def _line(one: Comparison) -> str:
@@ -198,7 +204,7 @@ def _shares(arguments: argparse.Namespace) -> None:
         for direction, spread in measure_shares(
             workers,
             size_bytes=arguments.bytes,
-            link=Link(rate_mbit_s=rate) if arguments.usual else fair_link(rate),
+            link=Link(rate_mbit_s=rate, fair=arguments.fair_links) if arguments.usual else fair_link(rate),
             rounds=arguments.rounds,
             buffer_bytes=None if arguments.usual else BUFFER_BYTES,
         ).items():
@@ -206,6 +212,7 @@ def _shares(arguments: argparse.Namespace) -> None:
 
 
 def _record(arguments: argparse.Namespace) -> None:
+    from benchmarks.testbed.hosts import Link
     from benchmarks.throughput.tensorflow_runs import run_tensorflow
 
     run = run_tensorflow(
@@ -213,7 +220,7 @@ def _record(arguments: argparse.Namespace) -> None:
         _FIXTURE,
         workers=1,
         servers=arguments.servers,
-        rate_mbit_s=50,
+        link=Link(rate_mbit_s=50),
         steps=8,
         trace=True,
     )

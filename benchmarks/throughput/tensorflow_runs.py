@@ -39,14 +39,14 @@ def run_tensorflow(
     *,
     workers: int,
     servers: int,
-    rate_mbit_s: float,
+    link: Link,
     steps: int,
     trace: bool = False,
     window_off: bool = True,
 ) -> TrainingRun:
     """Train on new hosts with `python`, an interpreter that has TensorFlow."""
     with (
-        hosts([Link(rate_mbit_s=rate_mbit_s)] * (servers + workers)) as made,
+        hosts([link] * (servers + workers)) as made,
         tempfile.TemporaryDirectory() as folder,
         contextlib.ExitStack() as stack,
     ):
@@ -118,7 +118,7 @@ def compare_tensorflow(
     workers: Sequence[int],
     servers: Sequence[int],
     window_off: bool,
-    rate_mbit_s: float,
+    link: Link,
     total_bytes: float,
     profiled: int,
     steps: int,
@@ -127,8 +127,8 @@ def compare_tensorflow(
     share_spread: float | None = None,
 ) -> Iterator[tuple[Comparison | None, dict[str, object]]]:
     """Profile one worker with traces, then measure without them and predict each number of workers."""
-    system = f"tensorflow, window {'off' if window_off else 'default'}"
-    with hosts([Link(rate_mbit_s=rate_mbit_s)] * 2) as made:
+    system = f"tensorflow, window {'off' if window_off else 'default'}{', fair links' if link.fair else ''}"
+    with hosts([link] * 2) as made:
         rate = min(measure_rates(made)) * 1e6 / 8
     for name in models:
         for ratio in ratios:
@@ -139,7 +139,7 @@ def compare_tensorflow(
                     python,
                     shape,
                     servers=num_servers,
-                    rate_mbit_s=rate_mbit_s,
+                    link=link,
                     window_off=window_off,
                 )
                 traced = run(workers=1, steps=profiled, trace=True)

@@ -1,13 +1,17 @@
 """Hosts are made, joined, shaped, and always taken away again; nothing else is touched."""
 
+import contextlib
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ import pytest
 from benchmarks.testbed.errors import TestbedUnavailable, WrongRate
 from benchmarks.testbed.hosts import Host, Link, hosts, reshape
 from benchmarks.testbed.names import NAMESPACES, SETTINGS, Owner, owner_of
+from benchmarks.testbed.processes import Answer, ranks
 from benchmarks.testbed.rates import measure_rates, verify_rates
 
 pytestmark = [
@@ -84,6 +89,56 @@ def test_links_are_shaped_in_both_directions(two_hosts: list[Host]) -> None:
 def test_no_transfer_exceeds_the_slower_of_its_links(two_hosts: list[Host]) -> None:
     """Real transfers stay under the rate, which unshaped links exceed a hundredfold."""
     assert all(0 < rate < 1.05 * 100 for rate in measure_rates(two_hosts, seconds=1.0))
+
+
+def _sends(rank: int, on: Sequence[Host], connections: Sequence[int]) -> Answer:
+    """Send to the last host over so many connections; it answers what it received from each host."""
+    last = on[-1]
+    listener = socket.create_server((on[rank].address, 5301))
+
+    def send() -> Counter[str]:
+        with contextlib.suppress(OSError), socket.create_connection((last.address, 5301)) as connection:
+            while True:
+                connection.sendall(bytes(1 << 16))
+        return Counter()
+
+    def receive() -> Counter[str]:
+        received: Counter[str] = Counter()
+        connection, (address, _) = listener.accept()
+        with connection:
+            until = time.monotonic() + 2.0
+            while time.monotonic() < until:
+                size = len(connection.recv(1 << 16))
+                received[address] += size
+        return received
+
+    def answer(_request: str, _arguments: tuple[Any, ...]) -> Counter[str]:
+        receives = on[rank] is last
+        count = sum(connections) if receives else connections[rank]
+        with ThreadPoolExecutor(count) as pool:
+            each = [pool.submit(receive if receives else send) for _ in range(count)]
+            return sum((future.result() for future in each), Counter())
+
+    return answer
+
+
+def test_hosts_take_turns_on_a_fair_link() -> None:
+    """A host with six connections gets no more of a link than one with a single connection."""
+    with (
+        hosts([Link(rate_mbit_s=50, fair=True)] * 3) as on,
+        ranks("sharing", on, _sends, on, (6, 1)) as group,
+    ):
+        received = group.ask("send", timeout_s=60)[-1]
+    many, one = (received[host.address] for host in on[:2])
+    assert 0.7 < many / one < 1.4
+
+
+def test_fair_links_carry_what_they_should() -> None:
+    """Queues of their own cost nothing of the rate."""
+    with hosts([Link(rate_mbit_s=100, fair=True)] * 3) as on:
+        verify_rates(on)
+        with pytest.raises(ValueError, match="one queue"):
+            reshape(on[0], up_mbit_s=10, down_mbit_s=10)
 
 
 def test_a_link_that_is_not_shaped_as_told_is_refused() -> None:
