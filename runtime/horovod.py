@@ -1,6 +1,7 @@
 """DistributedOptimizer for jobs that use Horovod, and the ``init`` that prepares Horovod for it."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -192,7 +193,7 @@ def _refuse_unnamed(
     given = _pairs(named_parameters)
     names = [name for name, _ in given]
     if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, times in Counter(names).items() if times > 1)
         raise InvalidOptions(f"named_parameters names {', '.join(twice[:5])} twice")
     named = {id(parameter) for _, parameter in given}
     missing = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in named]

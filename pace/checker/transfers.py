@@ -4,6 +4,7 @@ Links are looked at moment by moment instead of being booked, delays are counted
 divergence is bounded by following the history instead of by its closed form.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -54,9 +55,9 @@ def _slack_s(plan: TransferPlan) -> float:
 
 def _check_fates(batch: UpdateBatch, plan: TransferPlan) -> Iterator[str]:
     """Yield updates that are not kept or dropped exactly once."""
-    fates = [*plan.order, *(drop.id for drop in plan.dropped)]
+    fates = Counter([*plan.order, *(drop.id for drop in plan.dropped)])
     for update in batch.updates:
-        count = fates.count(update.id)
+        count = fates[update.id]
         if count != 1:
             yield f'update "{update.id}" is kept or dropped {count} times'
     for name in {update.id for update in batch.punted} & set(fates):
@@ -66,20 +67,22 @@ def _check_fates(batch: UpdateBatch, plan: TransferPlan) -> Iterator[str]:
         yield "the commits are not the order"
 
 
-def _deadline(batch: UpdateBatch, name: str) -> int | None:
-    if batch.delay_bound is None:
-        return None
-    version = next(update.version for update in batch.updates if update.id == name)
-    return version + batch.delay_bound - batch.version
+def _deadlines(batch: UpdateBatch) -> dict[str, int | None]:
+    """Return the last position at which each of the batch's own updates may commit; None without a bound."""
+    bound = batch.delay_bound
+    return {
+        update.id: None if bound is None else update.version + bound - batch.version
+        for update in batch.updates
+    }
 
 
 def _check_drops(batch: UpdateBatch, plan: TransferPlan) -> Iterator[str]:
     """Yield drops whose reason or witness is wrong."""
-    own = {update.id for update in batch.updates}
+    deadlines = _deadlines(batch)
     for drop in plan.dropped:
-        if drop.id not in own:
+        if drop.id not in deadlines:
             continue
-        last = _deadline(batch, drop.id)
+        last = deadlines[drop.id]
         if drop.id in drop.witness or len(set(drop.witness)) < len(drop.witness):
             yield f'update "{drop.id}": its witnesses are not other updates, each once'
         if drop.reason != "undeliverable" and last is None:
@@ -89,7 +92,7 @@ def _check_drops(batch: UpdateBatch, plan: TransferPlan) -> Iterator[str]:
         elif drop.reason == "expired" and last >= 1:
             yield f'update "{drop.id}" is dropped as expired, and may commit up to position {last}'
         elif drop.reason == "infeasible":
-            limits = [_deadline(batch, name) for name in (drop.id, *drop.witness) if name in own]
+            limits = [deadlines[name] for name in (drop.id, *drop.witness) if name in deadlines]
             latest = max((limit for limit in limits if limit is not None), default=0)
             if len(limits) <= latest:
                 yield f'update "{drop.id}": {len(limits)} updates fit into {latest} positions'
@@ -192,10 +195,10 @@ def _check_commits(
     """Yield commits before their arrival, out of order, or with wrong versions."""
     slack_s = _slack_s(plan)
     arrived = _arrivals(plan, network.server, known)
-    received: list[str] = [
+    received = Counter(
         name for transfer in plan.transfers if transfer.target == network.server for name in transfer.updates
-    ]
-    for name in {name for name in received if received.count(name) > 1}:
+    )
+    for name in (name for name, times in received.items() if times > 1):
         yield f'update "{name}" reaches the server twice'
     for name in {drop.id for drop in plan.dropped} & set(received):
         yield f'update "{name}" is dropped and sent'
@@ -218,13 +221,13 @@ def _check_commits(
 
 def _check_delays(batch: UpdateBatch, plan: TransferPlan) -> Iterator[str]:
     """Yield commits whose delay breaks the bound, or whose weight is not what that asks for."""
-    own = {update.id for update in batch.updates}
+    deadlines = _deadlines(batch)
     weights = [weight for commit in plan.commits for weight in commit.weights]
     if len(weights) != len(plan.order):
         yield "there is not one weight for each committed update"
         return
     for position, (name, weight) in enumerate(zip(plan.order, weights, strict=True), start=1):
-        last = _deadline(batch, name) if name in own else None
+        last = deadlines.get(name)
         late = 0 if last is None else max(0, position - last)
         if late and plan.late != "downweight":
             yield f'update "{name}" commits at position {position}, its bound is {last}'

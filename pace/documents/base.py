@@ -1,5 +1,6 @@
 """What all documents share: unknown fields are refused, values do not change, faults are named."""
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -12,6 +13,16 @@ class Document(BaseModel):
     """Base of all documents: unknown fields are refused, values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """Return the first name that is there for the second time; None where all differ."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 class Faults(Protocol):

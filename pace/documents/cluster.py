@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from pace.documents.base import Document, explain
+from pace.documents.base import Document, explain, repeated
 from pace.documents.frozen import FrozenDict, frozen
 from pace.documents.profile import Name
 from pace.documents.push_pull import PushPull
@@ -43,10 +43,8 @@ class Cluster(Document):
 
     @model_validator(mode="after")
     def _each_gradient_once(self) -> Self:
-        names = [ratio.gradient for ratio in self.ratios]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f'gradient "{name}" has two ratios')
+        if (twice := repeated(ratio.gradient for ratio in self.ratios)) is not None:
+            raise ValueError(f'gradient "{twice}" has two ratios')
         return self
 
     def to_json(self) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from pace.collector import paused_collector
-from pace.documents.base import Document, explain
+from pace.documents.base import Document, explain, repeated
 from pace.documents.collective_costs import AllReduce
 from pace.documents.fingerprint import fingerprint
 from pace.documents.frozen import FrozenDict, frozen
@@ -353,13 +353,8 @@ class Profile(Document):
 
 
 def _refuse_duplicates(kind: str, names: list[str]) -> None:
-    if len(set(names)) == len(names):
-        return
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f'two {kind}s are named "{name}"')
-        seen.add(name)
+    if len(set(names)) < len(names):
+        raise ValueError(f'two {kind}s are named "{repeated(names)}"')
 
 
 def parse_profile(document: bytes | str) -> Profile:

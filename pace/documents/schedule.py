@@ -1,12 +1,12 @@
 """The schedule document: what the solver returns and the runtime follows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from pace.documents.base import Document, explain
+from pace.documents.base import Document, explain, repeated
 from pace.documents.profile import ELEMENT_BYTES, DType, Name, Seconds
 from pace.errors import InvalidSchedule
 
@@ -203,16 +203,30 @@ class RangeDocument(Protocol):
         """Its length."""
 
 
+def refuse_repeated(names: Iterable[str]) -> None:
+    """Raise ValueError where a gradient is named twice."""
+    if (twice := repeated(names)) is not None:
+        raise ValueError(f'gradient "{twice}" is in two places')
+
+
+def refuse_uncovered(what: str, parts: Iterable[tuple[int, int]], size: int, *, unit: str) -> None:
+    """Raise ValueError unless parts, each an offset and a length, cover a buffer of `size` exactly once."""
+    covered = 0
+    for offset, length in sorted(parts):
+        if offset != covered:
+            at = min(offset, covered)
+            raise ValueError(f"{what}: segments cover {unit} {at} twice or not at all")
+        covered += length
+    if covered != size:
+        raise ValueError(f"{what}: segments cover {covered} {unit}s of {size}")
+
+
 def refuse_gaps(groups: Sequence[BufferDocument], segments: Sequence[RangeDocument]) -> None:
     """Raise ValueError unless every gradient is in one place and every byte in one segment."""
-    names: set[str] = set()
     for number, group in enumerate(groups):
         if group.size_bytes % ELEMENT_BYTES[group.dtype]:
             raise ValueError(f"group {number}: {group.size_bytes} bytes cut an element of {group.dtype}")
-        for name in group.gradients:
-            if name in names:
-                raise ValueError(f'gradient "{name}" is in two places')
-            names.add(name)
+    refuse_repeated(name for group in groups for name in group.gradients)
     ranges: list[list[tuple[int, int]]] = [[] for _ in groups]
     for number, segment in enumerate(segments):
         if segment.group >= len(groups):
@@ -222,17 +236,7 @@ def refuse_gaps(groups: Sequence[BufferDocument], segments: Sequence[RangeDocume
             raise ValueError(f"segment {number} of group {segment.group} cuts an element")
         ranges[segment.group].append((segment.offset_bytes, segment.size_bytes))
     for number, (group, parts) in enumerate(zip(groups, ranges, strict=True)):
-        covered = 0
-        for offset, size in sorted(parts):
-            if offset != covered:
-                raise ValueError(
-                    f"group {number}: segments cover byte {min(offset, covered)} twice or not at all"
-                )
-            covered += size
-        if covered != group.size_bytes:
-            raise ValueError(
-                f"group {number}: segments cover {covered} bytes of a buffer of {group.size_bytes}"
-            )
+        refuse_uncovered(f"group {number}", parts, group.size_bytes, unit="byte")
 
 
 class Schedule(Document):

@@ -17,6 +17,8 @@ from pace.documents.schedule import (
     Prediction,
     Sha256,
     Stretch,
+    refuse_repeated,
+    refuse_uncovered,
 )
 from pace.errors import InvalidSchedule
 
@@ -164,10 +166,7 @@ class ShardedSchedule(Document):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        names = [name for shard in self.shards for name in shard.gradients]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f'gradient "{twice}" is in two places')
+        refuse_repeated(name for shard in self.shards for name in shard.gradients)
         for half, calls in self.calls.items():
             self._refuse_misplaced(half, calls)
             self._refuse_gaps(half, calls)
@@ -221,17 +220,7 @@ class ShardedSchedule(Document):
                 raise ValueError(f"segment {number} belongs to {half} {segment.call}, which there is not")
             ranges[segment.call].append((segment.first_column, segment.num_columns))
         for number, (call, parts) in enumerate(zip(calls, ranges, strict=True)):
-            covered = 0
-            for first, columns in sorted(parts):
-                if first != covered:
-                    raise ValueError(
-                        f"{half} {number}: segments cover column {min(first, covered)} twice or not at all"
-                    )
-                covered += columns
-            if covered != self.columns_of(call):
-                raise ValueError(
-                    f"{half} {number}: segments cover {covered} columns of {self.columns_of(call)}"
-                )
+            refuse_uncovered(f"{half} {number}", parts, self.columns_of(call), unit="column")
 
     def to_json(self) -> bytes:
         """Serialize; the same schedule always gives the same bytes."""

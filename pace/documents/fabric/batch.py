@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pace.documents.base import Document
+from pace.documents.base import Document, repeated
 from pace.documents.profile import Name, Seconds
 from pace.documents.schedule import Bytes
 
@@ -105,11 +105,8 @@ class UpdateBatch(Document):
 
     @model_validator(mode="after")
     def _ids_are_unique(self) -> Self:
-        seen: set[str] = set()
-        for update in (*self.updates, *self.punted):
-            if update.id in seen:
-                raise ValueError(f'update "{update.id}" is there twice')
-            seen.add(update.id)
+        if (twice := repeated(update.id for update in (*self.updates, *self.punted))) is not None:
+            raise ValueError(f'update "{twice}" is there twice')
         for update in self.updates:
             if update.version > self.version:
                 raise ValueError(

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pace.documents.base import Document
+from pace.documents.base import Document, repeated
 from pace.documents.profile import Name
 
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -54,10 +54,9 @@ class FabricNetwork(Document):
 
     @model_validator(mode="after")
     def _hosts_are_known(self) -> Self:
-        names = [host.name for host in self.hosts]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f'host "{name}" is there twice')
+        if (twice := repeated(host.name for host in self.hosts)) is not None:
+            raise ValueError(f'host "{twice}" is there twice')
+        names = {host.name for host in self.hosts}
         parts: list[tuple[str, tuple[str, ...]]] = [
             ("server", (self.server,)),
             ("replica", (self.replica,) if self.replica else ()),

@@ -49,8 +49,8 @@ def refusal(faulty: dict[str, Any]) -> str:
     [
         (["segments", 0, "size_bytes"], 8, ["group 0", "byte 4", "twice"]),
         (["segments", 2, "offset_bytes"], 8, ["group 0", "byte 4", "not at all"]),
-        (["segments", 2, "size_bytes"], 24, ["group 0", "28 bytes of a buffer of 32"]),
-        (["segments", 2, "size_bytes"], 32, ["group 0", "36 bytes of a buffer of 32"]),
+        (["segments", 2, "size_bytes"], 24, ["group 0", "28 bytes of 32"]),
+        (["segments", 2, "size_bytes"], 32, ["group 0", "36 bytes of 32"]),
         (["segments", 0, "size_bytes"], 3, ["segment 0", "cuts an element"]),
         (["segments", 2, "offset_bytes"], 5, ["segment 2", "cuts an element"]),
         (["segments", 1, "group"], 2, ["segment 1", "no group"]),
