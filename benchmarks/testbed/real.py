@@ -5,7 +5,9 @@ priority (the kernel throttles real-time processes that never sleep), so the mac
 rank and nothing else to do.
 """
 
+import timeit
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,8 @@ CAPTURED_ITERATIONS = 10
 # Of one all-reduce while compute is timed beside it: about a group of these models.
 BESIDE_BYTES = 1 << 20
 # Of iterations, with all-reduces beside them and without.
-PAIRS = 9
+PAIRS = 21
+_WARM_UP = 3
 _PORT = 19100
 CLASSES = 10
 
@@ -103,8 +106,9 @@ def captured(
 ) -> Fitted:
     """Capture a model's profile on these hosts, all computing at once; that of the slowest rank counts.
 
-    How much traffic slows compute down is measured over each backend, as its threads work on the same cores:
-    in so many pairs of iterations.
+    How much traffic slows compute down is measured over each backend, as its threads work on the same cores,
+    in so many pairs of iterations: beside compute without any backend, as in the profile. An idle Horovod
+    wakes a thousand times a second, and on cores that compute that alone takes time.
     """
     with ranks(f"capture of {name}", on, _capturing, name, undisturbed=False) as group:
         profiles: list[Profile] = group.ask("capture", allreduce, len(on), timeout_s=300)
@@ -117,8 +121,11 @@ def _contention(name: str, on: Sequence[Host], backend: Backend, pairs: int) -> 
     with ranks(
         f"contention of {name} over {backend}", on, _beside_traffic, name, on, backend, undisturbed=False
     ) as group:
+        group.ask("alone", _WARM_UP)
+        alone_s = group.ask("alone", pairs, timeout_s=300)
         port = next(port for port in group.ask("serve") if port)
-        found: list[Contention] = group.ask("measure", port, pairs, timeout_s=300)
+        each = [(port, pairs, own_s) for own_s in alone_s]
+        found: list[Contention] = group.ask_each("measure", each, timeout_s=300)
     return found[0]
 
 
@@ -138,7 +145,9 @@ def _beside_traffic(rank: int, name: str, on: Sequence[Host], backend: Backend) 
             if backend == "torch":
                 return _PORT
             return serve_horovod(on) if rank == 0 else 0
-        port, pairs = arguments
+        if request == "alone":
+            return median(timeit.repeat(iterate, number=1, repeat=arguments[0]))
+        port, pairs, alone_s = arguments
         if backend == "torch":
             join_torch(rank, on, port)
             network = torch_network()
@@ -147,7 +156,7 @@ def _beside_traffic(rank: int, name: str, on: Sequence[Host], backend: Backend) 
 
             join_horovod(rank, on, port, pace.runtime.horovod.init)
             network = horovod_network()
-        return measure_contention(iterate, network, size_bytes=BESIDE_BYTES, pairs=pairs)
+        return measure_contention(iterate, network, size_bytes=BESIDE_BYTES, pairs=pairs, alone_s=alone_s)
 
     return answer
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -216,9 +216,18 @@ class ContentionMeasurement:
         with suppress(Exception):
             self._drain()
 
-    def contention(self) -> Contention:
-        """Return this rank's factors."""
-        return contention_of(self._pairs[1:])
+    def contention(self, alone_s: float | None = None) -> Contention:
+        """Return this rank's factors.
+
+        Parameters
+        ----------
+        alone_s
+            An iteration where no backend runs, which counts in place of those as they are.
+        """
+        pairs = self._pairs[1:]
+        if alone_s is not None:
+            pairs = [replace(pair, plain_s=alone_s) for pair in pairs]
+        return contention_of(pairs)
 
     def _drain(self) -> None:
         if self._traffic is not None:
@@ -229,7 +238,12 @@ class ContentionMeasurement:
 
 
 def measure_contention(
-    iterate: Callable[[], None], network: Network, *, size_bytes: int, pairs: int = 9
+    iterate: Callable[[], None],
+    network: Network,
+    *,
+    size_bytes: int,
+    pairs: int = 9,
+    alone_s: float | None = None,
 ) -> Contention:
     """Time iterations with and without all-reduces beside them; every rank of the group must call it.
 
@@ -241,6 +255,9 @@ def measure_contention(
         Of one all-reduce, at most: an iteration has room for several. Take what a group may have.
     pairs
         How many iterations of each kind, in turns.
+    alone_s
+        What an iteration takes on this rank before the backend is started, where the profile was captured so:
+        a backend may work while nothing is sent, as Horovod does, and that then counts for its traffic.
 
     Returns
     -------
@@ -255,7 +272,7 @@ def measure_contention(
         measurement.begin()
         iterate()
         measurement.end()
-    found = measurement.contention()
+    found = measurement.contention(alone_s)
     return Contention(
         compute_slowdown=greatest(network, found.compute_slowdown),
         allreduce_slowdown=greatest(network, found.allreduce_slowdown),

@@ -75,8 +75,6 @@ class HorovodTransport:
         What every sum is multiplied by; the same on all ranks.
     """
 
-    # A cycle of Horovod's (1 ms), its negotiation, and a look of ours.
-    hand_over_s: float = 2.5e-3
     num_servers: int = 0
     pushed: frozenset[str] | None = None
 
@@ -87,6 +85,8 @@ class HorovodTransport:
         timeout_s: float,
         device: Device | None = None,
     ) -> None:
+        # A cycle of Horovod's, its negotiation, and a look of ours.
+        self.hand_over_s = _cycle_s() + 1.5e-3
         self.rank: int = process_set.rank()
         self.size: int = process_set.size()
         self._process_set = process_set
@@ -368,6 +368,14 @@ def _end_of(handle: Any, timeout_s: float) -> Any:
             raise TimeoutError(f"no end within {timeout_s:g} s")
         time.sleep(_LOOK_S)
     return hvd.synchronize(handle)
+
+
+def _cycle_s() -> float:
+    """Return how often Horovod looks for what it is to send, as it was told, or its default of 1 ms."""
+    try:
+        return max(float(os.environ.get("HOROVOD_CYCLE_TIME", "")), 0.0) * 1e-3
+    except ValueError:
+        return 1e-3
 
 
 def _own_address() -> str:
