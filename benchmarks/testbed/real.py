@@ -7,7 +7,6 @@ rank and nothing else to do.
 
 import timeit
 from collections.abc import Callable, Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,14 @@ from benchmarks.testbed.scaling import Fitted
 from benchmarks.testbed.stream import Stream
 from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import Profile
-from pace.runtime.profiler import Capture, Contention, horovod_network, measure_contention, torch_network
+from pace.runtime.capture.contention import ContentionMeasurement, costs_up_to, slowest_of
+from pace.runtime.profiler import Capture, Contention, horovod_network, torch_network
 
 CAPTURED_ITERATIONS = 10
 # Of one all-reduce while compute is timed beside it: about a group of these models.
 BESIDE_BYTES = 1 << 20
 # Of iterations, with all-reduces beside them and without.
 PAIRS = 21
-_WARM_UP = 3
 _PORT = 19100
 CLASSES = 10
 
@@ -108,28 +107,47 @@ def captured(
 
     How much traffic slows compute down is measured over each backend, as its threads work on the same cores,
     in so many pairs of iterations: beside compute without any backend, as in the profile. An idle Horovod
-    wakes a thousand times a second, and on cores that compute that alone takes time.
+    wakes a thousand times a second, and on cores that compute that alone takes time. The profile is captured
+    before and after each of these, and the one of the median length counts: cores run faster and slower.
     """
+    profiles = [_capture(name, on, allreduce)]
+    contention = {}
+    for backend in backends:
+        contention[backend] = _contention(name, on, backend, pairs)
+        profiles.append(_capture(name, on, allreduce))
+    usual = sorted(profiles, key=_compute_s)[len(profiles) // 2]
+    return Fitted(profile=usual, time_factor=1.0, size_factor=1.0, real=name, contention=contention)
+
+
+def _compute_s(profile: Profile) -> float:
+    return profile.timing.compute_s
+
+
+def _capture(name: str, on: Sequence[Host], allreduce: AllReduce) -> Profile:
     with ranks(f"capture of {name}", on, _capturing, name, undisturbed=False) as group:
         profiles: list[Profile] = group.ask("capture", allreduce, len(on), timeout_s=300)
-    slowest = max(profiles, key=lambda profile: profile.timing.compute_s)
-    contention = {backend: _contention(name, on, backend, pairs) for backend in backends}
-    return Fitted(profile=slowest, time_factor=1.0, size_factor=1.0, real=name, contention=contention)
+    return max(profiles, key=_compute_s)
 
 
 def _contention(name: str, on: Sequence[Host], backend: Backend, pairs: int) -> Contention:
-    with ranks(
-        f"contention of {name} over {backend}", on, _beside_traffic, name, on, backend, undisturbed=False
-    ) as group:
-        group.ask("alone", _WARM_UP)
-        alone_s = group.ask("alone", pairs, timeout_s=300)
+    """Measure in turns with iterations on the same hosts where no backend runs, so that drift hits both."""
+    with (
+        ranks(f"{name} alone", on, _alone, name, undisturbed=False) as alone,
+        ranks(f"{name} beside {backend}", on, _beside_traffic, name, on, backend, undisturbed=False) as group,
+    ):
         port = next(port for port in group.ask("serve") if port)
-        each = [(port, pairs, own_s) for own_s in alone_s]
-        found: list[Contention] = group.ask_each("measure", each, timeout_s=300)
+        group.ask("join", port, pairs)
+        alone.ask("iterate")
+        alone_s: list[list[float]] = []
+        for _ in range(pairs + 1):  # the first pair does not count
+            alone_s.append(alone.ask("iterate"))
+            group.ask("measure")
+        own: list[list[float]] = [list(times) for times in zip(*alone_s, strict=True)]
+        found: list[Contention] = group.ask_each("found", [(times,) for times in own])
     return found[0]
 
 
-def _beside_traffic(rank: int, name: str, on: Sequence[Host], backend: Backend) -> Answer:
+def _iterations(rank: int, name: str) -> Callable[[], None]:
     torch.set_num_threads(1)
     model = RealModel(name, rank=rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -140,23 +158,64 @@ def _beside_traffic(rank: int, name: str, on: Sequence[Host], backend: Backend) 
         model(scale).backward()
         optimizer.step()
 
-    def answer(request: str, arguments: tuple[Any, ...]) -> Any:
-        if request == "serve":
-            if backend == "torch":
-                return _PORT
-            return serve_horovod(on) if rank == 0 else 0
-        if request == "alone":
-            return median(timeit.repeat(iterate, number=1, repeat=arguments[0]))
-        port, pairs, alone_s = arguments
-        if backend == "torch":
-            join_torch(rank, on, port)
-            network = torch_network()
+    return iterate
+
+
+def _alone(rank: int, name: str) -> Answer:
+    iterate = _iterations(rank, name)
+
+    def answer(_request: str, _arguments: tuple[Any, ...]) -> float:
+        return timeit.timeit(iterate, number=1)
+
+    return answer
+
+
+class _BesideTraffic:
+    """One rank of a contention's measurement; its public methods are the requests it answers."""
+
+    def __init__(self, rank: int, name: str, on: Sequence[Host], backend: Backend) -> None:
+        self._rank = rank
+        self._on = on
+        self._backend = backend
+        self._iterate = _iterations(rank, name)
+
+    def serve(self) -> int:
+        """Open what the others join, on rank 0; return its port."""
+        if self._backend == "torch":
+            return _PORT
+        return serve_horovod(self._on) if self._rank == 0 else 0
+
+    def join(self, port: int, pairs: int) -> None:
+        """Join the other ranks, and time what is to be sent."""
+        if self._backend == "torch":
+            join_torch(self._rank, self._on, port)
+            self._network = torch_network()
         else:
             import pace.runtime.horovod
 
-            join_horovod(rank, on, port, pace.runtime.horovod.init)
-            network = horovod_network()
-        return measure_contention(iterate, network, size_bytes=BESIDE_BYTES, pairs=pairs, alone_s=alone_s)
+            join_horovod(self._rank, self._on, port, pace.runtime.horovod.init)
+            self._network = horovod_network()
+        self._measurement = ContentionMeasurement(
+            self._network, costs_up_to(BESIDE_BYTES, self._network), pairs=pairs
+        )
+
+    def measure(self) -> None:
+        """Train two iterations, with traffic beside the second."""
+        for _ in range(2):
+            self._measurement.begin()
+            self._iterate()
+            self._measurement.end()
+
+    def found(self, alone_s: Sequence[float]) -> Contention:
+        """Return the factors of the slowest rank, against compute where no backend runs."""
+        return slowest_of(self._network, self._measurement.contention(alone_s))
+
+
+def _beside_traffic(rank: int, name: str, on: Sequence[Host], backend: Backend) -> Answer:
+    own = _BesideTraffic(rank, name, on, backend)
+
+    def answer(request: str, arguments: tuple[Any, ...]) -> Any:
+        return getattr(own, request)(*arguments)
 
     return answer
 

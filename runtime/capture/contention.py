@@ -216,18 +216,19 @@ class ContentionMeasurement:
         with suppress(Exception):
             self._drain()
 
-    def contention(self, alone_s: float | None = None) -> Contention:
+    def contention(self, alone_s: Sequence[float] | None = None) -> Contention:
         """Return this rank's factors.
 
         Parameters
         ----------
         alone_s
-            An iteration where no backend runs, which counts in place of those as they are.
+            What an iteration next to each pair took where no backend runs, for a profile captured so: a
+            backend may work while nothing is sent, as Horovod does.
         """
-        pairs = self._pairs[1:]
+        pairs = self._pairs
         if alone_s is not None:
-            pairs = [replace(pair, plain_s=alone_s) for pair in pairs]
-        return contention_of(pairs)
+            pairs = [replace(pair, plain_s=own_s) for pair, own_s in zip(pairs, alone_s, strict=True)]
+        return contention_of(pairs[1:])
 
     def _drain(self) -> None:
         if self._traffic is not None:
@@ -238,12 +239,7 @@ class ContentionMeasurement:
 
 
 def measure_contention(
-    iterate: Callable[[], None],
-    network: Network,
-    *,
-    size_bytes: int,
-    pairs: int = 9,
-    alone_s: float | None = None,
+    iterate: Callable[[], None], network: Network, *, size_bytes: int, pairs: int = 9
 ) -> Contention:
     """Time iterations with and without all-reduces beside them; every rank of the group must call it.
 
@@ -255,28 +251,38 @@ def measure_contention(
         Of one all-reduce, at most: an iteration has room for several. Take what a group may have.
     pairs
         How many iterations of each kind, in turns.
-    alone_s
-        What an iteration takes on this rank before the backend is started, where the profile was captured so:
-        a backend may work while nothing is sent, as Horovod does, and that then counts for its traffic.
 
     Returns
     -------
     Contention
         The greatest factors of any rank, for which the others wait; 1 where they are within noise.
     """
-    sizes = sorted({max(size_bytes // 4**step // 4 * 4, 4) for step in range(4)})
-    measurement = ContentionMeasurement(
-        network, [(size, _call_s(network, size)) for size in sizes], pairs=pairs
-    )
+    measurement = ContentionMeasurement(network, costs_up_to(size_bytes, network), pairs=pairs)
     while not measurement.finished:
         measurement.begin()
         iterate()
         measurement.end()
-    found = measurement.contention(alone_s)
+    return slowest_of(network, measurement.contention())
+
+
+def slowest_of(network: Network, found: Contention) -> Contention:
+    """Return the greatest factors of any rank, for which the others wait; every rank must call it."""
     return Contention(
         compute_slowdown=greatest(network, found.compute_slowdown),
         allreduce_slowdown=greatest(network, found.allreduce_slowdown),
     )
+
+
+def costs_up_to(size_bytes: int, network: Network) -> list[tuple[int, float]]:
+    """Time all-reduces of four sizes with nothing beside them; every rank must call it.
+
+    Returns
+    -------
+    list of (int, float)
+        Bytes and seconds, as ``ContentionMeasurement`` takes them.
+    """
+    sizes = sorted({max(size_bytes // 4**step // 4 * 4, 4) for step in range(4)})
+    return [(size, _call_s(network, size)) for size in sizes]
 
 
 def _call_s(network: Network, size_bytes: int) -> float:

@@ -114,6 +114,20 @@ def test_traffic_is_over_before_an_iteration_sends_anything_itself() -> None:
     assert measurement.contention().compute_slowdown >= 1.0
 
 
+def test_iterations_can_count_against_compute_without_a_backend() -> None:
+    """Where an idle backend makes iterations longer than traffic does, the factor is of both."""
+    network = SlowNetwork()
+    network.allowed.release(10_000)
+    measurement = ContentionMeasurement(network, [(64, 1e-4)], pairs=3)
+    while not measurement.finished:
+        measurement.begin()
+        time.sleep(0.002)
+        measurement.end()
+    # An iteration takes a thousand times as long as it is said to take without a backend, then less.
+    assert measurement.contention([2e-6] * 4).compute_slowdown > 1.0
+    assert measurement.contention([2.0] * 4).compute_slowdown == 1.0
+
+
 def _measured(rank: int, size: int) -> list[Contention | None]:
     del size
     weights = torch.full((200, 200), 0.01 * (1 + rank))
