@@ -19,13 +19,16 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.throughput.again import compare_again, tables
 from benchmarks.throughput.compare import Comparison
 from benchmarks.throughput.shapes import SHAPES, ModelShape
+
+if TYPE_CHECKING:
+    from benchmarks.testbed.hosts import Link
 
 _FIXTURE = ModelShape(
     name="four layers",
@@ -35,7 +38,7 @@ _FIXTURE = ModelShape(
 )
 
 
-_FAIR = "whoever shares a link takes turns, as in fair queues; usually all wait in one queue"
+_FAIR = "whoever shares a link takes turns, packet by packet, as in fair queues; else all wait in one queue"
 
 
 def main() -> int:
@@ -157,10 +160,9 @@ def _settings(arguments: argparse.Namespace) -> Iterator[tuple[Comparison | None
         from benchmarks.throughput.tcp_runs import compare_tcp
 
         return compare_tcp(**grid, rate_mbit_s=arguments.rate_mbit_s, discipline=arguments.discipline)
-    from benchmarks.testbed.hosts import Link
     from benchmarks.throughput.tensorflow_runs import compare_tensorflow
 
-    link = Link(rate_mbit_s=arguments.rate_mbit_s, fair=arguments.fair_links)
+    link = _link(arguments)
     return compare_tensorflow(arguments.python, **grid, link=link, window_off=not arguments.default_window)
 
 
@@ -194,7 +196,6 @@ def _summary(found: list[Comparison]) -> str:
 
 
 def _shares(arguments: argparse.Namespace) -> None:
-    from benchmarks.testbed.hosts import Link
     from benchmarks.throughput.tcp_runs import fair_link, measure_shares
     from benchmarks.throughput.tcp_training import BUFFER_BYTES
 
@@ -204,11 +205,20 @@ def _shares(arguments: argparse.Namespace) -> None:
         for direction, spread in measure_shares(
             workers,
             size_bytes=arguments.bytes,
-            link=Link(rate_mbit_s=rate, fair=arguments.fair_links) if arguments.usual else fair_link(rate),
+            link=_link(arguments) if arguments.usual else fair_link(rate),
             rounds=arguments.rounds,
             buffer_bytes=None if arguments.usual else BUFFER_BYTES,
         ).items():
             print(f"{workers} transfers at once, {direction}: share_spread {spread:.3f}", flush=True)
+
+
+def _link(arguments: argparse.Namespace) -> "Link":
+    """Return a link with TCP's usual packets, or one with those of a wire, where hosts take turns."""
+    from benchmarks.testbed.hosts import LEAST_PACKET_BYTES, Link
+
+    if arguments.fair_links:
+        return Link(rate_mbit_s=arguments.rate_mbit_s, packet_bytes=LEAST_PACKET_BYTES, fair=True)
+    return Link(rate_mbit_s=arguments.rate_mbit_s)
 
 
 def _record(arguments: argparse.Namespace) -> None:
