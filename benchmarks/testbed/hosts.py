@@ -31,6 +31,9 @@ BURST_MS = 1
 PACKET_BYTES = 16 * 1024
 LEAST_PACKET_BYTES = 1514  # of a full frame
 QUEUE_MS = 100
+# Where every host has a queue of its own. A longer one before a link that is slower for the moment lets a
+# sender go ahead of what it would get there.
+FAIR_QUEUE_MS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +235,7 @@ def _take_turns(
             *(*tc, "class", "add", *on, "parent", "1:1", "classid", f"1:{queue}", "htb"),
             *("rate", share, *limits, "prio", turn, "quantum", quantum),
         )
-        size = str(round(link.rate_mbit_s * 1e3 / 8 * QUEUE_MS))
+        size = str(round(link.rate_mbit_s * 1e3 / 8 * FAIR_QUEUE_MS))
         _run(*tc, "qdisc", "add", *on, "parent", f"1:{queue}", "bfifo", "limit", size)
     filtered = (*tc, "filter", "add", *on, "parent", "1:", "protocol", "ip")
     small = ("match", "u16", "0x0000", "0xffc0", "at", "2")  # packets of less than 64 bytes
