@@ -139,7 +139,10 @@ def _arguments() -> argparse.Namespace:
     record.add_argument("--servers", type=int, default=1)
     record.add_argument("--output", type=Path, required=True)
     commands.add_parser("speed", help="time the simulation")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.command == "shares" and arguments.fair_links and not arguments.usual:
+        parser.error("shares --fair-links is for TCP's usual buffers: add --usual")
+    return arguments
 
 
 def _settings(arguments: argparse.Namespace) -> Iterator[tuple[Comparison | None, dict[str, Any]]]:

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import datetime
 import itertools
+import math
 import os
 import queue
 import socket
@@ -372,10 +373,11 @@ def _end_of(handle: Any, timeout_s: float) -> Any:
 
 def _cycle_s() -> float:
     """Return how often Horovod looks for what it is to send, as it was told, or its default of 1 ms."""
-    try:
-        return max(float(os.environ.get("HOROVOD_CYCLE_TIME", "")), 0.0) * 1e-3
-    except ValueError:
-        return 1e-3
+    with contextlib.suppress(ValueError):
+        told_ms = float(os.environ.get("HOROVOD_CYCLE_TIME", ""))
+        if 0.0 <= told_ms < math.inf:
+            return told_ms * 1e-3
+    return 1e-3
 
 
 def _own_address() -> str:

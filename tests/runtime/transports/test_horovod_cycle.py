@@ -23,7 +23,7 @@ def _hand_over_s(rank: int, size: int, cycle: str | None) -> float:
 
 @pytest.mark.horovod
 @pytest.mark.parametrize(
-    ("cycle", "expected_s"), [(None, 2.5e-3), ("5", 6.5e-3), ("0.5", 2e-3), ("soon", 2.5e-3)]
+    ("cycle", "expected_s"), [(None, 2.5e-3), ("5", 6.5e-3), ("0.5", 2e-3), ("soon", 2.5e-3), ("nan", 2.5e-3)]
 )
 def test_hand_over_follows_horovods_cycle(cycle: str | None, expected_s: float) -> None:
     """As told by the environment; by Horovod's own default where nothing, or no number, is there."""
