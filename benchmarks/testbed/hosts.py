@@ -235,7 +235,8 @@ def _take_turns(
             *(*tc, "class", "add", *on, "parent", "1:1", "classid", f"1:{queue}", "htb"),
             *("rate", share, *limits, "prio", turn, "quantum", quantum),
         )
-        size = str(round(link.rate_mbit_s * 1e3 / 8 * FAIR_QUEUE_MS))
+        # A queue that is shorter than a packet lets none through.
+        size = str(max(round(link.rate_mbit_s * 1e3 / 8 * FAIR_QUEUE_MS), 4 * link.packet_bytes))
         _run(*tc, "qdisc", "add", *on, "parent", f"1:{queue}", "bfifo", "limit", size)
     filtered = (*tc, "filter", "add", *on, "parent", "1:", "protocol", "ip")
     small = ("match", "u16", "0x0000", "0xffc0", "at", "2")  # packets of less than 64 bytes

@@ -170,7 +170,7 @@ def _alone(rank: int, name: str) -> Answer:
     return answer
 
 
-class _BesideTraffic:
+class _LoadedRank:
     """One rank of a contention's measurement; its public methods are the requests it answers."""
 
     def __init__(self, rank: int, name: str, on: Sequence[Host], backend: Backend) -> None:
@@ -212,7 +212,7 @@ class _BesideTraffic:
 
 
 def _beside_traffic(rank: int, name: str, on: Sequence[Host], backend: Backend) -> Answer:
-    own = _BesideTraffic(rank, name, on, backend)
+    own = _LoadedRank(rank, name, on, backend)
 
     def answer(request: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(own, request)(*arguments)

@@ -60,6 +60,13 @@ def main() -> int:
     if reason is not None:
         print(f"throughput: {reason}", file=sys.stderr)
         return 3
+    if arguments.command in ("tensorflow", "record"):
+        from benchmarks.throughput.tensorflow_runs import why_no_tensorflow
+
+        reason = why_no_tensorflow(arguments.python)
+        if reason is not None:
+            print(f"throughput: {reason}", file=sys.stderr)
+            return 3
     if arguments.command == "record":
         _record(arguments)
         return 0
@@ -199,7 +206,7 @@ def _summary(found: list[Comparison]) -> str:
 
 
 def _shares(arguments: argparse.Namespace) -> None:
-    from benchmarks.throughput.tcp_runs import fair_link, measure_shares
+    from benchmarks.throughput.tcp_runs import even_link, measure_shares
     from benchmarks.throughput.tcp_training import BUFFER_BYTES
 
     rate = arguments.rate_mbit_s
@@ -208,7 +215,7 @@ def _shares(arguments: argparse.Namespace) -> None:
         for direction, spread in measure_shares(
             workers,
             size_bytes=arguments.bytes,
-            link=_link(arguments) if arguments.usual else fair_link(rate),
+            link=_link(arguments) if arguments.usual else even_link(rate),
             rounds=arguments.rounds,
             buffer_bytes=None if arguments.usual else BUFFER_BYTES,
         ).items():

@@ -45,14 +45,14 @@ def run_tcp(
     The rate is that of one worker's link in bytes of payload per second, one way: no link of these carries
     data both ways.
     """
-    with _started(job, fair_link(rate_mbit_s)) as (group, rate):
+    with _started(job, even_link(rate_mbit_s)) as (group, rate):
         arguments = (steps, seed, time.monotonic() + 0.3)
         each = [arguments] * (job.servers + job.workers)
         replies = group.ask_each("train", each, timeout_s=3600)[job.servers :]
         return [ends for ends, _, _ in replies], replies[0][1], rate
 
 
-def fair_link(rate_mbit_s: float) -> Link:
+def even_link(rate_mbit_s: float) -> Link:
     """Return a link that connections share about equally."""
     return Link(rate_mbit_s=rate_mbit_s, packet_bytes=PACKET_BYTES, burst_ms=BURST_MS)
 

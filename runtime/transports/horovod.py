@@ -35,7 +35,6 @@ from pace.runtime.transports.transport import (
 
 _STORE_TIMEOUT_S = 30.0
 _ADDRESS_BYTES = 300
-
 # Half of what hvd.synchronize() itself sleeps between two looks.
 _LOOK_S = 5e-4
 
@@ -276,15 +275,15 @@ class HorovodTransport:
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Give every rank's payload to every rank."""
-        lengths = self._allgather(torch.tensor([len(payload)], dtype=torch.int64)).tolist()
-        joined = _to_bytes(self._allgather(_to_tensor(payload, len(payload))))
-        ends = list(itertools.accumulate(lengths))
-        return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        return self._gathered(payload, None)
 
     def gather_aside(self, payload: bytes, name: str) -> list[bytes]:
         """Give every rank's payload to every rank; see ``Transport``."""
-        name = f"{self._prefix}.aside.{name}"
-        lengths = self._allgather(torch.tensor([len(payload)], dtype=torch.int64), f"{name}.lengths").tolist()
+        return self._gathered(payload, f"{self._prefix}.aside.{name}")
+
+    def _gathered(self, payload: bytes, name: str | None) -> list[bytes]:
+        of_lengths = None if name is None else f"{name}.lengths"
+        lengths = self._allgather(torch.tensor([len(payload)], dtype=torch.int64), of_lengths).tolist()
         joined = _to_bytes(self._allgather(_to_tensor(payload, len(payload)), name))
         ends = list(itertools.accumulate(lengths))
         return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]

@@ -133,9 +133,10 @@ def test_hosts_take_turns_on_a_fair_link() -> None:
     assert 0.7 < many / one < 1.4
 
 
-def test_fair_links_carry_what_they_should() -> None:
-    """Queues of their own cost nothing of the rate."""
-    with hosts([Link(rate_mbit_s=100, fair=True)] * 3) as on:
+@pytest.mark.parametrize("rate_mbit_s", [100, 20])
+def test_fair_links_carry_what_they_should(rate_mbit_s: float) -> None:
+    """Queues of their own cost nothing of the rate, also where a packet is longer than they should be."""
+    with hosts([Link(rate_mbit_s=rate_mbit_s, fair=True)] * 3) as on:
         verify_rates(on)
         with pytest.raises(ValueError, match="one queue"):
             reshape(on[0], up_mbit_s=10, down_mbit_s=10)

@@ -1,6 +1,7 @@
 """The validation of throughput predictions, at its smallest: real TCP between real hosts."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ from benchmarks.throughput.compare import Comparison, measured_rate, replay_erro
 from benchmarks.throughput.shapes import SHAPES, shape_of
 from benchmarks.throughput.tcp_runs import (
     compare_tcp,
-    fair_link,
+    even_link,
     job_of,
     measure_shares,
     run_tcp,
     steps_document,
 )
+from benchmarks.throughput.tensorflow_runs import why_no_tensorflow
 
 
 @pytest.mark.netns
@@ -59,7 +61,7 @@ def test_training_over_tcp_and_its_prediction(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("namespaces")
 def test_shares_are_measured_in_both_directions() -> None:
     """Real shares are never exactly equal, and none of these takes the whole link."""
-    shares = measure_shares(3, size_bytes=50_000, link=fair_link(100), rounds=3)
+    shares = measure_shares(3, size_bytes=50_000, link=even_link(100), rounds=3)
     assert set(shares) == {"down", "up"}
     assert all(0 < spread < 2 for spread in shares.values())
 
@@ -91,3 +93,9 @@ def test_rates_are_measured_between_warm_up_and_the_first_end() -> None:
     """Two workers: steps in (2, 6] s, of which there are 4 and 2."""
     assert measured_rate([[1, 2, 3, 4, 5, 6], [2, 4, 6, 8]], 1) == pytest.approx(6 / 4)
     assert measured_rate([[1, 2, 3], [4, 8, 12]], 1) == 0  # one has ended before the other is warm
+
+
+def test_an_interpreter_without_tensorflow_is_refused_in_one_line() -> None:
+    """Before any host is made: one that is not there, and one that lacks it."""
+    assert "No such file" in str(why_no_tensorflow(Path("/nowhere/python")))
+    assert "has no TensorFlow" in str(why_no_tensorflow(Path(sys.executable)))
