@@ -18,7 +18,7 @@ from pace.runtime.capture.step_recorder import ExchangedSegment, StepRecorder
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.engine.weight_share import WeightShare
-from pace.runtime.optimizer.live_wrappers import live, refuse_wrapped
+from pace.runtime.optimizer.live_wrappers import WhereMade, live, refuse_wrapped
 from pace.runtime.optimizer.stand_in import StandIn
 from pace.runtime.optimizer.start import Prepare, start_together
 from pace.runtime.parameter_server.link import Countdown
@@ -103,6 +103,7 @@ class AsynchronousOptimizer(StandIn):
         transport.gather(b"")  # nobody pushes changes before the weights are there
         for share in self._shares:
             share.remember()
+        self._made = WhereMade()
         self._closed = False
         live.add(self)
 
@@ -311,7 +312,7 @@ class AsynchronousOptimizer(StandIn):
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
-            self._close(linger=False)
+            self._made.end(lambda: self._close(linger=False))
 
 
 def _refuse_others(options: WrapperOptions) -> None:

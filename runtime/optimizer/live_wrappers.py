@@ -2,6 +2,7 @@
 
 import atexit
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -57,6 +58,25 @@ def _end_all() -> None:
     for wrapper in list(live):
         wrapper.end_with_process(uncaught)
     finish_closing()
+
+
+class WhereMade:
+    """The thread that made a wrapper: the only one in which its end, once it is dropped, may be waited for.
+
+    The garbage collector runs in whichever thread allocates, and that may be one that the end waits for: the
+    engine's, one that completes its sums, or the one that says that this rank is alive.
+    """
+
+    def __init__(self) -> None:
+        self._thread = weakref.ref(threading.current_thread())
+
+    def end(self, dropped: Callable[[], None]) -> None:
+        """Call what ends a wrapper that nobody has any more: here, or in a new thread of its own."""
+        if self._thread() is threading.current_thread():
+            dropped()
+        else:
+            # No daemon: the process waits for last sums as it would in the thread that trains.
+            threading.Thread(target=dropped, name="pace.dropped").start()
 
 
 def weakly(method: Callable[..., Any], otherwise: Any = None) -> Callable[..., Any]:

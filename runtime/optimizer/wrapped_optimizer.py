@@ -28,7 +28,7 @@ from pace.runtime.event_log import log
 from pace.runtime.gates.carrier import Carrier
 from pace.runtime.gates.gated_param_groups import gate_param_groups, ungate_param_groups
 from pace.runtime.optimizer.averaging import Averaging, mean_loss
-from pace.runtime.optimizer.live_wrappers import live, refuse_wrapped, weakly
+from pace.runtime.optimizer.live_wrappers import WhereMade, live, refuse_wrapped, weakly
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.shards.norm_and_state import NormAndState
@@ -119,6 +119,7 @@ class WrappedOptimizer(NormAndState):
         if self._peers is not None:
             self._peers.follow(self._progress, self._answer)
             self._peers.follow_state(self._give_state)
+        self._made = WhereMade()
         self._closed = False
         live.add(self)
 
@@ -388,9 +389,11 @@ class WrappedOptimizer(NormAndState):
         self._close(linger=False, drain=False)
 
     def __del__(self) -> None:
-        # Dropped without close(): nobody can step any more, so only updates that are due are waited for.
-        if getattr(self, "_closed", True):
-            return
+        if not getattr(self, "_closed", True):
+            self._made.end(self._end_dropped)
+
+    def _end_dropped(self) -> None:
+        # Without close(): nobody can step any more, so only updates that are due are waited for.
         try:
             if self._rounds.engine.failure is None:
                 self._rounds.finish_all()

@@ -152,20 +152,21 @@ class Peers:
         return False
 
     def _answer_others(self) -> bool:
-        # Here, and not in the loop, which would hold what it called while it sleeps.
-        answer, give = self._answer(), self._give_state()
-        if give is not None:
-            with self._lock:
-                store = self._store
-                wanted = store.get(_STATE_ASKED) if store is not None and store.check([_STATE_ASKED]) else b""
-            if wanted and give(json.loads(wanted)):
+        # What is called is held while it is called and no longer: not while the store is asked.
+        if self._give_state() is not None:
+            wanted = self._asked_for(_STATE_ASKED)
+            if wanted and (give := self._give_state()) is not None and give(json.loads(wanted)):
                 return True
-        if answer is None:
+        if self._answer() is None:
             return False
+        asked = self._asked_for(_ASKED)
+        answer = self._answer()
+        return bool(asked) and answer is not None and answer(int(asked))
+
+    def _asked_for(self, key: str) -> bytes:
         with self._lock:
             store = self._store
-            asked = int(store.get(_ASKED)) if store is not None and store.check([_ASKED]) else 0
-        return bool(asked) and answer(asked)
+            return bytes(store.get(key)) if store is not None and store.check([key]) else b""
 
     def ask(self, turn: int) -> None:
         """Ask the other ranks to make their contributions to a turn final: this one waits for them."""
