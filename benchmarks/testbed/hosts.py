@@ -221,29 +221,28 @@ def _take_turns(
     namespace: str, device: str, link: Link, others: Sequence[str], end: Literal["src", "dst"]
 ) -> None:
     """Give every other host a queue of its own, and one to acknowledgements, which goes first."""
-    on = ("dev", device)
     whole, burst = _bits_s(link.rate_mbit_s), _burst(link)
-    tc = ("tc", "-n", namespace)
-    _run(*tc, "qdisc", "add", *on, "root", "handle", "1:", "htb", "default", "2")
-    limits = ("ceil", whole, "burst", burst, "cburst", burst)
-    _run(*tc, "class", "add", *on, "parent", "1:", "classid", "1:1", "htb", "rate", whole, *limits)
+    limits = f"ceil {whole} burst {burst} cburst {burst}"
     share = _bits_s(link.rate_mbit_s / (len(others) + 2))
-    quantum = str(link.packet_bytes)
-    queues = [("2", "1"), ("3", "0"), *((f"{16 + number:x}", "1") for number in range(len(others)))]
-    for queue, turn in queues:
-        _run(
-            *(*tc, "class", "add", *on, "parent", "1:1", "classid", f"1:{queue}", "htb"),
-            *("rate", share, *limits, "prio", turn, "quantum", quantum),
-        )
-        # A queue that is shorter than a packet lets none through.
-        size = str(max(round(link.rate_mbit_s * 1e3 / 8 * FAIR_QUEUE_MS), 4 * link.packet_bytes))
-        _run(*tc, "qdisc", "add", *on, "parent", f"1:{queue}", "bfifo", "limit", size)
-    filtered = (*tc, "filter", "add", *on, "parent", "1:", "protocol", "ip")
-    small = ("match", "u16", "0x0000", "0xffc0", "at", "2")  # packets of less than 64 bytes
-    _run(*filtered, "prio", "1", "u32", *small, "flowid", "1:3")
-    for number, other in enumerate(others):
-        own = ("match", "ip", end, f"{other}/32", "flowid", f"1:{16 + number:x}")
-        _run(*filtered, "prio", "2", "u32", *own)
+    # A queue that is shorter than a packet lets none through.
+    size = max(round(link.rate_mbit_s * 1e3 / 8 * FAIR_QUEUE_MS), 4 * link.packet_bytes)
+    commands = [
+        f"qdisc add dev {device} root handle 1: htb default 2",
+        f"class add dev {device} parent 1: classid 1:1 htb rate {whole} {limits}",
+    ]
+    own = [f"{16 + number:x}" for number in range(len(others))]
+    for queue, turn in (("2", 1), ("3", 0), *((each, 1) for each in own)):
+        commands += [
+            f"class add dev {device} parent 1:1 classid 1:{queue} htb rate {share} {limits}"
+            f" prio {turn} quantum {link.packet_bytes}",
+            f"qdisc add dev {device} parent 1:{queue} bfifo limit {size}",
+        ]
+    filtered = f"filter add dev {device} parent 1: protocol ip"
+    # Packets of less than 64 bytes.
+    commands.append(f"{filtered} prio 1 u32 match u16 0x0000 0xffc0 at 2 flowid 1:3")
+    for queue, other in zip(own, others, strict=True):
+        commands.append(f"{filtered} prio 2 u32 match ip {end} {other}/32 flowid 1:{queue}")
+    _run("tc", "-n", namespace, "-batch", "-", text="\n".join(commands))
 
 
 def _shape(
@@ -281,8 +280,8 @@ def congestion_control(host: Host) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(*command: str, text: str | None = None) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, input=text, check=False)
     if done.returncode != 0:
         raise TestbedUnavailable(f"`{' '.join(command)}`: {done.stderr.strip()}")
 

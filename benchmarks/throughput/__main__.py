@@ -126,7 +126,7 @@ def _arguments() -> argparse.Namespace:
         else:
             command.add_argument("--python", type=Path, required=True, help="has TensorFlow")
             command.add_argument("--default-window", action="store_true", help="leave flow control on")
-            command.add_argument("--fair-links", action="store_true", help=_FAIR)
+        command.add_argument("--fair-links", action="store_true", help=_FAIR)
     shares = commands.add_parser("shares", help="how unequally simultaneous transfers share a link")
     shares.add_argument("--workers", nargs="+", type=int, default=[4, 8])
     shares.add_argument("--rate-mbit-s", type=float, default=100.0)
@@ -167,9 +167,16 @@ def _settings(arguments: argparse.Namespace) -> Iterator[tuple[Comparison | None
         "share_spread": arguments.share_spread,
     }
     if arguments.command == "tcp":
-        from benchmarks.throughput.tcp_runs import compare_tcp
+        from benchmarks.throughput.tcp_runs import compare_tcp, even_link
+        from benchmarks.throughput.tcp_training import BUFFER_BYTES
 
-        return compare_tcp(**grid, rate_mbit_s=arguments.rate_mbit_s, discipline=arguments.discipline)
+        fair = arguments.fair_links
+        return compare_tcp(
+            **grid,
+            link=_link(arguments) if fair else even_link(arguments.rate_mbit_s),
+            buffer_bytes=None if fair else BUFFER_BYTES,
+            discipline=arguments.discipline,
+        )
     from benchmarks.throughput.tensorflow_runs import compare_tensorflow
 
     link = _link(arguments)

@@ -32,7 +32,7 @@ def test_training_over_tcp_and_its_prediction(tmp_path: Path) -> None:
             workers=[2],
             servers=[2],
             discipline="window",
-            rate_mbit_s=100,
+            link=even_link(100),
             total_bytes=6e5,
             profiled=4,
             steps=12,
@@ -74,7 +74,7 @@ def test_recorded_steps_hold_every_byte(discipline: str) -> None:
     """What is recorded makes a valid document: every layer is pulled, computed and pushed in order."""
     shape = shape_of("vgg", total_bytes=2e5, ratio=2.0, bytes_per_s=12e6)
     job = job_of(shape, workers=1, servers=1, discipline="fifo" if discipline == "fifo" else "tic")
-    ends, records, rate = run_tcp(job, rate_mbit_s=100, steps=3, seed=0)
+    ends, records, rate = run_tcp(job, link=even_link(100), steps=3, seed=0)
     document = steps_document(job, records, rate, "vgg")
     assert document.bytes_of("downlink") == document.bytes_of("uplink") == (sum(shape.layers),)
     assert len(ends[0]) == len(document.steps) == 3
