@@ -4,12 +4,14 @@ Links are looked at moment by moment instead of being booked, delays are counted
 divergence is bounded by following the history instead of by its closed form.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
+import numpy as np
+
 from pace.documents.fabric.batch import PendingUpdate, UpdateBatch
-from pace.documents.fabric.network import FabricNetwork
+from pace.documents.fabric.network import FabricHost, FabricNetwork
 from pace.documents.fabric.transfer_plan import TransferPlan
 
 # Shares of a size, a rate or the plan's length that count as rounding.
@@ -155,29 +157,32 @@ def _sum_size(batch: UpdateBatch, members: list[PendingUpdate]) -> int:
 
 def _check_links(network: FabricNetwork, plan: TransferPlan) -> Iterator[str]:
     """Yield links that carry more than they can, between any two moments of change."""
+    pieces: defaultdict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    for transfer in plan.transfers:
+        for direction, name in (("up", transfer.source), ("down", transfer.target)):
+            pieces[direction, name] += transfer.rates
     for host in network.hosts:
-        for field, end_of in (("up_bytes_per_s", "source"), ("down_bytes_per_s", "target")):
-            pieces = [
-                piece
-                for transfer in plan.transfers
-                if getattr(transfer, end_of) == host.name
-                for piece in transfer.rates
-            ]
-            moments = sorted({t for piece in pieces for t in piece[:2]} | {c.at_s for c in host.changes})
-            for start, end in pairwise(moments):
-                if end - start <= 1e-9:
-                    continue
-                middle = (start + end) / 2
-                capacity = getattr(host, field)
-                for change in host.changes:
-                    if change.at_s <= middle and getattr(change, field) is not None:
-                        capacity = getattr(change, field)
-                used = sum(rate for begin, until, rate in pieces if begin <= middle < until)
-                if used > capacity * (1 + _SLACK) + 1e-9:
-                    direction = field.removesuffix("_bytes_per_s")
-                    seen = f"{used:.6g} of {capacity:.6g} bytes/s"
-                    yield f'"{host.name}" {direction} carries {seen} at {middle:.6g} s'
-                    break
+        for direction in ("up", "down"):
+            if carried := pieces.get((direction, host.name)):
+                yield from _check_link(host, direction, carried)
+
+
+def _check_link(host: FabricHost, direction: str, pieces: list[tuple[float, float, float]]) -> Iterator[str]:
+    begin, until, rate = np.array(pieces).T
+    times, steps = np.concatenate([begin, until]), np.concatenate([rate, -rate])
+    order = np.argsort(times)
+    running = np.concatenate([[0.0], np.cumsum(steps[order])])
+    moments = np.unique([*times, *(change.at_s for change in host.changes)])
+    middles = ((moments[1:] + moments[:-1]) / 2)[np.diff(moments) > 1e-9]
+    used = running[np.searchsorted(times[order], middles)]
+    field = f"{direction}_bytes_per_s"
+    capacity = np.full(len(middles), getattr(host, field))
+    for change in host.changes:
+        if getattr(change, field) is not None:
+            capacity[middles >= change.at_s] = getattr(change, field)
+    for at in np.flatnonzero(used > capacity * (1 + _SLACK) + 1e-9)[:1]:
+        seen = f"{used[at]:.6g} of {capacity[at]:.6g} bytes/s"
+        yield f'"{host.name}" {direction} carries {seen} at {middles[at]:.6g} s'
 
 
 def _arrivals(plan: TransferPlan, goal: str, known: dict[str, PendingUpdate]) -> dict[str, float]:

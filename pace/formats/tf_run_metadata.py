@@ -24,6 +24,8 @@ _LABEL = re.compile(r"(?P<edge>edge_\S+) from (?P<source>/job:\S+) to (?P<target
 _DEVICE = re.compile(r"job:(?P<job>[^/]+)(?:/replica:\d+)?/task:(?P<task>\d+)")
 _SENDS, _RECVS = ("_Send", "_HostSend"), ("_Recv", "_HostRecv")
 _HANDLES = ("VarHandleOp", "VariableV2", "Variable")
+# Before the key of a pull: no job has such a name.
+_ASKING = "asking for "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +68,9 @@ def read_tf_run_metadata(
 ) -> StepsDocument:
     """Read traced steps of one worker.
 
-    Ops of a server that wait for nothing (reads of variables) are left out: pulls start the step, in the
-    order in which the server had them ready.
+    Ops of a server that wait for nothing (reads of variables) are left out. Pulls that wait for nothing else
+    wait for an op of the worker, which asks for them: it takes from the step's beginning until the server had
+    them ready.
 
     Parameters
     ----------
@@ -102,7 +105,7 @@ def read_tf_run_metadata(
     dropped = len(traced) - len(whole)
     if dropped:
         warn(where, f"{dropped} of {len(traced)} steps were dropped: they lack rows or have another graph")
-    ops, order = _ops(where, whole[0])
+    ops, order = _asked(*_ops(where, whole[0]))
     rate = bytes_per_s
     if rate is None:
         rate = _busy_rate(where, whole)
@@ -241,6 +244,20 @@ def _ops(path: str | Path, step: _Traced) -> tuple[list[StepsOp], list[str]]:
     return ops, order
 
 
+def _asked(ops: Sequence[StepsOp], order: Sequence[str]) -> tuple[list[StepsOp], list[str]]:
+    """Let pulls that wait for nothing wait for being asked for."""
+    asked, keys = [], []
+    for op, key in zip(ops, order, strict=True):
+        if op.resource == "downlink" and not op.deps:
+            asking = f"worker/ask/{op.name.removeprefix('down/')}"
+            asked += [StepsOp(name=asking, resource="worker"), op.model_copy(update={"deps": (asking,)})]
+            keys += [_ASKING + key, key]
+        else:
+            asked.append(op)
+            keys.append(key)
+    return asked, keys
+
+
 def _start(step: _Traced, key: str) -> tuple[float, str]:
     node = step.nodes[key]
     if node.op in _RECVS and node.edge in step.transfers:
@@ -303,9 +320,11 @@ def _times(step: _Traced, order: Sequence[str]) -> StepTimes:
     )
     starts, durations = [], []
     for key in order:
-        node = step.nodes[key]
+        node = step.nodes[key.removeprefix(_ASKING)]
         if node.op in _RECVS and node.edge in step.transfers:
             start, length, _ = step.transfers[node.edge]
+            if key.startswith(_ASKING):
+                start, length = began, start - began
         else:
             start, length = step.rows.get(key, (began, 0.0))
         starts.append(max(start - began, 0.0) * 1e-6)
