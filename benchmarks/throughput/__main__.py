@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.throughput.again import compare_again, tables
 from benchmarks.throughput.compare import Comparison
-from benchmarks.throughput.shapes import SHAPES, ModelShape
+from benchmarks.throughput.shapes import ALL_SHAPES, SHAPES, ModelShape
 
 if TYPE_CHECKING:
     from benchmarks.testbed.hosts import Link
@@ -108,7 +108,7 @@ def _arguments() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("tcp", "tensorflow"):
         command = commands.add_parser(name)
-        command.add_argument("--models", nargs="+", choices=SHAPES, default=SHAPES)
+        command.add_argument("--models", nargs="+", choices=ALL_SHAPES, default=SHAPES)
         command.add_argument("--ratios", nargs="+", type=float, default=[0.5, 1.0, 2.0])
         command.add_argument("--workers", nargs="*", type=int, default=[1, 2, 4, 8])
         command.add_argument("--servers", nargs="+", type=int, default=[1, 2])
@@ -126,7 +126,7 @@ def _arguments() -> argparse.Namespace:
         else:
             command.add_argument("--python", type=Path, required=True, help="has TensorFlow")
             command.add_argument("--default-window", action="store_true", help="leave flow control on")
-        command.add_argument("--fair-links", action="store_true", help=_FAIR)
+            command.add_argument("--fair-links", action="store_true", help=_FAIR)
     shares = commands.add_parser("shares", help="how unequally simultaneous transfers share a link")
     shares.add_argument("--workers", nargs="+", type=int, default=[4, 8])
     shares.add_argument("--rate-mbit-s", type=float, default=100.0)
@@ -167,16 +167,9 @@ def _settings(arguments: argparse.Namespace) -> Iterator[tuple[Comparison | None
         "share_spread": arguments.share_spread,
     }
     if arguments.command == "tcp":
-        from benchmarks.throughput.tcp_runs import compare_tcp, even_link
-        from benchmarks.throughput.tcp_training import BUFFER_BYTES
+        from benchmarks.throughput.tcp_runs import compare_tcp
 
-        fair = arguments.fair_links
-        return compare_tcp(
-            **grid,
-            link=_link(arguments) if fair else even_link(arguments.rate_mbit_s),
-            buffer_bytes=None if fair else BUFFER_BYTES,
-            discipline=arguments.discipline,
-        )
+        return compare_tcp(**grid, rate_mbit_s=arguments.rate_mbit_s, discipline=arguments.discipline)
     from benchmarks.throughput.tensorflow_runs import compare_tensorflow
 
     link = _link(arguments)

@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 
 # Parameters of each layer in thousands; the sizes' distribution is what matters, not their sum.
-_THOUSANDS = {
+_THOUSANDS: dict[str, tuple[int, ...]] = {
     "alexnet": (35, 307, 885, 664, 442, 37753, 16781, 4097),
     "inception": (1, 9, 18, 5, 138, 255, 277, 388, 1152, 1296, 1698, 1698, 2143, 1737, 5047, 6074, 2049),
-    # No model: few layers, none of them small, so that the end of each is that of a transfer.
-    "four": (5000, 500, 2500, 1000),
     "vgg": (2, 37, 74, 148, 295, 590, 590, 1180, 2360, 2360, 2360, 2360, 2360, 102764, 16781, 4097),
 }
 SHAPES = tuple(_THOUSANDS)
+# No model: few layers, none of them small, so that the end of each is that of a transfer.
+_THOUSANDS["four"] = (5000, 500, 2500, 1000)
+ALL_SHAPES = tuple(_THOUSANDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,14 +38,14 @@ def _started(job: TcpJob, link: Link) -> Iterator[tuple[Ranks, float]]:
 
 
 def run_tcp(
-    job: TcpJob, *, link: Link, steps: int, seed: int
+    job: TcpJob, *, rate_mbit_s: float, steps: int, seed: int
 ) -> tuple[list[list[float]], list[dict[str, list[float]]], float]:
     """Train on new hosts; return each worker's step ends, the first worker's records, and the link's rate.
 
     The rate is that of one worker's link in bytes of payload per second, one way: no link of these carries
     data both ways.
     """
-    with _started(job, link) as (group, rate):
+    with _started(job, even_link(rate_mbit_s)) as (group, rate):
         arguments = (steps, seed, time.monotonic() + 0.3)
         each = [arguments] * (job.servers + job.workers)
         replies = group.ask_each("train", each, timeout_s=3600)[job.servers :]
@@ -67,8 +67,8 @@ def measure_shares(
     """
     compute_s = 2 * workers * size_bytes / (link.rate_mbit_s * 1e6 / 8)  # all have pulled before one pushes
     shape = ModelShape(name="one", layers=(size_bytes,), forward_s=(0.0,), backward_s=(compute_s,))
-    job = job_of(shape, workers=workers, servers=1, discipline="fifo", buffer_bytes=buffer_bytes)
-    job = replace(job, jitter=0.0)
+    job = job_of(shape, workers=workers, servers=1, discipline="fifo")
+    job = replace(job, jitter=0.0, buffer_bytes=buffer_bytes)
     leads: dict[str, list[float]] = {"down": [], "up": []}
     with _started(job, link) as (group, _):
         for _ in range(rounds):
@@ -142,14 +142,7 @@ def steps_document(
     )
 
 
-def job_of(
-    shape: ModelShape,
-    *,
-    workers: int,
-    servers: int,
-    discipline: TcpDiscipline,
-    buffer_bytes: int | None = BUFFER_BYTES,
-) -> TcpJob:
+def job_of(shape: ModelShape, *, workers: int, servers: int, discipline: TcpDiscipline) -> TcpJob:
     """Return a job on that many hosts; windows are a sixteenth of the model."""
     return TcpJob(
         workers=workers,
@@ -161,7 +154,6 @@ def job_of(
         jitter=JITTER,
         discipline=discipline,
         window_bytes=max(sum(shape.layers) // 16, 1),
-        buffer_bytes=buffer_bytes,
     )
 
 
@@ -172,8 +164,7 @@ def compare_tcp(
     workers: Sequence[int],
     servers: Sequence[int],
     discipline: TcpDiscipline,
-    link: Link,
-    buffer_bytes: int | None = BUFFER_BYTES,
+    rate_mbit_s: float,
     total_bytes: float,
     profiled: int,
     steps: int,
@@ -182,26 +173,19 @@ def compare_tcp(
     share_spread: float | None = None,
 ) -> Iterator[tuple[Comparison | None, dict[str, object]]]:
     """Profile one worker, then measure and predict each number of workers."""
-    system = f"tcp {discipline}{', fair links' if link.fair else ''}"
     for model in models:
         for ratio in ratios:
-            nominal = link.rate_mbit_s * 1e6 / 8 * 0.95
+            nominal = rate_mbit_s * 1e6 / 8 * 0.95
             shape = shape_of(model, total_bytes=total_bytes, ratio=ratio, bytes_per_s=nominal)
             for num_servers in servers:
-                alone = job_of(
-                    shape,
-                    workers=1,
-                    servers=num_servers,
-                    discipline=discipline,
-                    buffer_bytes=buffer_bytes,
-                )
-                _, records, rate = run_tcp(alone, link=link, steps=profiled, seed=0)
+                alone = job_of(shape, workers=1, servers=num_servers, discipline=discipline)
+                _, records, rate = run_tcp(alone, rate_mbit_s=rate_mbit_s, steps=profiled, seed=0)
                 document = steps_document(alone, records, rate, model)
                 of_steps, of_downlinks = replay_errors(document)
                 yield (
                     None,
                     {
-                        "system": system,
+                        "system": f"tcp {discipline}",
                         "model": model,
                         "ratio": ratio,
                         "servers": num_servers,
@@ -212,10 +196,10 @@ def compare_tcp(
                     },
                 )
                 for count in workers:
-                    job = replace(alone, workers=count)
+                    job = job_of(shape, workers=count, servers=num_servers, discipline=discipline)
                     measured = []
                     for repetition in range(repetitions):
-                        ends, _, _ = run_tcp(job, link=link, steps=steps, seed=1 + repetition)
+                        ends, _, _ = run_tcp(job, rate_mbit_s=rate_mbit_s, steps=steps, seed=1 + repetition)
                         measured.append(measured_rate(ends, skip))
                     found = compare(
                         document,
@@ -224,7 +208,7 @@ def compare_tcp(
                         steps=steps,
                         skip=skip,
                         share_spread=share_spread,
-                        system=system,
+                        system=f"tcp {discipline}",
                         model=model,
                         ratio=ratio,
                         load_average=os.getloadavg()[0],

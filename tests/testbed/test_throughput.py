@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.throughput.again import compare_again, tables
 from benchmarks.throughput.compare import Comparison, measured_rate, replay_errors
-from benchmarks.throughput.shapes import SHAPES, shape_of
+from benchmarks.throughput.shapes import ALL_SHAPES, shape_of
 from benchmarks.throughput.tcp_runs import (
     compare_tcp,
     even_link,
@@ -32,7 +32,7 @@ def test_training_over_tcp_and_its_prediction(tmp_path: Path) -> None:
             workers=[2],
             servers=[2],
             discipline="window",
-            link=even_link(100),
+            rate_mbit_s=100,
             total_bytes=6e5,
             profiled=4,
             steps=12,
@@ -74,7 +74,7 @@ def test_recorded_steps_hold_every_byte(discipline: str) -> None:
     """What is recorded makes a valid document: every layer is pulled, computed and pushed in order."""
     shape = shape_of("vgg", total_bytes=2e5, ratio=2.0, bytes_per_s=12e6)
     job = job_of(shape, workers=1, servers=1, discipline="fifo" if discipline == "fifo" else "tic")
-    ends, records, rate = run_tcp(job, link=even_link(100), steps=3, seed=0)
+    ends, records, rate = run_tcp(job, rate_mbit_s=100, steps=3, seed=0)
     document = steps_document(job, records, rate, "vgg")
     assert document.bytes_of("downlink") == document.bytes_of("uplink") == (sum(shape.layers),)
     assert len(ends[0]) == len(document.steps) == 3
@@ -83,7 +83,7 @@ def test_recorded_steps_hold_every_byte(discipline: str) -> None:
 
 def test_shapes_keep_their_totals() -> None:
     """Every model has the bytes and the ratio that were asked for."""
-    for name in SHAPES:
+    for name in ALL_SHAPES:
         shape = shape_of(name, total_bytes=1e7, ratio=0.5, bytes_per_s=1e7)
         assert sum(shape.layers) == pytest.approx(1e7, rel=1e-3)
         assert sum(shape.forward_s) + sum(shape.backward_s) == pytest.approx(4.0, rel=1e-3)
