@@ -141,7 +141,7 @@ class ShardUpdate(TwinOptimizer):
                 return self._last
             if transport.peers is not None:
                 transport.peers.ask_for_state(self._usage.num_gathered + 1, step, last=last)
-            return self._gather(transport, step)
+            return self._gather(transport, step, last=last)
 
     def give(self, transport: Transport, step: int, asked: list[int]) -> bool:
         """Take part in a gathering that another rank has asked for; say whether this was the time."""
@@ -151,26 +151,28 @@ class ShardUpdate(TwinOptimizer):
         try:
             if number != self._usage.num_gathered + 1 or self._last is not None:
                 return False
-            found = self._gather(transport, step)
-            if last:
-                self._last = found  # nobody would answer this rank
+            self._gather(transport, step, last=last)
         finally:
             self._lock.release()
         return True
 
-    def _gather(self, transport: Transport, step: int) -> dict[Slot, SlotState]:
+    def _gather(self, transport: Transport, step: int, *, last: bool) -> dict[Slot, SlotState]:
         self._usage.num_gathered += 1
         found: dict[Slot, SlotState] = {}
+        ends = False
         for number in range(len(self._memory.matrices)):
             slots = [slot for slot in self._slots if self._memory.places[slot.name].shard == number]
             name = f"state.{step}.{self._usage.num_gathered}.{number}"
-            replies = transport.gather_aside(saved(self._pieces(slots)), name)
-            everyone = [loaded(each) for each in replies]
+            replies = transport.gather_aside(bytes([last]) + saved(self._pieces(slots)), name)
+            ends = ends or any(each[0] for each in replies)
+            everyone = [loaded(each[1:]) for each in replies]
             for slot in slots:
                 parts = [each[slot.name] for each in everyone if slot.name in each]
                 if parts:
                     shaped = functools.partial(_shaped, slot.parameter)
                     found[slot] = joined(parts, slot.parameter.numel(), shaped)
+        if ends:
+            self._last = found  # some rank takes part in nothing more, so nobody would answer this one
         return found
 
     def sharded(self) -> ShardedState:

@@ -1,5 +1,6 @@
 """Servers add what workers push, in any order of arrival, and hand it back."""
 
+import contextlib
 import threading
 
 import pytest
@@ -203,20 +204,19 @@ def test_a_server_that_goes_is_named_and_nobody_hangs() -> None:
 @pytest.mark.races_with_machine(reason="the other worker must give a sign of life every second")
 def test_a_silent_worker_is_named() -> None:
     """No data, no signs of life: after the time that was agreed on, the others learn who is silent."""
-    with Server() as server:
+    with Server() as server, contextlib.ExitStack() as ends:
         alive = Worker(server, 0, 2, silence_s=1.0)
         silent = Worker(server, 1, 2, silence_s=1.0)
         tensor = torch.ones(10)
         for worker in (alive, silent):
+            ends.callback(worker.link.close)  # also when it is tried again
+            ends.callback(worker.link.abort, "over")
             worker.link.announce(layout_of([tensor]))
         with (
             silent.link._outbox._wake,  # its writing thread can do nothing
             pytest.raises(CommunicationFailed, match="rank 1 is gone: no sign of life"),
         ):
             alive.start(0, tensor).wait()
-        for worker in (alive, silent):
-            worker.link.abort("over")
-            worker.link.close()
 
 
 def test_other_machines_need_a_token() -> None:

@@ -1,5 +1,6 @@
 """``sharded_state()`` through torch.distributed.checkpoint: written by some ranks, read by others."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,35 @@ def test_another_memory_format_is_refused(tmp_path: Path) -> None:
     """The elements of a piece would be others."""
     for said in run_ranks(_other_order, 2, str(tmp_path)):
         assert "give the model the same memory format" in said
+
+
+def _close_behind(rank: int, _size: int) -> int:
+    """Read the state on all ranks; rank 1 does so when the others gather it for the last time."""
+    model = build("conv", double=True)
+    optimizer = wrap("gloo", OPTIMIZERS["adamw"](trainable(model)), model, sharding="on")
+    for batch in batches("conv", 2, rank, double=True):
+        optimizer.zero_grad()
+        backward(model(*batch))
+        optimizer.step()
+    optimizer.synchronize()
+    update = optimizer._rounds._shard_update
+    if rank == 1:
+        while update._usage.num_gathered == 0:  # helps the others, in a thread
+            time.sleep(0.01)
+        update.give = lambda *_: False  # the thread is busy from now on
+    states = [optimizer.state_dict()["state"]]
+    optimizer.close()
+    states.append(optimizer.state_dict()["state"])
+    assert all(
+        torch.equal(value, states[1][number][name])
+        for number, values in states[0].items()
+        for name, value in values.items()
+    )
+    return len(states[1])
+
+
+def test_a_rank_that_reads_while_others_close_can_close_too() -> None:
+    """What all have gathered is then the last that there is."""
+    found = run_ranks(_close_behind, 3, backend="gloo", timeout_s=100)
+    assert len(set(found)) == 1
+    assert found[0] > 0
