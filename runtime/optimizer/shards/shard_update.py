@@ -151,7 +151,7 @@ class ShardUpdate(TwinOptimizer):
         try:
             if number != self._usage.num_gathered + 1 or self._last is not None:
                 return False
-            self._gather(transport, step, last=last)
+            self._gather(transport, step, last=bool(last))
         finally:
             self._lock.release()
         return True
