@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from pace.errors import InvalidUse
-from tests.runtime.launch import run_ranks
+from tests.runtime.launch import Backend, run_ranks
 from tests.runtime.models import batches, build, weights
 from tests.runtime.shards.jobs import halves_schedule
 from tests.runtime.training import OPTIMIZERS, backward, difference, equal_bits, trainable, wrap
@@ -104,10 +104,10 @@ def test_another_memory_format_is_refused(tmp_path: Path) -> None:
         assert "give the model the same memory format" in said
 
 
-def _close_behind(rank: int, _size: int) -> int:
+def _close_behind(rank: int, _size: int, transport: str) -> int:
     """Read the state on all ranks; rank 1 does so when the others gather it for the last time."""
     model = build("conv", double=True)
-    optimizer = wrap("gloo", OPTIMIZERS["adamw"](trainable(model)), model, sharding="on")
+    optimizer = wrap(transport, OPTIMIZERS["adamw"](trainable(model)), model, sharding="on")
     for batch in batches("conv", 2, rank, double=True):
         optimizer.zero_grad()
         backward(model(*batch))
@@ -129,8 +129,8 @@ def _close_behind(rank: int, _size: int) -> int:
     return len(states[1])
 
 
-def test_a_rank_that_reads_while_others_close_can_close_too() -> None:
+def test_a_rank_that_reads_while_others_close_can_close_too(transport: str) -> None:
     """What all have gathered is then the last that there is."""
-    found = run_ranks(_close_behind, 3, backend="gloo", timeout_s=100)
+    found = run_ranks(_close_behind, 3, transport, backend=cast("Backend", transport), timeout_s=100)
     assert len(set(found)) == 1
     assert found[0] > 0
