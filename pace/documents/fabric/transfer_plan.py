@@ -13,6 +13,9 @@ PlanRule = Literal["strict", "paper"]
 PlanOrder = Literal["greedy", "search", "exact"]
 LatePolicy = Literal["drop", "hold", "pace", "downweight"]
 
+# A sum with one that is not a number exceeds nothing.
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
 
 class TransferOptions(Document):
     """How to plan.
@@ -77,7 +80,7 @@ class Transfer(Document):
     after: tuple[Index, ...] = ()
     start_s: Seconds
     end_s: Seconds
-    rates: tuple[tuple[float, float, float], ...]
+    rates: tuple[tuple[Finite, Finite, Finite], ...]
 
 
 class Commit(Document):
@@ -94,7 +97,7 @@ class Commit(Document):
     updates: Annotated[tuple[Name, ...], Field(min_length=1)]
     at_s: Seconds
     version: Version
-    weights: tuple[float, ...]
+    weights: tuple[Finite, ...]
 
 
 class ReplicaPlan(Document):
