@@ -111,7 +111,9 @@ def train(arguments: argparse.Namespace, target: str) -> None:
             session.run(tf1.global_variables_initializer())
         while len(session.run(tf1.report_uninitialized_variables())):
             time.sleep(0.1)
-        for _ in range(2 if arguments.task == 0 else 0):
+        # Also lets TensorFlow prepare the graph, for 50 to 150 ms: workers would start out of step otherwise,
+        # and stay so.
+        for _ in range(2):
             session.run(step)
         print("ready", flush=True)
         sys.stdin.readline()
