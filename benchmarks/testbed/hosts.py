@@ -32,9 +32,9 @@ PACKET_BYTES = 16 * 1024
 LEAST_PACKET_BYTES = 1514  # of a full frame
 QUEUE_MS = 100
 # Where every host has a queue of its own. What waits there before the slower of two links is a lead over
-# those who come later, worth n times as long once n share the faster link. Half a millisecond loses too many
-# packets.
-FAIR_QUEUE_MS = 1
+# those who come later, worth n times as long once n share the faster link; 1 ms loses half of the rate where
+# the machine is busy.
+FAIR_QUEUE_MS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
