@@ -149,6 +149,12 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.command == "shares" and arguments.fair_links and not arguments.usual:
         parser.error("shares --fair-links is for TCP's usual buffers: add --usual")
+    if arguments.command in ("tcp", "tensorflow", "again") and not 1 <= arguments.skip < arguments.steps:
+        parser.error(f"--skip {arguments.skip}: expected 1 or more, and less than --steps {arguments.steps}")
+    if arguments.command in ("tcp", "tensorflow"):
+        for name in ("ratios", "workers", "servers"):
+            if not all(value > 0 for value in getattr(arguments, name)):
+                parser.error(f"--{name}: expected numbers above 0")
     return arguments
 
 
