@@ -188,10 +188,11 @@ class Dispatcher:
                 work = ahead.solving if ahead is not None else timed(self._work(task))
                 document, seconds = await work
             ended: TaskStatus | None = await _persist(self._finish, task, document)
+            # Before anyone is answered: what was answered is in the log, even if the process dies then.
+            log.info(kind.done_event, task=task.id, tenant=task.tenant, solve_s=seconds)
+            kind.observe(self._metrics, task.num_gradients, seconds)
             if ended is not None:
                 self.watches.end(task.tenant, ended)
-            kind.observe(self._metrics, task.num_gradients, seconds)
-            log.info(kind.done_event, task=task.id, tenant=task.tenant, solve_s=seconds)
         except WorkerDied as error:
             # The profile need not be at fault: whoever killed the process may have wanted another.
             again = await _persist(self._tasks.retry_or_fail, task, error)
