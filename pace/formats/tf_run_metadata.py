@@ -7,6 +7,7 @@ step statistics hold when, and one ``RecvTensor`` row for each transfer.
 
 import base64
 import binascii
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,9 @@ _SENDS, _RECVS = ("_Send", "_HostSend"), ("_Recv", "_HostRecv")
 _HANDLES = ("VarHandleOp", "VariableV2", "Variable")
 # Before the key of a pull: no job has such a name.
 _ASKING = "asking for "
+# Pulls that a server had ready so close to one another may have been sent in any order.
+_TOGETHER_US = 10_000.0
+_LATER_US = 1.0  # floats of times since 1970 tell no tenths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +74,8 @@ def read_tf_run_metadata(
 
     Ops of a server that wait for nothing (reads of variables) are left out. Pulls that wait for nothing else
     wait for an op of the worker, which asks for them: it takes from the step's beginning until the server had
-    them ready.
+    them ready. Within milliseconds a server sends tensors in another order than the one in which they were
+    ready; that order is read from when they were received.
 
     Parameters
     ----------
@@ -111,14 +116,23 @@ def read_tf_run_metadata(
         rate = _busy_rate(where, whole)
         warn(where, f"no rate of the link was given; {rate:.4g} bytes/s while transfers were under way")
     servers = 1 + max((op.server or 0 for op in ops), default=0)
+    asked = {key.removeprefix(_ASKING) for key in order if key.startswith(_ASKING)}
+    pulls: dict[int, list[str]] = {}
+    for op, key in zip(ops, order, strict=True):
+        if key in asked:
+            pulls.setdefault(op.server or 0, []).append(key)
     with validated(where, "steps document"):
+        link = StepLink(bytes_per_s=rate)
+        for step in whole:
+            for keys in pulls.values():
+                _order_as_served(step, keys, link.bytes_per_s * 1e-6)
         return StepsDocument(
             name=name or Path(where).name.partition(".")[0],
             batch=batch,
             servers=servers,
             ops=tuple(ops),
             steps=tuple(_times(step, order) for step in whole),
-            link=StepLink(bytes_per_s=rate),
+            link=link,
             metadata={"source": "tf-run-metadata", "steps_read": len(traced), "steps_dropped": dropped},
         )
 
@@ -312,6 +326,26 @@ def _variable(step: _Traced, graph: "networkx.DiGraph[str]", key: str) -> str | 
                 above.add(before)
                 todo.append(before)
     return found.pop() if len(found) == 1 else None
+
+
+def _order_as_served(step: _Traced, pulls: Sequence[str], bytes_per_us: float) -> None:
+    """Let pulls of one server start in the order in which they were under way.
+
+    Their ends do not tell that order: a large tensor that came first may be unpacked last, and then ends
+    after the small one behind it. The middle of the time that each needs of the link does.
+    """
+    edges = [node.edge for node in map(step.nodes.__getitem__, pulls) if node.edge in step.transfers]
+
+    def middle(edge: str) -> float:
+        start, length, size = step.transfers[edge]
+        return start + length - size / bytes_per_us / 2
+
+    latest = -math.inf
+    for edge in sorted(edges, key=middle):
+        start, length, size = step.transfers[edge]
+        latest = max(start, latest + _LATER_US)
+        if latest - start <= _TOGETHER_US:
+            step.transfers[edge] = (latest, max(start + length - latest, 0.0), size)
 
 
 def _times(step: _Traced, order: Sequence[str]) -> StepTimes:

@@ -84,6 +84,48 @@ def test_pulls_start_when_they_did() -> None:
             assert step.duration_s[place[asking]] == step.start_s[place[pull.name]] > 0
 
 
+# The recording has layers 2, 0, 3 and 1, in this order, both when they were ready and when they came.
+@pytest.mark.parametrize(
+    ("changed", "order"),
+    [
+        ({}, (2, 0, 3, 1)),
+        ({3: (199, 99_800), 0: (178, 233_200)}, (2, 3, 0, 1)),
+        ({3: (178, 99_800), 0: (178, 233_200), 1: (0, 248_000)}, (2, 3, 0, 1)),
+        ({3: (170, 231_400), 0: (178, 232_000)}, (2, 0, 3, 1)),
+        ({3: (50_000, 100_000)}, (2, 0, 1, 3)),
+    ],
+    ids=["as ready", "sent before", "ready at once", "unpacked sooner", "ready much later"],
+)
+def test_pulls_start_in_the_order_in_which_they_were_sent(
+    tmp_path: Path, changed: dict[int, tuple[int, int]], order: tuple[int, ...]
+) -> None:
+    """Of tensors that are ready within milliseconds the ends tell; large ones may be unpacked last."""
+    found = runs()[:1]
+    rows = {
+        int(row["timelineLabel"].partition("ReadVariableOp")[2].partition(" ")[0].strip("_") or 0): row
+        for device in found[0]["stepStats"]["devStats"]
+        for row in device["nodeStats"]
+        if row["nodeName"] == "RecvTensor" and "ReadVariableOp" in row["timelineLabel"]
+    }
+    began = int(rows[2]["allStartMicros"])
+    for layer, (start, end) in changed.items():
+        rows[layer] |= {"allStartMicros": str(began + start), "allEndRelMicros": str(end - start)}
+    steps = read(tmp_path, found)
+    (step,) = steps.steps
+    assert step.start_s is not None
+    pulls = {
+        op.parameter: at for at, op in enumerate(steps.ops) if op.parameter and op.resource == "downlink"
+    }
+    start_s = {layer: step.start_s[pulls[f"layer{layer}"]] for layer in order}
+    assert np.all(np.diff(list(start_s.values())) > 0)
+    for layer, at in start_s.items():
+        row = rows[layer]
+        moved_s = (at - start_s[2]) - (int(row["allStartMicros"]) - began) * 1e-6
+        assert -1e-9 < moved_s < 2e-4
+        ended_s = int(row["allStartMicros"]) + int(row["allEndRelMicros"]) - began
+        assert at - start_s[2] + step.duration_s[pulls[f"layer{layer}"]] == pytest.approx(ended_s * 1e-6)
+
+
 def test_late_downlinks_of_two_servers() -> None:
     """The end of a step on two servers is told by transfers of nothing, after the updates."""
     with pytest.warns(FormatWarning, match="1 of 8 steps were dropped"):
@@ -100,6 +142,13 @@ def test_the_rate_can_be_taken_from_the_transfers() -> None:
     with pytest.warns(FormatWarning, match="no rate of the link"):
         steps = read_tf_run_metadata([ONE_SERVER])
     assert steps.link.bytes_per_s == pytest.approx(RATE, rel=0.03)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+    """The order of pulls, too, is read with it."""
+    with pytest.raises(FormatError, match="bytes_per_s"):
+        read_tf_run_metadata([ONE_SERVER], bytes_per_s=rate)
 
 
 @pytest.mark.parametrize("row", ["RecvTensor", "ps"])
