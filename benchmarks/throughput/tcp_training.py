@@ -79,6 +79,8 @@ class DisciplinedSender:
     def __init__(self, connection: socket.socket, job: TcpJob) -> None:
         if job.buffer_bytes is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, job.buffer_bytes)
+        # Else the end of a layer may wait for an acknowledgement that the receiver holds back for 40 ms.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
         self._job = job
         self._waiting: list[tuple[int, int, int, int, bool]] = []

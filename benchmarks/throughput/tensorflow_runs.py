@@ -20,6 +20,8 @@ from pace.formats.tf_run_metadata import read_tf_run_metadata
 
 PROGRAM = Path(__file__).with_name("tensorflow_program.py")
 PORT = 2222
+# TensorFlow takes seconds of a processor to start: below other runs that are being measured meanwhile.
+START_NICE = 10
 # With this, a receiver lets every transfer through at once: the paper's "flow control disabled".
 WINDOW_OFF = "grpc.http2.bdp_probe=0,grpc.http2.lookahead_bytes=2147483647"
 
@@ -61,10 +63,12 @@ def run_tensorflow(
             *("--steps", str(steps)),
         ]
         environment = os.environ | ({"TF_GRPC_DEFAULT_OPTIONS": WINDOW_OFF} if window_off else {})
-        for task, host in enumerate(of_ps):
+        serving = [
             stack.enter_context(
                 _process(host, python, ["--job", "ps", "--task", str(task), *common], environment)
             )
+            for task, host in enumerate(of_ps)
+        ]
         started = []
         for task, host in enumerate(of_workers):
             own = ["--job", "worker", "--task", str(task), "--output", f"{folder}/{task}.json"]
@@ -75,6 +79,8 @@ def run_tensorflow(
             assert process.stdout is not None
             if process.stdout.readline().strip() != b"ready":
                 raise RuntimeError(f"a worker ended with {process.wait()} before it was ready")
+        for process in (*serving, *started):
+            run_as_this_process(process)
         for process in started:
             assert process.stdin is not None
             process.stdin.write(b"go\n")
@@ -106,7 +112,8 @@ def why_no_tensorflow(python: Path) -> str | None:
 def _process(
     host: Host, python: Path, arguments: Sequence[str], environment: dict[str, str]
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    command = ["ip", "netns", "exec", host.namespace, str(python), str(PROGRAM), *arguments]
+    command = ["ip", "netns", "exec", host.namespace, "nice", "-n", str(START_NICE)]
+    command += [str(python), str(PROGRAM), *arguments]
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -119,6 +126,13 @@ def _process(
     finally:
         process.kill()
         process.wait()
+
+
+def run_as_this_process(process: "subprocess.Popen[bytes]") -> None:
+    """Give every thread of a process this one's priority; later ones inherit it."""
+    for thread in Path(f"/proc/{process.pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # the thread may have ended by now
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def _measured_rate(link: Link) -> float:

@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -140,6 +141,34 @@ def test_fair_links_carry_what_they_should(rate_mbit_s: float) -> None:
         verify_rates(on)
         with pytest.raises(ValueError, match="one queue"):
             reshape(on[0], up_mbit_s=10, down_mbit_s=10)
+
+
+def _resends_after(rank: int, on: Sequence[Host]) -> Answer:
+    """Answer after how many seconds the kernel would resend what the other host does not acknowledge."""
+    listener = socket.create_server((on[rank].address, 5302))
+
+    def answer(_request: str, _arguments: tuple[Any, ...]) -> float:
+        with listener, socket.create_connection((on[1 - rank].address, 5302)) as connection:
+            # After the first round trips the kernel's estimate is that of this link.
+            for _ in range(20):
+                connection.sendall(b"x")
+                time.sleep(0.02)
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 12)
+            (microseconds,) = struct.unpack_from("=I", info, 8)
+            return float(microseconds) * 1e-6
+
+    return answer
+
+
+@pytest.mark.parametrize("fair", [True, False])
+def test_fair_links_resend_soon(fair: bool) -> None:
+    """Elsewhere the kernel's usual 200 ms hold."""
+    with (
+        hosts([Link(rate_mbit_s=100, fair=fair)] * 2) as on,
+        ranks("resending", on, _resends_after, on) as group,
+    ):
+        for after_s in group.ask("tell", timeout_s=60):
+            assert (after_s < 0.1) is fair
 
 
 def test_a_link_that_is_not_shaped_as_told_is_refused() -> None:

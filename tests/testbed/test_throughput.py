@@ -1,6 +1,8 @@
 """The validation of throughput predictions, at its smallest: real TCP between real hosts."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from benchmarks.throughput.tcp_runs import (
     run_tcp,
     steps_document,
 )
-from benchmarks.throughput.tensorflow_runs import why_no_tensorflow
+from benchmarks.throughput.tensorflow_runs import START_NICE, run_as_this_process, why_no_tensorflow
 
 
 @pytest.mark.netns
@@ -99,3 +101,24 @@ def test_an_interpreter_without_tensorflow_is_refused_in_one_line() -> None:
     """Before any host is made: one that is not there, and one that lacks it."""
     assert "No such file" in str(why_no_tensorflow(Path("/nowhere/python")))
     assert "has no TensorFlow" in str(why_no_tensorflow(Path(sys.executable)))
+
+
+@pytest.mark.netns
+def test_a_started_process_gets_its_starters_priority() -> None:
+    """Every thread of a process that started below this one has its priority afterwards."""
+    program = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print()"
+    started = subprocess.Popen(
+        ["nice", "-n", str(START_NICE), sys.executable, "-c", program], stdout=subprocess.PIPE
+    )
+    with started as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            threads = [int(thread.name) for thread in Path(f"/proc/{process.pid}/task").iterdir()]
+            mine = os.getpriority(os.PRIO_PROCESS, 0)
+            assert len(threads) == 2
+            assert {os.getpriority(os.PRIO_PROCESS, each) for each in threads} == {min(mine + START_NICE, 19)}
+            run_as_this_process(process)
+            assert {os.getpriority(os.PRIO_PROCESS, each) for each in threads} == {mine}
+        finally:
+            process.kill()
