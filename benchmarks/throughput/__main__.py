@@ -41,6 +41,9 @@ _FIXTURE = ModelShape(
 _FAIR = "whoever shares a link takes turns, packet by packet, as in fair queues; else all wait in one queue"
 
 
+_SPREAD_BYTES = "the transfers that --share-spread was measured with: others vary by the root of their size"
+
+
 # With the 1514 of a frame TensorFlow is woken for every one, at twice the processor time.
 _FAIR_PACKET_BYTES = 8 * 1024
 
@@ -53,7 +56,11 @@ def main() -> int:
         return 0
     if arguments.command == "again":
         again, profiles = compare_again(
-            arguments.records, steps=arguments.steps, skip=arguments.skip, share_spread=arguments.share_spread
+            arguments.records,
+            steps=arguments.steps,
+            skip=arguments.skip,
+            share_spread=arguments.share_spread,
+            share_spread_bytes=arguments.share_spread_bytes,
         )
         print(tables(again, profiles))
         print(_summary(again))
@@ -123,6 +130,7 @@ def _arguments() -> argparse.Namespace:
         command.add_argument("--skip", type=int, default=50)
         command.add_argument("--repetitions", type=int, default=3)
         command.add_argument("--share-spread", type=float, help="as `shares` measures it; else predict's own")
+        command.add_argument("--share-spread-bytes", type=int, help=_SPREAD_BYTES)
         command.add_argument("--quick", action="store_true", help="one small setting, two minutes")
         command.add_argument("--json", type=Path)
         if name == "tcp":
@@ -145,6 +153,7 @@ def _arguments() -> argparse.Namespace:
     again.add_argument("--steps", type=int, default=100)
     again.add_argument("--skip", type=int, default=50)
     again.add_argument("--share-spread", type=float, help="as measured; a prediction's own default")
+    again.add_argument("--share-spread-bytes", type=int, help=_SPREAD_BYTES)
     record = commands.add_parser("record", help="make the traces that tests read")
     record.add_argument("--python", type=Path, required=True)
     record.add_argument("--servers", type=int, default=1)
@@ -175,6 +184,7 @@ def _settings(arguments: argparse.Namespace) -> Iterator[tuple[Comparison | None
         "skip": 8 if quick else arguments.skip,
         "repetitions": 1 if quick else arguments.repetitions,
         "share_spread": arguments.share_spread,
+        "share_spread_bytes": arguments.share_spread_bytes,
     }
     if arguments.command == "tcp":
         from benchmarks.throughput.tcp_runs import compare_tcp

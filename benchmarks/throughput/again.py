@@ -12,7 +12,12 @@ from pace.documents.throughput.steps import StepsDocument
 
 
 def compare_again(
-    paths: Sequence[Path], *, steps: int, skip: int, share_spread: float | None = None
+    paths: Sequence[Path],
+    *,
+    steps: int,
+    skip: int,
+    share_spread: float | None = None,
+    share_spread_bytes: int | None = None,
 ) -> tuple[list[Comparison], list[dict[str, Any]]]:
     """Return comparisons with today's predictions, and the rows about profiles, of records in JSON."""
     found: list[Comparison] = []
@@ -31,6 +36,7 @@ def compare_again(
                     steps=steps,
                     skip=skip,
                     share_spread=share_spread,
+                    share_spread_bytes=share_spread_bytes,
                     system=row["system"],
                     model=row["model"],
                     ratio=row["ratio"],

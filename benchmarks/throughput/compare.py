@@ -74,10 +74,17 @@ def compare(
     ratio: float,
     load_average: float,
     share_spread: float | None = None,
+    share_spread_bytes: int | None = None,
 ) -> Comparison:
     """Predict the same steps that were measured, with a band over 20 seeds."""
     options = PredictionOptions(
-        workers=(workers,), steps=steps, skip=skip, seeds=20, advice=False, share_spread=share_spread
+        workers=(workers,),
+        steps=steps,
+        skip=skip,
+        seeds=20,
+        advice=False,
+        share_spread=share_spread,
+        share_spread_bytes=share_spread_bytes,
     )
     point = predict(document, options, threads=1).points[0]
     batch = document.batch

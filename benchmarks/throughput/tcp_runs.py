@@ -171,6 +171,7 @@ def compare_tcp(
     skip: int,
     repetitions: int,
     share_spread: float | None = None,
+    share_spread_bytes: int | None = None,
 ) -> Iterator[tuple[Comparison | None, dict[str, object]]]:
     """Profile one worker, then measure and predict each number of workers."""
     for model in models:
@@ -208,6 +209,7 @@ def compare_tcp(
                         steps=steps,
                         skip=skip,
                         share_spread=share_spread,
+                        share_spread_bytes=share_spread_bytes,
                         system=f"tcp {discipline}",
                         model=model,
                         ratio=ratio,

@@ -160,6 +160,7 @@ def compare_tensorflow(
     skip: int,
     repetitions: int,
     share_spread: float | None = None,
+    share_spread_bytes: int | None = None,
 ) -> Iterator[tuple[Comparison | None, dict[str, object]]]:
     """Profile one worker with traces, then measure without them and predict each number of workers."""
     system = f"tensorflow, window {'off' if window_off else 'default'}{', fair links' if link.fair else ''}"
@@ -208,6 +209,7 @@ def compare_tensorflow(
                         steps=steps,
                         skip=skip,
                         share_spread=share_spread,
+                        share_spread_bytes=share_spread_bytes,
                         system=system,
                         model=name,
                         ratio=ratio,

@@ -35,6 +35,10 @@ def predict(
     share_spread: Annotated[
         float | None, typer.Option(help="How unequally transfers share a link; 0.02 is a good network's.")
     ] = None,
+    share_spread_bytes: Annotated[
+        int | None,
+        typer.Option(help="The transfers it was measured with: others vary by the root of their size."),
+    ] = None,
     fleet: Annotated[
         Path | None, typer.Option(help="JSON: how workers differ.", exists=True, dir_okay=False)
     ] = None,
@@ -65,6 +69,7 @@ def predict(
                 "discipline": discipline,
                 "window_bytes": window_bytes,
                 "share_spread": share_spread,
+                "share_spread_bytes": share_spread_bytes,
                 "fleet": _fleet(fleet),
                 "steps": num_steps,
                 "skip": skip,

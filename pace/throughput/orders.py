@@ -11,6 +11,8 @@ from pace.throughput.kernels.arrays import DOWNLINK, WORKER, RuleNumbers
 
 NUM_RANDOM_ORDERS = 64
 NUM_WEIGHTS = 4093  # a prime: the same op meets another weight in every step
+LEAST_ROWS = 16  # of weights for every op, in turns
+CAPPED_SPREAD = 0.3  # of a transfer of a few bytes, which ends with its first packet
 FIRST_WINDOW_BYTES = 65_535.0  # HTTP/2's, RFC 9113 section 6.9.2
 QUEUE_S = 0.1  # a full queue before a link, as routers and switches are set up
 
@@ -51,12 +53,23 @@ def rules_of(
 
 
 def weights_of(document: StepsDocument, workers: int, seed: int) -> FloatArray:
-    """Return by what transfers share links, an array of shape (workers, any)."""
+    """Return by what transfers share links, an array of shape (workers, any).
+
+    A share is what many packets of near-equal turns add up to, so that its logarithm varies as one over the
+    square root of their number.
+    """
     spread = document.link.share_spread
     if not spread:
         return np.ones((workers, 1))
     rng = np.random.default_rng([seed, 2])
-    return rng.lognormal(0.0, spread, size=(workers, NUM_WEIGHTS))
+    reference = document.link.share_spread_bytes
+    if reference is None:
+        return rng.lognormal(0.0, spread, size=(workers, NUM_WEIGHTS))
+    sizes = np.array([op.size_bytes if op.is_transfer else 0 for op in document.ops], dtype=np.float64)
+    spreads = np.minimum(spread * np.sqrt(reference / np.maximum(sizes, 1.0)), max(spread, CAPPED_SPREAD))
+    rows = max(LEAST_ROWS, -(-NUM_WEIGHTS // len(sizes)))
+    logarithms = rng.normal(size=(workers, rows, len(sizes))) * spreads
+    return np.exp(logarithms).reshape(workers, -1)
 
 
 def priorities_of(document: StepsDocument, graph: StepGraph, seed: int) -> FloatArray:

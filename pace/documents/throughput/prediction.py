@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pace.documents.base import Document
 from pace.documents.profile import Seconds
 from pace.documents.throughput.fleet import Fleet
-from pace.documents.throughput.steps import LinkDiscipline, ShareSpread
+from pace.documents.throughput.steps import LinkDiscipline, ShareSpread, ShareSpreadBytes
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
 
@@ -25,7 +25,7 @@ class PredictionOptions(Document):
         Numbers of servers; as recorded where empty. Others are an extrapolation: parameters are placed anew.
     bandwidth_gbps
         Rates of the links in Gb/s of payload; as recorded where empty.
-    discipline, window_bytes, share_spread
+    discipline, window_bytes, share_spread, share_spread_bytes
         Of the links; as recorded if left out.
     fleet
         How workers differ from the recorded one.
@@ -43,6 +43,7 @@ class PredictionOptions(Document):
     discipline: LinkDiscipline | None = None
     window_bytes: Annotated[int, Field(gt=0, le=2**53)] | None = None
     share_spread: ShareSpread | None = None
+    share_spread_bytes: ShareSpreadBytes | None = None
     fleet: Fleet = Fleet()
     steps: Annotated[int, Field(ge=2, le=1_000_000)] = 400
     skip: Annotated[int, Field(ge=0)] = 50

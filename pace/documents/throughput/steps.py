@@ -94,6 +94,7 @@ class StepTimes(Document):
 
 
 ShareSpread = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
+ShareSpreadBytes = Annotated[int, Field(gt=0, le=MAX_TOTAL_BYTES)]
 
 
 class StepLink(Document):
@@ -110,12 +111,16 @@ class StepLink(Document):
     share_spread
         How unequally transfers share a link: standard deviation of the logarithm of their weights, drawn anew
         for each. A simulation has equal shares where it is left out, a prediction those of a good network.
+    share_spread_bytes
+        The size of the transfers that `share_spread` was measured with. Others vary by the square root of how
+        many times smaller they are, as sums of so many packets do; left out, all vary alike.
     """
 
     bytes_per_s: Rate
     window_bytes: Annotated[int, Field(gt=0, le=MAX_TOTAL_BYTES)] | None = None
     discipline: LinkDiscipline = "fifo"
     share_spread: ShareSpread | None = None
+    share_spread_bytes: ShareSpreadBytes | None = None
 
     @model_validator(mode="after")
     def _window_where_one_is_needed(self) -> Self:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace.documents.throughput.fleet import Fleet
-from pace.documents.throughput.steps import LinkDiscipline, StepsDocument
+from pace.documents.throughput.steps import LinkDiscipline, StepLink, StepsDocument, StepsOp, StepTimes
 from pace.errors import InvalidOptions
 from pace.throughput.graph import StepGraph
 from pace.throughput.orders import priorities_of, weights_of
@@ -117,7 +117,9 @@ def test_equal_to_the_exact_twin(
     row = st.lists(st.integers(0, len(steps.steps) - 1), min_size=count, max_size=count)
     drawn = data.draw(st.lists(row, min_size=workers, max_size=workers))
     spread = data.draw(st.sampled_from([None, 0.0, 0.5]))
-    steps = steps.replace(link=steps.link.model_copy(update={"share_spread": spread}))
+    reference = data.draw(st.sampled_from([None, 3]))
+    shared = {"share_spread": spread, "share_spread_bytes": reference}
+    steps = steps.replace(link=steps.link.model_copy(update=shared))
     run = simulate_steps(steps, workers, fleet=fleet, steps=count, skip=0, drawn=drawn, num_recorded=2)
     priority = priorities_of(steps, StepGraph.of(steps), 0)[0].tolist()
     weights = weights_of(steps, workers, 0).tolist()
@@ -153,6 +155,18 @@ def test_unequal_shares_lead_workers_out_of_step() -> None:
         rates.append(simulate_steps(steps.replace(link=link), 2, steps=400, skip=200).steps_per_s)
     assert rates[0] == pytest.approx(2 / 5.5, rel=1e-6)
     assert rates[1] > 1.1 * rates[0]
+
+
+def test_small_transfers_share_more_unequally_than_large_ones() -> None:
+    """A share is the sum of many packets: a hundredth of the bytes vary ten times as much, and none beyond 0.3."""
+    ops = [
+        StepsOp(name=f"d{at}", resource="downlink", size_bytes=size)
+        for at, size in enumerate((3_000_000, 30_000, 100))
+    ]
+    link = StepLink(bytes_per_s=1e6, share_spread=0.005, share_spread_bytes=3_000_000)
+    steps = StepsDocument(name="sizes", ops=tuple(ops), steps=(StepTimes(duration_s=(0.0,) * 3),), link=link)
+    logarithms = np.log(weights_of(steps, 8, 0)).reshape(-1, 3)
+    assert logarithms.std(axis=0) == pytest.approx([0.005, 0.05, 0.3], rel=0.03)
 
 
 def test_same_seed_same_run() -> None:
