@@ -158,7 +158,7 @@ def test_unequal_shares_lead_workers_out_of_step() -> None:
 
 
 def test_small_transfers_share_more_unequally_than_large_ones() -> None:
-    """A share is the sum of many packets: a hundredth of the bytes vary ten times as much, and none beyond 0.3."""
+    """A share is a sum of packets: a hundredth of the bytes vary ten times as much, none beyond 0.3."""
     ops = [
         StepsOp(name=f"d{at}", resource="downlink", size_bytes=size)
         for at, size in enumerate((3_000_000, 30_000, 100))
