@@ -164,6 +164,11 @@ def _arguments() -> argparse.Namespace:
         parser.error("shares --fair-links is for TCP's usual buffers: add --usual")
     if arguments.command in ("tcp", "tensorflow", "again") and not 1 <= arguments.skip < arguments.steps:
         parser.error(f"--skip {arguments.skip}: expected 1 or more, and less than --steps {arguments.steps}")
+    if arguments.command in ("tcp", "tensorflow", "again") and arguments.share_spread_bytes is not None:
+        if arguments.share_spread is None:
+            parser.error("--share-spread-bytes: expected the --share-spread that was measured with it")
+        if arguments.share_spread_bytes < 1:
+            parser.error(f"--share-spread-bytes {arguments.share_spread_bytes}: expected 1 or more")
     if arguments.command in ("tcp", "tensorflow"):
         for name in ("ratios", "workers", "servers"):
             if not all(value > 0 for value in getattr(arguments, name)):

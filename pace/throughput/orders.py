@@ -10,8 +10,7 @@ from pace.throughput.graph import StepGraph
 from pace.throughput.kernels.arrays import DOWNLINK, WORKER, RuleNumbers
 
 NUM_RANDOM_ORDERS = 64
-NUM_WEIGHTS = 4093  # a prime: the same op meets another weight in every step
-LEAST_ROWS = 16  # of weights for every op, in turns
+NUM_DEVIATES = 4093  # a prime: the same op meets another one in every step
 CAPPED_SPREAD = 0.3  # of a transfer of a few bytes, which ends with its first packet
 FIRST_WINDOW_BYTES = 65_535.0  # HTTP/2's, RFC 9113 section 6.9.2
 QUEUE_S = 0.1  # a full queue before a link, as routers and switches are set up
@@ -52,24 +51,28 @@ def rules_of(
     )
 
 
-def weights_of(document: StepsDocument, workers: int, seed: int) -> FloatArray:
-    """Return by what transfers share links, an array of shape (workers, any).
+def deviates_of(document: StepsDocument, workers: int, seed: int) -> FloatArray:
+    """Return the standard normal numbers behind transfers' shares, an array of shape (workers, any)."""
+    if not document.link.share_spread:
+        return np.zeros((workers, 1))
+    return np.random.default_rng([seed, 2]).standard_normal((workers, NUM_DEVIATES))
+
+
+def spreads_of(document: StepsDocument) -> FloatArray:
+    """Return the standard deviation of the logarithm of each op's share, an array of shape (num_ops,).
 
     A share is what many packets of near-equal turns add up to, so that its logarithm varies as one over the
     square root of their number.
     """
-    spread = document.link.share_spread
-    if not spread:
-        return np.ones((workers, 1))
-    rng = np.random.default_rng([seed, 2])
+    spread = document.link.share_spread or 0.0
     reference = document.link.share_spread_bytes
     if reference is None:
-        return rng.lognormal(0.0, spread, size=(workers, NUM_WEIGHTS))
-    sizes = np.array([op.size_bytes if op.is_transfer else 0 for op in document.ops], dtype=np.float64)
-    spreads = np.minimum(spread * np.sqrt(reference / np.maximum(sizes, 1.0)), max(spread, CAPPED_SPREAD))
-    rows = max(LEAST_ROWS, -(-NUM_WEIGHTS // len(sizes)))
-    logarithms = rng.normal(size=(workers, rows, len(sizes))) * spreads
-    return np.exp(logarithms).reshape(workers, -1)
+        return np.full(len(document.ops), spread)
+    sizes = np.array(
+        [op.size_bytes if op.is_transfer else reference for op in document.ops], dtype=np.float64
+    )
+    by_size = spread * np.sqrt(reference / np.maximum(sizes, 1.0))
+    return np.minimum(by_size, max(spread, CAPPED_SPREAD))
 
 
 def priorities_of(document: StepsDocument, graph: StepGraph, seed: int) -> FloatArray:

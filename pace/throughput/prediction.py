@@ -122,8 +122,10 @@ def _with_link(steps: StepsDocument, options: PredictionOptions) -> StepsDocumen
     window = options.window_bytes if options.window_bytes is not None else link.window_bytes
     if discipline in WINDOWED and window is None:
         raise InvalidOptions(f'discipline "{discipline}" needs a window in bytes')
-    spread = next(
-        value for value in (options.share_spread, link.share_spread, SHARE_SPREAD) if value is not None
+    spread, size = next(
+        (source.share_spread, source.share_spread_bytes)
+        for source in (options, link, PredictionOptions(share_spread=SHARE_SPREAD))
+        if source.share_spread is not None
     )
     return steps.replace(
         link=StepLink(
@@ -131,7 +133,7 @@ def _with_link(steps: StepsDocument, options: PredictionOptions) -> StepsDocumen
             window_bytes=window,
             discipline=discipline,
             share_spread=spread,
-            share_spread_bytes=options.share_spread_bytes or link.share_spread_bytes,
+            share_spread_bytes=size,
         )
     )
 

@@ -16,7 +16,7 @@ from pace.errors import InvalidOptions
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.throughput.graph import StepGraph
 from pace.throughput.kernels.arrays import ClientArrays, RunRecord, StepArrays, new_record
-from pace.throughput.orders import priorities_of, rules_of, weights_of
+from pace.throughput.orders import deviates_of, priorities_of, rules_of, spreads_of
 
 MOST_STEPS = 20_000_000
 
@@ -130,7 +130,8 @@ def simulate_steps(
             drawn=chosen.astype(np.int64),
             order=order.astype(np.int64),
             priority=priority,
-            weight=weights_of(document, workers, seed),
+            deviate=deviates_of(document, workers, seed),
+            spread=spreads_of(document),
         ),
         _clients(document, workers, fleet),
         rules_of(document, fleet, workers, steps=steps, skip=skip, in_total=not fleet.is_uniform),

@@ -13,6 +13,8 @@ import pytest
         (["tcp", "--skip", "0"], "--skip 0"),
         (["tcp", "--ratios", "1", "0"], "--ratios: expected numbers above 0"),
         (["tensorflow", "--python", "python", "--workers", "0"], "--workers: expected numbers above 0"),
+        (["tcp", "--share-spread-bytes", "3000000"], "expected the --share-spread that was measured with it"),
+        (["tcp", "--share-spread", "0.1", "--share-spread-bytes", "0"], "expected 1 or more"),
         (["tcp", "--rate-mbits", "250"], "unrecognized arguments: --rate-mbits 250"),
     ],
 )

@@ -9,7 +9,12 @@ from pydantic import Field, model_validator
 from pace.documents.base import Document
 from pace.documents.profile import Seconds
 from pace.documents.throughput.fleet import Fleet
-from pace.documents.throughput.steps import LinkDiscipline, ShareSpread, ShareSpreadBytes
+from pace.documents.throughput.steps import (
+    LinkDiscipline,
+    ShareSpread,
+    ShareSpreadBytes,
+    refuse_size_without_spread,
+)
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
 
@@ -26,7 +31,7 @@ class PredictionOptions(Document):
     bandwidth_gbps
         Rates of the links in Gb/s of payload; as recorded where empty.
     discipline, window_bytes, share_spread, share_spread_bytes
-        Of the links; as recorded if left out.
+        Of the links; as recorded if left out. A spread that is given comes with its own size or with none.
     fleet
         How workers differ from the recorded one.
     steps, skip, seeds
@@ -56,6 +61,11 @@ class PredictionOptions(Document):
             raise ValueError("no number of workers is given")
         if self.skip >= self.steps:
             raise ValueError(f"{self.skip} of {self.steps} steps are skipped: nothing is left to measure")
+        return self
+
+    @model_validator(mode="after")
+    def _size_of_a_spread_that_is_given(self) -> Self:
+        refuse_size_without_spread(self.share_spread, self.share_spread_bytes)
         return self
 
     @property

@@ -97,6 +97,12 @@ ShareSpread = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 ShareSpreadBytes = Annotated[int, Field(gt=0, le=MAX_TOTAL_BYTES)]
 
 
+def refuse_size_without_spread(share_spread: float | None, share_spread_bytes: int | None) -> None:
+    """Raise ValueError where a spread's size is given, but no spread that was measured with it."""
+    if share_spread_bytes is not None and share_spread is None:
+        raise ValueError("share_spread_bytes says what share_spread was measured with: give both")
+
+
 class StepLink(Document):
     """The links between workers and servers.
 
@@ -126,6 +132,11 @@ class StepLink(Document):
     def _window_where_one_is_needed(self) -> Self:
         if self.discipline in WINDOWED and self.window_bytes is None:
             raise ValueError(f'discipline "{self.discipline}" needs window_bytes')
+        return self
+
+    @model_validator(mode="after")
+    def _size_of_a_spread_that_is_given(self) -> Self:
+        refuse_size_without_spread(self.share_spread, self.share_spread_bytes)
         return self
 
 

@@ -51,8 +51,10 @@ class StepArrays(NamedTuple):
         The recorded step and the order of transfers that a worker's n-th step takes.
     priority : array of shape (num_orders, num_ops)
         Smaller goes first among the transfers that wait in one queue; equal ones in order of arrival.
-    weight : array of shape (num_workers, any)
-        By what transfers share links: op i of a worker's step n takes entry n * num_ops + i, in turns.
+    deviate : array of shape (num_workers, any)
+        Standard normal numbers: op i of a worker's step n takes entry n * num_ops + i, in turns.
+    spread : array of shape (num_ops,)
+        Of the logarithm of the weights by which transfers share links: e to this times the deviate.
     """
 
     duration: FloatArray
@@ -60,7 +62,8 @@ class StepArrays(NamedTuple):
     drawn: IntArray
     order: IntArray
     priority: FloatArray
-    weight: FloatArray
+    deviate: FloatArray
+    spread: FloatArray
 
 
 class ClientArrays(NamedTuple):

@@ -89,7 +89,8 @@ def try_start(
     state.is_last[worker, queue] = state.remaining[worker, op] <= 0.0
     state.chunk[worker, queue] = chunk
     place = (state.started[worker] - 1) * len(ops.kind) + op
-    state.weight[worker, queue] = steps.weight[worker, place % steps.weight.shape[1]]
+    deviate = steps.deviate[worker, place % steps.deviate.shape[1]]
+    state.weight[worker, queue] = np.exp(steps.spread[op] * deviate)
     direction = 0 if queue < ops.num_servers else 1
     state.flow[direction, state.num_flows[direction]] = worker * ops.num_servers + ops.server[op]
     state.num_flows[direction] += 1

@@ -4,6 +4,7 @@ Shares with the simulation only the document, the fleet and the orders of transf
 rounded, what is simultaneous here is so by arithmetic, and the order of simultaneous ends is put to the test.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -65,12 +66,14 @@ class Twin:
         *,
         steps: int,
         priority: list[float] | None = None,
-        weights: list[list[float]] | None = None,
+        deviates: list[list[float]] | None = None,
+        spreads: list[float] | None = None,
     ) -> None:
         self.env = simpy.Environment(initial_time=Fraction(0))  # type: ignore[arg-type]  # any number is time
         self.document, self.fleet, self.drawn, self.steps = document, fleet, drawn, steps
         self.priority = priority
-        self.weights = weights or [[1.0]] * workers
+        self.deviates = deviates or [[0.0]] * workers
+        self.spreads = spreads or [0.0] * len(document.ops)
         self.workers = [Worker(number) for number in range(workers)]
         self.flows: dict[tuple[int, int, str], Transfer] = {}
         self.advanced = Fraction(0)
@@ -199,8 +202,10 @@ class Twin:
     def weight(self, key: tuple[int, int, str]) -> Fraction:
         """Return by what a transfer shares its links."""
         number = key[0]
-        place = self.workers[number].step * len(self.document.ops) + self.flows[key].op
-        return Fraction(self.weights[number][place % len(self.weights[number])])
+        op = self.flows[key].op
+        place = self.workers[number].step * len(self.document.ops) + op
+        deviate = self.deviates[number][place % len(self.deviates[number])]
+        return Fraction(math.exp(self.spreads[op] * deviate))
 
     def end_chunk(self, key: tuple[int, int, str], flow: Transfer) -> None:
         """Requeue the rest of a stream, or end its transfer."""

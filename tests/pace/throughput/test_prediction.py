@@ -6,7 +6,7 @@ import io
 import pytest
 
 from pace import Fleet, InvalidOptions, PredictionOptions, StepsDocument, predict
-from pace.documents.throughput.steps import StepTimes
+from pace.documents.throughput.steps import StepLink, StepTimes
 from pace.throughput.prediction import replay_error
 from tests.pace.throughput.step_documents import MB, pull_compute_push
 
@@ -66,6 +66,27 @@ def test_same_question_same_answer() -> None:
     rows = list(csv.DictReader(io.StringIO(first.to_csv())))
     assert [int(row["workers"]) for row in rows] == [1, 3, 1, 3]
     assert float(rows[3]["throughput"]) == first.points[3].throughput
+
+
+def test_spread_and_its_size_come_from_one_place() -> None:
+    """A spread that is given is not taken for one of the size that the document's was measured with."""
+    shared = {"share_spread": 0.005, "share_spread_bytes": 10**9}
+    steps = varied().replace(link=varied().link.model_copy(update=shared))
+    plain = varied()
+    options = PredictionOptions(workers=(4,), advice=False, share_spread=0.1, **QUICK)
+    assert predict(steps, options).points == predict(plain, options).points
+    recorded = options.model_copy(update={"share_spread": None})
+    assert predict(steps, recorded).points != predict(plain, recorded).points
+    given = options.model_copy(update={"share_spread": 0.005, "share_spread_bytes": 10**9})
+    assert predict(steps, recorded).points == predict(plain, given).points
+
+
+def test_a_size_needs_the_spread_that_was_measured_with_it() -> None:
+    """The default was measured with another size."""
+    with pytest.raises(ValueError, match="give both"):
+        PredictionOptions(share_spread_bytes=3_000_000)
+    with pytest.raises(ValueError, match="give both"):
+        StepLink(bytes_per_s=1.0, share_spread_bytes=3_000_000)
 
 
 def test_other_servers_are_flagged() -> None:

@@ -9,7 +9,7 @@ from pace.documents.throughput.fleet import Fleet
 from pace.documents.throughput.steps import LinkDiscipline, StepLink, StepsDocument, StepsOp, StepTimes
 from pace.errors import InvalidOptions
 from pace.throughput.graph import StepGraph
-from pace.throughput.orders import priorities_of, weights_of
+from pace.throughput.orders import deviates_of, priorities_of, spreads_of
 from pace.throughput.simulate import simulate_steps
 from tests.pace.throughput.step_documents import (
     MB,
@@ -117,13 +117,21 @@ def test_equal_to_the_exact_twin(
     row = st.lists(st.integers(0, len(steps.steps) - 1), min_size=count, max_size=count)
     drawn = data.draw(st.lists(row, min_size=workers, max_size=workers))
     spread = data.draw(st.sampled_from([None, 0.0, 0.5]))
-    reference = data.draw(st.sampled_from([None, 3]))
+    reference = data.draw(st.sampled_from([None, 3])) if spread is not None else None
     shared = {"share_spread": spread, "share_spread_bytes": reference}
     steps = steps.replace(link=steps.link.model_copy(update=shared))
     run = simulate_steps(steps, workers, fleet=fleet, steps=count, skip=0, drawn=drawn, num_recorded=2)
     priority = priorities_of(steps, StepGraph.of(steps), 0)[0].tolist()
-    weights = weights_of(steps, workers, 0).tolist()
-    twin = Twin(steps, workers, fleet, drawn, steps=count, priority=priority, weights=weights).run()
+    twin = Twin(
+        steps,
+        workers,
+        fleet,
+        drawn,
+        steps=count,
+        priority=priority,
+        deviates=deviates_of(steps, workers, 0).tolist(),
+        spreads=spreads_of(steps).tolist(),
+    ).run()
     assert run.worker.tolist() == [worker for _, worker, _, _ in twin.ends]
     assert run.end_s == pytest.approx([float(end) for end, *_ in twin.ends], rel=0, abs=1e-9)
     assert run.staleness.tolist() == [staleness for _, _, staleness, _ in twin.ends]
@@ -165,8 +173,19 @@ def test_small_transfers_share_more_unequally_than_large_ones() -> None:
     ]
     link = StepLink(bytes_per_s=1e6, share_spread=0.005, share_spread_bytes=3_000_000)
     steps = StepsDocument(name="sizes", ops=tuple(ops), steps=(StepTimes(duration_s=(0.0,) * 3),), link=link)
-    logarithms = np.log(weights_of(steps, 8, 0)).reshape(-1, 3)
-    assert logarithms.std(axis=0) == pytest.approx([0.005, 0.05, 0.3], rel=0.03)
+    assert spreads_of(steps) == pytest.approx([0.005, 0.05, 0.3])
+
+
+def test_spread_by_size_decides_when_small_transfers_part() -> None:
+    """Small transfers leave lock-step sooner if a spread was measured with large ones."""
+    steps = pull_compute_push()
+    size = int(steps.bytes_of("downlink")[0])
+    rates = []
+    for reference in (size, 10**4 * size):
+        link = {"share_spread": 1e-4, "share_spread_bytes": reference}
+        steps = steps.replace(link=steps.link.model_copy(update=link))
+        rates.append(simulate_steps(steps, 2, steps=60, skip=20).steps_per_s)
+    assert rates[1] > 1.05 * rates[0]
 
 
 def test_same_seed_same_run() -> None:
