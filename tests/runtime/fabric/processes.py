@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from pace.documents.fabric.network import FabricHost, FabricNetwork
 from pace.runtime.addresses import ServerAddress
 from pace.runtime.fabric.client import FabricClient, UpdateTicket
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, Vector, read_log, replay
 from pace.runtime.fabric.daemon import HostDaemon
 from pace.runtime.fabric.held_model import HeldModel
-from pace.runtime.fabric.scheduling.link_rates import NetworkState
+from pace.runtime.fabric.scheduling.link_rates import DEFAULT_BYTES_PER_S, NetworkState, OracleState
 from pace.runtime.fabric.scheduling.scheduler import FabricScheduler
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.warm_up import warm_up
@@ -29,6 +30,16 @@ PACE = [sys.executable, "-c", "from pace.cli.main import app; app()", "fabric"]
 TOKEN = "secret"
 # Nothing here takes long, but the machine may be busy.
 WITHIN_S = 200.0
+
+
+def even_links() -> OracleState:
+    """Return that every link carries 1 Gb/s for ever.
+
+    For tests of what a plan does: rates that are measured while other tests keep the cores busy decide
+    otherwise whether sums on the way pay.
+    """
+    even = FabricHost(name="server", up_bytes_per_s=DEFAULT_BYTES_PER_S, down_bytes_per_s=DEFAULT_BYTES_PER_S)
+    return OracleState(FabricNetwork(hosts=(even,), server="server"))
 
 
 class Started:

@@ -13,7 +13,7 @@ from pace.runtime.fabric.client import FabricClient
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, replay, violations
 from pace.runtime.fabric.scheduling.link_rates import OracleState
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
-from tests.runtime.fabric.processes import Fabric
+from tests.runtime.fabric.processes import Fabric, even_links
 
 
 @pytest.mark.slow
@@ -51,13 +51,10 @@ def test_updates_are_committed_and_the_log_replays_bit_by_bit(tmp_path: Path) ->
             FabricClient(fabric.place("h0"), token="other", within_s=60.0)
 
 
-@pytest.mark.races_with_machine(
-    reason="whether sums pay follows rates of links, which are measured while other tests keep the cores busy"
-)
 def test_a_batch_is_added_on_the_way(tmp_path: Path) -> None:
     """Six updates that wait for a server reach it as fewer sums, with the bytes that were planned."""
     options = SchedulerOptions(delay_bound=7, tick_s=0.02)
-    with Fabric(tmp_path, 6, options, without_server=True, numbers=20_000) as fabric:
+    with Fabric(tmp_path, 6, options, without_server=True, numbers=20_000, state=even_links()) as fabric:
         tickets = [fabric.push(fabric.client(number)) for number in range(6)]
         fabric.wait(lambda status: status["pending"] == 6)
         fabric.start("server")
@@ -76,9 +73,6 @@ def test_a_batch_is_added_on_the_way(tmp_path: Path) -> None:
         assert status["planned_server_bytes"] == len(commits) * 80_000
 
 
-@pytest.mark.races_with_machine(
-    reason="whether sums pay follows rates of links, which are measured while other tests keep the cores busy"
-)
 def test_sums_make_every_step_of_momentum(tmp_path: Path) -> None:
     """With exact momentum a batch that is summed on the way ends where its updates one by one would.
 
@@ -90,7 +84,9 @@ def test_sums_make_every_step_of_momentum(tmp_path: Path) -> None:
         divergence=DivergenceLimit(kind="updates", max=5),
         tick_s=0.02,
     )
-    with Fabric(tmp_path, 6, options, without_server=True, replica=True, numbers=2_000) as fabric:
+    with Fabric(
+        tmp_path, 6, options, without_server=True, replica=True, numbers=2_000, state=even_links()
+    ) as fabric:
         tickets = [fabric.push(fabric.client(number)) for number in range(6)]
         fabric.wait(lambda status: status["pending"] == 6)
         fabric.start("server")

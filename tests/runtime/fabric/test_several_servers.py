@@ -12,7 +12,7 @@ from pace.runtime.fabric.connection import own_address_towards
 from pace.runtime.fabric.daemon import HostDaemon
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.shards import shard_bytes, shard_key, shard_range, whole_of
-from tests.runtime.fabric.processes import TOKEN, Fabric
+from tests.runtime.fabric.processes import TOKEN, Fabric, even_links
 
 
 def test_shards_are_the_whole() -> None:
@@ -27,7 +27,7 @@ def test_shards_are_the_whole() -> None:
 def test_servers_commit_in_one_order(tmp_path: Path) -> None:
     """Six updates, then one more: each server has its part of every commit, and workers get the whole."""
     options = SchedulerOptions(delay_bound=7, servers=3, momentum=0.5, exact_momentum=True, tick_s=0.02)
-    with Fabric(tmp_path, 6, options, without_server=True, numbers=10_001) as fabric:
+    with Fabric(tmp_path, 6, options, without_server=True, numbers=10_001, state=even_links()) as fabric:
         workers = [fabric.client(number) for number in range(6)]
         tickets = [fabric.push(worker) for worker in workers]
         fabric.wait(lambda status: status["pending"] == 6)
