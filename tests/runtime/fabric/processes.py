@@ -33,10 +33,10 @@ WITHIN_S = 200.0
 
 
 def even_links() -> OracleState:
-    """Return that every link carries 1 Gb/s for ever.
+    """Return a state in which every link carries 1 Gb/s for ever: so do hosts that an oracle's network lacks.
 
-    For tests of what a plan does: rates that are measured while other tests keep the cores busy decide
-    otherwise whether sums on the way pay.
+    For tests of sums on the way. Whether these pay follows rates, and what is measured while other tests keep
+    the cores busy says anything.
     """
     even = FabricHost(name="server", up_bytes_per_s=DEFAULT_BYTES_PER_S, down_bytes_per_s=DEFAULT_BYTES_PER_S)
     return OracleState(FabricNetwork(hosts=(even,), server="server"))
