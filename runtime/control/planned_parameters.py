@@ -51,20 +51,9 @@ class PlannedParameters:
 
     @property
     def _grown(self) -> bool:
-        groups = self._optimizer.param_groups
-        # Past the gate of a group, which would wait for updates.
-        return sum(len(dict.__getitem__(group, "params")) for group in groups) != self._num_updated
+        return sum(len(group["params"]) for group in self._optimizer.param_groups) != self._num_updated
 
     def clear_frozen(self) -> None:
         """Take away the gradients of parameters that were frozen."""
         for parameter in self._frozen:
             parameter.grad = None
-
-
-def refuse_ddp() -> None:
-    """Refuse a forward pass inside DistributedDataParallel."""
-    if nn.parallel.DistributedDataParallel._active_ddp_module is not None:
-        raise InvalidUse(
-            "the model is inside DistributedDataParallel, which would reduce gradients a second time:"
-            " use the model itself"
-        )

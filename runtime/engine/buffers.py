@@ -23,7 +23,12 @@ class Slot:
     view
         Its part of the buffer, with the parameter's own strides.
     shown
-        The same memory, as user code sees it: of a sharded parameter a DTensor.
+        What user code sees in ``parameter.grad``: the same memory, of a sharded parameter as a DTensor.
+    apart
+        Whether `shown` is memory of the training loop's own, which the loop keeps, such as a part of a flat
+        buffer. What is reduced is copied there, and what the loop makes of it is copied back.
+    assigned
+        What user code has put into ``parameter.grad`` and autograd may have added to since.
     passes
         How often autograd has added to the gradient since it was last reduced or cleared.
     expected
@@ -57,12 +62,13 @@ class Slot:
         Whether the gradient is present and zero: ``zero_grad(set_to_none=False)``.
     late
         What was computed after the group was handed over.
-    claimed, announced
-        Whether a gate or a hook saw the parameter being used in the first round that was watched.
+    claimed
+        Whether a gate or a guard saw the parameter being used in the first round that was watched.
     """
 
     __slots__ = (
-        "announced",
+        "apart",
+        "assigned",
         "base",
         "claimed",
         "cleared",
@@ -113,11 +119,26 @@ class Slot:
         self.zeroed = False
         self.late: torch.Tensor | None = None
         self.claimed = False
-        self.announced = False
+        self.apart = False
+        self.assigned: torch.Tensor | None = None
+
+    def forget(self) -> None:
+        """Have no reduced gradient any more: what user code keeps of it is its own."""
+        self.base = self.zeroed = False
+        self.assigned = None
+        if self.apart:
+            self.show()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether user code keeps the very tensor that it finds in ``parameter.grad``."""
+        return sys.getrefcount(self.shown) > _OWN
 
     def release_kept(self) -> None:
         """Give what user code keeps of it memory of its own, where it has cleared or replaced it."""
-        if not self.base and sys.getrefcount(self.shown) > _OWN:
+        if self.base:
+            return
+        if self.is_kept:
             kept = local_part(self.shown)
             kept.data = kept.clone()
             self.show()
@@ -125,6 +146,23 @@ class Slot:
     def show(self) -> None:
         """Have user code see the buffer in a tensor that nobody has yet."""
         self.shown = as_part_of(self.view.data, self.parameter)
+        self.apart = False
+
+    def show_apart(self, tensor: torch.Tensor) -> None:
+        """Have user code go on with a tensor that it has put into ``parameter.grad`` and keeps."""
+        self.shown = tensor
+        self.apart = True
+
+    def take_back(self) -> None:
+        """Copy what user code has made of a gradient in its own memory to the buffer."""
+        shown = local_part(self.shown)
+        if shown.data_ptr() != self.view.data_ptr():
+            self.view.copy_(shown)
+            self.apart = True
+
+    def give_out(self) -> None:
+        """Copy a gradient from the buffer to the memory in which user code sees it."""
+        local_part(self.shown).copy_(self.view)
 
 
 class Awaited(Protocol):
@@ -239,13 +277,35 @@ class FusedGroup:
         self.seen = any(slot.base for slot in self.slots)
         return not self.seen and self._num_references() > self._baseline
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether user code keeps a gradient that is ``parameter.grad`` now, or a view of one."""
+        if not self.seen or not any(slot.base for slot in self.slots):
+            return False
+        if any(slot.base and (slot.apart or slot.is_kept) for slot in self.slots):
+            return True
+        return self._num_references() > self._baseline
+
     def _num_references(self) -> int:
-        count: Any = torch._C._storage_Use_Count
-        return int(count(self.buffer.untyped_storage()._cdata))
+        return int(_num_uses(self.buffer.untyped_storage()._cdata))
 
 
 # What sys.getrefcount says of an object that one attribute refers to.
 _OWN = 2
+
+_num_uses: Any = torch._C._storage_Use_Count  # untyped in torch
+
+
+def shared_elsewhere(tensor: torch.Tensor) -> bool:
+    """Whether another tensor, or a NumPy array, shares a tensor's memory."""
+    storage = local_part(tensor).untyped_storage()
+    uses: int = _num_uses(storage._cdata)
+    return uses > 2  # the tensor, and `storage`
+
+
+def kept_elsewhere(tensor: torch.Tensor, num_own: int) -> bool:
+    """Whether others than the caller, who has so many references, refer to a tensor or share its memory."""
+    return sys.getrefcount(tensor) > num_own + _OWN or shared_elsewhere(tensor)
 
 
 def like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -22,9 +22,6 @@ _COLLECTIVES = ("torch.distributed", "horovod")
 # Gathers and scatters in every pass, where a rank may wait for another shard's without being done.
 _SHARDING = "torch.distributed.fsdp"
 
-# From a module's dict of parameters up to zero_grad: the generators behind parameters() lie in between.
-_DEEPEST = 8
-
 Reader = Literal["user", "clearing", "zeroing", "unscaling", "tracing"]
 
 
@@ -63,17 +60,5 @@ def in_collective(thread: int) -> bool:
         if not name.startswith(_COLLECTIVES):
             return found
         found = True
-        frame = frame.f_back
-    return False
-
-
-def inside_zero_grad() -> bool:
-    """Whether the parameters are listed by torch's own ``zero_grad``, which looks at no parameter's value."""
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_DEEPEST):
-        if frame is None:
-            return False
-        if frame.f_code in _CLEARING:
-            return True
         frame = frame.f_back
     return False

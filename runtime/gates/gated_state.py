@@ -1,30 +1,48 @@
-"""An optimizer's state that is made current before anybody reads it, but for the updates themselves."""
+"""An optimizer's state that is made current before anybody uses it, but for the updates themselves."""
 
+import sys
 from collections import defaultdict
-from collections.abc import Callable, ItemsView, Iterator, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, ValuesView
 from typing import Any
 
 import torch
 
+from pace.runtime.engine.buffers import shared_elsewhere
 from pace.runtime.gates.gradient_gates import bypassed
 
 _State = dict[str, Any]
 
 
 class GatedState(defaultdict[torch.Tensor, _State]):
-    """State by parameter; reading it waits for pending updates first."""
+    """State by parameter; whoever uses it waits for pending updates first.
+
+    Attributes
+    ----------
+    exposed
+        Whether somebody may refer to a part of it, and so use that part later without waiting.
+    """
 
     def __init__(self, state: dict[torch.Tensor, _State], make_current: Callable[[], None]) -> None:
         super().__init__(dict, state)
         self._make_current = make_current
+        self.exposed = bool(state)
 
     def _wait(self) -> None:
-        if not bypassed():  # an update reads the state that it is about to change
+        if not bypassed():  # an update uses the state that it is about to change
             self._make_current()
+            self.exposed = True
 
     def __getitem__(self, parameter: torch.Tensor) -> _State:
         self._wait()
         return super().__getitem__(parameter)
+
+    def __setitem__(self, parameter: torch.Tensor, state: _State) -> None:
+        self._wait()
+        super().__setitem__(parameter, state)
+
+    def __delitem__(self, parameter: torch.Tensor) -> None:
+        self._wait()
+        super().__delitem__(parameter)
 
     def __contains__(self, parameter: object) -> bool:
         self._wait()
@@ -34,10 +52,46 @@ class GatedState(defaultdict[torch.Tensor, _State]):
         self._wait()
         return super().__len__()
 
+    def __eq__(self, other: object) -> bool:
+        self._wait()
+        return super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as of any dictionary
+
     def get(self, parameter: torch.Tensor, default: Any = None) -> Any:
         """Read one parameter's state."""
         self._wait()
         return super().get(parameter, default)
+
+    def pop(self, parameter: torch.Tensor, *default: Any) -> Any:
+        """Take out one parameter's state."""
+        self._wait()
+        return super().pop(parameter, *default)
+
+    def popitem(self) -> tuple[torch.Tensor, _State]:
+        """Take out the state of any parameter."""
+        self._wait()
+        return super().popitem()
+
+    def setdefault(self, parameter: torch.Tensor, default: Any = None) -> Any:
+        """Read one parameter's state, or begin it."""
+        self._wait()
+        return super().setdefault(parameter, default)
+
+    def update(self, *states: Any, **named: Any) -> None:
+        """Replace the state of some parameters."""
+        self._wait()
+        super().update(*states, **named)
+
+    def clear(self) -> None:
+        """Drop all state."""
+        self._wait()
+        super().clear()
+
+    def copy(self) -> "defaultdict[torch.Tensor, _State]":  # type: ignore[override]  # not gated
+        """Copy the mapping into a plain one."""
+        self._wait()
+        return defaultdict(dict, dict.items(self))
 
     def items(self) -> ItemsView[torch.Tensor, _State]:  # type: ignore[override]  # a view all the same
         """Read all state."""
@@ -57,9 +111,41 @@ class GatedState(defaultdict[torch.Tensor, _State]):
         # Copies and pickles belong to optimizers of their own.
         return defaultdict, (dict, dict(self.items()))
 
+    def held_elsewhere(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the parameters of whose state somebody else refers to a part."""
+        if not self.exposed:
+            return []
+        found = []
+        for parameter in parameters:
+            entry = dict.get(self, parameter)
+            if entry is not None and _held(entry):
+                found.append(parameter)
+            del entry
+        self.exposed = bool(found)
+        return found
+
+
+# What sys.getrefcount says of an object that one container and one local variable refer to.
+_OWN = 3
+
+
+def _held(entry: _State) -> bool:
+    if sys.getrefcount(entry) > _OWN + 1:  # one more for the caller's
+        return True
+    return any(
+        isinstance(value, torch.Tensor) and (sys.getrefcount(value) > _OWN or shared_elsewhere(value))
+        for value in entry.values()
+    )
+
+
+def held_by_others(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether somebody but the optimizer refers to its dictionary of state, which cannot be gated then."""
+    state = vars(optimizer)["state"]
+    return not isinstance(state, GatedState) and sys.getrefcount(state) > _OWN
+
 
 def gate_state(optimizer: torch.optim.Optimizer, make_current: Callable[[], None]) -> None:
-    """Have the optimizer's own state call `make_current` before it is read."""
+    """Have the optimizer's own state call `make_current` before it is used."""
     if not isinstance(optimizer.state, GatedState):
         optimizer.state = GatedState(optimizer.state, make_current)
 

@@ -1,13 +1,12 @@
 """Finds out which parameters a model is about to use, just before it uses them.
 
-Two ways, because either alone misses some. A forward pre-hook on every leaf module covers modules
-that keep their parameters elsewhere too (an RNN's flat weights). A gate around a module's dict of
-parameters covers those read from outside the module that owns them: containers, tied weights,
-attention that reads its output projection's weight without calling it, an average over
-``model.parameters()``.
+A gate around a module's dict of parameters notices a parameter as it is read from the module, before anything
+is computed with it: by the module itself, or by another one (tied weights, attention that reads its output
+projection's weight without calling it). All other ways to a parameter end at its guard
+(``guarded_tensors``), but for compiled code, which passes both by.
 """
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ Use = Callable[[Iterable[Slot]], None]
 
 
 class Attention:
-    """Whether gates and hooks have anything to do; most of the time they have not.
+    """Whether gates have anything to do; most of the time they have not.
 
     Attributes
     ----------
@@ -36,7 +35,7 @@ class Attention:
 
 
 class GatedParameters(dict[str, nn.Parameter | None]):
-    """A module's parameters; reading one first makes it current."""
+    """A module's parameters; reading one first makes it current. Listing them does not: guards do."""
 
     def __init__(
         self,
@@ -44,89 +43,28 @@ class GatedParameters(dict[str, nn.Parameter | None]):
         slots: Mapping[str, Slot],
         attention: Attention,
         use: Use,
-        look: Use,
     ) -> None:
         super().__init__(parameters)
         self._slots = {name: (slot,) for name, slot in slots.items()}
         self._attention = attention
-        self._all = tuple(slots.values())
         self._use = use
-        self._look = look
 
     def __getitem__(self, name: str) -> nn.Parameter | None:
+        found = dict.__getitem__(self, name)
         if self._attention.needed:
             slots = self._slots.get(name)
-            if slots is not None:
+            if slots is not None and slots[0].parameter is found:
                 slots[0].claimed = True
                 self._use(slots)
-        return dict.__getitem__(self, name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Read one parameter."""
-        return self[name] if name in self else default  # noqa: SIM401  # self.get is this method
-
-    def items(self) -> ItemsView[str, nn.Parameter | None]:  # type: ignore[override]  # a view all the same
-        """Read all parameters."""
-        self._look(self._all)
-        return super().items()
-
-    def values(self) -> ValuesView[nn.Parameter | None]:  # type: ignore[override]
-        """Read all parameters."""
-        self._look(self._all)
-        return super().values()
-
-    def __iter__(self) -> Iterator[str]:
-        """List the names; defined here so that ``dict(...)`` and ``{**...}`` read through ``__getitem__``."""
-        return super().__iter__()
-
-    def copy(self) -> dict[str, nn.Parameter | None]:
-        """Read all parameters into a plain dict."""
-        return dict(self.items())
-
-    def pop(self, name: str, *default: Any) -> Any:
-        """Take one parameter out."""
-        if name in self:
-            self[name]
-        return super().pop(name, *default)
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles of the module are modules of their own: they get a plain dict.
         return dict, (list(self.items()),)
 
 
-class _PreHook:
-    """Makes a module's parameters current before its forward; does nothing in a copied module."""
-
-    def __init__(self, slots: tuple[Slot, ...], attention: Attention, use: Use) -> None:
-        self._slots = slots
-        self._attention = attention
-        self._use = use
-
-    def __call__(self, _module: nn.Module, _inputs: Any) -> None:
-        if self._attention.needed:
-            for slot in self._slots:
-                slot.announced = True
-            self._use(self._slots)
-
-    @property
-    def idle(self) -> bool:
-        """Whether gates see every use that this hook announces."""
-        return all(slot.claimed or not slot.announced for slot in self._slots)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _no_hook, ()
-
-
-def _no_hook() -> Callable[[nn.Module, Any], None]:
-    return _do_nothing
-
-
-def _do_nothing(_module: nn.Module, _inputs: Any) -> None:
-    return None
-
-
 class ForwardWatch:
-    """Gates and pre-hooks on a model, until ``close``.
+    """Gates on a model and a hook before its forward pass, until ``close``.
 
     Parameters
     ----------
@@ -136,8 +74,6 @@ class ForwardWatch:
         Whether `use` needs to be called.
     use
         Called with the slots of parameters that are about to be used.
-    look
-        Called with the slots of parameters that somebody lists, for whatever purpose.
     enter
         Called before the outermost module's forward.
     carrier
@@ -158,7 +94,6 @@ class ForwardWatch:
         *,
         attention: Attention,
         use: Use,
-        look: Use,
         enter: Callable[[], None],
         carrier: Carrier | None = None,
     ) -> None:
@@ -167,7 +102,6 @@ class ForwardWatch:
         self._carrier = carrier
         self._gated: list[tuple[nn.Module, GatedParameters]] = []
         self._handles: list[Any] = []
-        self._hooks: list[tuple[_PreHook, Any]] = []
         self.unseen: list[Slot] = []
         self.unreadable: list[Slot] = []
         if not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks
@@ -185,51 +119,36 @@ class ForwardWatch:
                     consequence="right but slow: it is compiled again as updates come and go; give what"
                     " torch.compile(model) returns as the model instead of calling model.compile()",
                 )
-        unseen = {id(slot) for slot in self.unseen}
         for module in model.modules():
             own = {
                 name: slots[parameter]
                 for name, parameter in module._parameters.items()
                 if parameter is not None and parameter in slots
             }
-            if not own:
-                continue
-            if type(module._parameters) is not dict or isinstance(module, torch.jit.ScriptModule):
+            if isinstance(module, torch.jit.ScriptModule):
                 self.unreadable += own.values()
-                continue
-            # What is compiled is gated too, for whoever reads parameters outside of compiled code.
-            gated = GatedParameters(module._parameters, own, attention, use, look)
-            module._parameters = gated
-            self._gated.append((module, gated))
-            plain = {name: slot for name, slot in own.items() if id(slot) not in unseen}
-            if plain and not seen and next(module.children(), None) is None:
-                hook = _PreHook(tuple(plain.values()), attention, use)
-                self._hooks.append((hook, module.register_forward_pre_hook(hook)))
-
-    def drop_idle_hooks(self) -> None:
-        """Take off the hooks that turned out to see no more than the gates: each costs every forward pass."""
-        for hook, handle in self._hooks:
-            if hook.idle:
-                handle.remove()
-        self._hooks = [(hook, handle) for hook, handle in self._hooks if not hook.idle]
+            elif own and type(module._parameters) is dict:
+                # What is compiled is gated too, for whoever reads parameters outside of compiled code.
+                gated = GatedParameters(module._parameters, own, attention, use)
+                module._parameters = gated
+                self._gated.append((module, gated))
 
     def _announce(self, slots: Iterable[Slot]) -> None:
         if self._attention.needed:
             for slot in slots:
-                slot.announced = True
+                slot.claimed = True
             self._use(slots)
 
     def close(self) -> None:
-        """Take the hooks and gates off again."""
+        """Take the hook and gates off again."""
         if self._carrier is not None:
             self._carrier.watch({}, self._announce)
-        for handle in (*self._handles, *(handle for _, handle in self._hooks)):
+        for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._hooks.clear()
         for module, gated in self._gated:
             if module._parameters is gated:
-                module._parameters = dict(dict.items(gated))
+                module._parameters = dict(gated)
         self._gated.clear()
 
 
@@ -244,6 +163,14 @@ class _EnterHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_hook, ()
+
+
+def _no_hook() -> Callable[[nn.Module, Any], None]:
+    return _do_nothing
+
+
+def _do_nothing(_module: nn.Module, _inputs: Any) -> None:
+    return None
 
 
 def _dynamo_loaded() -> bool:

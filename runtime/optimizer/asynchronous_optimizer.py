@@ -18,7 +18,7 @@ from pace.runtime.capture.step_recorder import ExchangedSegment, StepRecorder
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.engine.weight_share import WeightShare
-from pace.runtime.optimizer.live_wrappers import WhereMade, live, refuse_wrapped
+from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped
 from pace.runtime.optimizer.stand_in import StandIn
 from pace.runtime.optimizer.start import Prepare, start_together
 from pace.runtime.parameter_server.link import Countdown
@@ -42,6 +42,9 @@ class AsynchronousOptimizer(StandIn):
     staleness
         How many steps a worker may be ahead of the slowest; None for any number.
     """
+
+    # Whether this process was forked from the one that trains.
+    _forked = False
 
     def __init__(
         self,
@@ -125,6 +128,8 @@ class AsynchronousOptimizer(StandIn):
         CommunicationFailed
             When a server or a rank is gone, or the weights did not come within the time-out.
         """
+        if self._forked:
+            raise InvalidUse(FORKED)
         if self._closed:
             raise InvalidUse("the wrapper was closed: step() the torch optimizer itself, or wrap it again")
         if self._failure is not None:
@@ -298,6 +303,13 @@ class AsynchronousOptimizer(StandIn):
         if failed and linger and self._peers is not None:
             self._peers.linger()
         live.discard(self)
+
+    def before_fork(self) -> None:
+        """Nothing is ever pending."""
+
+    def after_fork_in_child(self) -> None:
+        """In a forked process: ``step()`` is refused, and nothing is closed."""
+        self._closed = self._forked = True
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
         """Leave, as the process ends without ``close``."""

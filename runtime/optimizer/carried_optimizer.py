@@ -12,10 +12,7 @@ import torch
 from torch import nn
 
 from pace.runtime.gates.carrier import Carrier
-from pace.runtime.gates.gated_param_groups import gate_param_groups
-from pace.runtime.gates.gated_state import gate_state, ungate_state
 from pace.runtime.gates.routed_calls import route
-from pace.runtime.optimizer.live_wrappers import weakly
 from pace.runtime.optimizer.start import Prepare, released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.transports.transport import Transport
@@ -69,17 +66,22 @@ class CarriedOptimizer(WrappedOptimizer):
             super().__init__(optimizer, model, transport=transport, prepare=prepare)
         # Last: until here the loop's own calls have no effect on the runtime.
         carrier.stand_aside()
-        gate = _Gating(self)
-        gate(optimizer)
         self._undo = [
             carrier.close,
             route(optimizer, "step", _while_open(self, "step")),
             route(optimizer, "zero_grad", _while_open(self, "zero_grad")),
-            lambda: ungate_state(optimizer),
-            optimizer.register_load_state_dict_post_hook(gate).remove,
         ]
         carrier.wrapper = self
         _wrappers[whole] = weakref.ref(self)
+
+    def _step_is_replaced(self) -> bool:
+        """Never since it was wrapped: who replaces ``step`` now has the wrapper's, and calls it."""
+        return False
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset all gradients; see ``WrappedOptimizer``."""
+        self._rounds.zero(set_to_none=set_to_none)
+        self._planned.clear_frozen()
 
     @property
     def closed(self) -> bool:
@@ -139,17 +141,6 @@ def _while_open(wrapper: CarriedOptimizer, name: str) -> Callable[..., Any]:
         return method(*arguments, **named)
 
     return call
-
-
-class _Gating:
-    """Has parameter groups and state, which ``load_state_dict`` replaces, wait for updates."""
-
-    def __init__(self, wrapper: CarriedOptimizer) -> None:
-        self._finish = weakly(wrapper.finish_updates)
-
-    def __call__(self, optimizer: torch.optim.Optimizer) -> None:
-        gate_param_groups(optimizer, self._finish)
-        gate_state(optimizer, self._finish)
 
 
 # Weakly, as a wrapper may refer to the model: models keep their wrappers, whoever keeps what was returned.

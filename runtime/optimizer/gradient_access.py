@@ -110,7 +110,8 @@ class GradientAccess:
         if slot.zeroed:
             slot.zeroed = False
             self._reduction.scattered = True
-            set_local_gradient(slot.parameter, torch.zeros_like(slot.shown))
+            slot.assigned = torch.zeros_like(slot.shown)
+            set_local_gradient(slot.parameter, slot.assigned)
         return local_gradient(slot.parameter)
 
     def _read_accumulating(self, slot: Slot) -> torch.Tensor | None:
@@ -134,6 +135,7 @@ class GradientAccess:
         """Take what user code assigns to ``parameter.grad``."""
         self._progress.await_answer()
         if self._progress.closed or (self._progress.accumulating and value is not None):
+            slot.assigned = value
             set_local_gradient(slot.parameter, value)
         elif value is None:
             self.clear(slot)
@@ -147,8 +149,9 @@ class GradientAccess:
                 slot.dropped = slot.dropped or reduced
                 slot.keeps = True
                 self._reduction.open = True
-            slot.base = slot.zeroed = False
+            slot.forget()
             self._reduction.scattered = True
+            slot.assigned = value
             set_local_gradient(slot.parameter, value)
 
     def clear(self, slot: Slot) -> None:
@@ -172,7 +175,7 @@ class GradientAccess:
     def _clear_pending(self, slot: Slot) -> None:
         set_local_gradient(slot.parameter, None)
         slot.cleared, slot.zeroed_later = True, False
-        slot.base = slot.zeroed = False
+        slot.forget()
 
     def _clear(self, slot: Slot) -> None:
         if slot.fused.submitted and not self._reduction.sealed:
@@ -192,6 +195,10 @@ class GradientAccess:
             return
         reduction = self._reduction
         local = local_gradient(slot.parameter)
+        if local is not None and local is slot.assigned and not reduction.computed:
+            with torch.no_grad():
+                local.zero_()  # user code may keep it
+            return
         if reduction.open and not reduction.sealed:
             submitted = slot.fused.submitted
             had = local is not None or slot.base or slot.zeroed or slot in reduction.held

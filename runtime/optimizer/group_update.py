@@ -6,18 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._python_dispatch import _disable_current_modes
 
+from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import FusedGroup, Slot, dense
 from pace.runtime.engine.local_parts import as_part_of, local_part
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient, without_gates
-
-
-def unhooked(kind: type[torch.optim.Optimizer]) -> Any:
-    """Return a class's ``step`` without what watches it."""
-    # Optimizer.__init__ wraps the class's step for profiling and hooks, once a class.
-    step: Any = kind.step
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
-
+from pace.runtime.optimizer.replaced_methods import step_was_replaced, unhooked
 
 # Their step updates each parameter from its own gradient and state alone, so that any subset of the
 # parameters may be updated at any time. Adafactor and Muon look at a whole parameter, never at two.
@@ -51,6 +47,8 @@ _PER_WHOLE = frozenset(
 def why_not_per_group(optimizer: torch.optim.Optimizer) -> str | None:
     """Say why this optimizer's update cannot be applied group by group; None when it can."""
     kind = unhooked(type(optimizer))
+    if step_was_replaced(optimizer):
+        return f"the step of this {type(optimizer).__name__} was replaced by another function"
     if kind not in _PER_PARAMETER:
         return f"{type(optimizer).__name__} is not known to update each parameter from its own gradient alone"
     sharded = (hasattr(each, "placements") for group in optimizer.param_groups for each in group["params"])
@@ -85,7 +83,7 @@ class TwinOptimizer:
     def snapshot(self) -> None:
         """Keep the hyper-parameters now in force, and what a GradScaler left for a fused update."""
         self._hyper = [
-            {key: _kept(value) for key, value in dict.items(param_group) if key != "params"}
+            {key: _kept(value) for key, value in param_group.items() if key != "params"}
             for param_group in self._optimizer.param_groups
         ]
         attributes = self._twin.__dict__
@@ -165,9 +163,11 @@ def gradients_in_place(slots: Sequence[Slot]) -> Iterator[None]:
 
 
 def take_existing(slot: Slot) -> None:
-    """Go on with a gradient that was there before: later ones add to it."""
+    """Go on with a gradient that was there before, in its own memory: later ones add to it."""
     gradient = local_gradient(slot.parameter)
     if gradient is not None:
+        if gradient.layout is torch.strided:
+            slot.show_apart(gradient)
         gradient = local_part(gradient)
         with torch.no_grad():
             slot.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
@@ -187,11 +187,37 @@ def _laid_out(slot: Slot) -> torch.Tensor:
 def plain_mode(device: str) -> Iterator[None]:
     """Undo what the forward pass that is about to start may have switched on.
 
-    Optimizer state made in inference mode could never be updated outside it.
+    Optimizer state made in inference mode could never be updated outside it. Nor is an update a part of what
+    a transform of ``torch.func``, a trace, a mode or a CUDA graph makes of the forward pass.
+
+    Raises
+    ------
+    InvalidUse
+        When a CUDA graph is being captured, which would apply the update again in every replay.
     """
-    with torch.inference_mode(False), torch.no_grad():
+    with contextlib.ExitStack() as undone:
+        if device == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise InvalidUse(
+                "a CUDA graph is being captured while updates are pending: call synchronize() before that"
+            )
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            undone.enter_context(temporarily_clear_interpreter_stack())
+        if torch._C._len_torch_dispatch_stack():
+            undone.enter_context(_disable_current_modes())
+        if torch._C._get_tracing_state() is not None:
+            undone.enter_context(_not_tracing())
         if torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                yield
-        else:
+            undone.enter_context(torch.autocast(device, enabled=False))
+        with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
             yield
+
+
+@contextlib.contextmanager
+def _not_tracing() -> Iterator[None]:
+    set_state: Any = torch._C._set_tracing_state  # type: ignore[attr-defined]  # not in torch's stubs
+    state = torch._C._get_tracing_state()
+    set_state(None)
+    try:
+        yield
+    finally:
+        set_state(state)

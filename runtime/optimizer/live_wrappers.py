@@ -1,6 +1,7 @@
 """The wrappers in use in this process: no two update the same parameter, and all end with the process."""
 
 import atexit
+import os
 import sys
 import threading
 import weakref
@@ -22,6 +23,12 @@ class LiveWrapper(Protocol):
     @property
     def parameters_by_name(self) -> Mapping[str, nn.Parameter]:
         """The parameters whose gradients it sums."""
+
+    def before_fork(self) -> None:
+        """Apply what is pending, as this process is about to be forked."""
+
+    def after_fork_in_child(self) -> None:
+        """Leave everything alone, as this is a process forked from the one that trains."""
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
         """Finish or give up what is in flight."""
@@ -58,6 +65,27 @@ def _end_all() -> None:
     for wrapper in list(live):
         wrapper.end_with_process(uncaught)
     finish_closing()
+
+
+FORKED = (
+    "this process was forked from one that trains and takes no part in the training: use the wrapper, and"
+    " gradients that are being summed, in the process that wrapped the optimizer"
+)
+
+
+def _before_fork() -> None:
+    for wrapper in list(live):
+        wrapper.before_fork()
+
+
+def _after_fork_in_child() -> None:
+    for wrapper in list(live):
+        wrapper.after_fork_in_child()
+    live.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
 
 
 class WhereMade:

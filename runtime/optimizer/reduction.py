@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 import torch
 
 from pace.errors import InvalidUse
-from pace.runtime.engine.buffers import FusedGroup, Slot, segment_tensors
+from pace.runtime.engine.buffers import FusedGroup, Slot, kept_elsewhere, segment_tensors
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.local_parts import local_part
 from pace.runtime.engine.plan import Plan
@@ -44,6 +44,8 @@ class Reduction:
         Whether it has had a backward pass in this turn.
     sealed
         Whether its contribution is final: everything is handed over.
+    folded
+        Whether reduced gradients hold something that this rank has computed since and not sent; see ``fold``.
     scattered
         Whether torch's own gradients may hold something of groups that are handed over.
     step
@@ -77,6 +79,7 @@ class Reduction:
         self._ask: Callable[[int], None] | None = None
         self._patience_s = _PATIENCE_S
         self._read = False
+        self.folded = False
         self.turn = 0
         self.open = False
         self.computed = False
@@ -121,6 +124,7 @@ class Reduction:
         with torch.no_grad():
             if group.seen:
                 self._leave_to_user(group)
+            self._take_back(group)
             here = []
             views, gradients = [], []
             for slot in group.slots:
@@ -130,9 +134,11 @@ class Reduction:
                 here.append(slot.here)
                 if gradient is None:
                     continue
+                if gradient is slot.assigned:
+                    self._follow_assigned(slot)
                 gradient = local_part(gradient)
                 if slot.keeps and not slot.base:
-                    slot.sent = gradient
+                    slot.sent = gradient.clone() if slot.apart else gradient
                     self._keeping = True
                 set_local_gradient(slot.parameter, None)
                 if gradient.is_sparse:
@@ -162,8 +168,10 @@ class Reduction:
 
     def live(self) -> bool:
         """Whether this rank has contributed anything that was not cleared again."""
-        if self.open and not any(
-            slot.passes or local_gradient(slot.parameter) is not None for slot in self._slots
+        if (
+            self.open
+            and not self.folded
+            and not any(slot.passes or local_gradient(slot.parameter) is not None for slot in self._slots)
         ):
             self.open = False
         return self.open
@@ -205,7 +213,7 @@ class Reduction:
     def drop(self, slot: Slot) -> None:
         """Take back this rank's contribution to a gradient, and what is reduced of it."""
         set_local_gradient(slot.parameter, None)
-        slot.base = slot.zeroed = False
+        slot.forget()
         if self.sealed:
             if slot.fused.resolved:
                 slot.present = False
@@ -218,6 +226,34 @@ class Reduction:
         if slot.complete and not slot.fused.submitted:
             slot.complete = False
             slot.fused.missing += 1
+
+    @property
+    def kept(self) -> list[FusedGroup]:
+        """Groups of which user code keeps gradients that it can see and change at any time."""
+        return [group for group in self._groups if group.is_kept or any(_is_held(s) for s in group.slots)]
+
+    def fold(self, group: FusedGroup) -> None:
+        """Have user code see in the gradients that it keeps what this rank has computed and not sent yet.
+
+        Raises
+        ------
+        InvalidUse
+            Where sums are wanted: only one rank may contribute what is already summed.
+        """
+        for slot in group.slots:
+            gradient = local_gradient(slot.parameter)
+            if gradient is None or gradient is slot.assigned or not slot.base:
+                continue
+            if not self._averaging.mean:
+                raise InvalidUse(
+                    f"the gradient of {slot.name} is kept while gradients only add up, and op is 'sum':"
+                    " clear gradients by zero_grad(), or read parameter.grad anew in every step"
+                )
+            with torch.no_grad():
+                part = local_part(gradient)
+                local_part(slot.shown).add_(part.to_dense() if part.is_sparse else part)
+            set_local_gradient(slot.parameter, None)
+            self.folded = True
 
     # What all ranks make of it.
 
@@ -242,6 +278,9 @@ class Reduction:
             slot.dropped = False
             slot.base = slot.present and not (slot.cleared or slot.zeroed_later)
             slot.zeroed = slot.present and slot.zeroed_later
+            if slot.apart and slot.base:
+                with torch.no_grad():
+                    slot.give_out()
 
     def _evaluate(self) -> None:
         """Learn how the round went on all ranks, and send what came late."""
@@ -332,8 +371,7 @@ class Reduction:
             To be left alone: autograd has just added to it.
         """
         for group in self._groups:
-            if group.seen:
-                self._adopt_rebound(group)
+            self._take_back(group)
         if not self.scattered:
             return
         self.scattered = False
@@ -342,6 +380,8 @@ class Reduction:
             if gradient is not None and slot is not arriving:
                 self.resolve(slot.fused)
                 slot.release_kept()
+                if gradient is slot.assigned:
+                    self._follow_assigned(slot)
                 gradient = local_part(gradient)
                 with torch.no_grad():
                     slot.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
@@ -349,13 +389,22 @@ class Reduction:
                 slot.present = slot.base = True
                 slot.zeroed = False
 
-    def _adopt_rebound(self, group: FusedGroup) -> None:
-        # parameter.grad.data = ... moves what user code sees to memory of its own.
-        for slot in group.slots:
-            shown = local_part(slot.shown)
-            if shown.data_ptr() != slot.view.data_ptr():
-                slot.view.copy_(shown)
-                slot.show()
+    def _take_back(self, group: FusedGroup) -> None:
+        """Take over what user code has made of gradients that lie in its own memory.
+
+        It has put them there, or moved them: ``parameter.grad.data = ...``.
+        """
+        with torch.no_grad():
+            for slot in group.slots:
+                if slot.base and group.resolved and (slot.apart or group.seen):
+                    slot.take_back()
+
+    def _follow_assigned(self, slot: Slot) -> None:
+        """Go on in the tensor that user code has put into ``parameter.grad``, if it keeps it."""
+        tensor, slot.assigned = slot.assigned, None
+        assert tensor is not None
+        if tensor.layout is torch.strided and kept_elsewhere(tensor, 2):  # and the caller's variable
+            slot.show_apart(tensor)
 
     def cleared(self) -> bool:
         """Whether nothing is left of a sealed round, so that what comes now begins anew."""
@@ -378,11 +427,21 @@ class Reduction:
         for slot in self._slots:
             slot.clears = 0
             slot.keeps = False
+            if slot.apart and slot.base and slot.fused.resolved:
+                self._end_apart(slot)
         self.sealed = self.open = self._read = False
         self.step += 1
 
+    @staticmethod
+    def _end_apart(slot: Slot) -> None:
+        if kept_elsewhere(slot.shown, 1):
+            with torch.no_grad():
+                slot.give_out()  # step() may have clipped it
+        else:
+            slot.show()
+
     def _begin(self) -> None:
-        self.computed = False
+        self.computed = self.folded = False
         for group in self._groups:
             group.missing = len(group.slots)
             group.submitted = False
@@ -402,3 +461,11 @@ class Reduction:
             group.allocate()
             self.engine.rebind(group.number, segment_tensors(self._plan, self._groups, group.number))
             group.settle_references()
+
+
+def _is_held(slot: Slot) -> bool:
+    """Whether user code keeps what it has put into ``parameter.grad`` and the runtime has not yet sent."""
+    if slot.apart:
+        return True
+    tensor = slot.assigned
+    return tensor is not None and tensor.layout is torch.strided and kept_elsewhere(tensor, 2)

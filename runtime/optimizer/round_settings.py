@@ -1,9 +1,11 @@
 """What rounds need to know of the wrapper that runs them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+import torch
 
 from pace.runtime.gates.carrier import Carrier
 from pace.runtime.optimizer.averaging import Averaging
@@ -46,6 +48,8 @@ class RoundSettings:
         Whether every ``step()`` clips gradients by their norm.
     carrier
         What is around the model and says which backward passes only add up; None without one.
+    held_state
+        Returns those of some parameters of whose optimizer state somebody else refers to a part.
     """
 
     per_group: bool
@@ -56,6 +60,7 @@ class RoundSettings:
     on_stall: Callable[[int], None]
     explain: Callable[[], str]
     ask: Callable[[int], None]
+    held_state: Callable[[Sequence[torch.Tensor]], Collection[torch.Tensor]]
     clips: bool = False
     carrier: Carrier | None = None
 

@@ -6,6 +6,7 @@ Hooks on parameters and the updates still to be applied; a round ends with the n
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -17,10 +18,12 @@ from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Totals
 from pace.runtime.engine.sends import SegmentMemory
-from pace.runtime.gates.call_stacks import in_collective, inside_zero_grad
+from pace.runtime.gates.call_stacks import in_collective
 from pace.runtime.gates.carrier import refuse_local_step, refuse_reducing
 from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
 from pace.runtime.gates.gradient_hooks import hook_gradient
+from pace.runtime.gates.guarded_tensors import guard, unguard, without_guards
+from pace.runtime.gates.memory_watch import MemoryWatch
 from pace.runtime.gates.parameter_gates import Attention, ForwardWatch
 from pace.runtime.optimizer.gradient_access import Gate, GradientAccess
 from pace.runtime.optimizer.group_update import (
@@ -30,6 +33,7 @@ from pace.runtime.optimizer.group_update import (
     plain_mode,
     take_existing,
 )
+from pace.runtime.optimizer.live_wrappers import FORKED, weakly
 from pace.runtime.optimizer.reduction import Reduction
 from pace.runtime.optimizer.round_settings import Profiling, RoundSettings
 from pace.runtime.optimizer.shards.whole_updates import WholeUpdates
@@ -89,7 +93,7 @@ class Rounds(WholeUpdates):
         self._accumulated = False
         self._thread = threading.get_ident()
         self._asked = (0, 0, False)
-        self._answering = self._entered = False
+        self._answering = self._entered = self._settling = False
         usage.lay_out(self.slots)
         self._at_entry, self._at_step = self._groups_with(usage.at_entry), self._groups_with(usage.at_step)
         self.access = GradientAccess(self, self.reduction, usage)
@@ -104,10 +108,12 @@ class Rounds(WholeUpdates):
             watched,
             attention=self._attention,
             use=self._use,
-            look=self._look,
             enter=self._enter,
             carrier=self._carrier,
         )
+        self._guards = [(slot, _Guard(self, slot)) for slot in self.slots] if settings.per_group else []
+        self._held_state = settings.held_state
+        self._parameters = [slot.parameter for slot in self.slots]
         self._attend()
         # Last: a model that cannot be hooked is to leave no thread behind.
         self.engine = Engine(
@@ -125,8 +131,15 @@ class Rounds(WholeUpdates):
         for slot, gate in self._gates:
             take_existing(slot)
             open_gate(slot.parameter, gate)
+        own = self._moves_parameters or (self._carrier is not None and bool(self._carrier.kinds))
+        self._memory_watch = MemoryWatch(model, [slot for slot, _ in self._guards], own=own)
+        if self._learning:
+            self._guard()
 
     groups: list[FusedGroup]
+
+    # Whether parameters lie in memory of the runtime's own.
+    _moves_parameters = False
 
     def _lay_out(self, parameters: Mapping[str, nn.Parameter], settings: RoundSettings) -> Reduction:
         """Allocate what gradients are summed in, as `groups`."""
@@ -140,9 +153,12 @@ class Rounds(WholeUpdates):
         """Return what each segment sends."""
         return segment_tensors(self._plan, self.groups)
 
+    @property
+    def _learning(self) -> bool:
+        return self._update is not None and not self._usage.watched
+
     def _attend(self) -> None:
-        learning = self._update is not None and not self._usage.watched
-        self._attention.needed = learning or self._num_pending > 0
+        self._attention.needed = self._learning or self._num_pending > 0
 
     def _groups_with(self, names: frozenset[str]) -> Sequence[Awaited]:
         return [group for group in self.groups if not names.isdisjoint(group.planned.gradients)]
@@ -150,6 +166,7 @@ class Rounds(WholeUpdates):
     def close(self) -> None:
         """Take hooks and gates off and stop the engine, which must have nothing left to do."""
         self.closed = True
+        self._unguard(self.slots)
         self._watch.close()
         for handle in self._handles:
             handle.remove()
@@ -160,6 +177,22 @@ class Rounds(WholeUpdates):
                 set_local_gradient(slot.parameter, slot.shown)
         self._gates.clear()
         self.engine.close()
+
+    def disown(self) -> None:
+        """In a forked process: give gradients back to torch, where they are complete. Waits for nothing."""
+        self.closed = True
+        self._watch.close()
+        for handle in self._handles:
+            handle.remove()
+        for slot, gate in self._gates:
+            close_gate(slot.parameter, gate)
+            if slot.fused.pending:
+                guard(slot.parameter, _refuse_forked)
+                continue
+            if self.reduction.open and not (self.reduction.sealed and slot.fused.resolved):
+                open_gate(slot.parameter, _ForkedGate())
+            elif local_gradient(slot.parameter) is None and slot.base:
+                set_local_gradient(slot.parameter, slot.shown)
 
     @property
     def totals(self) -> Totals:
@@ -184,6 +217,7 @@ class Rounds(WholeUpdates):
             self.accumulate(accumulating=self._carrier.quiet, arriving=slot)
         if self.accumulating:
             self._accumulated = True
+            self._settle_after_backward()
             return
         reduction = self.reduction
         if slot.fused.pending:
@@ -192,6 +226,7 @@ class Rounds(WholeUpdates):
                 f" call synchronize() before using it"
             )
         self._num_arrived += 1
+        self._settle_after_backward()
         if reduction.sealed:
             self._reopen(slot)
         reduction.open = reduction.computed = True
@@ -202,6 +237,29 @@ class Rounds(WholeUpdates):
         if slot.passes == slot.expected and self._usage.eager and self._profiling.aside is None:
             with self._lock:
                 reduction.arrive(slot)
+
+    def _settle_after_backward(self) -> None:
+        """Have gradients that user code keeps be complete as the backward pass under way ends.
+
+        It may look at them and change them without ``parameter.grad``: through tensors from earlier steps,
+        or in a flat buffer of its own.
+        """
+        if not self._settling and torch._C._current_graph_task_id() != -1 and self.reduction.kept:
+            self._settling = True
+            torch.autograd.Variable._execution_engine.queue_callback(weakly(self._settle))
+
+    def _settle(self) -> None:
+        self._settling = False
+        if self.closed:
+            return
+        if self.accumulating:
+            for group in self.reduction.kept:
+                self.reduction.fold(group)
+            return
+        if self.reduction.live() and not self.reduction.sealed:
+            self.seal(read=True)
+        for group in self.reduction.kept:
+            self.reduction.resolve(group)
 
     def answer(self, turn: int) -> bool:
         """Seal the round because another rank waits for it, if this one is in a collective of the user's own.
@@ -292,13 +350,13 @@ class Rounds(WholeUpdates):
             self._usage.learn_passes(self.slots)
         if self._update is None or self._usage.watched:
             return
-        unseen = {slot.name for slot in self.slots if slot.passes and not (slot.claimed or slot.announced)}
+        unseen = {slot.name for slot in self.slots if slot.passes and not slot.claimed}
         unseen |= {slot.name for slot in self._watch.unseen}
         unreadable = {slot.name for slot in self._watch.unreadable}
         if not self._entered:
             unseen, unreadable = set(), unreadable | unseen
         self._usage.learn_uses(at_entry=frozenset(unseen), at_step=frozenset(unreadable))
-        self._watch.drop_idle_hooks()
+        self._unguard(self.slots)
         self._at_entry = self._groups_with(self._usage.at_entry)
         self._at_step = self._groups_with(self._usage.at_step)
 
@@ -312,9 +370,12 @@ class Rounds(WholeUpdates):
         """End a round whose updates follow when they are needed, with the hyper-parameters of now."""
         assert self._update is not None
         self._update.snapshot()
+        kept = self.reduction.kept
         self._end(pending=True)
-        for group in self._at_step:
+        self._guard()
+        for group in kept:
             self.finish(group)
+        self._finish_unguarded()
 
     def _end(self, *, pending: bool) -> None:
         self.await_answer()
@@ -328,6 +389,28 @@ class Rounds(WholeUpdates):
             group.pending = pending
         self._num_pending = len(self.groups) if pending else 0
         self._attend()
+
+    def _finish_unguarded(self) -> None:
+        """Apply at once what somebody could otherwise see too early or change too late."""
+        for group in self._at_step:
+            self.finish(group)
+        shared: set[torch.Tensor] = {slot.parameter for slot in self._memory_watch.shared()}
+        shared.update(self._held_state(self._parameters))
+        if shared:
+            found = [slot for slot in self.slots if slot.parameter in shared]
+            self._usage.tell_of_sharing([slot.name for slot in found])
+            for slot in found:
+                self.finish(self.awaited(slot))
+
+    def finish_in_step(self, parameters: Iterable[nn.Parameter]) -> None:
+        """From now on apply the updates of these parameters in ``step()``."""
+        wanted = set(parameters)
+        names = frozenset(slot.name for slot in self.slots if slot.parameter in wanted)
+        if not names <= self._usage.at_step:
+            self._usage.at_step |= names
+            self._at_step = self._groups_with(self._usage.at_step)
+            for group in self._at_step:
+                self.finish(group)
 
     def wait_for_all(self) -> None:
         """Wait until every group of a sealed round is reduced."""
@@ -352,8 +435,9 @@ class Rounds(WholeUpdates):
         """Clear all gradients; what is in flight for the last step's update is left alone."""
         self.await_answer()
         change = self.access.clear if set_to_none else self.access.zero
-        for slot in self.slots:
-            change(slot)
+        with without_guards():
+            for slot in self.slots:
+                change(slot)
         self.reduction.live()
 
     @contextlib.contextmanager
@@ -375,15 +459,46 @@ class Rounds(WholeUpdates):
             return
         assert isinstance(group, FusedGroup)
         assert isinstance(self._update, GroupUpdate)
-        self.reduction.resolve(group)
-        self.reduction.take_over()
+        device = group.buffer.device.type
+        with without_guards():
+            self.reduction.resolve(group)
+            self.reduction.take_over()
+            if device != "cpu":
+                self._unguard(group.slots)  # torch's optimizers choose kernels by the class of parameters
+            try:
+                with plain_mode(device):
+                    self._update.apply(group.number)
+            finally:
+                self._end_pending(group, group.slots)
+        for slot in group.slots:
+            slot.cleared = slot.zeroed_later = False
+
+    def _end_pending(self, group: Awaited, slots: Sequence[Slot]) -> None:
         group.pending = False
         self._num_pending -= 1
         self._attend()
-        with plain_mode(group.buffer.device.type):
-            self._update.apply(group.number)
-        for slot in group.slots:
-            slot.cleared = slot.zeroed_later = False
+        self._unguard(slots if not self._learning else [slot for slot in slots if slot.claimed])
+
+    # Guards: nobody uses a parameter whose update is pending.
+
+    def awaited(self, slot: Slot) -> Awaited:
+        """Return what the use of a parameter may have to wait for."""
+        return slot.fused
+
+    def _guard(self) -> None:
+        for slot, by in self._guards:
+            guard(slot.parameter, by)
+
+    @staticmethod
+    def _unguard(slots: Iterable[Slot]) -> None:
+        for slot in slots:
+            unguard(slot.parameter)
+
+    def make_current(self, slot: Slot) -> None:
+        """Have a parameter be current, as it is about to be used."""
+        slot.claimed = True
+        self.finish(self.awaited(slot))
+        unguard(slot.parameter)
 
     def finish_all(self) -> None:
         """Apply every update that is pending."""
@@ -391,15 +506,9 @@ class Rounds(WholeUpdates):
             for group in self.groups:
                 self.finish(group)
 
-    def _look(self, slots: Iterable[Slot]) -> None:
-        if self._num_pending and not inside_zero_grad():
-            for slot in slots:
-                self.finish(slot.fused)
-
     def _use(self, slots: Iterable[Slot]) -> None:
         for slot in slots:
-            if slot.fused.pending:
-                self.finish(slot.fused)
+            self.finish(self.awaited(slot))
 
     def _enter(self) -> None:
         refuse_reducing(self._carrier)
@@ -407,3 +516,36 @@ class Rounds(WholeUpdates):
         if self._num_pending:
             for group in self._at_entry:
                 self.finish(group)
+
+
+class _Guard:
+    """The guard of one parameter, as long as the rounds that it belongs to exist."""
+
+    __slots__ = ("_rounds", "_slot")
+
+    def __init__(self, rounds: Rounds, slot: Slot) -> None:
+        self._rounds = weakref.ref(rounds)
+        self._slot = slot
+
+    def __call__(self, tensor: torch.Tensor) -> None:
+        rounds = self._rounds()
+        if rounds is None:
+            unguard(tensor)
+        else:
+            rounds.make_current(self._slot)
+
+
+class _ForkedGate:
+    """Answers for a gradient that another process, from which this one was forked, was summing."""
+
+    def read(self) -> torch.Tensor | None:
+        """See ``GradientGate``."""
+        raise InvalidUse(FORKED)
+
+    def write(self, _value: torch.Tensor | None) -> None:
+        """See ``GradientGate``."""
+        raise InvalidUse(FORKED)
+
+
+def _refuse_forked(_tensor: torch.Tensor) -> None:
+    raise InvalidUse(FORKED)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from pace.runtime.engine.buffers import Slot
+from pace.runtime.event_log import log
 
 # Of so many rounds in a row with fewer passes than expected, the most passes are expected from then on.
 _PATIENCE = 16
@@ -32,6 +33,7 @@ class Usage:
         self._hold = 0
         self._wasted = False
         self._times_wasted = 0
+        self._told_of_sharing = False
         self.num_gathered = 0
         self.learned = False
         self.watched = False
@@ -74,6 +76,17 @@ class Usage:
     def _expect(self, slot: Slot, passes: int) -> None:
         slot.expected = self._expected[slot.name] = passes
         slot.short = slot.peak = 0
+
+    def tell_of_sharing(self, names: Sequence[str]) -> None:
+        """Log, once, that the training loop keeps memory in which updates are seen."""
+        if not self._told_of_sharing:
+            self._told_of_sharing = True
+            log.info(
+                "pace.memory_shared",
+                parameters=", ".join(names[:5]),
+                consequence="the training loop shares the memory of these parameters or of their state"
+                " (p.data, a view, a state_dict), so their updates are applied in step(); said once",
+            )
 
     def wasted(self) -> None:
         """Take note that a gradient was cleared after it had been sent."""

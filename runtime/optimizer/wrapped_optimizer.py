@@ -26,9 +26,10 @@ from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Report, chrome_trace
 from pace.runtime.event_log import log
 from pace.runtime.gates.carrier import Carrier
-from pace.runtime.gates.gated_param_groups import gate_param_groups, ungate_param_groups
+from pace.runtime.gates.gated_state import ungate_state
 from pace.runtime.optimizer.averaging import Averaging, mean_loss
-from pace.runtime.optimizer.live_wrappers import WhereMade, live, refuse_wrapped, weakly
+from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped, weakly
+from pace.runtime.optimizer.replaced_methods import step_was_replaced, zero_grad_was_replaced
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.shards.norm_and_state import NormAndState
@@ -57,6 +58,8 @@ class WrappedOptimizer(NormAndState):
 
     # What is around the model and would sum gradients, where there is something.
     _carrier: Carrier | None = None
+    # Whether this process was forked from the one that trains.
+    _forked = False
 
     def __init__(
         self,
@@ -114,7 +117,11 @@ class WrappedOptimizer(NormAndState):
         except BaseException:
             self._choice.close()  # it may be asking a service
             raise
-        gate_param_groups(optimizer, weakly(self.finish_updates))
+        self._gating = [
+            optimizer.register_load_state_dict_pre_hook(weakly(self._before_loading)),
+            optimizer.register_load_state_dict_post_hook(weakly(self._after_loading)),
+        ]
+        self._gate_state(replaced=False)
         self._peers = transport.peers
         if self._peers is not None:
             self._peers.follow(self._progress, self._answer)
@@ -134,6 +141,7 @@ class WrappedOptimizer(NormAndState):
             on_stall=weakly(self._report_stall),
             explain=weakly(self._explain_failure, otherwise=""),
             ask=weakly(self._ask),
+            held_state=weakly(self._find_held_state, otherwise=()),
             clips=self._max_grad_norm is not None,
             carrier=self._carrier,
         )
@@ -163,6 +171,7 @@ class WrappedOptimizer(NormAndState):
         self.synchronize()
         before = self._rounds
         before.hand_back()
+        before.restore_held()
         before.close()
         self._plan, self._barrier = self._divided(plan), barrier
         self._rounds = self._install(before)
@@ -209,9 +218,28 @@ class WrappedOptimizer(NormAndState):
         """
         self._refuse_closed()
         self._planned.refuse_others()
-        loss = self._step_at_once(closure) if self._barrier else self._step_later(closure)
+        self._gate_state()
+        at_once = self._barrier or self._step_is_replaced()
+        loss = self._step_at_once(closure) if at_once else self._step_later(closure)
         self._end_step()
         return loss
+
+    def _step_is_replaced(self) -> bool:
+        """Whether somebody has put another ``step`` in the place of the optimizer's since it was wrapped.
+
+        Raises
+        ------
+        InvalidUse
+            Where updates are sharded, and it cannot be called.
+        """
+        if not step_was_replaced(self.optimizer):
+            return False
+        if self._plan.shards:
+            raise InvalidUse(
+                "the optimizer's step was replaced after it was wrapped, which updates in shards would not"
+                " call: replace it before wrapping, or give sharding='off'"
+            )
+        return True
 
     def _step_later(self, closure: Callable[[], Any] | None) -> Any:
         """Note the hyper-parameters; updates follow as parameters are used."""
@@ -268,6 +296,8 @@ class WrappedOptimizer(NormAndState):
         rounds.end()
 
     def _refuse_closed(self) -> None:
+        if self._forked:
+            raise InvalidUse(FORKED)
         if self._closed:
             raise InvalidUse("the wrapper was closed: step() the torch optimizer itself, or wrap it again")
 
@@ -276,11 +306,16 @@ class WrappedOptimizer(NormAndState):
 
         Called between a backward pass and ``step()``, it discards this rank's contribution.
         """
+        if self._forked or zero_grad_was_replaced(self.optimizer):
+            self.optimizer.zero_grad(set_to_none)
+            return
         self._rounds.zero(set_to_none=set_to_none)
         self._planned.clear_frozen()
 
     def synchronize(self) -> None:
         """Wait until nothing is in flight: gradients are reduced and updates applied."""
+        if self._forked:
+            raise InvalidUse(FORKED)
         self._rounds.synchronize()
 
     @contextlib.contextmanager
@@ -374,8 +409,21 @@ class WrappedOptimizer(NormAndState):
                 releases.callback(self._rounds.close)
                 if self._peers is not None:
                     releases.callback(self._peers.close, reason, failed=failed)
-                releases.callback(ungate_param_groups, self.optimizer)
+                releases.callback(ungate_state, self.optimizer)
+                for hook in self._gating:
+                    releases.callback(hook.remove)
                 releases.callback(self._choice.close)
+
+    def before_fork(self) -> None:
+        """Apply what is pending: a forked process has no thread that would."""
+        if not self._closed and self._rounds.engine.failure is None:
+            self.finish_updates()
+
+    def after_fork_in_child(self) -> None:
+        """In a forked process: leave the model and the optimizer alone; whatever needs other ranks raises."""
+        self._forked = self._closed = True
+        self._rounds.disown()
+        ungate_state(self.optimizer)
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
         """Finish or give up what is in flight, as the process ends without ``close``, by an exception say."""

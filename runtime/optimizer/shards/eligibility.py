@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from pace.runtime.control.options import WrapperOptions
+from pace.runtime.gates.gated_state import held_by_others
 from pace.runtime.optimizer.shards.shard_memory import why_not_in_shards
 from pace.runtime.optimizer.shards.shard_update import why_not_elementwise
 from pace.runtime.transports.transport import Transport
@@ -25,4 +26,6 @@ def why_not_sharded(
         return "gradients go over parameter servers"
     if options.compression != "none":
         return f"compression is {options.compression!r}"
+    if held_by_others(optimizer):
+        return "the training loop keeps the dictionary of optimizer.state, of which no rank would have all"
     return why_not_elementwise(optimizer) or why_not_in_shards(parameters, model)

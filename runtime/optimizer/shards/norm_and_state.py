@@ -2,13 +2,15 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
 from pace.errors import InvalidUse
 from pace.runtime.event_log import log
-from pace.runtime.gates.gated_param_groups import gate_param_groups
+from pace.runtime.gates.gated_state import GatedState, gate_state, held_by_others
+from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.optimizer.live_wrappers import weakly
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.shards.checkpoint import ShardedState
@@ -23,6 +25,7 @@ class NormAndState(StandIn):
     _rounds: Rounds
     _max_grad_norm: float | None
     _told_of_norm = False
+    _state_is_held = False
 
     @abstractmethod
     def _refuse_closed(self) -> None:
@@ -94,14 +97,55 @@ class NormAndState(StandIn):
         Where updates are sharded, the other ranks give theirs, whatever they are doing.
         """
         self.finish_updates()
-        with self._rounds.whole_state():
-            return self.optimizer.state_dict()
+        with self._rounds.whole_state() as gathered:
+            if not gathered:
+                return self.optimizer.state_dict()
+            with without_gates():
+                return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimizer's whole state, after every pending update; from any number of ranks."""
-        super().load_state_dict(state_dict)
-        gate_param_groups(self.optimizer, weakly(self.finish_updates))
+        self.optimizer.load_state_dict(state_dict)
+
+    def _before_loading(self, _optimizer: torch.optim.Optimizer, _state_dict: dict[str, Any]) -> None:
+        self.finish_updates()
+
+    def _after_loading(self, _optimizer: torch.optim.Optimizer) -> None:
+        gate_state(self.optimizer, weakly(self._make_state_current))
         self._rounds.take_state()
+
+    def _gate_state(self, *, replaced: bool = True) -> None:
+        """Have the optimizer's state wait for updates, also after somebody has replaced it."""
+        optimizer = self.optimizer
+        if isinstance(vars(optimizer)["state"], GatedState):
+            return
+        if held_by_others(optimizer):
+            if not self._state_is_held and self.rank == 0:
+                log.warning(
+                    "pace.state_held",
+                    consequence="the training loop keeps the dictionary of optimizer.state, so updates are"
+                    " applied in step(): use optimizer.state itself to have them overlap",
+                )
+            self._state_is_held = True
+            if isinstance(self._rounds, ShardedRounds):
+                raise InvalidUse(
+                    "the training loop keeps the dictionary that optimizer.state was, and no rank has all of"
+                    " the state where updates are sharded: use optimizer.state itself, or give sharding='off'"
+                )
+            return
+        self._state_is_held = False
+        gate_state(optimizer, weakly(self._make_state_current))
+        if replaced:
+            self._rounds.take_state()
+
+    def _make_state_current(self) -> None:
+        self.finish_updates()
+        self._rounds.lend_state()
+
+    def _find_held_state(self, parameters: Sequence[torch.Tensor]) -> Collection[torch.Tensor]:
+        """Return those of some parameters of whose state somebody else refers to a part."""
+        state = vars(self.optimizer)["state"]
+        return state.held_elsewhere(parameters) if isinstance(state, GatedState) else parameters
 
     def sharded_state(self) -> ShardedState:
         """Return a copy of this rank's part of the optimizer's state, for torch.distributed.checkpoint.
@@ -121,13 +165,14 @@ class NormAndState(StandIn):
 
     @property
     def state(self) -> Any:
-        """The user's optimizer's own state, after every pending update; where sharded, put together anew."""
-        self.finish_updates()
-        with self._rounds.whole_state() as gathered:
-            return dict(self.optimizer.state) if gathered else self.optimizer.state
+        """The user's optimizer's own state, which waits for pending updates when it is used.
+
+        Where updates are sharded it is then put together on this rank, until the next ``step()``; what is
+        changed in it holds.
+        """
+        return self.optimizer.state
 
     @state.setter
     def state(self, state: Any) -> None:
         self.finish_updates()
-        self.optimizer.state = state
-        self._rounds.take_state()
+        self.optimizer.state = state  # gated by the next step()

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from pace.runtime.engine.buffers import FusedGroup, Slot, closing_group, dense, like
+from pace.errors import InvalidUse
+from pace.runtime.engine.buffers import FusedGroup, Slot, closing_group, dense, like, shared_elsewhere
 from pace.runtime.engine.plan import Plan, PlannedGroup, PlannedShard
 from pace.runtime.engine.sends import SegmentMemory
 
@@ -99,7 +100,7 @@ class ShardedGroup(FusedGroup):
                 place = self._places[slot.name]
                 own = flat[place.offset : place.offset + place.size]
                 slot.view = like(own, slot.parameter).data
-                slot.shown = slot.view.data
+                slot.show()
                 if place.end > place.start:
                     self.pieces[slot] = own[place.start : place.end]
 
@@ -147,6 +148,8 @@ class ParameterMemory:
             for slot, view in self._views.items():
                 parameter = slot.parameter
                 if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
+                    if shared_elsewhere(parameter):
+                        raise InvalidUse(f"updates are sharded, and {_shared(slot.name)}")
                     view.copy_(parameter)
                     parameter.data = view
 
@@ -155,11 +158,11 @@ class ParameterMemory:
         for slot in self._views:
             torch.autograd.graph.increment_version(slot.parameter)
 
-    def leave(self) -> None:
-        """Give every parameter memory of its own again."""
+    def leave(self, shared: Sequence[Slot]) -> None:
+        """Give every parameter memory of its own again, but for those whose memory somebody else has, too."""
         with torch.no_grad():
             for slot, view in self._views.items():
-                if slot.parameter.data_ptr() == view.data_ptr():
+                if slot.parameter.data_ptr() == view.data_ptr() and slot not in shared:
                     slot.parameter.data = view.clone(memory_format=torch.preserve_format)
 
 
@@ -209,6 +212,13 @@ def half_tensors(
     return found
 
 
+def _shared(name: str) -> str:
+    return (
+        f"something outside of the model shares the memory of {name} (p.data, a view, a state_dict, a NumPy"
+        " array or a graph that is kept): drop it first, or give sharding='off'"
+    )
+
+
 def why_not_in_shards(parameters: Mapping[str, nn.Parameter], model: nn.Module) -> str | None:
     """Say why parameters cannot be moved into shards; None when they can."""
     for name, parameter in parameters.items():
@@ -227,4 +237,9 @@ def why_not_in_shards(parameters: Mapping[str, nn.Parameter], model: nn.Module) 
         other = owners.setdefault(storage, name)
         if other != name and (name in parameters or other in parameters):
             return f"{name} shares memory with {other}"
+    for name, parameter in parameters.items():
+        if shared_elsewhere(parameter):
+            return _shared(name)
+        if parameter.untyped_storage().is_shared():
+            return f"{name} lies in memory that other processes share"
     return None

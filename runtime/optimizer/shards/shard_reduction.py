@@ -268,6 +268,17 @@ class ShardReduction(RowMessages):
             self.held = {slot for slot in self._slots if slot.present}
         super().end()
 
+    def restore_held(self) -> None:
+        """Gather the last step's gradients that were not cleared, on all ranks; each of them calls it."""
+        if not any(self._transport.gather(b"held" if self.held else b"")):
+            return
+        for call in self._calls:
+            self.engine.call_aside("all-gather", call.number, call.parts, f"held.{call.number}")
+        for slot in self.held:
+            slot.base = True
+            slot.fused.seen = True
+        self.held.clear()
+
     def _leave_to_user(self, group: FusedGroup) -> None:
         if group.release_kept():
             group.allocate()

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from pace.errors import InvalidUse
-from pace.runtime.engine.buffers import Slot, like
+from pace.runtime.engine.buffers import Slot, kept_elsewhere, like
 from pace.runtime.gates.gradient_gates import without_gates
-from pace.runtime.optimizer.group_update import TwinOptimizer, plain_mode, unhooked
+from pace.runtime.gates.guarded_tensors import guard
+from pace.runtime.optimizer.group_update import TwinOptimizer, plain_mode
+from pace.runtime.optimizer.replaced_methods import step_was_replaced, unhooked
 from pace.runtime.optimizer.shards.checkpoint import ParameterPiece, ShardedState
 from pace.runtime.optimizer.shards.shard_memory import ParameterMemory, ShardedGroup
 from pace.runtime.optimizer.shards.shard_state import PieceState, SlotState, joined, loaded, saved
@@ -38,6 +40,8 @@ _ELEMENTWISE = frozenset(
 
 def why_not_elementwise(optimizer: torch.optim.Optimizer) -> str | None:
     """Say why this optimizer's update cannot be applied to parts of parameters; None when it can."""
+    if step_was_replaced(optimizer):
+        return f"the step of this {type(optimizer).__name__} was replaced by another function"
     if unhooked(type(optimizer)) not in _ELEMENTWISE:
         return f"{type(optimizer).__name__} is not known to update each element from its own gradient alone"
     return None
@@ -104,24 +108,29 @@ class ShardUpdate(TwinOptimizer):
     def take_state(self) -> None:
         """Keep this rank's pieces of the user's optimizer's state, and take all of it away there."""
         own = self._optimizer.state
-        with self._lock:
+        with self._lock, without_gates():
             self.state = self.new_state()
             for slot in self._slots:
                 values = own.pop(slot.parameter, None)
                 piece = self._memory.pieces.get(slot)
                 if values and piece is not None:
                     self.state[piece] = _piece_of(values, slot, self._memory)
+                if values:
+                    _expire(values, slot.name)
 
     def take_away(self) -> None:
         """Take the whole state away from the user's optimizer again."""
-        for slot in self._slots:
-            self._optimizer.state.pop(slot.parameter, None)
+        with without_gates():
+            for slot in self._slots:
+                self._optimizer.state.pop(slot.parameter, None)
 
     def hand_back(self, transport: Transport, step: int, *, last: bool) -> None:
         """Give the user's optimizer the whole state again; see ``gathered``."""
+        found = self.gathered(transport, step, last=last)
         own = self._optimizer.state
-        for slot, values in self.gathered(transport, step, last=last).items():
-            own[slot.parameter] = values
+        with without_gates():
+            for slot, values in found.items():
+                own[slot.parameter] = values
 
     def gathered(self, transport: Transport, step: int, *, last: bool) -> dict[Slot, SlotState]:
         """Put all ranks' pieces together, with those ranks' help that do the same, and the others' threads'.
@@ -239,6 +248,21 @@ class ShardUpdate(TwinOptimizer):
             for value in values.values()
             if isinstance(value, torch.Tensor)
         )
+
+
+def _expire(values: SlotState, name: str) -> None:
+    """Have the use of tensors that user code has kept of the whole state raise: they follow no update."""
+
+    def refuse(_tensor: torch.Tensor) -> None:
+        raise InvalidUse(
+            f"a part of the optimizer's state of {name} was used that was read before the last step(): where"
+            " updates are sharded no rank has it any more; read optimizer.state anew"
+        )
+
+    for value in values.values():
+        # One reference is the dictionary's, one is this function's.
+        if isinstance(value, torch.Tensor) and kept_elsewhere(value, 2):
+            guard(value, refuse)
 
 
 def _copied(value: Any) -> Any:

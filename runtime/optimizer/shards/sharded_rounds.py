@@ -8,7 +8,7 @@ gather follows it. The next forward pass waits for each gather as it uses its pa
 import contextlib
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from torch import nn
 from pace.errors import CommunicationFailed, InvalidUse
 from pace.runtime.engine.buffers import Awaited, Slot
 from pace.runtime.engine.sends import SegmentMemory
-from pace.runtime.gates.call_stacks import inside_zero_grad
+from pace.runtime.gates.guarded_tensors import without_guards
 from pace.runtime.optimizer.group_update import TwinOptimizer, plain_mode
 from pace.runtime.optimizer.round_settings import RoundSettings
 from pace.runtime.optimizer.rounds import Rounds
@@ -60,6 +60,8 @@ class ShardedRounds(Rounds):
     """Rounds under a plan in two halves; see ``Rounds``."""
 
     reduction: ShardReduction
+    _moves_parameters = True
+    _lent = False
 
     def _lay_out(self, parameters: Mapping[str, nn.Parameter], settings: RoundSettings) -> ShardReduction:
         plan, transport = self._plan, self._transport
@@ -100,8 +102,9 @@ class ShardedRounds(Rounds):
 
     def close(self) -> None:
         """Take hooks and gates off; parameters get memory of their own. See ``Rounds``."""
+        shared = self._memory_watch.shared()
         super().close()
-        self._memory.leave()
+        self._memory.leave(shared)
 
     # From the backward pass to the update.
 
@@ -151,9 +154,11 @@ class ShardedRounds(Rounds):
         recorded = self._profiling.aside is not None
         with self._aside():
             self.reduction.agree()
+        self._take_back_state()
         self._shard_update.snapshot()
-        self._memory.adopt()
-        self._memory.announce()
+        with without_guards():
+            self._memory.adopt()
+            self._memory.announce()
         device = self._calls[0].buffer.device.type if self._calls else "cpu"
         for gather in self._gathers:
             # From here on user code may clear gradients for the next step.
@@ -170,9 +175,11 @@ class ShardedRounds(Rounds):
             gather.pending = True
         self._num_pending = len(self._gathers)
         self._attend()
+        self._guard()
         with self._aside():
-            for awaited in self._gathers if recorded else self._at_step:
-                self.finish(awaited)
+            if recorded:
+                self.finish_all()
+            self._finish_unguarded()
 
     def _update_rows(self, slots: Sequence[Slot], device: str) -> None:
         with plain_mode(device):
@@ -185,9 +192,7 @@ class ShardedRounds(Rounds):
             return
         assert isinstance(group, GatherCall)
         self.engine.wait(group.number)
-        group.pending = False
-        self._num_pending -= 1
-        self._attend()
+        self._end_pending(group, group.slots)
 
     def finish_all(self) -> None:
         """Wait for every gather."""
@@ -195,21 +200,28 @@ class ShardedRounds(Rounds):
             for gather in self._gathers:
                 self.finish(gather)
 
-    def _look(self, slots: Iterable[Slot]) -> None:
-        if self._num_pending and not inside_zero_grad():
-            self._use(slots)
-
-    def _use(self, slots: Iterable[Slot]) -> None:
-        for slot in slots:
-            gather = self._gather_of[slot]
-            if gather.pending:
-                self.finish(gather)
+    def awaited(self, slot: Slot) -> Awaited:
+        """Return the gather of a parameter."""
+        return self._gather_of[slot]
 
     # The optimizer's state.
 
     def hand_back(self, *, last: bool = False) -> None:
         """Give the user's optimizer its whole state; see ``Rounds``."""
+        self._take_back_state()
         self._shard_update.hand_back(self._transport, self.number, last=last)
+
+    def lend_state(self) -> None:
+        """Give the user's optimizer its whole state until the next step; see ``Rounds``."""
+        if not self._lent:
+            self._shard_update.hand_back(self._transport, self.number, last=False)
+            self._lent = True
+
+    def _take_back_state(self) -> None:
+        """Take over what user code has made of the state since ``lend_state``."""
+        if self._lent:
+            self._lent = False
+            self._shard_update.take_state()
 
     def give_state(self, asked: list[int]) -> bool:
         """Take part in a gathering of state; see ``Rounds``."""
@@ -218,8 +230,13 @@ class ShardedRounds(Rounds):
         except CommunicationFailed:  # the rank that asked meets it, too
             return False
 
+    def restore_held(self) -> None:
+        """Have every rank have the last step's gradients whole; see ``Rounds``."""
+        self.reduction.restore_held()
+
     def take_state(self) -> None:
         """Keep this rank's pieces of the user's optimizer's state only."""
+        self._lent = False
         self._shard_update.take_state()
 
     @contextlib.contextmanager
@@ -233,6 +250,7 @@ class ShardedRounds(Rounds):
 
     def sharded_state(self) -> ShardedState:
         """Return this rank's pieces of the optimizer's state."""
+        self._take_back_state()
         return self._shard_update.sharded()
 
     @property

@@ -58,6 +58,12 @@ class WholeUpdates(ABC):
             Whether this rank takes part in nothing after this.
         """
 
+    def lend_state(self) -> None:  # noqa: B027  # it is there
+        """Have the user's optimizer show its whole state, and take over what user code makes of it."""
+
+    def restore_held(self) -> None:  # noqa: B027  # they are
+        """Have gradients of the last step that were not cleared be whole; every rank calls it."""
+
     def give_state(self, asked: list[int]) -> bool:  # noqa: ARG002
         """Answer another rank that asks for state; say whether that was of use."""
         return False

@@ -1,0 +1,191 @@
+"""Tensors that Python code can only use once they are current, whoever holds the reference.
+
+While a tensor is guarded, its Python class is a subclass of its own class with ``__torch_function__``. So
+every function, method and property of torch that is given the tensor asks its guard first, in any thread and
+through any list, dictionary, transform or hook that holds it. What only describes a tensor (shape, dtype,
+hooks) does not ask. The guard makes the tensor current and calls ``unguard``. Then the class is as before and
+uses of the tensor cost nothing.
+
+What this cannot see: other tensors that share the memory (``parameter_memory`` looks for those), and C++ code
+that is given the tensor without a function of torch (gates on modules see most of that).
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+Guard = Callable[[torch.Tensor], None]
+"""Makes a tensor current and takes off its guard, or raises."""
+
+without_guards = torch._C.DisableTorchFunctionSubclass
+"""A context in which this thread uses guarded tensors without asking."""
+
+_guards: dict[int, Guard] = {}
+_guarded_classes: dict[type, type] = {}
+
+_PROPERTIES = (
+    "_backward_hooks",
+    "device",
+    "dtype",
+    "grad",
+    "grad_fn",
+    "is_cpu",
+    "is_cuda",
+    "is_leaf",
+    "is_meta",
+    "is_nested",
+    "is_quantized",
+    "is_sparse",
+    "is_sparse_csr",
+    "itemsize",
+    "layout",
+    "name",
+    "names",
+    "nbytes",
+    "ndim",
+    "output_nr",
+    "requires_grad",
+    "retains_grad",
+    "shape",
+)
+_METHODS = (
+    "__len__",
+    "dim",
+    "element_size",
+    "get_device",
+    "has_names",
+    "is_complex",
+    "is_contiguous",
+    "is_floating_point",
+    "is_inference",
+    "is_same_size",
+    "is_signed",
+    "ndimension",
+    "nelement",
+    "numel",
+    "register_hook",
+    "register_post_accumulate_grad_hook",
+    "requires_grad_",
+    "size",
+    "storage_offset",
+    "stride",
+)
+
+
+def _descriptions() -> frozenset[Any]:
+    found: set[Any] = {torch.is_complex, torch.is_floating_point, torch.numel}
+    for name in _PROPERTIES:
+        attribute = getattr(torch.Tensor, name, None)
+        for part in ("__get__", "__set__", "__delete__"):
+            if hasattr(attribute, part):
+                found.add(getattr(attribute, part))
+    found.update(getattr(torch.Tensor, name) for name in _METHODS if hasattr(torch.Tensor, name))
+    return frozenset(found)
+
+
+_DESCRIPTIONS = _descriptions()
+
+
+def guard(tensor: torch.Tensor, by: Guard) -> None:
+    """Have `by` called before anybody uses a tensor, until ``unguard``."""
+    kind = type(tensor)
+    if kind not in _kinds:
+        tensor.__class__ = _guarded_classes.get(kind) or _guarded_class(kind)
+    _guards[id(tensor)] = by
+
+
+def unguard(tensor: torch.Tensor) -> None:
+    """Let a tensor be used; nothing happens where it is not guarded."""
+    _guards.pop(id(tensor), None)
+    kind = _kinds.get(type(tensor))
+    if kind is not None:
+        tensor.__class__ = kind
+
+
+def guarded(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a guard."""
+    return type(tensor) in _kinds
+
+
+def kind_of(tensor: torch.Tensor) -> type[torch.Tensor]:
+    """Return a tensor's class, as it is without a guard."""
+    kind: type[torch.Tensor] = _kinds.get(type(tensor), type(tensor))
+    return kind
+
+
+_kinds: dict[type, type] = {}  # of guarded classes, those that they stand for
+
+
+def _guarded_class(kind: type) -> type:
+    names = ("__deepcopy__", "__reduce_ex__", "__reduce__")
+    methods: dict[str, Any] = {name: _asking_first(name) for name in names if hasattr(kind, name)}
+    made: type = type(kind)(
+        kind.__name__,
+        (kind,),
+        methods
+        | {
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            "__doc__": kind.__doc__,
+            "__slots__": (),
+            "__torch_function__": classmethod(_call),
+        },
+    )
+    _guarded_classes[kind] = made
+    _kinds[made] = kind
+    return made
+
+
+def _asking_first(name: str) -> Callable[..., Any]:
+    def method(tensor: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        _ask(tensor)
+        return getattr(tensor, name)(*arguments, **named)
+
+    return method
+
+
+def _call(
+    _class: type, function: Any, _types: Any, arguments: tuple[Any, ...] = (), named: Any = None
+) -> Any:
+    """Stand between torch and a function that was given a guarded tensor."""
+    named = named or {}
+    if function in _DESCRIPTIONS:
+        with without_guards():
+            return function(*arguments, **named)
+    if not (_ask_within(arguments) | _ask_within(named.values())):
+        for tensor in _types_within(arguments, named):
+            _ask(tensor)
+    return function(*arguments, **named)
+
+
+def _ask(tensor: torch.Tensor) -> None:
+    by = _guards.get(id(tensor))
+    if by is not None:
+        by(tensor)
+    if type(tensor) in _kinds and id(tensor) not in _guards:
+        unguard(tensor)  # another thread has just made it current
+
+
+def _ask_within(values: Iterable[Any]) -> bool:
+    """Ask the guards of all tensors in nested lists and dictionaries; say whether there were any."""
+    found = False
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if type(value) in _kinds:
+                _ask(value)
+                found = True
+        elif isinstance(value, list | tuple):
+            found |= _ask_within(value)
+        elif isinstance(value, dict):
+            found |= _ask_within(value.values())
+    return found
+
+
+def _types_within(arguments: tuple[Any, ...], named: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the guarded tensors in containers that torch alone knows how to open."""
+    leaves = torch.utils._pytree.tree_leaves((arguments, named))
+    found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and type(leaf) in _kinds]
+    if not found:
+        raise RuntimeError("a tensor whose update is pending lies where PACE does not find it")
+    return found
