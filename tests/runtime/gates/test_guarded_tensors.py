@@ -1,0 +1,151 @@
+"""Guards on tensors: what asks them, and what does not."""
+
+import copy
+import io
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pace.runtime.gates.guarded_tensors import guard, guarded, kind_of, unguard, without_guards
+
+
+class _Bench:
+    """A guarded parameter of ones, which its guard doubles."""
+
+    def __init__(self) -> None:
+        self.parameter = nn.Parameter(torch.ones(3, 3))
+        self.asked = 0
+        guard(self.parameter, self)
+
+    def __call__(self, tensor: torch.Tensor) -> None:
+        self.asked += 1
+        with without_guards(), torch.no_grad():
+            tensor.mul_(2)
+        unguard(tensor)
+
+
+@pytest.fixture
+def bench() -> Iterator[_Bench]:
+    """See ``_Bench``."""
+    made = _Bench()
+    yield made
+    unguard(made.parameter)
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * 2
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+def _saved(tensor: torch.Tensor) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    loaded: torch.Tensor = torch.load(file)
+    return loaded
+
+
+_TWOS: dict[str, Callable[[nn.Parameter], Any]] = {
+    "add": lambda p: p + 0,
+    "from the right": lambda p: 0 + p,
+    "detach": lambda p: p.detach(),
+    "data": lambda p: p.data,
+    "clone": lambda p: p.clone(),
+    "numpy": lambda p: p.detach().numpy(),
+    "list": lambda p: np.array(p.tolist()),
+    "stack": lambda p: torch.stack([p])[0],
+    "foreach": lambda p: torch._foreach_add([p], 0)[0],
+    "copied from": lambda p: torch.zeros(3, 3).copy_(p),
+    "linear": lambda p: nn.functional.linear(torch.eye(3), p),
+    "functional call": lambda p: torch.func.functional_call(
+        nn.Linear(3, 3, bias=False), {"weight": p}, torch.eye(3)
+    ),
+    "vmap": lambda p: torch.func.vmap(lambda x: x * p)(torch.ones(1, 3, 3))[0],
+    "operator": lambda p: torch.ops.aten.add.Tensor(p, 0),
+    "keyword": lambda p: torch.add(input=p, other=0),
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda p: pickle.loads(pickle.dumps(p)),
+    "save": _saved,
+    "vector": lambda p: nn.utils.parameters_to_vector([p]).view(3, 3),
+    "function": lambda p: _Doubled.apply(p) / 2,  # type: ignore[no-untyped-call]  # in torch
+    "rows": lambda p: torch.stack(list(p)),
+}
+
+
+@pytest.mark.parametrize("way", _TWOS)
+def test_whoever_uses_a_value_asks_the_guard_first(bench: _Bench, way: str) -> None:
+    """And finds what the guard has made of it; the class is as before, and so is the object."""
+    found = torch.as_tensor(_TWOS[way](bench.parameter))
+    assert bench.asked == 1
+    assert torch.equal(found, torch.full((3, 3), 2.0))
+    assert type(bench.parameter) is nn.Parameter
+    assert not guarded(bench.parameter)
+
+
+_DESCRIPTIONS: dict[str, Callable[[nn.Parameter], Any]] = {
+    "shape": lambda p: p.shape,
+    "size": lambda p: p.size(0),
+    "dtype": lambda p: p.dtype,
+    "device": lambda p: p.device,
+    "stride": lambda p: p.stride(),
+    "numel": lambda p: p.numel(),
+    "length": len,
+    "gradient": lambda p: p.grad,
+    "new gradient": lambda p: setattr(p, "grad", torch.ones(3, 3)),
+    "freezing": lambda p: p.requires_grad_(False),
+    "hook": lambda p: p.register_hook(lambda gradient: gradient),  # type: ignore[no-untyped-call]  # in torch
+    "key": lambda p: {p: 1}[p],
+    "kind": lambda p: isinstance(p, nn.Parameter) and torch.is_floating_point(p),
+    "registering": lambda p: nn.Module().register_parameter("weight", p),
+    "optimizer": lambda p: torch.optim.SGD([p], lr=0.1),
+}
+
+
+@pytest.mark.parametrize("description", _DESCRIPTIONS)
+def test_descriptions_do_not_ask(bench: _Bench, description: str) -> None:
+    """Shapes, hooks and gradients are there at any time."""
+    _DESCRIPTIONS[description](bench.parameter)
+    assert bench.asked == 0
+    assert guarded(bench.parameter)
+    assert kind_of(bench.parameter) is nn.Parameter
+
+
+def test_a_guard_that_raises_keeps_the_value_from_everybody(bench: _Bench) -> None:
+    """The error reaches whoever uses the tensor, again and again."""
+
+    def refuse(_tensor: torch.Tensor) -> None:
+        raise ValueError("not yet")
+
+    guard(bench.parameter, refuse)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not yet"):
+            bench.parameter.sum()
+
+
+def test_other_threads_ask_too(bench: _Bench) -> None:
+    """Guards are the tensor's, not the thread's."""
+    found: list[float] = []
+    thread = threading.Thread(target=lambda: found.append(bench.parameter.sum().item()))
+    thread.start()
+    thread.join()
+    assert found == [18.0]
+
+
+def test_plain_tensors_can_be_guarded() -> None:
+    """An optimizer's state is of plain tensors."""
+    tensor = torch.ones(2)
+    guard(tensor, unguard)
+    assert guarded(tensor)
+    assert float(tensor.sum()) == 2.0
+    assert type(tensor) is torch.Tensor
