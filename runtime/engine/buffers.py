@@ -151,14 +151,19 @@ class Slot:
     def show_apart(self, tensor: torch.Tensor) -> None:
         """Have user code go on with a tensor that it has put into ``parameter.grad`` and keeps."""
         self.shown = tensor
-        self.apart = True
+        self.apart = self.fused.owned = True
+
+    def assign(self, tensor: torch.Tensor) -> None:
+        """Take note of what user code puts into ``parameter.grad``."""
+        self.assigned = tensor
+        self.fused.owned = True
 
     def take_back(self) -> None:
         """Copy what user code has made of a gradient in its own memory to the buffer."""
         shown = local_part(self.shown)
         if shown.data_ptr() != self.view.data_ptr():
             self.view.copy_(shown)
-            self.apart = True
+            self.apart = self.fused.owned = True
 
     def give_out(self) -> None:
         """Copy a gradient from the buffer to the memory in which user code sees it."""
@@ -200,6 +205,8 @@ class FusedGroup:
         Whether its sums and marks have been waited for since it was submitted last.
     seen
         Whether user code has been given one of its gradients since the buffer was last written to.
+    owned
+        Whether user code may have put a gradient of its own in the place of one.
     """
 
     __slots__ = (
@@ -211,6 +218,7 @@ class FusedGroup:
         "missing",
         "num_codes",
         "number",
+        "owned",
         "pending",
         "planned",
         "resolved",
@@ -241,6 +249,7 @@ class FusedGroup:
         self.pending = False
         self.resolved = True
         self.seen = False
+        self.owned = False
         self._baseline = 0
         self.allocate()
 

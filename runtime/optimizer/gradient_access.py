@@ -110,8 +110,9 @@ class GradientAccess:
         if slot.zeroed:
             slot.zeroed = False
             self._reduction.scattered = True
-            slot.assigned = torch.zeros_like(slot.shown)
-            set_local_gradient(slot.parameter, slot.assigned)
+            zeros = torch.zeros_like(slot.shown)
+            slot.assign(zeros)
+            set_local_gradient(slot.parameter, zeros)
         return local_gradient(slot.parameter)
 
     def _read_accumulating(self, slot: Slot) -> torch.Tensor | None:
@@ -135,7 +136,8 @@ class GradientAccess:
         """Take what user code assigns to ``parameter.grad``."""
         self._progress.await_answer()
         if self._progress.closed or (self._progress.accumulating and value is not None):
-            slot.assigned = value
+            if value is not None:
+                slot.assign(value)
             set_local_gradient(slot.parameter, value)
         elif value is None:
             self.clear(slot)
@@ -151,7 +153,8 @@ class GradientAccess:
                 self._reduction.open = True
             slot.forget()
             self._reduction.scattered = True
-            slot.assigned = value
+            if value is not None:
+                slot.assign(value)
             set_local_gradient(slot.parameter, value)
 
     def clear(self, slot: Slot) -> None:

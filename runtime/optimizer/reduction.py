@@ -230,7 +230,7 @@ class Reduction:
     @property
     def kept(self) -> list[FusedGroup]:
         """Groups of which user code keeps gradients that it can see and change at any time."""
-        return [group for group in self._groups if group.is_kept or any(_is_held(s) for s in group.slots)]
+        return [group for group in self._groups if group.is_kept or _holds(group)]
 
     def fold(self, group: FusedGroup) -> None:
         """Have user code see in the gradients that it keeps what this rank has computed and not sent yet.
@@ -394,9 +394,11 @@ class Reduction:
 
         It has put them there, or moved them: ``parameter.grad.data = ...``.
         """
+        if not group.resolved or not (group.owned or group.seen):
+            return
         with torch.no_grad():
             for slot in group.slots:
-                if slot.base and group.resolved and (slot.apart or group.seen):
+                if slot.base:
                     slot.take_back()
 
     def _follow_assigned(self, slot: Slot) -> None:
@@ -427,18 +429,23 @@ class Reduction:
         for slot in self._slots:
             slot.clears = 0
             slot.keeps = False
-            if slot.apart and slot.base and slot.fused.resolved:
-                self._end_apart(slot)
+        for group in self._groups:
+            if group.owned:
+                self._end_owned(group)
         self.sealed = self.open = self._read = False
         self.step += 1
 
     @staticmethod
-    def _end_apart(slot: Slot) -> None:
-        if kept_elsewhere(slot.shown, 1):
-            with torch.no_grad():
-                slot.give_out()  # step() may have clipped it
-        else:
-            slot.show()
+    def _end_owned(group: FusedGroup) -> None:
+        for slot in group.slots:
+            if not (slot.apart and slot.base and group.resolved):
+                continue
+            if kept_elsewhere(slot.shown, 1):
+                with torch.no_grad():
+                    slot.give_out()  # step() may have clipped it
+            else:
+                slot.show()
+        group.owned = any(slot.apart or slot.assigned is not None for slot in group.slots)
 
     def _begin(self) -> None:
         self.computed = self.folded = False
@@ -463,9 +470,14 @@ class Reduction:
             group.settle_references()
 
 
-def _is_held(slot: Slot) -> bool:
-    """Whether user code keeps what it has put into ``parameter.grad`` and the runtime has not yet sent."""
-    if slot.apart:
-        return True
-    tensor = slot.assigned
-    return tensor is not None and tensor.layout is torch.strided and kept_elsewhere(tensor, 2)
+def _holds(group: FusedGroup) -> bool:
+    """Whether user code keeps what it has put into ``parameter.grad``, sent or not."""
+    return group.owned and any(
+        slot.apart
+        or (
+            slot.assigned is not None
+            and slot.assigned.layout is torch.strided
+            and kept_elsewhere(slot.assigned, 1)
+        )
+        for slot in group.slots
+    )

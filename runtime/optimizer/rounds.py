@@ -93,7 +93,8 @@ class Rounds(WholeUpdates):
         self._accumulated = False
         self._thread = threading.get_ident()
         self._asked = (0, 0, False)
-        self._answering = self._entered = self._settling = False
+        self._answering = self._entered = False
+        self._backward = -1
         usage.lay_out(self.slots)
         self._at_entry, self._at_step = self._groups_with(usage.at_entry), self._groups_with(usage.at_step)
         self.access = GradientAccess(self, self.reduction, usage)
@@ -244,12 +245,14 @@ class Rounds(WholeUpdates):
         It may look at them and change them without ``parameter.grad``: through tensors from earlier steps,
         or in a flat buffer of its own.
         """
-        if not self._settling and torch._C._current_graph_task_id() != -1 and self.reduction.kept:
-            self._settling = True
+        task = torch._C._current_graph_task_id()
+        if task == self._backward:
+            return
+        self._backward = task
+        if task != -1 and self.reduction.kept:
             torch.autograd.Variable._execution_engine.queue_callback(weakly(self._settle))
 
     def _settle(self) -> None:
-        self._settling = False
         if self.closed:
             return
         if self.accumulating:
