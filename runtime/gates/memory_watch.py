@@ -1,14 +1,14 @@
 """Notices other tensors that share memory with a parameter, such as ``p.data``, a view or a ``state_dict()``.
 
 They can be read and written without the parameter, so no guard sees it. How many tensors share a storage is
-counted by torch; more than those that the model and the runtime have belong to the training loop.
+counted by torch; more than the parameters that are guarded, and what the runtime has, belong to the training
+loop or are buffers or frozen parameters of the model.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from pace.runtime.engine.buffers import Slot
 from pace.runtime.engine.local_parts import local_part
@@ -29,8 +29,7 @@ class MemoryWatch:
         shares it now is taken for theirs.
     """
 
-    def __init__(self, model: nn.Module, slots: Sequence[Slot], *, own: bool = False) -> None:
-        self._model = model
+    def __init__(self, slots: Sequence[Slot], *, own: bool = False) -> None:
         self._slots = slots
         self._own = own
         self._watched: list[tuple[Slot, int, torch.UntypedStorage, int, int]] = []
@@ -38,20 +37,21 @@ class MemoryWatch:
 
     def _count(self) -> None:
         with without_guards():
+            # Of tensors of the model only those that are guarded: others can be used without being asked for.
             known: dict[int, int] = {}
-            for tensor in _tensors_of(self._model):
-                if tensor.layout is torch.strided:
-                    key = tensor.untyped_storage()._cdata
-                    known[key] = known.get(key, 0) + 1
+            for slot in self._slots:
+                key = local_part(slot.parameter).untyped_storage()._cdata
+                known[key] = known.get(key, 0) + 1
+            overlapping = _overlapping(self._slots)
             self._watched = []
             for slot in self._slots:
                 part = local_part(slot.parameter)
                 storage = part.untyped_storage()
                 # One more for `storage`, which keeps the address valid.
-                expected = known.get(storage._cdata, 1) + 1
+                expected = known[storage._cdata] + 1
                 if self._own:
                     expected = max(expected, _num_uses(storage._cdata))
-                if _in_shared_memory(storage):
+                if slot in overlapping or _in_shared_memory(storage):
                     expected = -1
                 self._watched.append((slot, part.data_ptr(), storage, storage._cdata, expected))
 
@@ -69,6 +69,23 @@ def _in_shared_memory(storage: torch.UntypedStorage) -> bool:
     return storage.device.type == "cpu" and storage.is_shared()
 
 
-def _tensors_of(model: nn.Module) -> Iterable[torch.Tensor]:
-    found = {id(each): each for each in (*model.parameters(), *model.buffers())}
-    return [local_part(each) for each in found.values()]
+def _overlapping(slots: Iterable[Slot]) -> set[Slot]:
+    """Return the slots of parameters that have elements in common with other parameters."""
+    found: set[Slot] = set()
+    before: Slot | None = None
+    end = 0
+    for begin, stop, slot in sorted(((*_extent(slot), slot) for slot in slots), key=lambda each: each[:2]):
+        if before is not None and begin < end:
+            found |= {before, slot}
+        if stop > end:
+            before, end = slot, stop
+    return found
+
+
+def _extent(slot: Slot) -> tuple[int, int]:
+    part = local_part(slot.parameter)
+    begin = part.data_ptr()
+    if not part.numel():
+        return begin, begin
+    last = sum((size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True))
+    return begin, begin + (last + 1) * part.element_size()

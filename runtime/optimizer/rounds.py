@@ -133,7 +133,7 @@ class Rounds(WholeUpdates):
             take_existing(slot)
             open_gate(slot.parameter, gate)
         own = self._moves_parameters or (self._carrier is not None and bool(self._carrier.kinds))
-        self._memory_watch = MemoryWatch(model, [slot for slot, _ in self._guards], own=own)
+        self._memory_watch = MemoryWatch([slot for slot, _ in self._guards], own=own)
         if self._learning:
             self._guard()
 
