@@ -2,7 +2,7 @@
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, ItemsView, Iterable, Iterator, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Any
 
 import torch
@@ -56,6 +56,20 @@ class GatedState(defaultdict[torch.Tensor, _State]):
         self._wait()
         return super().__eq__(other)
 
+    def __ne__(self, other: object) -> bool:
+        self._wait()
+        return super().__ne__(other)
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
+
+    def __ior__(self, other: Any) -> "GatedState":  # type: ignore[override, misc]  # of any mapping
+        self.update(other)
+        return self
+
     __hash__ = None  # type: ignore[assignment]  # as of any dictionary
 
     def get(self, parameter: torch.Tensor, default: Any = None) -> Any:
@@ -93,10 +107,17 @@ class GatedState(defaultdict[torch.Tensor, _State]):
         self._wait()
         return defaultdict(dict, dict.items(self))
 
+    __copy__ = copy
+
     def items(self) -> ItemsView[torch.Tensor, _State]:  # type: ignore[override]  # a view all the same
         """Read all state."""
         self._wait()
         return super().items()
+
+    def keys(self) -> KeysView[torch.Tensor]:  # type: ignore[override]
+        """Read which parameters have state."""
+        self._wait()
+        return super().keys()
 
     def values(self) -> ValuesView[_State]:  # type: ignore[override]
         """Read all state."""
@@ -106,6 +127,10 @@ class GatedState(defaultdict[torch.Tensor, _State]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         self._wait()
         return super().__iter__()
+
+    def __reversed__(self) -> Iterator[torch.Tensor]:
+        self._wait()
+        return super().__reversed__()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles belong to optimizers of their own.

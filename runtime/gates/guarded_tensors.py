@@ -89,10 +89,10 @@ _DESCRIPTIONS = _descriptions()
 
 def guard(tensor: torch.Tensor, by: Guard) -> None:
     """Have `by` called before anybody uses a tensor, until ``unguard``."""
+    _guards[id(tensor)] = by  # first: a thread that finds the class without a guard takes it off again
     kind = type(tensor)
     if kind not in _kinds:
         tensor.__class__ = _guarded_classes.get(kind) or _guarded_class(kind)
-    _guards[id(tensor)] = by
 
 
 def unguard(tensor: torch.Tensor) -> None:
