@@ -16,7 +16,7 @@ from pace.runtime.gates.memory_watch import MemoryWatch
 def _watch(model: nn.Module) -> MemoryWatch:
     parameters = dict(model.named_parameters())
     groups = build_groups(plan_locally(gradient_sizes(parameters)), parameters, num_ranks=1)
-    return MemoryWatch(model, [slot for group in groups for slot in group.slots])
+    return MemoryWatch([slot for group in groups for slot in group.slots])
 
 
 def _shared(watch: MemoryWatch) -> set[str]:
