@@ -299,8 +299,12 @@ class Engine:
                 self._failure = CommunicationFailed(f"{self._failure}; {found}")
         raise self._failure
 
-    def abandon(self) -> None:
-        """Give up what is in flight: nothing more is sent, and every wait raises."""
+    def abandon(self, failure: CommunicationFailed | None = None) -> None:
+        """Give up what is in flight: nothing more is sent, and every wait raises, `failure` if given."""
+        if failure is not None:
+            with self._lock:
+                if self._failure is None:
+                    self._failure, self._explained = failure, True
         self._fail("was abandoned", None, None)
 
     def settle(self, timeout_s: float) -> bool:

@@ -103,7 +103,7 @@ class GlooTransport:
         deadline = time.monotonic() + self._timeout.total_seconds()
         stores = call_within(
             self._timeout.total_seconds(),
-            lambda: _open_stores(group, self.rank, self._timeout),
+            lambda: open_stores(group, self.rank, self._timeout),
             name="pace.store",
         )
         keeper = members.index(0) if 0 in members else None
@@ -270,7 +270,7 @@ class GlooTransport:
         release_groups(groups, self._sockets, failed=failed)
 
 
-class _Stores(NamedTuple):
+class JobStores(NamedTuple):
     """Connections to the job's store: one that waits keeps others from using it."""
 
     meetings: Store
@@ -287,7 +287,14 @@ def _forget_meetings() -> None:
     _meetings = None
 
 
-def _open_stores(group: str, rank: int, timeout: datetime.timedelta) -> _Stores:
+def open_stores(group: str, rank: int, timeout: datetime.timedelta) -> JobStores:
+    """Connect to the job's store once more, with room of its own for the next meeting of these ranks.
+
+    Parameters
+    ----------
+    group, rank
+        A name of the ranks that meet, and the number of this one among them.
+    """
     global _meetings
     default: Any = dist.distributed_c10d._get_default_store()
     known = _meetings
@@ -301,7 +308,7 @@ def _open_stores(group: str, rank: int, timeout: datetime.timedelta) -> _Stores:
     name = f"{name}/{number}"
     peers: Any = PrefixStore(name, default.clone())
     _meetings = weakref.ref(default), store
-    return _Stores(PrefixStore(name, store), peers)
+    return JobStores(PrefixStore(name, store), peers)
 
 
 def _to_tensor(payload: bytes, length: int) -> torch.Tensor:
