@@ -152,7 +152,7 @@ def _look_at_whole_mesh(transport: Transport, carrier: ShardCarrier, *, timeout_
     stores = call_within(
         timeout_s, lambda: open_stores(name, members.index(rank), timeout), name="pace.store"
     )
-    transport.peers = MeshPeers(stores.peers, members, rank, replicas=replicas)
+    transport.peers = MeshPeers(stores.peers, members, rank, replicas=replicas, sockets=stores.sockets)
 
 
 class ReplicaOptimizer(CarriedOptimizer):

@@ -37,6 +37,7 @@ from pace.runtime.engine.prepared_groups import PreparedGroups
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
 from pace.runtime.engine.sends import GroupSend, SegmentMemory, SegmentSend, last_times, sends_of
 from pace.runtime.engine.transport_calls import call_for, described, word_for
+from pace.runtime.transports.torch_threads import torch_thread
 from pace.runtime.transports.transport import Discipline, Transport
 
 
@@ -120,8 +121,7 @@ class Engine:
             name=f"{name}.updates",
         )
         self._threads = [
-            threading.Thread(target=self._run, args=(lane,), name=f"{name}.engine.{lane.name}", daemon=True)
-            for lane in self._lanes
+            torch_thread(self._run, args=(lane,), name=f"{name}.engine.{lane.name}") for lane in self._lanes
         ]
         for thread in self._threads:
             thread.start()

@@ -107,7 +107,9 @@ class GlooTransport:
             name="pace.store",
         )
         keeper = members.index(0) if 0 in members else None
-        self.peers = Peers(stores.peers, self.rank, self.size, keeper=keeper, global_ranks=members)
+        self.peers = Peers(
+            stores.peers, self.rank, self.size, keeper=keeper, global_ranks=members, sockets=stores.sockets
+        )
         with self._sockets.opened_here():
             connected = call_within(
                 max(deadline - time.monotonic(), 0.0),
@@ -275,6 +277,7 @@ class JobStores(NamedTuple):
 
     meetings: Store
     peers: PeerStore
+    sockets: Sockets
 
 
 # One for all wrappers, with the job's own connection that it was made from: a connection can cost the store a
@@ -306,9 +309,11 @@ def open_stores(group: str, rank: int, timeout: datetime.timedelta) -> JobStores
     # may be in any number of other groups.
     number = store.add(f"{name}/{rank}", 1)
     name = f"{name}/{number}"
-    peers: Any = PrefixStore(name, default.clone())
+    sockets = Sockets()
+    with sockets.opened_here():
+        peers: Any = PrefixStore(name, default.clone())
     _meetings = weakref.ref(default), store
-    return JobStores(PrefixStore(name, store), peers)
+    return JobStores(PrefixStore(name, store), peers, sockets)
 
 
 def _to_tensor(payload: bytes, length: int) -> torch.Tensor:

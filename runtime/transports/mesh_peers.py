@@ -7,6 +7,7 @@ A rank that is lost in another replica and another shard stops it too: by way of
 from collections.abc import Callable, Sequence
 
 from pace.runtime.transports.peers import Peers, Progress, Store
+from pace.runtime.transports.sockets import Sockets
 
 
 class MeshPeers(Peers):
@@ -22,9 +23,13 @@ class MeshPeers(Peers):
         This one's number in the whole job.
     replicas
         What the transport has: the ranks that this one sums gradients with.
+    sockets
+        The store's connections.
     """
 
-    def __init__(self, store: Store, members: Sequence[int], rank: int, *, replicas: Peers) -> None:
+    def __init__(
+        self, store: Store, members: Sequence[int], rank: int, *, replicas: Peers, sockets: Sockets
+    ) -> None:
         self._replicas = replicas
         super().__init__(
             store,
@@ -32,6 +37,7 @@ class MeshPeers(Peers):
             len(members),
             keeper=members.index(0) if 0 in members else None,
             global_ranks=members,
+            sockets=sockets,
         )
 
     def follow(self, progress: Progress, answer: Callable[[int], bool] | None = None) -> None:

@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, Protocol
 
+from pace.runtime.transports.sockets import Sockets
+from pace.runtime.transports.torch_threads import torch_thread
+
 PERIOD_S = 0.5
 
 # The key under which a rank asks for others' contributions.
@@ -69,6 +72,8 @@ class Peers:
         The rank whose process the store ends with; None where that is none of these.
     global_ranks
         The number of each rank in the whole job, where only some of its ranks train together.
+    sockets
+        The store's connections.
     """
 
     def __init__(
@@ -80,8 +85,10 @@ class Peers:
         *,
         keeper: int | None = 0,
         global_ranks: Sequence[int] | None = None,
+        sockets: Sockets | None = None,
     ) -> None:
         self._store: Store | None = store
+        self._sockets = sockets
         self._rank = rank
         self._size = size
         self._keeper = keeper
@@ -100,7 +107,7 @@ class Peers:
         self._leaves_s = 0.0
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pace.peers", daemon=True)
+        self._thread = torch_thread(self._run, name="pace.peers", sockets=sockets)
         self._thread.start()
 
     def follow(self, progress: Progress, answer: Callable[[int], bool] | None = None) -> None:
@@ -185,7 +192,7 @@ class Peers:
                 if self._store is not None:
                     self._store.set(key, value)
 
-        _within_answer(write, "pace.ask")
+        self._within_answer(write, "pace.ask")
 
     def _how_far(self) -> dict[str, Any]:
         # Here, and not in the thread's loop, which would hold what it called while it sleeps.
@@ -259,7 +266,7 @@ class Peers:
                     signs = json.loads(store.get(key)) if store.check([key]) else {"beat": 0}
                     found.append(signs)
 
-        _within_answer(read, "pace.look")
+        self._within_answer(read, "pace.look")
         return found if len(found) == self._size else None
 
     def explain_failure(self) -> str:
@@ -336,14 +343,13 @@ class Peers:
                 told.append(f"{self._name(rank)} has not ended step {steps + 1}")
         return "; ".join(told)
 
+    def _within_answer(self, call: Callable[[], None], name: str) -> None:
+        """Call the store for as long as it may take to answer; no answer is an answer here."""
 
-def _within_answer(call: Callable[[], None], name: str) -> None:
-    """Call the store for as long as it may take to answer; no answer is an answer here."""
+        def attempt() -> None:
+            with contextlib.suppress(RuntimeError, OSError):
+                call()
 
-    def attempt() -> None:
-        with contextlib.suppress(RuntimeError, OSError):
-            call()
-
-    thread = threading.Thread(target=attempt, name=name, daemon=True)
-    thread.start()
-    thread.join(_ANSWER_S)
+        thread = torch_thread(attempt, name=name, sockets=self._sockets)
+        thread.start()
+        thread.join(_ANSWER_S)
