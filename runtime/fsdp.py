@@ -1,9 +1,13 @@
 """PACE under ``fully_shard`` on a mesh of two dimensions (HSDP): it sums shards over their replicas.
 
 Torch gathers and reduce-scatters within a replica, as ever. The all-reduce of what a rank holds of each
-gradient, with the ranks that hold the same of other replicas, is PACE's.
+gradient, with the ranks that hold the same of other replicas, is PACE's. Its time-out holds for all of them.
 """
 
+import contextlib
+import datetime
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +16,22 @@ import torch.distributed as dist
 from torch import nn
 
 from pace.documents.schedule import Schedule
-from pace.errors import InvalidOptions, InvalidUse
+from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
 from pace.runtime.control.options import Mode, WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.event_log import log
 from pace.runtime.gates.fully_sharded import ShardCarrier
+from pace.runtime.gates.inner_collectives import guard_collectives, shard_ranks
 from pace.runtime.optimizer.carried_optimizer import CarriedOptimizer, carried
 from pace.runtime.optimizer.rounds import Rounds
+from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.replanning import Replanning
 from pace.runtime.torch import WrapperArguments
 from pace.runtime.transports.compression import Compression
-from pace.runtime.transports.transport import Order
+from pace.runtime.transports.deadline import call_within
+from pace.runtime.transports.gloo import open_stores
+from pace.runtime.transports.mesh_peers import MeshPeers
+from pace.runtime.transports.transport import Order, Transport, control_message
 
 __all__ = ["ReplicaOptimizer", "attach", "attached"]
 
@@ -130,6 +139,22 @@ def _replicas(carrier: ShardCarrier, given: dist.ProcessGroup | None) -> dist.Pr
     return found
 
 
+def _look_at_whole_mesh(transport: Transport, carrier: ShardCarrier, *, timeout_s: float) -> None:
+    """Have a failure explained by the signs of life of every rank of the mesh, not of the replicas alone."""
+    replicas = transport.peers
+    if replicas is None:
+        return
+    shards = transport.gather(json.dumps(sorted(shard_ranks(carrier.units))).encode())
+    members = sorted({rank for each in shards for rank in json.loads(each)})
+    rank = dist.get_rank()
+    timeout = datetime.timedelta(seconds=timeout_s)
+    name = f"mesh/{'-'.join(map(str, members))}"
+    stores = call_within(
+        timeout_s, lambda: open_stores(name, members.index(rank), timeout), name="pace.store"
+    )
+    transport.peers = MeshPeers(stores.peers, members, rank, replicas=replicas, sockets=stores.sockets)
+
+
 class ReplicaOptimizer(CarriedOptimizer):
     """What ``attach`` returns; it lives as long as the model, or until ``close()``.
 
@@ -148,6 +173,8 @@ class ReplicaOptimizer(CarriedOptimizer):
         self._shards = carrier
         carrier.reshard()
         transport = arguments.connect(model)
+        with released_on_failure(transport):
+            _look_at_whole_mesh(transport, carrier, timeout_s=arguments.timeout_s)
         prepare = arguments.preparation(transport)
 
         def fitting() -> tuple[WrapperOptions, PlanSource]:
@@ -155,6 +182,7 @@ class ReplicaOptimizer(CarriedOptimizer):
             return prepare()
 
         super().__init__(optimizer, model, model, carrier, transport=transport, prepare=fitting)
+        self._undo.append(guard_collectives(carrier.units, self._timeout_s, self._inner_collective))
 
     def step(self, closure: Any = None) -> Any:
         """Take one optimizer step; see ``CarriedOptimizer``."""
@@ -165,12 +193,37 @@ class ReplicaOptimizer(CarriedOptimizer):
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
-        """Clip by the norm over all shards: torch's own function, for loops that call it here."""
+        """Clip by the norm over all shards: torch's own function, whose failures here name the rank at fault.
+
+        Raises
+        ------
+        CommunicationFailed
+            When the ranks could not sum gradients or their norm.
+        RuntimeError
+            When the norm is not finite, with `error_if_nonfinite`.
+        """
         self._refuse_closed()
-        parameters = self.parameters_by_name.values()
-        norm: Any = nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
-        whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        return whole
+        parameters = list(self.parameters_by_name.values())
+        # Read first: sums over replicas have errors of their own.
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        with self._inner_collective("the norm of all gradients"):
+            finite = not error_if_nonfinite or bool(
+                _whole(nn.utils.get_total_norm(gradients, norm_type)).isfinite()
+            )
+        if not finite:
+            raise RuntimeError(f"the norm of all gradients, of order {norm_type:g}, is not finite")
+        with self._inner_collective("the norm of all gradients"):
+            return _whole(nn.utils.clip_grad_norm_(parameters, max_norm, norm_type))
+
+    @contextlib.contextmanager
+    def _inner_collective(self, what: str) -> Iterator[None]:
+        """Turn an error of one of torch's own collectives into one that names the rank, for all waits."""
+        try:
+            with control_message(dist.get_rank(), dist.get_world_size(), self._explain_failure, what):
+                yield
+        except CommunicationFailed as failure:
+            self._rounds.engine.abandon(failure)
+            raise
 
     def _install(self, before: Rounds | None) -> Rounds:
         self._shards.reshard()  # gates are put on what the model shows
@@ -186,3 +239,8 @@ class ReplicaOptimizer(CarriedOptimizer):
                 reason="gradients were read before step(), as clipping by the global norm does, so every"
                 " update waits for the last sum: report().read_wait_s says how long; said once",
             )
+
+
+def _whole(norm: Any) -> torch.Tensor:
+    whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole

@@ -37,6 +37,7 @@ from pace.runtime.engine.prepared_groups import PreparedGroups
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
 from pace.runtime.engine.sends import GroupSend, SegmentMemory, SegmentSend, last_times, sends_of
 from pace.runtime.engine.transport_calls import call_for, described, word_for
+from pace.runtime.transports.torch_threads import torch_thread
 from pace.runtime.transports.transport import Discipline, Transport
 
 
@@ -120,8 +121,7 @@ class Engine:
             name=f"{name}.updates",
         )
         self._threads = [
-            threading.Thread(target=self._run, args=(lane,), name=f"{name}.engine.{lane.name}", daemon=True)
-            for lane in self._lanes
+            torch_thread(self._run, args=(lane,), name=f"{name}.engine.{lane.name}") for lane in self._lanes
         ]
         for thread in self._threads:
             thread.start()
@@ -299,8 +299,12 @@ class Engine:
                 self._failure = CommunicationFailed(f"{self._failure}; {found}")
         raise self._failure
 
-    def abandon(self) -> None:
-        """Give up what is in flight: nothing more is sent, and every wait raises."""
+    def abandon(self, failure: CommunicationFailed | None = None) -> None:
+        """Give up what is in flight: nothing more is sent, and every wait raises, `failure` if given."""
+        if failure is not None:
+            with self._lock:
+                if self._failure is None:
+                    self._failure, self._explained = failure, True
         self._fail("was abandoned", None, None)
 
     def settle(self, timeout_s: float) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pace.runtime.engine.sends import GroupSend
 from pace.runtime.transports.device import Device
+from pace.runtime.transports.torch_threads import torch_thread
 
 
 class OnDevice:
@@ -40,7 +41,7 @@ class OnDevice:
         self._failed = failed
         self._block = block
         self._expected: queue.SimpleQueue[tuple[GroupSend, Any] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = torch_thread(self._run, name=name)
         self._thread.start()
 
     def expect(self, send: GroupSend) -> None:

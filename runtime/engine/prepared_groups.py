@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pace.runtime.engine.sends import GroupSend
+from pace.runtime.transports.torch_threads import torch_thread
 
 
 class _Prepared(NamedTuple):
@@ -62,7 +63,7 @@ class PreparedGroups:
         """Have a group filled and entered once others are done; call it with the lock held."""
         self._waiting.append(_Prepared(send, after, prepare))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread = torch_thread(self._run, name=self._name)
             self._thread.start()
         self._wake.notify()
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidUse
-from pace.runtime.transports.gloo_groups import finish_closing
+from pace.runtime.transports.torch_threads import finish_torch_threads
 
 
 class LiveWrapper(Protocol):
@@ -64,7 +64,7 @@ def _end_all() -> None:
     uncaught: type[BaseException] | None = getattr(sys, "last_type", None)
     for wrapper in list(live):
         wrapper.end_with_process(uncaught)
-    finish_closing()
+    finish_torch_threads()
 
 
 FORKED = (

@@ -1,7 +1,6 @@
 """torch.distributed as a transport for CUDA tensors: NCCL where the job uses it, else Gloo."""
 
 import queue
-import threading
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ import torch.distributed as dist
 
 from pace.runtime.transports.device import CudaDevice
 from pace.runtime.transports.gloo import GlooTransport
+from pace.runtime.transports.torch_threads import torch_thread
 from pace.runtime.transports.transport import After, Done
 
 
@@ -26,7 +26,7 @@ class CudaTransport(GlooTransport):
         self.device: CudaDevice = device
         self._nccl: Any = None
         self._waiting: queue.SimpleQueue[tuple[Any, Any, After | None, Done] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._watch, name="pace.completions", daemon=True)
+        self._thread = torch_thread(self._watch, name="pace.completions")
         self._thread.start()
         if "nccl" in str(dist.get_backend(process_group)):
             ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)

@@ -1,8 +1,9 @@
 """A time limit for calls that have none of their own and cannot be interrupted."""
 
-import threading
 from collections.abc import Callable
 from typing import TypeVar
+
+from pace.runtime.transports.torch_threads import torch_thread
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ def call_within(timeout_s: float, call: Callable[[], T], *, name: str) -> T:
         except BaseException as error:  # raised in the calling thread
             errors.append(error)
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread = torch_thread(run, name=name)
     thread.start()
     thread.join(timeout_s)
     if errors:

@@ -103,11 +103,13 @@ class GlooTransport:
         deadline = time.monotonic() + self._timeout.total_seconds()
         stores = call_within(
             self._timeout.total_seconds(),
-            lambda: _open_stores(group, self.rank, self._timeout),
+            lambda: open_stores(group, self.rank, self._timeout),
             name="pace.store",
         )
         keeper = members.index(0) if 0 in members else None
-        self.peers = Peers(stores.peers, self.rank, self.size, keeper=keeper, global_ranks=members)
+        self.peers = Peers(
+            stores.peers, self.rank, self.size, keeper=keeper, global_ranks=members, sockets=stores.sockets
+        )
         with self._sockets.opened_here():
             connected = call_within(
                 max(deadline - time.monotonic(), 0.0),
@@ -270,11 +272,12 @@ class GlooTransport:
         release_groups(groups, self._sockets, failed=failed)
 
 
-class _Stores(NamedTuple):
+class JobStores(NamedTuple):
     """Connections to the job's store: one that waits keeps others from using it."""
 
     meetings: Store
     peers: PeerStore
+    sockets: Sockets
 
 
 # One for all wrappers, with the job's own connection that it was made from: a connection can cost the store a
@@ -287,7 +290,14 @@ def _forget_meetings() -> None:
     _meetings = None
 
 
-def _open_stores(group: str, rank: int, timeout: datetime.timedelta) -> _Stores:
+def open_stores(group: str, rank: int, timeout: datetime.timedelta) -> JobStores:
+    """Connect to the job's store once more, with room of its own for the next meeting of these ranks.
+
+    Parameters
+    ----------
+    group, rank
+        A name of the ranks that meet, and the number of this one among them.
+    """
     global _meetings
     default: Any = dist.distributed_c10d._get_default_store()
     known = _meetings
@@ -299,9 +309,11 @@ def _open_stores(group: str, rank: int, timeout: datetime.timedelta) -> _Stores:
     # may be in any number of other groups.
     number = store.add(f"{name}/{rank}", 1)
     name = f"{name}/{number}"
-    peers: Any = PrefixStore(name, default.clone())
+    sockets = Sockets()
+    with sockets.opened_here():
+        peers: Any = PrefixStore(name, default.clone())
     _meetings = weakref.ref(default), store
-    return _Stores(PrefixStore(name, store), peers)
+    return JobStores(PrefixStore(name, store), peers, sockets)
 
 
 def _to_tensor(payload: bytes, length: int) -> torch.Tensor:

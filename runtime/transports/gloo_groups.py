@@ -2,30 +2,13 @@
 
 import datetime
 import os
-import threading
-import time
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store
 
 from pace.runtime.transports.sockets import Sockets
-
-_closing: list[tuple[threading.Thread, Sockets]] = []
-
-
-def finish_closing() -> None:
-    """Break off what transports closed after a failure still wait for, as the process ends.
-
-    Gloo's threads must not call into an interpreter that is gone: it would be aborted. A call under way ends
-    only with its time-out or its connections.
-    """
-    for thread, sockets in _closing:
-        if thread.is_alive():
-            sockets.shut_down()
-    deadline = time.monotonic() + 10.0  # no exit takes for ever
-    for thread, _ in _closing:
-        thread.join(max(deadline - time.monotonic(), 0.0))
+from pace.runtime.transports.torch_threads import torch_thread
 
 
 def connect_group(
@@ -70,8 +53,6 @@ def release_groups(groups: list[Any], sockets: Sockets, *, failed: bool) -> None
     """Let go of process groups by emptying the list, which holds the only references to them."""
     if failed:
         # Their destructors wait for calls that only end when the time-out does.
-        thread = threading.Thread(target=groups.clear, name="pace.close", daemon=True)
-        thread.start()
-        _closing.append((thread, sockets))
+        torch_thread(groups.clear, name="pace.close", sockets=sockets).start()
     else:
         groups.clear()

@@ -8,7 +8,6 @@ import math
 import os
 import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -24,6 +23,8 @@ from pace.runtime.transports.deadline import call_within
 from pace.runtime.transports.device import Device, apart
 from pace.runtime.transports.gloo_halves import GlooHalves
 from pace.runtime.transports.peers import Peers
+from pace.runtime.transports.sockets import Sockets
+from pace.runtime.transports.torch_threads import torch_thread
 from pace.runtime.transports.transport import (
     After,
     Done,
@@ -103,7 +104,7 @@ class HorovodTransport:
         self._halves: GlooHalves | None = None
         self.sequencing: Sequencing = "submission"
         self._waiting: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._watch, name=f"{self._prefix}.completions", daemon=True)
+        self._thread = torch_thread(self._watch, name=f"{self._prefix}.completions")
         self._thread.start()
         try:
             with self._control_message("connecting to the other ranks"):
@@ -150,10 +151,12 @@ class HorovodTransport:
     def _open_peers(self) -> Peers | None:
         if _store is None:
             return None
-        store = self._open_store()
+        sockets = Sockets()
+        with sockets.opened_here():
+            store = self._open_store()
         members = self._process_set.ranks
         keeper = members.index(0) if 0 in members else None
-        return Peers(store, self.rank, self.size, keeper=keeper, global_ranks=members)
+        return Peers(store, self.rank, self.size, keeper=keeper, global_ranks=members, sockets=sockets)
 
     def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
         """Nothing to prepare: Horovod matches names."""

@@ -4,6 +4,7 @@ Every rank writes a few words about itself to a shared store, twice a second, fr
 Nobody reads them until something stalls or fails.
 """
 
+import contextlib
 import json
 import threading
 import time
@@ -11,6 +12,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, Protocol
+
+from pace.runtime.transports.sockets import Sockets
+from pace.runtime.transports.torch_threads import torch_thread
 
 PERIOD_S = 0.5
 
@@ -68,6 +72,8 @@ class Peers:
         The rank whose process the store ends with; None where that is none of these.
     global_ranks
         The number of each rank in the whole job, where only some of its ranks train together.
+    sockets
+        The store's connections.
     """
 
     def __init__(
@@ -79,8 +85,10 @@ class Peers:
         *,
         keeper: int | None = 0,
         global_ranks: Sequence[int] | None = None,
+        sockets: Sockets | None = None,
     ) -> None:
         self._store: Store | None = store
+        self._sockets = sockets
         self._rank = rank
         self._size = size
         self._keeper = keeper
@@ -96,9 +104,10 @@ class Peers:
         self._explained: str | None = None
         self.rank_lost = False
         self._goodbye: dict[str, Any] = {}
+        self._leaves_s = 0.0
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pace.peers", daemon=True)
+        self._thread = torch_thread(self._run, name="pace.peers", sockets=sockets)
         self._thread.start()
 
     def follow(self, progress: Progress, answer: Callable[[int], bool] | None = None) -> None:
@@ -170,15 +179,20 @@ class Peers:
 
     def ask(self, turn: int) -> None:
         """Ask the other ranks to make their contributions to a turn final: this one waits for them."""
-        with self._lock:
-            if self._store is not None:
-                self._store.set(_ASKED, str(turn))
+        self._put(_ASKED, str(turn))
 
     def ask_for_state(self, number: int, step: int, *, last: bool) -> None:
         """Ask the other ranks to take part in a gathering of the optimizer's state."""
-        with self._lock:
-            if self._store is not None:
-                self._store.set(_STATE_ASKED, json.dumps([number, step, int(last)]))
+        self._put(_STATE_ASKED, json.dumps([number, step, int(last)]))
+
+    def _put(self, key: str, value: str) -> None:
+        # By the thread that trains: whatever has become of the store, its next wait has a time-out.
+        def write() -> None:
+            with self._lock:
+                if self._store is not None:
+                    self._store.set(key, value)
+
+        self._within_answer(write, "pace.ask")
 
     def _how_far(self) -> dict[str, Any]:
         # Here, and not in the thread's loop, which would hold what it called while it sleeps.
@@ -195,13 +209,20 @@ class Peers:
         failed
             Whether it leaves because of a failure, whose cause is then another rank.
         """
-        if not self._stop.is_set():
-            if reason is not None:
-                self._goodbye["reason"] = reason
-            if failed:
-                self._goodbye["failed"] = True
-            self._stop.set()
-        self._thread.join(timeout=_ANSWER_S)
+        self.leave(reason, failed=failed)
+        # In all so long, however often this is called: the store may be on a rank that is stopped.
+        self._thread.join(timeout=max(self._leaves_s + _ANSWER_S - time.monotonic(), 0.0))
+
+    def leave(self, reason: str | None = None, *, failed: bool = False) -> None:
+        """Begin to say goodbye; see ``close``, which waits until that is said."""
+        if self._stop.is_set():
+            return
+        if reason is not None:
+            self._goodbye["reason"] = reason
+        if failed:
+            self._goodbye["failed"] = True
+        self._leaves_s = time.monotonic()
+        self._stop.set()
 
     def release(self) -> None:
         """Let go of the store."""
@@ -245,9 +266,7 @@ class Peers:
                     signs = json.loads(store.get(key)) if store.check([key]) else {"beat": 0}
                     found.append(signs)
 
-        reader = threading.Thread(target=_quietly(read), name="pace.look", daemon=True)
-        reader.start()
-        reader.join(_ANSWER_S)
+        self._within_answer(read, "pace.look")
         return found if len(found) == self._size else None
 
     def explain_failure(self) -> str:
@@ -324,12 +343,13 @@ class Peers:
                 told.append(f"{self._name(rank)} has not ended step {steps + 1}")
         return "; ".join(told)
 
+    def _within_answer(self, call: Callable[[], None], name: str) -> None:
+        """Call the store for as long as it may take to answer; no answer is an answer here."""
 
-def _quietly(read: Callable[[], None]) -> Callable[[], None]:
-    def attempt() -> None:
-        try:
-            read()
-        except (RuntimeError, OSError):  # no answer is an answer here
-            return
+        def attempt() -> None:
+            with contextlib.suppress(RuntimeError, OSError):
+                call()
 
-    return attempt
+        thread = torch_thread(attempt, name=name, sockets=self._sockets)
+        thread.start()
+        thread.join(_ANSWER_S)

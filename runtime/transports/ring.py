@@ -9,7 +9,6 @@ The sum of a row is added up in the order of ranks, from the one behind its owne
 
 import collections
 import queue
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pace.runtime.transports.torch_threads import torch_thread
 from pace.runtime.transports.transport import Done
 
 # A row travels in so many equal chunks, if they are not too small: the first is passed on while the others
@@ -56,7 +56,7 @@ class Ring:
         self._size = size
         self.sent_bytes = 0
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="pace.ring", daemon=True)
+        self._thread = torch_thread(self._run, name="pace.ring")
         self._thread.start()
 
     def reduce_scatter(self, parts: Sequence[torch.Tensor], name: str, done: Done) -> None:

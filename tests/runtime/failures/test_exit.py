@@ -60,3 +60,61 @@ def test_a_script_that_raises_ends_with_its_own_status(raising: str) -> None:
     assert statuses == [1, 1], errors
     assert f"ValueError: {raising}" in errors[1]
     assert "rank 1 has left the training (ValueError)" in errors[0]
+
+
+_BESIDE_A_STOPPED_RANK = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from pace.errors import CommunicationFailed
+from pace.runtime.torch import DistributedOptimizer
+
+rank, port, other = (int(argument) for argument in sys.argv[1:4])
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+store = TCPStore("127.0.0.1", port, 2, rank == 0, wait_for_workers=False)
+if rank == 0:
+    print(store.port, flush=True)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+model = torch.nn.Linear(10, 10)
+optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, timeout_s=3.0)
+
+class Last:
+    # Goes while the interpreter ends. Other threads run meanwhile, and the stopped rank's store goes.
+    def __del__(self, kill=os.kill, sleep=time.sleep, victim=other):
+        kill(victim, 9)
+        sleep(1.0)
+
+if rank == 0:
+    os.kill(os.getpid(), signal.SIGSTOP)
+sys.modules["last"] = Last()
+try:
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 10)).sum().backward()
+        optimizer.step()
+    optimizer.synchronize()
+except CommunicationFailed as error:
+    print(error, flush=True)
+    optimizer.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_whose_store_comes_back_to_it_as_it_ends_is_not_aborted() -> None:
+    """Threads that wait for a stopped rank's store have ended before the interpreter does."""
+    command = [sys.executable, "-c", _BESIDE_A_STOPPED_RANK]
+    with subprocess.Popen([*command, "0", "0", "0"], stdout=subprocess.PIPE, text=True) as stopped:
+        assert stopped.stdout is not None
+        try:
+            survivor = subprocess.run(
+                [*command, "1", stopped.stdout.readline().strip(), str(stopped.pid)],
+                capture_output=True,
+                text=True,
+                timeout=200,
+                check=False,
+            )
+        finally:
+            stopped.kill()
+    assert "rank 0 is gone: the store that it keeps does not answer" in survivor.stdout, survivor.stderr
+    assert survivor.returncode == 0, survivor.stderr

@@ -1,13 +1,16 @@
 """Signs of life: who keeps the store stays until the others have asked it."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
 from typing import Any
 
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 from pace.runtime.transports.peers import EVERYTHING_SENT, Peers
 
@@ -92,3 +95,34 @@ def test_why_a_rank_left_and_what_it_has_not_begun_is_told() -> None:
         "rank 1 has left the training (ValueError), rank 3 gives no sign of life"
     )
     asking.close()
+
+
+_KEEP_STORE = """
+import sys
+from torch._C._distributed_c10d import TCPStore
+
+store = TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_who_asks_is_not_held_up_by_a_store_that_is_stopped() -> None:
+    """The keeper's process is stopped, not dead: asking, looking and leaving return, and it is named."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _KEEP_STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as keeper:
+        assert keeper.stdout is not None
+        try:
+            peers = Peers(TCPStore("127.0.0.1", int(keeper.stdout.readline()), 1), 1, 2, dict)
+            peers.ask(1)
+            assert peers.look() is not None
+            keeper.send_signal(signal.SIGSTOP)
+            peers.ask(2)
+            peers.ask_for_state(1, 3, last=False)
+            assert peers.explain_failure() == "rank 0 is gone: the store that it keeps does not answer"
+            peers.close(failed=True)
+            peers.release()
+        finally:
+            keeper.kill()
