@@ -76,11 +76,17 @@ def shard_of(text: str) -> tuple[int, int]:
     return int(number), int(shards)
 
 
-def until_stopped(address: str) -> None:
-    """Say where the process listens, and wait for SIGTERM or SIGINT."""
+def stop_event() -> threading.Event:
+    """Return an event that SIGTERM and SIGINT set from now on."""
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
+    return stopped
+
+
+def until_stopped(address: str) -> None:
+    """Say where the process listens, and wait for SIGTERM or SIGINT."""
+    stopped = stop_event()
     typer.echo(f"listening on {address}", err=True)
     stopped.wait()
 
