@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pace.runtime.fabric.messages import ReleaseOrder, TicketOrder
 from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
-from pace.runtime.fabric.update_records import HeldUpdate
+from pace.runtime.fabric.update_records import HeldUpdate, worker_and_number
 
 _MOST_KNOWN = 100_000
 
@@ -95,7 +95,7 @@ class UpdateTickets:
     def drop(self, update: FabricUpdate, reason: str, witness: tuple[str, ...] = ()) -> None:
         """End the ticket of an update that is late."""
         self.pending.pop(update.held.id, None)
-        worker = update.held.id.rpartition("-")[0]
+        worker, _ = worker_and_number(update.held.id)
         self.dropped[worker] = self.dropped.get(worker, 0) + 1
         self._known.tell(
             update.host,
