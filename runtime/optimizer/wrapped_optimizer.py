@@ -33,6 +33,7 @@ from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, ch
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.shards.norm_and_state import NormAndState
 from pace.runtime.optimizer.shards.sharded_rounds import ShardedRounds
+from pace.runtime.optimizer.sparse_gradients import warn_of_whole_gradients
 from pace.runtime.optimizer.start import Prepare, start_together
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.compression import compressed
@@ -88,6 +89,7 @@ class WrappedOptimizer(NormAndState):
         self._max_grad_norm = options.max_grad_norm
         self._usage = Usage(options.backward_passes_per_step)
         self._transport: Transport = compressed(transport, options.compression)
+        warn_of_whole_gradients(model, self._transport)
         self.parameters_by_name = start.parameters
         self._planned = PlannedParameters(optimizer, self.parameters_by_name.values())
         if reason is not None and options.mode != "barrier" and transport.rank == 0:
