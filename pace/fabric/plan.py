@@ -122,7 +122,7 @@ def _directly(problem: FabricProblem, exact: ExactOrder) -> Aggregation:
 
 
 def _as_listed(problem: FabricProblem, ordering: Ordering) -> Aggregation:
-    """Return the plan in which updates go directly, and get bandwidth in the order in which they were picked."""
+    """Return the plan in which updates go directly, with bandwidth in the order in which they were picked."""
     left = problem.capacities.copy()
     booked = {g: problem.updates.reserve(g, left) for g in ordering.picked}
     commits = ordering.commits
