@@ -289,6 +289,7 @@ class FabricClient:
         held = HeldUpdate(
             id=name,
             version=version,
+            numbers=update.numbers if isinstance(update, SparseUpdate) else row.size,
             size_bytes=len(data),
             norm=norm,
             weight=weight,

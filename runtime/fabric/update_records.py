@@ -37,6 +37,8 @@ class HeldUpdate(Document):
     ----------
     version
         Of the model that it was computed from.
+    numbers
+        How many numbers the whole model has.
     norm
         Euclidean; of the update as it was pushed.
     weight
@@ -49,6 +51,7 @@ class HeldUpdate(Document):
 
     id: Text
     version: Count
+    numbers: Count
     size_bytes: Count
     norm: Amount
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0

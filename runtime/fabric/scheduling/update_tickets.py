@@ -102,9 +102,17 @@ class UpdateTickets:
             TicketOrder(update=update.held.id, outcome="dropped", reason=reason, witness=witness[:32]),
         )
 
+    def fail_misfits(self, numbers: int) -> None:
+        """End the tickets of updates that are for a model of another size."""
+        for update in [each for each in self.pending.values() if each.held.numbers != numbers]:
+            self._fail(update, f"the update has {update.held.numbers:,} numbers, the model {numbers:,}")
+
     def fail_all(self, reason: str) -> None:
         """End the tickets of all that wait."""
         for update in [*self.pending.values()]:
-            del self.pending[update.held.id]
-            ticket = TicketOrder(update=update.held.id, outcome="failed", reason=reason)
-            self._known.tell(update.host, ticket)
+            self._fail(update, reason)
+
+    def _fail(self, update: FabricUpdate, reason: str) -> None:
+        del self.pending[update.held.id]
+        ticket = TicketOrder(update=update.held.id, outcome="failed", reason=reason)
+        self._known.tell(update.host, ticket)
