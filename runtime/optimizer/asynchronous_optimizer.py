@@ -17,9 +17,9 @@ from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
 from pace.runtime.capture.step_recorder import ExchangedSegment, StepRecorder
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.control.sparse_gradients import warn_of_whole_gradients
 from pace.runtime.engine.weight_share import WeightShare
 from pace.runtime.optimizer.live_wrappers import WhereMade, live, refuse_wrapped
-from pace.runtime.optimizer.sparse_gradients import warn_of_whole_gradients
 from pace.runtime.optimizer.stand_in import StandIn
 from pace.runtime.optimizer.start import Prepare, start_together
 from pace.runtime.parameter_server.link import Countdown

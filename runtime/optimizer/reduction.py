@@ -16,6 +16,7 @@ from collections.abc import Set as AbstractSet
 import torch
 
 from pace.errors import InvalidUse
+from pace.runtime.control.sparse_gradients import BufferRuns
 from pace.runtime.engine.buffers import FusedGroup, Slot, segment_tensors
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.local_parts import local_part
@@ -24,7 +25,6 @@ from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
 from pace.runtime.optimizer.averaging import Averaging
 from pace.runtime.optimizer.round_codes import RoundCode, disagreement, substitute_for_idle
 from pace.runtime.optimizer.round_marks import RoundMarks, find_void
-from pace.runtime.optimizer.sparse_gradients import BufferRuns
 from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import Transport
 

@@ -21,6 +21,7 @@ from pace.runtime.control.mode_choice import Choice
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.planned_parameters import PlannedParameters
+from pace.runtime.control.sparse_gradients import warn_of_whole_gradients
 from pace.runtime.engine.divided_plan import divide
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Report, chrome_trace
@@ -33,7 +34,6 @@ from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, ch
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.shards.norm_and_state import NormAndState
 from pace.runtime.optimizer.shards.sharded_rounds import ShardedRounds
-from pace.runtime.optimizer.sparse_gradients import warn_of_whole_gradients
 from pace.runtime.optimizer.start import Prepare, start_together
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.compression import compressed
