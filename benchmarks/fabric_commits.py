@@ -22,6 +22,7 @@ import numpy as np
 from benchmarks.testbed.hosts import Host, Link, hosts
 from benchmarks.testbed.rates import PAYLOAD
 from pace.runtime.fabric.commit_log import LoggedCommit, Vector, read_log, replay, violations
+from pace.runtime.fabric.update_records import worker_and_number
 
 PACE = [sys.executable, "-c", "from pace.cli.main import app; app()", "fabric"]
 
@@ -174,8 +175,8 @@ def judged(folder: Path, first: Vector, bound: int, status: dict[str, Any], seco
     commits = [line for line in lines if isinstance(line, LoggedCommit)]
 
     def update(name: str) -> Vector:
-        worker, _, number = name.rpartition("-")
-        return random_update(worker, int(number), len(first))
+        worker, number = worker_and_number(name)
+        return random_update(worker, number, len(first))
 
     model, _ = replay(first, lines, update)
     transfers = [json.loads(line) for line in (folder / "transfers.jsonl").read_text().splitlines()]

@@ -46,6 +46,7 @@ class NoTransport:
     peers: Peers | None = None
     device: Device | None = None
     has_halves = False
+    takes_runs = False
 
     def allreduce(
         self,

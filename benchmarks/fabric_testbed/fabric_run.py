@@ -35,6 +35,7 @@ from pace.runtime.fabric.scheduling.link_rates import MeasuredState, SeenTransfe
 from pace.runtime.fabric.scheduling.scheduler import FabricScheduler
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.warm_up import warm_up
+from pace.runtime.fabric.update_records import worker_and_number
 from pace.simulation.fabric.draws import draw_links, rates_at
 
 _TOKEN = "secret"
@@ -178,8 +179,8 @@ def _failover(folder: Path, first: Vector, bound: int, status: dict[str, Any]) -
 
     def model(lines: Sequence[LogHead | LoggedCommit]) -> Vector:
         def update(name: str) -> Vector:
-            worker, _, number = name.rpartition("-")
-            return random_update(worker, int(number), len(first))
+            worker, number = worker_and_number(name)
+            return random_update(worker, number, len(first))
 
         return replay(first, lines, update)[0].astype(np.float64)
 

@@ -20,6 +20,8 @@ from pace.checker.push_pull import (
     check_exchange_predictions,
     check_link_certificates,
     check_messages,
+    check_pace,
+    check_send_order,
     rates_of,
     wire_bytes,
 )
@@ -74,6 +76,8 @@ def _check_push_pull(profile: Profile, schedule: PushPullSchedule) -> list[str]:
     wire = wire_bytes(profile, schedule, rates)
     parts = (
         check_messages(schedule, rates, wire, times),
+        check_send_order(schedule, rates, times),
+        check_pace(profile, schedule),
         check_exchange_predictions(schedule, times),
         check_link_certificates(schedule, rates, wire, times),
         check_exchange_bound(schedule, rates, wire, times),

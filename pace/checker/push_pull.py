@@ -4,6 +4,7 @@ Times are not simulated a second time. Between two stated moments it is known wh
 hence how fast each goes: added up, every message must have got its bytes exactly when it is said to end.
 """
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -150,6 +151,55 @@ def check_messages(
                 f"{direction} of segment {number}: from {start!r} to {end!r} its connection carries "
                 f"{got!r} bytes, it has {needed!r}"
             )
+
+
+def check_send_order(schedule: PushPullSchedule, rates: ServerRates, times: DerivedTimes) -> Iterator[str]:
+    """Yield messages that start before a ready one of a smaller priority on their connection."""
+    for direction in ("push", "pull"):
+        by_link: dict[int, list[tuple[float, float, int, int]]] = {}
+        for number, segment in enumerate(schedule.segments):
+            ready, start = schedule.groups[segment.group].ready_s, segment.push_start_s
+            if direction == "pull":
+                ready, start = segment.push_end_s + rates.latency_s, segment.pull_start_s
+            by_link.setdefault(segment.link, []).append((start, ready, segment.priority, number))
+        for messages in by_link.values():
+            for number, overtaken in _overtaken(messages, times.slack_s):
+                yield (
+                    f"{direction} of segment {number}: starts while segment {overtaken}, of a smaller"
+                    " priority, waits for the same connection"
+                )
+
+
+def _overtaken(messages: list[tuple[float, float, int, int]], slack_s: float) -> Iterator[tuple[int, int]]:
+    """Yield messages of one connection, and a more urgent one that is ready and starts later.
+
+    A message is its start, when it is ready, its priority and its number.
+    """
+    to_come = sorted(messages, key=lambda message: message[1], reverse=True)
+    waiting: list[tuple[int, int]] = []
+    started: set[int] = set()
+    for start, _, priority, number in sorted(messages):
+        while to_come and to_come[-1][1] < start - slack_s:
+            heapq.heappush(waiting, to_come.pop()[2:])
+        started.add(number)
+        while waiting and waiting[0][1] in started:
+            heapq.heappop(waiting)
+        if waiting and waiting[0][0] < priority:
+            yield number, waiting[0][1]
+
+
+def check_pace(profile: Profile, schedule: PushPullSchedule) -> Iterator[str]:
+    """Yield a pace that is not that of the cluster: the stated times would not be kept."""
+    exchange, stated = schedule.cluster.exchange, schedule.execution.pace_bytes_per_s
+    if stated is None:
+        return
+    if exchange.colocated:
+        yield f"execution.pace_bytes_per_s is {stated!r}: connections to colocated servers are not paced"
+        return
+    at_server = exchange.server_bytes_per_s or exchange.worker_bytes_per_s
+    derived = min(exchange.worker_bytes_per_s / exchange.servers, at_server / profile.workers)
+    if abs(stated - derived) > 1e-9 * derived:
+        yield f"execution.pace_bytes_per_s is {stated!r}, derived {derived!r}"
 
 
 def check_link_certificates(

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from pace.checker.transfer_bounds import could_be_delivered, greatest_bound_s
 from pace.documents.fabric.batch import PendingUpdate, UpdateBatch
 from pace.documents.fabric.network import FabricHost, FabricNetwork
 from pace.documents.fabric.transfer_plan import TransferPlan
@@ -17,12 +18,15 @@ from pace.documents.fabric.transfer_plan import TransferPlan
 # Shares of a size, a rate or the plan's length that count as rounding.
 _SLACK = 1e-6
 
+# Two solutions of one linear program may differ by this share.
+_BOUND_SLACK = 1e-4
+
 
 def check_transfers(network: FabricNetwork, batch: UpdateBatch, plan: TransferPlan) -> list[str]:
     """Return every way in which `plan` is not a right plan for the batch on the network; empty if it is one.
 
     A plan of the rule "paper" may be refused, because that rule can commit updates after their bound. A plan
-    may be slower than the best: its bound is only required not to exceed what the plan itself reaches.
+    may be slower than the best, but the bound that it states must follow from the network and the batch.
     """
     if plan.batch_sha256 != batch.sha256:
         return [f"batch_sha256 is {plan.batch_sha256}, the batch's is {batch.sha256}"]
@@ -41,12 +45,14 @@ def check_transfers(network: FabricNetwork, batch: UpdateBatch, plan: TransferPl
     parts = (
         _check_fates(batch, plan),
         _check_drops(batch, plan),
+        _check_undeliverable(network, plan, known),
         _check_transfers(network, batch, plan, known),
         _check_links(network, plan),
         _check_commits(network, batch, plan, known),
         _check_delays(batch, plan),
         _check_replica(network, batch, plan, known),
         _check_prediction(plan),
+        _check_bound(network, plan, known),
     )
     return [violation for part in parts for violation in part]
 
@@ -100,6 +106,16 @@ def _check_drops(batch: UpdateBatch, plan: TransferPlan) -> Iterator[str]:
                 yield f'update "{drop.id}": {len(limits)} updates fit into {latest} positions'
         elif drop.reason == "overtaken" and not drop.witness:
             yield f'update "{drop.id}" is dropped as overtaken, and nobody overtakes it'
+
+
+def _check_undeliverable(
+    network: FabricNetwork, plan: TransferPlan, known: dict[str, PendingUpdate]
+) -> Iterator[str]:
+    """Yield updates that are dropped as undeliverable though links have room for them."""
+    pieces = _pieces(plan)
+    for drop in plan.dropped:
+        if drop.reason == "undeliverable" and could_be_delivered(network, known[drop.id], pieces):
+            yield f'update "{drop.id}" is dropped as undeliverable, and its links can carry it to the server'
 
 
 def _check_transfers(
@@ -157,14 +173,20 @@ def _sum_size(batch: UpdateBatch, members: list[PendingUpdate]) -> int:
 
 def _check_links(network: FabricNetwork, plan: TransferPlan) -> Iterator[str]:
     """Yield links that carry more than they can, between any two moments of change."""
-    pieces: defaultdict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
-    for transfer in plan.transfers:
-        for direction, name in (("up", transfer.source), ("down", transfer.target)):
-            pieces[direction, name] += transfer.rates
+    pieces = _pieces(plan)
     for host in network.hosts:
         for direction in ("up", "down"):
             if carried := pieces.get((direction, host.name)):
                 yield from _check_link(host, direction, carried)
+
+
+def _pieces(plan: TransferPlan) -> dict[tuple[str, str], list[tuple[float, float, float]]]:
+    """Return by direction and host how a plan uses a link."""
+    pieces: defaultdict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    for transfer in plan.transfers:
+        for direction, name in (("up", transfer.source), ("down", transfer.target)):
+            pieces[direction, name] += transfer.rates
+    return pieces
 
 
 def _check_link(host: FabricHost, direction: str, pieces: list[tuple[float, float, float]]) -> Iterator[str]:
@@ -306,3 +328,24 @@ def _check_prediction(plan: TransferPlan) -> Iterator[str]:
             yield f"predicted: {field} is {value!r}, derived {derived!r}"
     if stated.lower_bound_s > mean + slack_s:
         yield f"predicted: the plan's mean commit {mean!r} is below its bound {stated.lower_bound_s!r}"
+
+
+def _check_bound(
+    network: FabricNetwork, plan: TransferPlan, known: dict[str, PendingUpdate]
+) -> Iterator[str]:
+    """Yield a lower bound that does not follow from the network and the updates that are kept."""
+    kept = [known[name] for name in plan.order]
+    stated = plan.predicted
+    if not kept or stated.lower_bound_s <= 0:
+        return
+    added = any(
+        transfer.target == network.server
+        and {known[name].host for name in transfer.updates} != {transfer.source}
+        for transfer in plan.transfers
+    )
+    if added and stated.bound != "uplinks":
+        yield f'predicted: bound is "{stated.bound}", and hosts add updates on the way: "uplinks" is needed'
+        return
+    most = greatest_bound_s(network, kept, plan, relayed=stated.bound == "uplinks")
+    if stated.lower_bound_s > most * (1 + _BOUND_SLACK) + _slack_s(plan):
+        yield f"predicted: lower_bound_s is {stated.lower_bound_s!r}, at most {most!r} can be shown"

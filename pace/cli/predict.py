@@ -191,7 +191,11 @@ def _show(result: ThroughputPrediction, *, baselines: bool) -> None:
         console.print(f"{where}: {knee}", highlight=False)
         for better in curve.improvements:
             console.print(f"  {better.change}: {better.gain * 100:+.1f} %", highlight=False)
-    if result.trusted != "simulation":
+    if result.trusted == "neither":
+        console.print(
+            "Rely on none of these columns: the link's rate is not what was recorded.", highlight=False
+        )
+    if result.trusted == "closed_network":
         console.print("Rely on the closed network here, not on the simulation.", highlight=False)
     for note in result.notes:
         console.print(f"Note: {note}", highlight=False)

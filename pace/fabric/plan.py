@@ -1,6 +1,6 @@
 """From a network and a batch of updates to their transfer plan: the one entry point."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -65,6 +65,11 @@ def plan_transfers(
         if made is None:
             raise InvalidFabric("no transfer of the kept updates ends: links are without any rate")
         server = made
+        if chosen.order == "search":
+            listed = _as_listed(problem, ordering)
+            # Groups follow the order of commits; a list may give bandwidth to what is committed later.
+            if server.num_direct == len(ordering.commits) or _key(listed) <= _key(server):
+                server = listed
     replication = _replicated(problem, ordering, server, aggregators, chosen)
     if replication is not None:
         server = replication.server
@@ -109,22 +114,48 @@ def _exactly(problem: FabricProblem, options: TransferOptions) -> tuple[Ordering
 
 def _directly(problem: FabricProblem, exact: ExactOrder) -> Aggregation:
     left = problem.capacities.copy()
-    hops = []
+    booked = []
     for g, pieces, end in zip(exact.commits, exact.pieces, exact.commit_s.tolist(), strict=True):
-        source = int(problem.updates.host[g])
-        left.book(source, problem.server, pieces)
-        hops.append(
-            Hop(
-                source=source,
-                target=problem.server,
-                updates=(g,),
-                size_bytes=float(problem.updates.size[g]),
-                after=(),
-                reservation=Reservation(end_s=end, pieces=pieces),
-            )
+        left.book(int(problem.updates.host[g]), problem.server, pieces)
+        booked.append(Reservation(end_s=end, pieces=pieces))
+    return _all_direct(problem, exact.commits, exact.commit_s.tolist(), booked, left)
+
+
+def _as_listed(problem: FabricProblem, ordering: Ordering) -> Aggregation:
+    """Return the plan in which updates go directly, with bandwidth in the order in which they were picked."""
+    left = problem.capacities.copy()
+    booked = {g: problem.updates.reserve(g, left) for g in ordering.picked}
+    commits = ordering.commits
+    ends = np.maximum.accumulate([booked[g].end_s for g in commits]).tolist() if commits else []
+    return _all_direct(problem, commits, ends, [booked[g] for g in commits], left)
+
+
+def _all_direct(
+    problem: FabricProblem,
+    commits: Sequence[int],
+    commit_s: Sequence[float],
+    booked: Sequence[Reservation],
+    left: Capacities,
+) -> Aggregation:
+    """Return the plan of transfers that are booked on `left`, one for every update."""
+    hops = tuple(
+        Hop(
+            source=int(problem.updates.host[g]),
+            target=problem.server,
+            updates=(g,),
+            size_bytes=float(problem.updates.size[g]),
+            after=(),
+            reservation=each,
         )
-    groups = tuple(((g,), float(end)) for g, end in zip(exact.commits, exact.commit_s, strict=True))
-    return Aggregation(num_direct=len(hops), hops=tuple(hops), groups=groups, left=left)
+        for g, each in zip(commits, booked, strict=True)
+    )
+    groups = tuple(((g,), float(at)) for g, at in zip(commits, commit_s, strict=True))
+    return Aggregation(num_direct=len(hops), hops=hops, groups=groups, left=left)
+
+
+def _key(plan: Aggregation) -> tuple[float, float]:
+    """Return what plans with aggregators are chosen by."""
+    return plan.last_s, plan.mean_s
 
 
 def _queue(problem: FabricProblem, ordering: Ordering) -> Updates:

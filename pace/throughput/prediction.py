@@ -18,8 +18,9 @@ from pace.documents.throughput.prediction import (
     PredictionOptions,
     StalenessShare,
     ThroughputPrediction,
+    Trusted,
 )
-from pace.documents.throughput.steps import WINDOWED, StepLink, StepsDocument
+from pace.documents.throughput.steps import WINDOWED, StepLink, StepsDocument, StepTimes
 from pace.errors import InvalidOptions
 from pace.throughput.coarse import bound_rate, closed_network_rate, compute_s, cynthia_rate, link_s
 from pace.throughput.graph import with_servers
@@ -29,6 +30,8 @@ BYTES_PER_GBIT = 1e9 / 8
 SATURATED = 0.75
 MOST_REPLAY_ERROR = 0.05
 MOST_REPLAYED = 100
+# By how much links may have been busy for longer or shorter than their bytes need at the link's rate.
+MOST_RATE_ERROR = 0.1
 LEAST_VARIATION = 0.01
 MOST_SPREAD = 1.2  # of the 95th percentile over the 5th: beyond that a mean says little
 SHARE_SPREAD = 0.02  # measured for some 300 kB where connections have equally much under way
@@ -81,7 +84,10 @@ def predict(
             points += curve
             curves.append(_curve(document, curve, run))
     # TensorFlow's default windows adapt to the network: no fixed discipline describes them well.
-    trusted = replay is None or replay <= MOST_REPLAY_ERROR
+    trusted: Trusted = "simulation"
+    if replay is not None and replay > MOST_REPLAY_ERROR:
+        # The closed network knows no discipline, but it has the link's rate from the same document.
+        trusted = "closed_network" if rate_error(base) <= MOST_RATE_ERROR else "neither"
     return ThroughputPrediction(
         name=steps.name,
         steps_sha256=steps.sha256,
@@ -90,8 +96,8 @@ def predict(
         points=tuple(points),
         curves=tuple(curves),
         replay_error=replay,
-        trusted="simulation" if trusted else "closed_network",
-        notes=tuple(_notes(base, options, replay, points)),
+        trusted=trusted,
+        notes=tuple(_notes(base, options, replay, points, trusted)),
     )
 
 
@@ -333,6 +339,37 @@ def replay_error(steps: StepsDocument) -> float | None:
     return float(np.median(np.abs(replayed / np.array(lengths) - 1)))
 
 
+def rate_error(steps: StepsDocument) -> float:
+    """Return by how much the time that links need for a step's bytes is off the time that they were busy.
+
+    Of all links the largest, relative to the recorded time; 0 where the document does not say when ops began.
+    """
+    errors = [0.0]
+    recorded = [step for step in steps.steps if step.start_s is not None]
+    for resource in ("downlink", "uplink"):
+        for server in range(steps.servers):
+            on_link = [
+                at
+                for at, op in enumerate(steps.ops)
+                if op.resource == resource and (op.server or 0) == server and op.size_bytes
+            ]
+            busy = sum(_busy_s(step, on_link) for step in recorded)
+            needed = sum(steps.ops[at].size_bytes or 0 for at in on_link) / steps.link.bytes_per_s
+            if busy:
+                errors.append(abs(needed * len(recorded) / busy - 1))
+    return max(errors)
+
+
+def _busy_s(step: StepTimes, ops: Sequence[int]) -> float:
+    """Return for how long any of some ops was under way."""
+    assert step.start_s is not None
+    busy, until = 0.0, 0.0
+    for start, duration in sorted((step.start_s[at], step.duration_s[at]) for at in ops):
+        busy += max(start + duration - max(start, until), 0.0)
+        until = max(until, start + duration)
+    return busy
+
+
 def _variation(steps: StepsDocument) -> float:
     """Return the standard deviation of the workers' compute in a step, relative to its mean."""
     compute = [at for at, op in enumerate(steps.ops) if op.resource == "worker"]
@@ -346,13 +383,20 @@ def _notes(
     options: PredictionOptions,
     replay: float | None,
     points: Sequence[PredictedPoint],
+    trusted: Trusted,
 ) -> Iterator[str]:
     if replay is None:
         yield "the document does not say when ops started, so the simulation was not checked against it"
-    elif replay > MOST_REPLAY_ERROR:
+    elif trusted == "closed_network":
         yield (
-            f"recorded steps are replayed with a median error of {replay * 100:.1f} %: the link's rate or "
+            f"recorded steps are replayed with a median error of {replay * 100:.1f} %: the link's "
             "discipline is not what was recorded; rely on the closed network"
+        )
+    elif trusted == "neither":
+        yield (
+            f"recorded steps are replayed with a median error of {replay * 100:.1f} %, and their transfers "
+            f"keep links busy for times that the link's rate does not give ({rate_error(steps) * 100:.0f} % "
+            "off): give the rate that was recorded; until then rely on no column"
         )
     if len(steps.steps) < 30:
         yield f"{len(steps.steps)} recorded steps: 30 or more show how much steps vary"

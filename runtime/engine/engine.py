@@ -37,6 +37,7 @@ from pace.runtime.engine.prepared_groups import PreparedGroups
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
 from pace.runtime.engine.sends import GroupSend, SegmentMemory, SegmentSend, last_times, sends_of
 from pace.runtime.engine.transport_calls import call_for, described, word_for
+from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.torch_threads import torch_thread
 from pace.runtime.transports.transport import Discipline, Transport
 
@@ -149,7 +150,12 @@ class Engine:
             segment.tensor = tensor
 
     def submit(
-        self, group: int, *, after: Sequence[int] = (), prepare: Callable[[], None] | None = None
+        self,
+        group: int,
+        *,
+        after: Sequence[int] = (),
+        prepare: Callable[[], None] | None = None,
+        runs: Runs | None = None,
     ) -> None:
         """Hand over a group whose buffer is filled; it belongs to the engine until it is done.
 
@@ -157,6 +163,8 @@ class Engine:
         ----------
         prepare
             Fills the buffer, in another thread, once the groups in `after` are done.
+        runs
+            The elements of the buffer outside of which all are zero, for a transport that takes them.
 
         Raises
         ------
@@ -177,6 +185,7 @@ class Engine:
                 return
             send.done.clear()
             send.waited_s = 0.0
+            send.give_runs(runs)
             if prepare is not None:
                 self._prepared.add(send, [self._group_sends[each] for each in after], prepare)
                 return
@@ -357,7 +366,8 @@ class Engine:
             while (segment := lane.take_next(self._segments, self._stopped)) is not None:
                 call = call_for(self._transport, self._groups[segment.group.number].exchange)
                 completed = functools.partial(self._complete, segment)
-                segment.summed = call(segment.tensor, segment.name, completed)
+                runs = {} if segment.runs is None else {"runs": segment.runs}
+                segment.summed = call(segment.tensor, segment.name, completed, **runs)
                 if self._on_device is not None and segment is segment.group.segments[-1]:
                     segment.group.sent.set()
         except Exception as error:  # whatever it is, waiting threads receive it

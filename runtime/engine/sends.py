@@ -10,6 +10,7 @@ import torch
 
 from pace.runtime.engine.plan import Plan, PlannedGroup, PlannedSegment
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
+from pace.runtime.transports.runs import Runs
 
 _ROUNDS_KEPT = 8
 
@@ -74,6 +75,11 @@ class GroupSend:
         """The first of its segments that is not sent yet this round."""
         return self.segments[len(self.segments) - self.unsent]
 
+    def give_runs(self, runs: Runs | None) -> None:
+        """Note of which elements its segments consist in this round; None for all."""
+        for segment in self.segments:
+            segment.runs = None if runs is None else segment.cut(runs)
+
 
 SegmentMemory = torch.Tensor | tuple[torch.Tensor, ...]
 """What a segment sends: a contiguous tensor, or for one of two halves matrices with a row for every rank."""
@@ -90,6 +96,8 @@ class SegmentSend:
         the segment before was noticed late, this one seems to have taken no time at all.
     summed
         The moment at which the device has the sum, where the transport knows it beforehand.
+    runs
+        The elements outside of which all are zero in this round; None where all may be something else.
     """
 
     __slots__ = (
@@ -102,6 +110,7 @@ class SegmentSend:
         "number",
         "offset_bytes",
         "rounds",
+        "runs",
         "sent_s",
         "size_bytes",
         "summed",
@@ -124,6 +133,13 @@ class SegmentSend:
         self.expected_s = math.inf
         self._recent: deque[float] = deque(maxlen=_ROUNDS_KEPT)
         self.summed: Any = None
+        self.runs: Runs | None = None
+
+    def cut(self, runs: Runs) -> Runs:
+        """Return a group's runs as far as they are in this segment."""
+        assert isinstance(self.tensor, torch.Tensor)
+        first = self.offset_bytes // self.tensor.element_size()
+        return runs.cut(first, first + self.tensor.numel())
 
     def note(self, busy_s: float) -> None:
         """Record how long the network was busy with it."""

@@ -17,7 +17,7 @@ from pace.runtime.fabric.commit_log import Vector
 from pace.runtime.fabric.connection import FabricLink, Incoming, connect
 from pace.runtime.fabric.messages import Message, ModelCall, PushCall, TicketOrder, TransferIntro
 from pace.runtime.fabric.sparse_update import SparseUpdate
-from pace.runtime.fabric.update_records import HeldUpdate
+from pace.runtime.fabric.update_records import HeldUpdate, update_id
 
 UpdateKind = Literal["gradient", "pseudo-gradient", "delta", "rollouts"]
 
@@ -113,7 +113,8 @@ class FabricClient:
     address
         HOST:PORT of the daemon.
     worker
-        Its name; the ids of its updates begin with it. One is made unless given.
+        Its name; the ids of its updates begin with it. One is made unless given. A worker that starts again
+        may have the same name: its updates are new ones.
     timeout_s
         How long a call waits before it raises.
 
@@ -134,12 +135,13 @@ class FabricClient:
         silence_s: float = 20.0,
         within_s: float = 30.0,
     ) -> None:
-        name = worker or f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
+        name = worker or f"{socket.gethostname()}:{os.getpid()}"
         if not name or len(name) > 150 or not name.isprintable():
             raise InvalidOptions(
                 f"worker is {worker!r}; a printable name of at most 150 characters is needed"
             )
         self.worker, self._timeout_s = name, timeout_s
+        self._start = os.urandom(6).hex()
         self._lock = threading.Lock()
         self._numbers = 0
         self._updates = 0
@@ -282,11 +284,12 @@ class FabricClient:
             raise InvalidUse(f"weight {weight!r} and version {version!r}: positive and at least 0 are needed")
         with self._lock:
             self._updates += 1
-            name = f"{self.worker}-{self._updates}"
+            name = update_id(self.worker, self._start, self._updates)
         data = update.to_bytes() if isinstance(update, SparseUpdate) else row.tobytes()
         held = HeldUpdate(
             id=name,
             version=version,
+            numbers=update.numbers if isinstance(update, SparseUpdate) else row.size,
             size_bytes=len(data),
             norm=norm,
             weight=weight,

@@ -31,12 +31,13 @@ _UNLIMITED = float((1 << 32) - 1)
 class Incoming:
     """A tensor whose blocks are arriving."""
 
-    __slots__ = ("began", "data", "intro", "missing", "noted_missing", "noted_s")
+    __slots__ = ("began", "blocks", "data", "intro", "missing", "noted_missing", "noted_s")
 
     def __init__(self, intro: TransferIntro) -> None:
         self.intro = intro
         self.data = bytearray(intro.size_bytes)
         self.missing = intro.size_bytes
+        self.blocks = 0
         self.began = self.noted_s = time.monotonic()
         self.noted_missing = self.missing
 
@@ -49,9 +50,8 @@ class Incoming:
 
     @property
     def wire_bytes(self) -> int:
-        """What it took on the wire, with the frames' headers."""
-        size = self.intro.size_bytes
-        return size + HEADER_BYTES * max(1, -(-size // BLOCK_BYTES))
+        """What has arrived, with the frames' headers."""
+        return len(self.data) - self.missing + HEADER_BYTES * self.blocks
 
 
 class FabricLink:
@@ -182,6 +182,7 @@ class FabricLink:
             raise WireFault(f"{frame.length} bytes from {frame.offset} on are not due in {frame.round}")
         self._stream.read_into(memoryview(incoming.data)[frame.offset : frame.offset + frame.length])
         incoming.missing -= frame.length
+        incoming.blocks += 1
         self._on_blocks(self, incoming)
         if not incoming.missing:
             self._arrived(incoming)

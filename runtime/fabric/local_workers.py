@@ -75,15 +75,10 @@ class LocalWorkers:
         if call is None:
             return False
         update = call.update
-        if update.id in self.updates or update.id in self._pushes or len(incoming.data) != update.size_bytes:
-            link.send(TicketOrder(update=update.id, outcome="failed", reason="an update of this id is here"))
+        reason = self._refusal(update, incoming.data)
+        if reason is not None:
+            link.send(TicketOrder(update=update.id, outcome="failed", reason=reason))
             return True
-        if update.sparse:
-            try:
-                SparseUpdate.from_bytes(incoming.data)
-            except InvalidUse as error:
-                link.send(TicketOrder(update=update.id, outcome="failed", reason=str(error)))
-                return True
         self._store.own(f"u/{update.id}", incoming.data, update.version, sparse=update.sparse)
         self._pushes[update.id] = _Push(call, link)
         if call.round is not None:
@@ -94,6 +89,20 @@ class LocalWorkers:
         if self._computing.pop(link, None) is not None:
             self._tell_computing()
         return True
+
+    def _refusal(self, update: HeldUpdate, data: bytearray) -> str | None:
+        """Return why an update cannot be kept; None if it can."""
+        if update.id in self.updates or update.id in self._pushes:
+            return "an update of this id is here"
+        numbers = len(data) / 4
+        if update.sparse:
+            try:
+                numbers = SparseUpdate.from_bytes(data).numbers
+            except InvalidUse as error:
+                return str(error)
+        if (len(data), numbers) != (update.size_bytes, update.numbers):
+            return f"{len(data):,} bytes came where {update.size_bytes:,} were announced"
+        return None
 
     def forget(self, link: FabricLink) -> None:
         """A worker is gone; what it has pushed stays."""

@@ -83,7 +83,7 @@ class ReductionNotice(Document):
 
 
 class ArrivalNotice(Document):
-    """A transfer has arrived, or a part of it: payload bytes so far, and bytes of the whole on the wire.
+    """A transfer has arrived, or a part of it: payload bytes so far, and what these took on the wire.
 
     Attributes
     ----------

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pace.errors import InvalidUse
 from pace.runtime.fabric.commit_log import Vector
+from pace.runtime.transports.runs import Runs
 
 _HEAD = np.dtype("<u8")
 _START, _LENGTH, _NUMBER = np.dtype("<u8"), np.dtype("<u4"), np.dtype("<f4")
@@ -92,8 +93,7 @@ class SparseUpdate:
     @property
     def places(self) -> NDArray[np.int64]:
         """The place of every number in the model."""
-        begins = np.repeat(self.starts - np.cumsum(self.lengths) + self.lengths, self.lengths)
-        return begins + np.arange(len(self.values))
+        return Runs(self.starts, self.lengths).places
 
     def dense(self) -> Vector:
         """Return the whole vector."""

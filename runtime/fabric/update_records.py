@@ -13,6 +13,23 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
+def update_id(worker: str, start: str, number: int) -> str:
+    """Return the id of an update: no two are the same, though a worker starts again under its name.
+
+    Parameters
+    ----------
+    start
+        What tells this start of the worker from all others.
+    """
+    return f"{worker}-{start}-{number}"
+
+
+def worker_and_number(update: str) -> tuple[str, int]:
+    """Return the worker of an update, and its number since the worker started, from the id."""
+    worker, _, number = update.rsplit("-", 2)
+    return worker, int(number)
+
+
 class HeldUpdate(Document):
     """An update that a host keeps.
 
@@ -20,6 +37,8 @@ class HeldUpdate(Document):
     ----------
     version
         Of the model that it was computed from.
+    numbers
+        How many numbers the whole model has.
     norm
         Euclidean; of the update as it was pushed.
     weight
@@ -32,6 +51,7 @@ class HeldUpdate(Document):
 
     id: Text
     version: Count
+    numbers: Count
     size_bytes: Count
     norm: Amount
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
@@ -41,7 +61,7 @@ class HeldUpdate(Document):
 
 
 class CommitMember(Document):
-    """An update of a commit, as the log has it; the worker is the id without its number."""
+    """An update of a commit, as the log has it; `worker_and_number` reads its id."""
 
     id: Text
     host: Text

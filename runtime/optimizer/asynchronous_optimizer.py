@@ -17,6 +17,7 @@ from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
 from pace.runtime.capture.step_recorder import ExchangedSegment, StepRecorder
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.control.sparse_gradients import warn_of_whole_gradients
 from pace.runtime.engine.weight_share import WeightShare
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped
 from pace.runtime.optimizer.stand_in import StandIn
@@ -66,6 +67,7 @@ class AsynchronousOptimizer(StandIn):
         start = start_together(transport, optimizer, model, checked)
         self.optimizer = optimizer
         self.model = model
+        warn_of_whole_gradients(model, transport, "weights are exchanged whole: give consistency='sync'")
         self.parameters_by_name = start.parameters
         self._transport = transport
         self._timeout_s = start.options.timeout_s

@@ -16,6 +16,7 @@ from collections.abc import Set as AbstractSet
 import torch
 
 from pace.errors import InvalidUse
+from pace.runtime.control.sparse_gradients import BufferRuns
 from pace.runtime.engine.buffers import FusedGroup, Slot, kept_elsewhere, segment_tensors
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.local_parts import local_part
@@ -24,6 +25,7 @@ from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
 from pace.runtime.optimizer.averaging import Averaging
 from pace.runtime.optimizer.round_codes import RoundCode, disagreement, substitute_for_idle
 from pace.runtime.optimizer.round_marks import RoundMarks, find_void
+from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import Transport
 
 # How long a rank waits for others before it asks them: one that reads gradients may be the only one.
@@ -127,12 +129,15 @@ class Reduction:
             self._take_back(group)
             here = []
             views, gradients = [], []
+            found = BufferRuns(wanted=self._transport.takes_runs)
             for slot in group.slots:
                 gradient = local_gradient(slot.parameter)
                 slot.gave = gradient is not None
                 slot.here = slot.gave or self._absent(slot)
                 here.append(slot.here)
+                adds = slot.base and self._averaging.keeps_base
                 if gradient is None:
+                    (found.add_all if adds else found.add_none)(slot)
                     continue
                 if gradient is slot.assigned:
                     self._follow_assigned(slot)
@@ -141,9 +146,15 @@ class Reduction:
                     slot.sent = gradient.clone() if slot.apart else gradient
                     self._keeping = True
                 set_local_gradient(slot.parameter, None)
+                if gradient.is_sparse and not adds:
+                    gradient = gradient.coalesce()
+                    found.add(slot, gradient)
+                    slot.view.zero_().add_(gradient)
+                    continue
+                found.add_all(slot)
                 if gradient.is_sparse:
                     gradient = gradient.to_dense()
-                if slot.base and self._averaging.keeps_base:
+                if adds:
                     slot.view.add_(gradient)
                 else:
                     views.append(slot.view)
@@ -152,7 +163,7 @@ class Reduction:
                 torch._foreach_copy_(views, gradients)
             if self._averaging.divisor != 1:
                 group.gradients.div_(self._averaging.divisor)
-            self._send(group, here, code)
+            self._send(group, here, code, found.of(group))
 
     def _absent(self, slot: Slot) -> bool:
         """Contribute what is there without a new gradient; say whether that counts as one."""
@@ -160,11 +171,13 @@ class Reduction:
             slot.view.zero_()
         return slot.base or slot.zeroed
 
-    def _send(self, group: FusedGroup, here: list[bool], code: RoundCode | None) -> None:
+    def _send(
+        self, group: FusedGroup, here: list[bool], code: RoundCode | None, runs: Runs | None = None
+    ) -> None:
         self._marks.write(group, here, code)
         group.submitted = True
         group.resolved = False
-        self.engine.submit(group.number)
+        self.engine.submit(group.number, runs=runs)
 
     def live(self) -> bool:
         """Whether this rank has contributed anything that was not cleared again."""

@@ -21,6 +21,7 @@ from pace.runtime.control.mode_choice import Choice
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.planned_parameters import PlannedParameters
+from pace.runtime.control.sparse_gradients import warn_of_whole_gradients
 from pace.runtime.engine.divided_plan import divide
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Report, chrome_trace
@@ -92,6 +93,7 @@ class WrappedOptimizer(NormAndState):
         self._max_grad_norm = options.max_grad_norm
         self._usage = Usage(options.backward_passes_per_step)
         self._transport: Transport = compressed(transport, options.compression)
+        warn_of_whole_gradients(model, self._transport)
         self.parameters_by_name = start.parameters
         self._planned = PlannedParameters(optimizer, self.parameters_by_name.values())
         if reason is not None and options.mode != "barrier" and transport.rank == 0:

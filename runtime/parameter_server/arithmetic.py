@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 ITEM_BYTES = {
     "float16": 2,
     "bfloat16": 2,
@@ -46,12 +46,12 @@ class Flat:
     def __init__(self, memory: memoryview, dtype: str) -> None:
         self.memory = memory
         self.dtype = dtype
-        self.wide = dtype in _HALVES
+        self.wide = dtype in HALVES
         self._item_bytes = ITEM_BYTES[dtype]
         self._halves: torch.Tensor | None = None
         self._array: Any = None
         if self.wide:
-            self._halves = torch.frombuffer(memory, dtype=_HALVES[dtype])
+            self._halves = torch.frombuffer(memory, dtype=HALVES[dtype])
         else:
             self._array = np.frombuffer(memory, dtype=dtype)
 
@@ -79,6 +79,14 @@ class Flat:
         """Overwrite bytes `start` to `stop` with a number."""
         where = slice(start // self._item_bytes, stop // self._item_bytes)
         (self._array if self._halves is None else self._halves)[where] = value
+
+    def put_at(self, places: Any, values: Any) -> None:
+        """Overwrite elements, none of them twice; not of half precision."""
+        self._array[places] = values
+
+    def add_at(self, places: Any, values: Any) -> None:
+        """Add to elements, to none of them twice; not of half precision."""
+        self._array[places] += values
 
     @property
     def neutral(self) -> float:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pace.errors import CommunicationFailed
-from pace.runtime.parameter_server.streams import Stream
+from pace.runtime.parameter_server.streams import Stream, TlsStream
 from pace.runtime.parameter_server.wire import Frame, FrameKind, WireFault
 
 _NONCE_BYTES = 32
@@ -56,7 +56,11 @@ def call(stream: Stream, token: str | None, greeting: Greeting, server: str) -> 
     WireFault, OSError, EOFError
         When it is no server of ours, or gone.
     """
-    challenge = bytes(_expect(stream, FrameKind.CHALLENGE))
+    try:
+        challenge = bytes(_expect(stream, FrameKind.CHALLENGE))
+    except (TimeoutError, EOFError) as error:
+        hint = "" if isinstance(stream, TlsStream) else "; if it uses TLS, say which authority it is to trust"
+        raise CommunicationFailed(f"it does not introduce itself ({error}){hint}") from error
     if len(challenge) != _NONCE_BYTES:
         raise WireFault("a challenge of another length")
     mine = secrets.token_bytes(_NONCE_BYTES)

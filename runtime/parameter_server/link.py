@@ -7,14 +7,19 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from pace.errors import CommunicationFailed
 from pace.runtime.addresses import ServerAddress as ServerAddress
 from pace.runtime.parameter_server.handshake import Greeting, call
 from pace.runtime.parameter_server.layout import Layout, bits_of
 from pace.runtime.parameter_server.outbox import Outbox, Parcel
+from pace.runtime.parameter_server.sparse_frames import parcel_of, read_runs
 from pace.runtime.parameter_server.streams import NOTSENT_BYTES, Stream, stream_of
 from pace.runtime.parameter_server.wire import Frame, FrameKind, WireFault
+from pace.runtime.transports.runs import Runs
 
 _RETRY_S = 0.1
 
@@ -33,6 +38,8 @@ class PushPullCall:
         Where what comes back is put first, and stays; None where `memory` alone is to have it.
     missing
         A bit for every chunk that is not back.
+    runs
+        The elements of `memory` outside of which all are zero; None where all may be something else.
     """
 
     segment: int
@@ -43,6 +50,7 @@ class PushPullCall:
     on_left: Callable[[], None] | None = None
     received: memoryview | None = None
     missing: int = 0
+    runs: Runs | None = None
 
 
 class Countdown:
@@ -208,7 +216,7 @@ class ServerLink:
         )
         self._outbox.put(
             self._urgency(exchange, turn),
-            Parcel(first, exchange.memory, layout.chunk_bytes, layout.longest_run_bytes, exchange.on_left),
+            parcel_of(first, exchange.memory, exchange.runs, layout, exchange.on_left),
         )
 
     def is_under_way(self, segment: int) -> bool:
@@ -230,6 +238,8 @@ class ServerLink:
     def _take(self, frame: Frame) -> bool:
         if frame.kind is FrameKind.PULL:
             self._receive(frame)
+        elif frame.kind is FrameKind.PULL_RUNS:
+            self._receive_runs(frame)
         elif frame.kind is FrameKind.ABORT:
             reason = self._stream.read_payload(frame.length).decode(errors="replace")
             self._fail(reason, lost=frame.turn == 1)
@@ -246,24 +256,49 @@ class ServerLink:
             raise WireFault(f"a {frame.kind.name} frame from a server")
         return True
 
-    def _receive(self, frame: Frame) -> None:
+    def _under_way(self, frame: Frame) -> tuple[PushPullCall, Layout]:
+        """Return what a frame belongs to."""
         exchange = self._pending.get(frame.segment)
         if exchange is None and self._over:  # ended while this was on its way: nobody breaks the protocol
             raise EOFError("the link has ended")
         if self._layout is None or frame.layout != self._number or exchange is None:
             raise WireFault(f"a chunk of segment {frame.segment}, which is not under way")
-        chunks = self._layout.check(frame)
+        return exchange, self._layout
+
+    def _due_bits(self, exchange: PushPullCall, frame: Frame, chunks: range) -> int:
         bits = bits_of(chunks)
         if frame.round != exchange.round or exchange.missing & bits != bits:
             raise WireFault(
                 f"chunk {chunks.start} of segment {frame.segment} for round {frame.round}: it is not due"
             )
+        return bits
+
+    def _receive_runs(self, frame: Frame) -> None:
+        exchange, layout = self._under_way(frame)
+        if frame.length > layout.longest_run_bytes:
+            raise WireFault(f"runs in {frame.length} bytes; at most {layout.longest_run_bytes} are allowed")
+        chunks, runs, values = read_runs(frame, memoryview(self._stream.read_payload(frame.length)), layout)
+        bits = self._due_bits(exchange, frame, chunks)
+        # What this worker pushed is zero outside of its own runs, and these are among those of the sum.
+        array: Any = np.frombuffer(exchange.memory, dtype=layout.segments[frame.segment].dtype)
+        array[runs.places] = values
+        if exchange.received is not None:
+            start, end = frame.offset, chunks.stop * layout.chunk_bytes
+            exchange.received[start:end] = exchange.memory[start:end]
+        self._arrived(exchange, frame, bits)
+
+    def _receive(self, frame: Frame) -> None:
+        exchange, layout = self._under_way(frame)
+        bits = self._due_bits(exchange, frame, layout.check(frame))
         start, end = frame.offset, frame.offset + frame.length
         if exchange.received is None:
             self._stream.read_into(exchange.memory[start:end])
         else:  # what this worker pushed stays whole until the sum of it is
             self._stream.read_into(exchange.received[start:end])
             exchange.memory[start:end] = exchange.received[start:end]
+        self._arrived(exchange, frame, bits)
+
+    def _arrived(self, exchange: PushPullCall, frame: Frame, bits: int) -> None:
         exchange.missing ^= bits
         if exchange.missing:
             return

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from pace.runtime.parameter_server.streams import BEAT_S, Stream
-from pace.runtime.parameter_server.wire import LARGEST_LENGTH, Frame, FrameKind
+from pace.runtime.parameter_server.wire import LARGEST_LENGTH, LARGEST_PAYLOAD_BYTES, Frame, FrameKind
 
 Ending = Literal["open", "finishing", "aborting", "lost"]
 
@@ -29,8 +29,11 @@ class Parcel:
 
     Parameters
     ----------
-    chunk_bytes, longest_run_bytes
-        What a frame carries at least and at most; without them, one frame carries all.
+    chunk_bytes
+        What a frame carries at least; without it, one frame carries all.
+    longest_run_bytes
+        What a frame carries at most; unless given, the most that the other end accepts in a frame of this
+        kind.
     on_left
         Called from the writing thread when all of it has left but what the kernel may hold unsent.
     """
@@ -42,12 +45,12 @@ class Parcel:
         first: Frame,
         memory: memoryview,
         chunk_bytes: int = LARGEST_LENGTH,
-        longest_run_bytes: int = LARGEST_LENGTH,
+        longest_run_bytes: int | None = None,
         on_left: Callable[[], None] | None = None,
     ) -> None:
         self._first = first
         self._chunk_bytes = chunk_bytes
-        self._longest_run_bytes = longest_run_bytes
+        self._longest_run_bytes = longest_run_bytes or LARGEST_PAYLOAD_BYTES[first.kind]
         self.memory = memory
         self.on_left = on_left
         self.position = 0

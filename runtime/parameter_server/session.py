@@ -9,6 +9,7 @@ from pace.runtime.parameter_server.handshake import Greeting
 from pace.runtime.parameter_server.layout import Layout, read_layout
 from pace.runtime.parameter_server.outbox import Outbox, Parcel
 from pace.runtime.parameter_server.shared_weights import SharedWeights
+from pace.runtime.parameter_server.sparse_frames import parcel_of, read_runs
 from pace.runtime.parameter_server.streams import Stream
 from pace.runtime.parameter_server.sums import Reply, Sums
 from pace.runtime.parameter_server.wire import Frame, FrameKind, WireFault
@@ -45,6 +46,11 @@ class Member:
             numbers = self._numbers[dtype] = Flat(self._scratch, dtype)
         self.stream.read_into(self._scratch[:length])
         return numbers
+
+    def receive_bytes(self, length: int) -> memoryview:
+        """Read a payload; it is there until the next one is read."""
+        self.stream.read_into(self._scratch[:length])
+        return self._scratch[:length]
 
 
 class Session:
@@ -123,6 +129,8 @@ class Session:
             return False
         if frame.kind is FrameKind.LAYOUT:
             self._adopt(member, frame, member.stream.read_payload(frame.length))
+        elif frame.kind is FrameKind.PUSH_RUNS:
+            self._add_runs(member, frame)
         elif frame.carries_tensor and frame.kind is not FrameKind.PULL:
             self._add(member, frame)
         else:
@@ -152,42 +160,59 @@ class Session:
         pace = layout.pace_bytes_per_s
         member.stream.set_pacing(member.pacing_bytes_per_s if pace is None else pace)
 
-    def _add(self, member: Member, frame: Frame) -> None:
+    def _layout_of(self, member: Member, frame: Frame) -> Layout:
         known = self._layouts.get(frame.layout)
         if known is None or frame.layout != member.layout:
             raise WireFault(f"a chunk of layout {frame.layout}, which is not in force")
-        chunks = known[0].check(frame)
+        return known[0]
+
+    def _add_runs(self, member: Member, frame: Frame) -> None:
+        layout = self._layout_of(member, frame)
+        if frame.length > layout.longest_run_bytes:
+            raise WireFault(f"runs in {frame.length} bytes; at most {layout.longest_run_bytes} are allowed")
+        sparse = read_runs(frame, member.receive_bytes(frame.length), layout)
+        with self._lock:
+            if self.failure is not None:
+                return
+            held = self.held[frame.layout]
+            if not isinstance(held, Sums):
+                raise WireFault("runs for a server of weights")
+            self._reply(frame.layout, layout, held, held.push_runs(member.rank, frame, sparse))
+
+    def _reply(
+        self, number: int, layout: Layout, held: Sums | SharedWeights, replies: Iterable[Reply]
+    ) -> None:
+        """Put what is due to workers after a push, unless one of them has left; with the lock held."""
+        if isinstance(held, Sums) and (gone := self._gone()) is not None:
+            self.abort(f"{self.name(gone)} has left the training")
+            return
+        self._put(layout, number, replies)
+
+    def _add(self, member: Member, frame: Frame) -> None:
+        layout = self._layout_of(member, frame)
+        chunks = layout.check(frame)
         with self._lock:
             held = self.held[frame.layout]
             place = held.begin(member.rank, frame, chunks)
         payload: Flat | None = None
         if place is None:
-            payload = member.receive(frame.length, known[0].segments[frame.segment].dtype)
+            payload = member.receive(frame.length, layout.segments[frame.segment].dtype)
         else:
             member.stream.read_into(place)
         with self._lock:
             if self.failure is not None:
                 return
-            replies = held.push(member.rank, frame, chunks, payload)
-            if isinstance(held, Sums) and (gone := self._gone()) is not None:
-                self.abort(f"{self.name(gone)} has left the training")
-                return
-            self._put(known[0], frame.layout, replies)
+            self._reply(frame.layout, layout, held, held.push(member.rank, frame, chunks, payload))
 
     def _gone(self) -> int | None:
         return next((rank for rank, member in self.members.items() if member.left), None)
 
     def _put(self, layout: Layout, number: int, replies: Iterable[Reply]) -> None:
-        for worker, segment, round_, offset, memory in replies:
+        for worker, segment, round_, offset, memory, runs in replies:
             turn = layout.segments[segment].turn
+            first = Frame(FrameKind.PULL, number, round_, segment, offset, 0, turn)
             self.members[worker].outbox.put(
-                (number, round_, turn, segment, offset),
-                Parcel(
-                    Frame(FrameKind.PULL, number, round_, segment, offset, 0, turn),
-                    memory,
-                    layout.chunk_bytes,
-                    layout.longest_run_bytes,
-                ),
+                (number, round_, turn, segment, offset), parcel_of(first, memory, runs, layout)
             )
 
     def _part(self, member: Member, reason: str | None, *, lost: bool) -> None:

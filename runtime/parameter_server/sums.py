@@ -8,22 +8,33 @@ that before it has the sum of round r.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from pace.runtime.parameter_server.arithmetic import ITEM_BYTES, Flat
 from pace.runtime.parameter_server.layout import Layout
+from pace.runtime.parameter_server.sparse_frames import SparseChunks
 from pace.runtime.parameter_server.wire import Frame, FrameKind, WireFault
+from pace.runtime.transports.runs import Runs
 
 # In the place of a count: the first contribution is being received, into the sum itself.
 _COMING = -1
 
 
 class Reply(NamedTuple):
-    """A stretch of memory that is due to a worker; it does not change before the worker has it."""
+    """A stretch of memory that is due to a worker; it does not change before the worker has it.
+
+    Attributes
+    ----------
+    runs
+        The elements of `memory` outside of which all are zero; None where all may be something else.
+    """
 
     worker: int
     segment: int
     round: int
     offset: int
     memory: memoryview
+    runs: Runs | None = None
 
 
 class Sums:
@@ -66,6 +77,16 @@ class Sums:
         """
         return self._segments[frame.segment].push(worker, frame, chunks, payload)
 
+    def push_runs(self, worker: int, frame: Frame, sparse: SparseChunks) -> Iterable[Reply]:
+        """Add a worker's chunks that are zero but for some runs; return what is due to whom.
+
+        Raises
+        ------
+        WireFault
+            When they cannot be due.
+        """
+        return self._segments[frame.segment].push_runs(worker, frame, sparse)
+
     def leave(self, worker: int) -> Iterable[Reply]:  # noqa: ARG002
         """Nobody is let go on: what lacks a worker is never summed."""
         return ()
@@ -87,6 +108,9 @@ class _SegmentSum:
         self._sums: list[Flat] = []
         self._results: list[Flat] = []
         self._kept: dict[tuple[int, int], list[Flat]] = {}
+        # Of both results: in which chunks everything is zero outside of these runs.
+        self._sparse = [np.ones(chunks, dtype=bool) for _ in range(2)]
+        self._runs = [Runs.none(), Runs.none()]
         # How many bytes of a sum there are for each byte that is sent.
         self._widening = 1
 
@@ -102,6 +126,16 @@ class _SegmentSum:
             self._contributions = [Flat.zeros(self._size_bytes, self._dtype) for _ in range(self._size)]
 
     def begin(self, worker: int, frame: Frame, chunks: range) -> memoryview | None:
+        self._expect(worker, frame, chunks)
+        parity, stretch = frame.round % 2, slice(chunks.start, chunks.stop)
+        counts = self.counts[parity]
+        if self._deterministic or self._widening > 1 or any(counts[stretch]):
+            return None
+        counts[stretch] = [_COMING] * len(chunks)
+        self._sparse[parity][stretch] = False
+        return self._results[parity].memory[frame.offset : frame.offset + frame.length]
+
+    def _expect(self, worker: int, frame: Frame, chunks: range) -> None:
         first, stop, due = chunks.start, chunks.stop, frame.round - 1
         rounds = self._rounds[worker]
         if rounds[first:stop].count(due) != len(chunks):
@@ -110,16 +144,52 @@ class _SegmentSum:
         rounds[first:stop] = [frame.round] * len(chunks)
         if not self._results:
             self._allocate()
-        counts = self.counts[frame.round % 2]
-        if self._deterministic or self._widening > 1 or any(counts[first:stop]):
-            return None
-        counts[first:stop] = [_COMING] * len(chunks)
-        return self._results[frame.round % 2].memory[frame.offset : frame.offset + frame.length]
+
+    def push_runs(self, worker: int, frame: Frame, sparse: SparseChunks) -> Iterable[Reply]:
+        chunks, item = sparse.chunks, ITEM_BYTES[self._dtype]
+        self._expect(worker, frame, chunks)
+        parity = frame.round % 2
+        end = min(chunks.stop * self._chunk_bytes, self._size_bytes)
+        replies: list[Reply] = []
+        for count, start_byte, end_byte, alike in self._alike(self.counts[parity], chunks, end):
+            runs, values = sparse.cut(start_byte // item, end_byte // item)
+            if count == _COMING:
+                values_here = Flat.zeros(end_byte - start_byte, self._dtype)
+                values_here.put_at(runs.places - start_byte // item, values)
+                self._keep(parity, values_here, start_byte, end_byte, 0)
+                continue
+            self._note_runs(parity, alike, (start_byte // item, end_byte // item), runs, first=count == 0)
+            if self._deterministic:
+                self._contributions[worker].fill(0, start_byte, end_byte)
+                self._contributions[worker].put_at(runs.places, values)
+            elif count:
+                self._results[parity].add_at(runs.places, values)
+            else:
+                self._results[parity].put_at(runs.places, values)
+            replies += self._count(frame.round, start_byte, end_byte, alike, count + 1)
+        return replies
+
+    def _note_runs(
+        self, parity: int, alike: slice, elements: tuple[int, int], runs: Runs, *, first: bool
+    ) -> None:
+        """Note what chunks have besides zeros; for the first contribution, make all of them zero before."""
+        flags, known = self._sparse[parity], self._runs[parity]
+        if first:
+            result, (begin, end) = self._results[parity], elements
+            if flags[alike].all():
+                result.put_at(known.cut(begin, end).places + begin, 0)
+            else:
+                item = ITEM_BYTES[self._dtype]
+                result.fill(0, begin * item, end * item)
+            flags[alike] = True
+            known = known.without(begin, end)
+        self._runs[parity] = known.union(runs)
 
     def push(self, worker: int, frame: Frame, chunks: range, payload: Flat | None) -> Iterable[Reply]:
         if payload is None:
             return self._first_has_come(frame, chunks)
         parity, end = frame.round % 2, frame.offset + frame.length
+        self._sparse[parity][chunks.start : chunks.stop] = False
         if self._deterministic:
             self._contributions[worker].copy(payload, frame.offset, end)
         replies: list[Reply] = []
@@ -182,4 +252,8 @@ class _SegmentSum:
         if self._widening > 1:
             result.copy(self._sums[parity], start, end, start * self._widening)
         memory = result.memory[start:end]
-        return [Reply(rank, self._number, round_, start, memory) for rank in range(self._size)]
+        runs: Runs | None = None
+        if self._sparse[parity][start // self._chunk_bytes : -(-end // self._chunk_bytes)].all():
+            item = ITEM_BYTES[self._dtype]
+            runs = self._runs[parity].cut(start // item, end // item)
+        return [Reply(rank, self._number, round_, start, memory, runs) for rank in range(self._size)]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pace.errors import PaceError
 
 MAGIC = b"PACE"
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 32
 _HEADER = struct.Struct("!4sBBHIIQII")
 assert _HEADER.size == HEADER_BYTES
@@ -31,7 +31,11 @@ LARGEST_LENGTH = (1 << 32) - 1
 
 
 class FrameKind(IntEnum):
-    """What a frame says; the last two are the fabric's: a JSON document, and a part of a tensor."""
+    """What a frame says.
+
+    MESSAGE and BLOCK are the fabric's: a JSON document, and a part of a tensor. PUSH_RUNS and PULL_RUNS carry
+    what chunks have besides zeros (``sparse_frames``).
+    """
 
     CHALLENGE = 1
     HELLO = 2
@@ -45,6 +49,8 @@ class FrameKind(IntEnum):
     BYE = 10
     MESSAGE = 11
     BLOCK = 12
+    PUSH_RUNS = 13
+    PULL_RUNS = 14
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
@@ -63,6 +69,8 @@ LARGEST_PAYLOAD_BYTES = {
     FrameKind.BYE: 0,
     FrameKind.MESSAGE: 16 << 20,
     FrameKind.BLOCK: 1 << 20,
+    FrameKind.PUSH_RUNS: 1 << 20,
+    FrameKind.PULL_RUNS: 1 << 20,
 }
 
 

@@ -18,6 +18,8 @@ _DTYPES = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 class CompressedTransport:
     """Another transport whose segments travel in `dtype`; control messages are left alone."""
 
+    takes_runs = False
+
     def __init__(self, inner: Transport, dtype: torch.dtype) -> None:
         self._inner = inner
         self._dtype = dtype

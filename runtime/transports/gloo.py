@@ -59,6 +59,7 @@ class GlooTransport:
     num_servers: int = 0
     pushed: frozenset[str] | None = None
     has_halves: bool = True
+    takes_runs: bool = False
 
     @property
     def other_groups(self) -> dict[str, datetime.timedelta]:

@@ -78,6 +78,7 @@ class HorovodTransport:
 
     num_servers: int = 0
     pushed: frozenset[str] | None = None
+    takes_runs: bool = False
 
     def __init__(
         self,

@@ -91,6 +91,8 @@ class Transport(Protocol):
     """Where segments lie; None for the host's memory."""
     has_halves: bool
     """Whether it can reduce-scatter and gather."""
+    takes_runs: bool
+    """Whether `allreduce` also takes `runs`: the elements of the segment outside of which all are zero."""
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """Start to sum `segment` over all ranks in place; returns at once.

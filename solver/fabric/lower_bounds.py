@@ -18,8 +18,10 @@ def machine_bound(updates: Updates, capacities: Capacities) -> float:
     at once (optimal for one machine); the other lets every update have the network alone.
     """
     alone = sum(updates.finish(g, capacities) for g in range(len(updates)))
-    sizes = np.sort(updates.size)
-    begin = float(updates.ready.min()) if len(updates) else 0.0
+    away = updates.host != updates.server
+    sizes = np.sort(updates.size[away])
+    begin = float(updates.ready[away].min()) if away.any() else 0.0
+    here = float(updates.ready[~away].sum())
     # All bytes are there when the first are: fewer constraints, so still a bound.
     wide = Capacities.of_steps(
         [
@@ -30,7 +32,7 @@ def machine_bound(updates: Updates, capacities: Capacities) -> float:
         ]
     )
     together = sum(wide.reserve(0, 1, size, begin).end_s for size in sizes.tolist())
-    return max(float(alone), float(together))
+    return max(float(alone), here + float(together))
 
 
 def time_indexed_bound(

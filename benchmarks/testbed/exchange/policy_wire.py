@@ -23,6 +23,7 @@ from pace.runtime.parameter_server.session import Session
 from pace.runtime.parameter_server.sums import Reply
 from pace.runtime.parameter_server.transport.push_pull import PushPullTransport
 from pace.runtime.parameter_server.wire import CHUNK_BYTES, LARGEST_PAYLOAD_BYTES, FrameKind
+from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import After, Done, SegmentCall
 from pace.simulation.parameter_server.traffic import ExchangeRules
 
@@ -143,6 +144,7 @@ class PolicyTransport(PushPullTransport):
 
     link_type = HandedOverLink
     repeats = False
+    takes_runs = False
 
     def __init__(self, prepare: Any, *, rules: ExchangeRules, timeout_s: float) -> None:
         if rules.led or rules.push_in_order or rules.until_pulled or rules.barrier or rules.streams != 1:
@@ -181,9 +183,16 @@ class PolicyTransport(PushPullTransport):
         return announced
 
     def _start(
-        self, segment: torch.Tensor, name: str, kind: FrameKind, done: Done, after: After | None
+        self,
+        segment: torch.Tensor,
+        name: str,
+        kind: FrameKind,
+        done: Done,
+        after: After | None,
+        runs: Runs | None = None,
     ) -> None:
         assert after is None, "sums in the host's memory need nothing afterwards"
+        assert runs is None, "other systems send whole gradients"
         each = self._exchanges[name]
         each.round += 1
         part = _Part(

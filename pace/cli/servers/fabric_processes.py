@@ -4,6 +4,7 @@ import json
 import signal
 import ssl
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,12 +12,13 @@ import typer
 
 from pace.cli.console import JsonOption
 from pace.cli.reporting import reported
-from pace.errors import InvalidOptions
+from pace.errors import CommunicationFailed, InvalidOptions
 
 if TYPE_CHECKING:
     from pace.runtime.fabric.held_model import HeldModel
 
 TOKEN = "PACE_FABRIC_TOKEN"
+_POLL_S = 0.2
 Bind = Annotated[str, typer.Option(help="HOST:PORT; port 0 takes a free one.")]
 SchedulerPlace = Annotated[str, typer.Option(help="HOST:PORT of the scheduler.")]
 TokenFile = Annotated[
@@ -76,13 +78,33 @@ def shard_of(text: str) -> tuple[int, int]:
     return int(number), int(shards)
 
 
-def until_stopped(address: str) -> None:
-    """Say where the process listens, and wait for SIGTERM or SIGINT."""
+def stop_event() -> threading.Event:
+    """Return an event that SIGTERM and SIGINT set from now on."""
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
+    return stopped
+
+
+def until_stopped(address: str, refusal: Callable[[], str | None] = lambda: None) -> None:
+    """Say where the process listens, and wait for SIGTERM or SIGINT.
+
+    Parameters
+    ----------
+    refusal
+        Says why the process may not go on; looked at from time to time.
+
+    Raises
+    ------
+    CommunicationFailed
+        When there is such a reason.
+    """
+    stopped = stop_event()
     typer.echo(f"listening on {address}", err=True)
-    stopped.wait()
+    while not stopped.wait(_POLL_S):
+        reason = refusal()
+        if reason is not None:
+            raise CommunicationFailed(f"the scheduler refuses this host: {reason}")
 
 
 def scheduler(
@@ -215,7 +237,7 @@ def _run_host(
         trusting=trusting_context(tls[2]),
         silence_s=silence_s,
     ) as running:
-        until_stopped(running.address)
+        until_stopped(running.address, lambda: running.refused)
 
 
 def daemon(

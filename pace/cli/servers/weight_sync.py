@@ -19,9 +19,13 @@ from pace.cli.servers.fabric_processes import (
     TokenFile,
     place_of,
     serving_context,
+    stop_event,
     trusting_context,
 )
-from pace.errors import InvalidOptions
+from pace.errors import CommunicationFailed, InvalidOptions
+
+# How often a receiver that waits for weights looks whether it is to stop.
+_POLL_S = 0.2
 
 
 def distribute(
@@ -68,7 +72,7 @@ def receive(
     tls_key: CertificateKey = None,
     tls_ca: Authority = None,
 ) -> None:
-    """Receive weights and hand them on, until stopped."""
+    """Receive weights and hand them on, until stopped; weights that have arrived are still written."""
     with reported():
         from pace.runtime.addresses import read_token
         from pace.runtime.fabric.weight_sync import WeightReceiver
@@ -79,9 +83,15 @@ def receive(
             serving=serving_context(tls_cert, tls_key),
             trusting=trusting_context(tls_ca),
         ) as receiver:
+            stopped = stop_event()
             typer.echo(f"listening on {receiver.address}", err=True)
             while True:
-                arrived = receiver.receive()
+                try:
+                    arrived = receiver.receive(_POLL_S)
+                except CommunicationFailed:
+                    if stopped.is_set():
+                        return
+                    continue
                 part = output.with_name(f"{output.name}.part")
                 part.write_bytes(arrived.data)
                 os.replace(part, output)

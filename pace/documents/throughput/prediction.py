@@ -19,6 +19,9 @@ from pace.documents.throughput.steps import (
 Count = Annotated[int, Field(ge=1, le=10_000)]
 
 
+Trusted = Literal["simulation", "closed_network", "neither"]
+
+
 class PredictionOptions(Document):
     """Which scales are predicted, and how carefully.
 
@@ -186,8 +189,8 @@ class ThroughputPrediction(Document):
         Median relative error of the recorded steps, replayed one by one; None where the document has no
         starts.
     trusted
-        "simulation", or "closed_network" where the replay is so far off that the coarser model is the better
-        guess: it is fitted to the recorded step.
+        "simulation"; "closed_network" where the replay is so far off that the coarser model is the better
+        guess; "neither" where the link's rate is not what was recorded, which both models have from there.
     notes
         What to know before relying on it.
     """
@@ -201,7 +204,7 @@ class ThroughputPrediction(Document):
     points: tuple[PredictedPoint, ...]
     curves: tuple[PredictedCurve, ...]
     replay_error: float | None
-    trusted: Literal["simulation", "closed_network"]
+    trusted: Trusted
     notes: tuple[str, ...]
 
     def to_csv(self) -> str:

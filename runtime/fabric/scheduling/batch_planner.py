@@ -48,6 +48,8 @@ class BatchPlanner:
 
         Planning at every event would make batches of one or two, and nothing to add on the way.
         """
+        model_bytes = sum(self._known.hosts[server].registration.model_bytes for server in servers)
+        self._tickets.fail_misfits(model_bytes // 4)
         waiting = self._waiting()
         if not waiting or self._known.now() < self._next_s:
             return

@@ -27,7 +27,9 @@ class CommitQueue:
         self, known: KnownHosts, tickets: UpdateTickets, replica: ReplicaFeed, options: SchedulerOptions
     ) -> None:
         self._known, self._tickets, self._replica = known, tickets, replica
-        self._delay_bound, self._step_momentum = options.delay_bound, options.step_momentum
+        # Late updates are committed with "downweight": the server is to refuse none.
+        self._refused_from = None if options.late == "downweight" else options.delay_bound
+        self._step_momentum = options.step_momentum
         self._numbers = known.transfers.numbers
         self._planned: deque[CommitGroup] = deque()
         self._ordered: dict[int, CommitGroup] = {}
@@ -131,7 +133,7 @@ class CommitQueue:
                     exact=self._step_momentum > 0 and len(group.members) > 1,
                     planned_s=group.planned_s,
                     arrived_s=group.arrived_s,
-                    delay_bound=self._delay_bound,
+                    delay_bound=self._refused_from,
                 )
                 self._known.tell(server, order)
         return False

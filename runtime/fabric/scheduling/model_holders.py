@@ -51,7 +51,10 @@ class ModelHolders:
         if self.promoted not in (None, message.host) and message.part == "server":
             return "the replica has taken the server's place"
         if message.part == "replica" and not self._replica.wanted:
-            return "this scheduler keeps no replica: it was given no divergence bound"
+            return (
+                "this scheduler keeps no replica: start it with --divergence or --divergence-updates, which"
+                " bound how far the replica may be behind"
+            )
         return None
 
     def _refusal_of_server(self, message: HostRegistration) -> str | None:

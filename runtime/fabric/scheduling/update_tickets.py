@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pace.runtime.fabric.messages import ReleaseOrder, TicketOrder
 from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
-from pace.runtime.fabric.update_records import HeldUpdate
+from pace.runtime.fabric.update_records import HeldUpdate, worker_and_number
 
 _MOST_KNOWN = 100_000
 
@@ -95,16 +95,24 @@ class UpdateTickets:
     def drop(self, update: FabricUpdate, reason: str, witness: tuple[str, ...] = ()) -> None:
         """End the ticket of an update that is late."""
         self.pending.pop(update.held.id, None)
-        worker = update.held.id.rpartition("-")[0]
+        worker, _ = worker_and_number(update.held.id)
         self.dropped[worker] = self.dropped.get(worker, 0) + 1
         self._known.tell(
             update.host,
             TicketOrder(update=update.held.id, outcome="dropped", reason=reason, witness=witness[:32]),
         )
 
+    def fail_misfits(self, numbers: int) -> None:
+        """End the tickets of updates that are for a model of another size."""
+        for update in [each for each in self.pending.values() if each.held.numbers != numbers]:
+            self._fail(update, f"the update has {update.held.numbers:,} numbers, the model {numbers:,}")
+
     def fail_all(self, reason: str) -> None:
         """End the tickets of all that wait."""
         for update in [*self.pending.values()]:
-            del self.pending[update.held.id]
-            ticket = TicketOrder(update=update.held.id, outcome="failed", reason=reason)
-            self._known.tell(update.host, ticket)
+            self._fail(update, reason)
+
+    def _fail(self, update: FabricUpdate, reason: str) -> None:
+        del self.pending[update.held.id]
+        ticket = TicketOrder(update=update.held.id, outcome="failed", reason=reason)
+        self._known.tell(update.host, ticket)

@@ -13,6 +13,7 @@ from pace.runtime.parameter_server.measure import TimedExchanges, evaluate, time
 from pace.runtime.parameter_server.options import ServerOptions
 from pace.runtime.parameter_server.transport.repeated_rounds import RepeatingTransport
 from pace.runtime.parameter_server.wire import MIN_PARTITION_BYTES, FrameKind
+from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import After, Done, Sequencing
 
 _MOST_MEASURED_BYTES = 32 << 20
@@ -27,6 +28,7 @@ class PushPullTransport(RepeatingTransport):
 
     sequencing: Sequencing = "keyed"
     has_halves = False
+    takes_runs = True
 
     def measure_exchange(self, size_bytes: int) -> PushPull | None:
         """Measure what pushes and pulls of all ranks at once cost; every rank alike, with nothing under way.
@@ -66,11 +68,18 @@ class PushPullTransport(RepeatingTransport):
             min_partition_bytes=MIN_PARTITION_BYTES,
         )
 
-    def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
+    def allreduce(
+        self,
+        segment: torch.Tensor,
+        name: str,
+        done: Done,
+        after: After | None = None,
+        runs: Runs | None = None,
+    ) -> Any:
         """Start to push, sum and pull a segment; see ``Transport``."""
-        if name not in self._exchanges:  # what is measured, and in no plan
+        if name not in self._exchanges:  # what is all-reduced, or measured and in no plan
             return super().allreduce(segment, name, done, after)
-        self._start(segment, name, FrameKind.PUSH, done, after)
+        self._start(segment, name, FrameKind.PUSH, done, after, runs)
         return None
 
 

@@ -26,6 +26,7 @@ from pace.runtime.parameter_server.transport.round_repair import (
 )
 from pace.runtime.parameter_server.transport.segment_exchange import SegmentExchange
 from pace.runtime.parameter_server.wire import CHUNK_BYTES, FrameKind
+from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import After, Done, SegmentCall
 from pace.solver.least_bytes import least_bytes_servers
 
@@ -154,7 +155,13 @@ class RepeatingTransport(LinkedTransport):
         self._start(segment, name, FrameKind.SEED, done, None)
 
     def _start(
-        self, segment: torch.Tensor, name: str, kind: FrameKind, done: Done, after: After | None
+        self,
+        segment: torch.Tensor,
+        name: str,
+        kind: FrameKind,
+        done: Done,
+        after: After | None,
+        runs: Runs | None = None,
     ) -> None:
         def complete(error: BaseException | None) -> None:
             if error is None and after is not None:
@@ -176,6 +183,7 @@ class RepeatingTransport(LinkedTransport):
                 done=complete,
                 kind=kind,
                 received=each.received,
+                runs=runs,
             )
             if self._loss is None and not each.helping:
                 self._send(each)
@@ -281,6 +289,7 @@ class RepeatingTransport(LinkedTransport):
         if each.completed < owners.due:
             assert each.call is not None
             add_nothing(each.call.memory, dtype, owners.all_chunks & ~mine, CHUNK_BYTES)
+            each.call = replace(each.call, runs=None)  # some of it is a sum now
             self._send(each)
             return
         assert each.received is not None

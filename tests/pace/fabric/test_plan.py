@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -222,3 +223,75 @@ def test_documents_name_their_faults() -> None:
     crowd = batch_of({f"u{i}": (1.0, "h0", 100) for i in range(8)})
     with pytest.raises(InvalidOptions, match="at most 7"):
         plan_transfers(network, crowd, TransferOptions(order="exact"))
+
+
+def test_a_searched_plan_keeps_what_the_search_found() -> None:
+    """Plans give bandwidth in the order of the list that was found, which is not that of commits.
+
+    Worked by hand: the slow update takes 1 of 10 MB/s for 2 s, the large one the other 9 for 1.111 s.
+    """
+    network = network_of({"a": 80, "b": 8}, down=80)
+    batch = batch_of({"big": (80, "a", 100), "slow": (16, "b", 100)})
+    plan = plan_transfers(network, batch, TransferOptions(order="search"))
+    assert [commit.updates for commit in plan.commits] == [("big",), ("slow",)]
+    assert [commit.at_s for commit in plan.commits] == pytest.approx([10 / 9, 2.0])
+    assert check_transfers(network, batch, plan) == []
+
+
+def test_searched_plans_are_within_one_percent_of_exact_ones() -> None:
+    """In the mean of random batches, as plans say it and not only as the search does."""
+    random = np.random.default_rng(1)
+    over = []
+    for _ in range(30):
+        number = int(random.integers(2, 5))
+        network = network_of({f"h{n}": float(random.choice([8, 20, 40, 80])) for n in range(number)}, down=80)
+        batch = batch_of({f"u{n}": (float(random.integers(4, 160)), f"h{n}", 100) for n in range(number)})
+        means = []
+        for order in ("search", "exact"):
+            plan = plan_transfers(network, batch, TransferOptions.model_validate({"order": order}))
+            assert check_transfers(network, batch, plan) == []
+            means.append(plan.predicted.mean_commit_s)
+        over.append(means[0] / means[1] - 1)
+    assert np.mean(over) <= 0.01
+
+
+def two_links() -> tuple[FabricNetwork, UpdateBatch, dict[str, Any]]:
+    """Return a fast and a slow worker with 10 MB each, and their plan."""
+    network, batch = (
+        network_of({"a": 80, "b": 8}, down=80),
+        batch_of({n: (80, n, 100) for n in "ab"}),
+    )
+    return network, batch, json.loads(plan_transfers(network, batch).to_json())
+
+
+def test_dropping_everything_as_undeliverable_is_refused() -> None:
+    """Links that carry something for ever can carry every update."""
+    network, batch, plan = two_links()
+    plan |= {"order": [], "transfers": [], "commits": []}
+    plan["dropped"] = [{"id": n, "reason": "undeliverable", "witness": []} for n in "ab"]
+    plan["predicted"] |= {"last_commit_s": 0.0, "mean_commit_s": 0.0, "lower_bound_s": 0.0, "gap": 0.0}
+    found = check_transfers(network, batch, TransferPlan.model_validate_json(json.dumps(plan)))
+    assert len(found) == 2
+    assert all("dropped as undeliverable, and its links can carry it" in violation for violation in found)
+
+
+def test_a_bound_that_does_not_follow_is_refused() -> None:
+    """A plan cannot claim to be the best by raising its bound to what it reaches."""
+    network, batch, plan = two_links()
+    mean = plan["predicted"]["mean_commit_s"]
+    assert plan["predicted"]["gap"] > 0.05
+    plan["predicted"] |= {"lower_bound_s": 0.999999 * mean, "gap": 1e-6}
+    (found,) = check_transfers(network, batch, TransferPlan.model_validate_json(json.dumps(plan)))
+    assert "can be shown" in found
+
+
+def test_an_update_behind_a_link_that_ends_is_undeliverable() -> None:
+    """Where the way up stops before all is sent, the checker agrees that nothing can be done."""
+    network = network_of({"a": 80, "b": 80}, down=80)
+    document = network.model_dump()
+    document["hosts"][1]["changes"] = [{"at_s": 0.5, "up_bytes_per_s": 0.0, "down_bytes_per_s": 0.0}]
+    network = FabricNetwork.model_validate(document)
+    batch = batch_of({n: (80, n, 100) for n in "ab"})
+    plan = plan_transfers(network, batch)
+    assert [(drop.id, drop.reason) for drop in plan.dropped] == [("b", "undeliverable")]
+    assert check_transfers(network, batch, plan) == []

@@ -221,6 +221,7 @@ CORRUPTIONS: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "other servers": (("cluster", "exchange", "worker_bytes_per_s"), 2.0),
     "a byte twice": (("segments", 0, "offset_bytes"), 4),
     "two places": (("segments", 0, "priority"), 1),
+    "a pace of a byte in a second": (("execution", "pace_bytes_per_s"), 1.0),
     "no such server": (("segments", 0, "link"), 9),
     "two versions": (("schema_version",), 1),
 }
@@ -251,6 +252,17 @@ def test_corruptions_are_found(judged: tuple[Profile, PushPullSchedule], corrupt
     except InvalidSchedule as error:
         violations = [str(error)]
     assert violations, corruption
+
+
+def test_reversed_priorities_are_refused(judged: tuple[Profile, PushPullSchedule]) -> None:
+    """What the runtime would send in another order than the stated times have is no right schedule."""
+    profile, schedule = judged
+    document = schedule.model_dump(mode="json")
+    last = len(document["segments"]) - 1
+    for segment in document["segments"]:
+        segment["priority"] = last - segment["priority"]
+    found = check(profile, parse_push_pull_schedule(json.dumps(document)))
+    assert any("of a smaller priority, waits for the same connection" in violation for violation in found)
 
 
 def test_a_network_is_read_off_the_profile() -> None:

@@ -136,9 +136,20 @@ def test_a_replay_that_fails_is_not_trusted() -> None:
     assert right.trusted == "simulation"
     wrong = predict(recorded(40.0 * MB), options)
     assert wrong.replay_error == pytest.approx(1.5 / 3.5)
-    assert wrong.trusted == "closed_network"
-    assert any("rely on the closed network" in note for note in wrong.notes)
+    assert wrong.trusted == "neither"
+    assert any("rely on no column" in note for note in wrong.notes)
+    assert predict(recorded(5.0 * MB), options).trusted == "neither"
     assert replay_error(pull_compute_push()) is None
+
+
+def test_the_closed_network_is_trusted_where_the_rate_is_right() -> None:
+    """Links were busy for as long as their bytes need, but compute began 0.5 s later than replayed."""
+    base = recorded(10.0 * MB)
+    step = StepTimes(duration_s=(1, 1, 1, 0.5), start_s=(0, 1.5, 2.5, 3.5))
+    result = predict(base.replace(steps=(step,) * 3), PredictionOptions(workers=(1,), advice=False, **QUICK))
+    assert result.replay_error == pytest.approx(0.5 / 4)
+    assert result.trusted == "closed_network"
+    assert any("rely on the closed network" in note for note in result.notes)
 
 
 def test_a_fleet_and_a_discipline() -> None:

@@ -11,6 +11,7 @@ import pytest
 from pace.documents.fabric.batch import DivergenceLimit
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, violations
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
+from pace.runtime.fabric.update_records import worker_and_number
 from tests.runtime.fabric.processes import TOKEN, WITHIN_S, Fabric, Started
 
 pytestmark = pytest.mark.races_with_machine(
@@ -72,9 +73,27 @@ def test_a_worker_dies_before_its_update_is_committed(tmp_path: Path) -> None:
         other = fabric.client(1)
         assert fabric.push(other).wait().outcome == "committed"
         model = other.get(at_least=2)
-        fabric.updates["gone-1"] = np.ones(1000, dtype=np.float32)
-        assert sorted(ids(fabric.log())) == ["gone-1", "w1-1"]
+        committed = {worker_and_number(update): update for update in ids(fabric.log())}
+        assert sorted(committed) == [("gone", 1), ("w1", 1)]
+        fabric.updates[committed["gone", 1]] = np.ones(1000, dtype=np.float32)
         assert np.array_equal(model.weights, fabric.replayed(fabric.log()))
+
+
+@pytest.mark.slow
+def test_a_worker_that_starts_again_under_its_name_loses_nothing(tmp_path: Path) -> None:
+    """Its updates are new ones: on its host, on another, and at the same time as those of its namesake."""
+    with Fabric(tmp_path, 2, SchedulerOptions(delay_bound=20, tick_s=0.02)) as fabric:
+        first = fabric.client(0, "worker0")
+        ends = [fabric.push(first).wait() for _ in range(3)]
+        first.close()
+        for host in (0, 1):
+            again = fabric.client(host, "worker0")
+            ends += [fabric.push(again, again.get().version).wait() for _ in range(3)]
+        assert [(end.outcome, end.version) for end in ends] == [("committed", n) for n in range(1, 10)]
+        model = fabric.clients[-1].get(at_least=9)
+        assert sorted(ids(fabric.log())) == sorted(fabric.updates)
+        total = fabric.first.astype(np.float64) + sum(fabric.updates.values())
+        assert np.allclose(model.weights, total, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def shared(most: float) -> ReplicaShare:
         Capacities.constant(np.ones(4), [1, 1, 1, 0.5]), NAMES, {name: n for n, name in enumerate(NAMES)}
     )
     batch = [
-        FabricUpdate(HeldUpdate(id=f"w{n}-1", version=0, size_bytes=1, norm=norm), f"h{n}")
+        FabricUpdate(HeldUpdate(id=f"w{n}-1", version=0, numbers=1, size_bytes=1, norm=norm), f"h{n}")
         for n, norm in enumerate((3.0, 4.0))
     ]
     plan = towards(updates_of(batch, view, "server", 0, None), [0, 1], view, (), "server")

@@ -10,6 +10,7 @@ from pace.runtime.parameter_server.layout import Layout, memory_of, segment_of
 from pace.runtime.parameter_server.link import PushPullCall, ServerAddress, ServerLink
 from pace.runtime.parameter_server.server import Server
 from pace.runtime.parameter_server.wire import FrameKind
+from pace.runtime.transports.runs import Runs
 
 WITHIN_S = 30.0
 
@@ -36,8 +37,10 @@ class Worker:
             self.reason = reason
             self.failed.set()
 
-    def start(self, segment: int, tensor: torch.Tensor, *, seed: bool = False) -> "Arrival":
-        """Push a tensor as a segment of the layout."""
+    def start(
+        self, segment: int, tensor: torch.Tensor, *, seed: bool = False, runs: Runs | None = None
+    ) -> "Arrival":
+        """Push a tensor as a segment of the layout; see ``PushPullCall`` for `runs`."""
         if not seed:
             self._rounds[segment] = self._rounds.get(segment, 0) + 1
         arrival = Arrival()
@@ -48,6 +51,7 @@ class Worker:
                 memory=memory_of(tensor),
                 done=arrival.done,
                 kind=FrameKind.SEED if seed else FrameKind.PUSH,
+                runs=runs,
             )
         )
         return arrival

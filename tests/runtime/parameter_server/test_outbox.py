@@ -11,7 +11,7 @@ from pace.runtime.parameter_server.arithmetic import ITEM_BYTES, Flat
 from pace.runtime.parameter_server.outbox import Parcel, SendRate
 from pace.runtime.parameter_server.server import Server
 from pace.runtime.parameter_server.streams import _TCP_NOTSENT_LOWAT, Stream
-from pace.runtime.parameter_server.wire import Frame, FrameKind
+from pace.runtime.parameter_server.wire import Frame, FrameKind, unpack
 from tests.runtime.parameter_server.links import Worker, layout_of
 
 KIB = 1 << 10
@@ -33,6 +33,17 @@ def test_a_frame_carries_what_the_connection_takes_in_a_moment(run_bytes: float,
         rest.append(parcel.next(run_bytes)[0])
     assert rest[0].offset == frame.offset + frame.length
     assert sum(each.length for each in rest) + frame.length == 300 * KIB
+
+
+def test_a_frame_carries_no_more_than_the_other_end_accepts() -> None:
+    """However fast the connection is, blocks of a tensor stay within what readers allow for their kind."""
+    size = 3 << 20
+    parcel = Parcel(Frame(FrameKind.BLOCK), memoryview(bytes(size)), 128 * KIB)
+    lengths = []
+    while parcel.left:
+        frame, _ = parcel.next(1e9)
+        lengths.append(unpack(frame.pack()).length)
+    assert sum(lengths) == size
 
 
 def test_the_rate_is_that_of_writing_and_not_of_pauses() -> None:
