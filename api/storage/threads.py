@@ -1,4 +1,7 @@
-"""Threads that wait for the database, apart from all others: a database that hangs holds up nothing else."""
+"""Threads that wait for the database, apart from all others: a database that hangs holds up nothing else.
+
+What they compute counts as the time of the request that they work for.
+"""
 
 import asyncio
 import time
@@ -8,6 +11,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from pace.api.errors import StorageTimeout
+from pace.api.fairness.loop_shares import RequestMeter, current_meter
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,7 +65,7 @@ class DatabaseThreads:
             raise StorageTimeout(f"{self._num_waiting} requests wait for {self._name} already")
         self._num_waiting += 1
         try:
-            call = partial(self._timed, partial(function, *arguments, **named))
+            call = partial(self._timed, partial(function, *arguments, **named), current_meter())
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         finally:
             self._num_waiting -= 1
@@ -71,12 +75,14 @@ class DatabaseThreads:
         """How many calls wait for a thread or for the database."""
         return self._num_waiting
 
-    def _timed(self, call: Callable[[], T]) -> T:
-        started_s = time.perf_counter()
+    def _timed(self, call: Callable[[], T], meter: RequestMeter | None) -> T:
+        started_s, busy_before_s = time.perf_counter(), time.thread_time()
         try:
             return call()
         finally:
             self._observe(time.perf_counter() - started_s)
+            if meter is not None:
+                meter.add_from_thread(time.thread_time() - busy_before_s)
 
     def close(self) -> None:
         """Start nothing more; what hangs is left behind."""
