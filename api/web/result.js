@@ -6,11 +6,11 @@ import { Groups } from "./groups.js";
 import { useLoaded } from "./loading.js";
 import { count, milliseconds, percent, seconds } from "./numbers.js";
 import { Empty, ProblemNote, Progress, Table, Warnings, save } from "./parts.js";
-import { getJson, postJson, postTask, profileWith } from "./service.js";
+import { checkId, getJson, postJson, postTask, profileWith, resourcePath } from "./service.js";
 import { TakeAlong } from "./take-along.js";
 import { certificateParts, certified, policyName, windowBands } from "./windows.js";
 
-const POLICIES = ["ddp", "fifo", "horovod", "mg-wfbp", "tictac", "p3", "bytescheduler", "dear"];
+const POLICIES = ["ddp", "fifo", "horovod", "mg-wfbp", "tao", "p3", "bytescheduler", "dear"];
 const FIRST = ["ddp", "bytescheduler"];
 
 export function Result({ values }) {
@@ -25,9 +25,10 @@ function Chosen({ values }) {
   const clipped = values.clip === "1";
   const solved = useLoaded(async (signal, progress) => {
     if (values.schedule) {
-      const resource = await getJson(`v1/schedules/${values.schedule}`, signal);
+      const resource = await getJson(resourcePath("schedule", values.schedule), signal);
       return { resource, profileId: resource.profile_sha256 };
     }
+    checkId("profile", values.profile);
     const profileId = values.clip === undefined ? values.profile : await profileWith(values.profile, clipped ? "global-norm" : "per-gradient", signal);
     const resource = await postTask("v1/schedules", { profile_id: profileId, options: { target: values.target || "pace" } }, { signal, progress });
     return { resource, profileId };
