@@ -4,6 +4,7 @@
 
     Refused
     ├── InvalidRequest         a body or a parameter that is not what the interface asks for
+    ├── AmbiguousLength        a body whose length is said in two ways
     ├── InvalidFile            a file to import that cannot be read
     ├── NotFound               no such resource, or none that this caller may know of
     ├── Unauthorized           no API key or token, or one that is not valid
@@ -47,6 +48,10 @@ class Refused(PaceError):
 
 class InvalidRequest(Refused):
     """A body or a parameter that is not what the interface asks for."""
+
+
+class AmbiguousLength(Refused):
+    """A body whose length is said in two ways, so that a proxy may see another request."""
 
 
 class InvalidFile(Refused):

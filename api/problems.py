@@ -52,6 +52,7 @@ _KINDS: dict[type[Exception], _Kind] = {
     InvalidSchedule: _Kind(name="invalid-schedule", status=422, title="Invalid schedule"),
     SolverFailed: _Kind(name="solver-failed", status=500, title="Solver failed"),
     errors.InvalidRequest: _INVALID_REQUEST,
+    errors.AmbiguousLength: _Kind(name="ambiguous-length", status=400),
     errors.InvalidFile: _Kind(name="invalid-file", status=422, title="Invalid file"),
     errors.NotFound: _Kind(name="not-found", status=404),
     errors.Unauthorized: _Kind(name="unauthorized", status=401),
@@ -114,7 +115,7 @@ def headers_of(error: BaseException) -> dict[str, str]:
             return {"Retry-After": str(error.retry_after_s)}
         case errors.ServiceStopping() | errors.ObjectsUnavailable() | errors.StorageTimeout():
             return {"Retry-After": "1"}
-        case errors.BodyTimeout():
+        case errors.BodyTimeout() | errors.AmbiguousLength():
             return {"Connection": "close"}
         case errors.Unauthorized():
             return {"WWW-Authenticate": "Bearer"}

@@ -15,7 +15,7 @@ from pace.api.errors import ServiceStopping
 from pace.api.fairness.loop_shares import LoopShares
 from pace.api.http.answers import problem_response
 from pace.api.http.fast_path import ROUTE_KEY
-from pace.api.http.headers import header
+from pace.api.http.headers import head_only, header, in_origin_form, refuse_two_lengths
 from pace.api.metrics import Metrics
 from pace.api.problems import headers_of, problem_of
 from pace.errors import PaceError
@@ -90,9 +90,16 @@ class Envelope:
                 message = {**message, "headers": headers}
             await send(message)
 
+        wanted = scope
         try:
-            handled = self.app(scope, receive, send_wrapped)
-            await (handled if self._shares is None else self._shares.measure(scope, handled))
+            refuse_two_lengths(scope)
+            wanted = in_origin_form(scope)
+            answer: Send = send_wrapped
+            if scope["method"] == "HEAD":
+                # Every GET route answers it, and need not know.
+                wanted, answer = {**wanted, "method": "GET"}, head_only(send_wrapped)
+            handled = self.app(wanted, receive, answer)
+            await (handled if self._shares is None else self._shares.measure(wanted, handled))
         except asyncio.CancelledError:
             # The server gives up what outlasts the drain, and would answer in words of its own.
             if not status:
@@ -109,7 +116,7 @@ class Envelope:
                 raise
             await error_response(error, scope)(scope, receive, send_wrapped)
         finally:
-            route = str(scope.get(ROUTE_KEY) or getattr(scope.get("route"), "path", "none"))
+            route = str(wanted.get(ROUTE_KEY) or getattr(wanted.get("route"), "path", "none"))
             seconds = time.perf_counter() - started_s
             # Callers invent methods, and every label stays in memory.
             method = scope["method"] if scope["method"] in _METHODS else "other"

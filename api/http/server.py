@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import structlog
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
     from pace.api.service import Service
@@ -101,8 +101,11 @@ class JoinedWrites:
         return getattr(self._transport, name)
 
 
-class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a class, chosen at run time
+class PatientProtocol(H11Protocol):
     """Ends connections that do not come to anything.
+
+    Always h11, also where httptools is installed: that has no limit for the head of a request, and takes one
+    with two Host headers.
 
     Attributes
     ----------
@@ -121,10 +124,13 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a 
     _write_timer: asyncio.TimerHandle | None = None
     _to_write = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(  # type: ignore[override]  # a server's transports can be written to
+        self, transport: asyncio.Transport
+    ) -> None:
         """Count the connection; end the oldest unused one if there are too many."""
         super().connection_made(transport)
-        self.transport = JoinedWrites(transport, self.loop, self._answer_begun)
+        joined = JoinedWrites(transport, self.loop, self._answer_begun)
+        self.transport = cast("asyncio.Transport", joined)
         self._note_use()
         if len(self.connections) > self.most_connections:
             next(iter(self.unused)).transport.abort()
