@@ -108,12 +108,25 @@ def problem_of(error: BaseException) -> Problem:
     return _INTERNAL_ERROR.problem("the service failed; the request id finds the cause in its log")
 
 
+def brief(error: BaseException | None) -> str:
+    """Return what went wrong in few words, for a line of the log: SQLAlchemy's own have many."""
+    cause = getattr(error, "orig", None) or error
+    return str(cause) or type(cause).__name__
+
+
+def is_foreseen(error: BaseException) -> bool:
+    """Whether an error has a problem that says what it is: a traceback would tell nothing more."""
+    return problem_of(error).type != _INTERNAL_ERROR.problem("").type
+
+
 def headers_of(error: BaseException) -> dict[str, str]:
     """Return the headers that an error's answer has besides the usual ones."""
     match error:
         case errors.Overloaded():
             return {"Retry-After": str(error.retry_after_s)}
         case errors.ServiceStopping() | errors.ObjectsUnavailable() | errors.StorageTimeout():
+            return {"Retry-After": "1"}
+        case OperationalError() | InterfaceError():
             return {"Retry-After": "1"}
         case errors.BodyTimeout() | errors.AmbiguousLength():
             return {"Connection": "close"}

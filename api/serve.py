@@ -63,7 +63,7 @@ def serve(
     # uvicorn raises SIGTERM again once it has stopped; having stopped as asked is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server.run(sockets=[listener])
-    if not server.started:
+    if not server.started or server.service_failed:
         raise typer.Exit(3)
 
 

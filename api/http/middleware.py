@@ -17,7 +17,7 @@ from pace.api.http.answers import problem_response
 from pace.api.http.fast_path import ROUTE_KEY
 from pace.api.http.headers import head_only, header, in_origin_form, refuse_two_lengths
 from pace.api.metrics import Metrics
-from pace.api.problems import headers_of, problem_of
+from pace.api.problems import brief, headers_of, is_foreseen, problem_of
 from pace.errors import PaceError
 
 log = structlog.get_logger(__name__)
@@ -111,7 +111,8 @@ class Envelope:
             # Its own affair, and nobody is there to be answered.
             status = status or CLIENT_GONE
         except Exception as error:
-            log.exception("request-failed", method=scope["method"], path=scope["path"])
+            said = log.warning if is_foreseen(error) else log.exception
+            said("request-failed", method=scope["method"], path=scope["path"], error=brief(error))
             if status:
                 raise
             await error_response(error, scope)(scope, receive, send_wrapped)

@@ -27,6 +27,17 @@ _MOST_DESCRIPTORS = 65_536
 class StoppingServer(uvicorn.Server):
     """A server that lets the service begin to stop when it does, not when all connections have ended."""
 
+    async def on_tick(self, counter: int) -> bool:
+        """Say whether to stop: also where the service can never work."""
+        return await super().on_tick(counter) or self.service_failed
+
+    @property
+    def service_failed(self) -> bool:
+        """Whether the service cannot work, and has said why."""
+        app: Any = self.config.app
+        service = cast("Service | None", getattr(app.state, "service", None))
+        return service is not None and service.failure is not None
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop; the service claims no more tasks, and lets go of all who wait before the drain ends."""
         app: Any = self.config.app

@@ -31,6 +31,8 @@ class DatabaseThreads:
         Is told, in any thread, how many seconds each call took once it had a thread.
     name
         Of what is waited for, in messages.
+    opened
+        Whether calls are taken at once; else after ``open``.
     """
 
     def __init__(
@@ -38,7 +40,10 @@ class DatabaseThreads:
         timeout_s: float,
         observe: Callable[[float], None] = lambda _: None,
         name: str = "the database",
+        *,
+        opened: bool = True,
     ) -> None:
+        self._opened = opened
         self.timeout_s = timeout_s
         self._name = name
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="pace-database")
@@ -60,7 +65,15 @@ class DatabaseThreads:
             raise StorageTimeout(f"{self._name} did not answer in {self.timeout_s:g} s") from None
 
     async def run_to_the_end(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Return what a function returns, however long it takes; raises StorageTimeout if too many wait."""
+        """Return what a function returns, however long it takes.
+
+        Raises
+        ------
+        StorageTimeout
+            If too many wait, or before ``open``.
+        """
+        if not self._opened:
+            raise StorageTimeout(f"{self._name} does not answer; ask again later")
         if self._num_waiting >= _MOST_WAITING:
             raise StorageTimeout(f"{self._num_waiting} requests wait for {self._name} already")
         self._num_waiting += 1
@@ -69,6 +82,10 @@ class DatabaseThreads:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         finally:
             self._num_waiting -= 1
+
+    def open(self) -> None:
+        """Take calls: there is something to call."""
+        self._opened = True
 
     @property
     def num_waiting(self) -> int:
