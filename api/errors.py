@@ -23,6 +23,7 @@
     │   └── QueueFull          more work than may wait
     ├── LimitExceeded          work beyond its time or memory
     ├── WorkerDied             a worker process that ended before it answered
+    │   └── WorkerNotStarted   one that could not be started
     ├── WorkerFailed           a worker's error that nobody foresaw
     ├── ExecutorMismatch       a cluster whose workers cannot do the service's tasks
     ├── IssuerUnavailable      an issuer of tokens whose keys are not known and cannot be fetched
@@ -142,6 +143,10 @@ class LimitExceeded(Refused):
 
 class WorkerDied(Refused):
     """A worker process that ended before it answered, and not by its limits."""
+
+
+class WorkerNotStarted(WorkerDied):
+    """A worker process that could not be started; nothing was done yet."""
 
 
 class WorkerFailed(Refused):

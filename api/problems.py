@@ -69,6 +69,7 @@ _KINDS: dict[type[Exception], _Kind] = {
     errors.TaskCancelled: _Kind(name="cancelled", status=409, title="Cancelled"),
     errors.LimitExceeded: _LIMIT_EXCEEDED,
     errors.WorkerDied: _Kind(name="worker-died", status=500, title="Worker died"),
+    errors.WorkerNotStarted: _Kind(name="worker-not-started", status=503),
     errors.ExecutorMismatch: _Kind(name="executor-mismatch", status=503),
     errors.IssuerUnavailable: _Kind(name="issuer-unavailable", status=503),
     errors.NotInstalled: _Kind(name="not-installed", status=501),
@@ -126,7 +127,7 @@ def headers_of(error: BaseException) -> dict[str, str]:
             return {"Retry-After": str(error.retry_after_s)}
         case errors.ServiceStopping() | errors.ObjectsUnavailable() | errors.StorageTimeout():
             return {"Retry-After": "1"}
-        case OperationalError() | InterfaceError():
+        case errors.WorkerNotStarted() | OperationalError() | InterfaceError():
             return {"Retry-After": "1"}
         case errors.BodyTimeout() | errors.AmbiguousLength():
             return {"Connection": "close"}

@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import select
 
@@ -91,6 +93,20 @@ def test_replaced_workers_are_counted(own_service: ServiceProcess) -> None:
     samples = _samples(own_service)
     assert samples["pace_worker_restarts_total", (("pool", "schedule"),)] == 1
     assert samples["pace_worker_restarts_total", (("pool", "reader"),)] == 1
+
+
+def test_a_killed_fork_server_costs_no_request(own_service: ServiceProcess) -> None:
+    """Also while it starts a process: the service starts another server and asks that."""
+    profile = own_service.http.post("/v1/profiles", json=layered_profile(3)).json()
+    (server,) = [child for child in psutil.Process(own_service.pid).children() if child.children()]
+    server.suspend()
+    asked = {"profile_id": profile["id"], "policies": ["ddp"]}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(own_service.http.post, "/v1/simulations", json=asked)
+        time.sleep(1)  # the first simulation starts a process
+        server.kill()
+        assert answer.result().status_code == 200, answer.result().text
+    assert own_service.post_schedule(layered_profile(4)).status_code == 201
 
 
 def test_request_ids_join_the_caller_and_the_log(service: Caller) -> None:
