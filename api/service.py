@@ -10,8 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import structlog
-import tenacity
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import OperationalError
 
 from pace.api.access import AccessControl
 from pace.api.errors import QuotaExceeded, Refused, StorageTimeout
@@ -23,6 +22,7 @@ from pace.api.problems import brief
 from pace.api.received import AnyReceivedTask, ReceivedProfile
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
+from pace.api.storage.database_start import when_it_answers
 from pace.api.storage.documents import DocumentPlaces
 from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import upgrade
@@ -62,7 +62,6 @@ _SWEEP_EVERY_S = 3600.0
 _COUNT_TIMEOUT_S = 1.0
 # How long a start waits for the database before it goes on without.
 _FIRST_TRY_S = 10.0
-_LONGEST_PAUSE_S = 5.0
 # When in the drain those who wait are let go: they still get their answers.
 _RELEASED = 0.8
 
@@ -214,18 +213,13 @@ class Service:
 
     async def _prepare_database(self) -> None:
         """Migrate the database as soon as it answers, then begin to work with it."""
-        transient = tenacity.retry_if_exception_type((OperationalError, InterfaceError))
+
+        def prepare() -> None:
+            upgrade(self.database)
+            self.documents.prepare()
+
         try:
-            async for attempt in tenacity.AsyncRetrying(
-                # A file that cannot be opened will not be there later either.
-                retry=tenacity.retry_never if self.database.is_sqlite else transient,
-                wait=tenacity.wait_exponential(multiplier=0.5, max=_LONGEST_PAUSE_S),
-                before_sleep=self._note_missing_database,
-                reraise=True,
-            ):
-                with attempt:
-                    await asyncio.to_thread(upgrade, self.database)
-                    await asyncio.to_thread(self.documents.prepare)
+            await when_it_answers(self.database, prepare, self._note_missing_database)
         except Exception as error:
             self.failure = error
             said = log.error if isinstance(error, PaceError | OperationalError) else log.exception
@@ -240,12 +234,8 @@ class Service:
         if self.settings.retention_days:
             self._chores.append(asyncio.create_task(self._prune_hourly()))
 
-    def _note_missing_database(self, state: tenacity.RetryCallState) -> None:
-        assert state.outcome is not None
-        assert state.next_action is not None
-        error = state.outcome.exception()
-        again_in_s = round(state.next_action.sleep, 1)
-        log.warning("database-not-ready", error=brief(error), again_in_s=again_in_s)
+    def _note_missing_database(self, error: BaseException, again_in_s: float) -> None:
+        log.warning("database-not-ready", error=brief(error), again_in_s=round(again_in_s, 1))
         self._database_tried.set()
 
     def begin_stopping(self) -> None:
