@@ -88,7 +88,11 @@ class Overloaded(Refused):
 
 
 class RateLimited(Overloaded):
-    """More requests than the tenant may send."""
+    """More requests than the tenant may send: `limit`, if that is the tenant's rate limit."""
+
+    def __init__(self, detail: str, retry_after_s: int = 1, limit: int | None = None) -> None:
+        super().__init__(detail, retry_after_s)
+        self.limit = limit
 
 
 class QueueFull(Overloaded):

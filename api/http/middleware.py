@@ -11,13 +11,15 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pace.api.access import RateLeft
 from pace.api.errors import ServiceStopping
 from pace.api.fairness.loop_shares import LoopShares
 from pace.api.http.answers import problem_response
 from pace.api.http.fast_path import ROUTE_KEY
 from pace.api.http.headers import head_only, header, in_origin_form, refuse_two_lengths
+from pace.api.http.security import RATE_KEY
 from pace.api.metrics import Metrics
-from pace.api.problems import brief, headers_of, is_foreseen, problem_of
+from pace.api.problems import brief, headers_of, is_foreseen, problem_of, rate_headers
 from pace.errors import PaceError
 
 log = structlog.get_logger(__name__)
@@ -75,6 +77,7 @@ class Envelope:
             request_id = f"{self._random.getrandbits(128):032x}"
         structlog.contextvars.bind_contextvars(request_id=request_id)
         status = 0
+        wanted = scope
 
         async def send_wrapped(message: Message) -> None:
             nonlocal status
@@ -84,13 +87,16 @@ class Envelope:
                 headers = list(message["headers"])
                 headers.append((b"x-request-id", request_id.encode()))
                 headers.extend(_SAFE_HEADERS)
+                rate: RateLeft | None = wanted.get(RATE_KEY)
+                if rate is not None:
+                    told = rate_headers(rate.limit, rate.remaining, rate.reset_s)
+                    headers.extend((name.lower().encode(), value.encode()) for name, value in told.items())
                 headers.append(self._policies.get(scope["path"], _NOTHING))
                 if not any(name == b"cache-control" for name, _ in headers):
                     headers.append(_NO_STORE)
                 message = {**message, "headers": headers}
             await send(message)
 
-        wanted = scope
         try:
             refuse_two_lengths(scope)
             wanted = in_origin_form(scope)

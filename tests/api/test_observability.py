@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import platform
 import re
 import socket
@@ -128,6 +129,24 @@ def test_every_line_of_the_log_is_json(tmp_path: Path) -> None:
     assert len(lines) > 5
     for line in lines:
         assert {"event", "level", "timestamp", "logger"} <= json.loads(line).keys()
+
+
+def test_a_terminal_shows_lines_for_people(tmp_path: Path) -> None:
+    """Whoever starts the service by hand reads no JSON."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "pace.api.serve", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=theirs) as process:
+        os.close(theirs)
+        said = b""
+        while b"http://127.0.0.1:" not in said:
+            said += os.read(ours, 4096)
+        process.terminate()
+        with contextlib.suppress(OSError):  # how a terminal says that nobody writes to it any more
+            while True:
+                os.read(ours, 4096)
+    os.close(ours)
+    assert b"listening" in said
+    assert b'{"' not in said
 
 
 def test_invented_methods_share_one_label(service: Caller) -> None:
