@@ -137,7 +137,7 @@ export function why(schedule) {
   const rest = [[of("norm"), "for the norm of all gradients"], [of("tail"), "of compute"], [of("stretch"), "by which traffic slows compute down"]]
     .filter(([value]) => value > 0).map(([value, what]) => `${seconds(value)} ${what}`);
   const more = rest.length > 1 ? `${rest.slice(0, -1).join(", ")} and ${rest[rest.length - 1]}` : rest[0];
-  return `The network limits this job: ${seconds(total)} of ${carried.map(({ name }) => CARRIED[name]).join(" and ")} must follow the first ${seconds(of("ready"))}${more ? `, and ${more} come on top` : ""}.`;
+  return `The network limits this job: ${seconds(total)} of ${carried.map(({ name }) => CARRIED[name]).join(" and ")} must follow the first ${seconds(of("ready"))}${more ? `, plus ${more}` : ""}.`;
 }
 
 function certificateLane(parts) {

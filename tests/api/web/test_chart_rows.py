@@ -80,7 +80,7 @@ def test_a_slow_policy_does_not_squeeze_the_others(visitor: Visitor, service: Ca
         (
             0.0001,
             r"The network limits this job: [\d.]+ .?s of all-reduces must follow the first [\d.]+ .?s"
-            r", and [\d.]+ .?s of compute come on top\.",
+            r", plus [\d.]+ .?s of compute\.",
         ),
         (1.0, r"Compute limits this job: the network adds at least [\d.]+ .?s\."),
     ],
