@@ -251,6 +251,7 @@ class Service:
         self.begin_stopping()
         for chore in self._chores:
             chore.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
         assert self._drained_at is not None
         await self.dispatcher.stop(max(0.0, self._drained_at - asyncio.get_running_loop().time()))
         for executor in (*self.executors.values(), self.readers, self.computers):

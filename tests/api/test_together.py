@@ -123,6 +123,32 @@ def test_a_service_that_starts_before_its_database(tmp_path: Path) -> None:
         assert "Traceback" not in service.log_path.read_text()
 
 
+def test_a_database_that_turns_out_to_be_too_new_ends_the_service(tmp_path: Path) -> None:
+    """Also if it was waited for: with a status and a line that says why."""
+    programs = find_postgresql()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    with PostgresqlServer(programs) as server:
+        url = server.create_database(uuid.uuid4().hex)
+        _make_too_new(url)
+        server.stop()
+        with ServiceProcess(tmp_path, url, drain_s=0.5) as service:
+            service.events("database-not-ready", 1)
+            server.start()
+            assert service.wait() == 3
+        assert len(service.events("not-started", 1)) == 1
+        assert "Traceback" not in service.log_path.read_text()
+
+
+def _make_too_new(database_url: str) -> None:
+    database = Database(Settings(database_url=database_url).parsed_database_url)
+    upgrade(database)
+    with database.write() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0900'")
+        connection.exec_driver_sql("UPDATE schema_floor SET revision = '0899'")
+    database.close()
+
+
 def test_a_service_that_never_gets_its_database_can_be_stopped(tmp_path: Path) -> None:
     """Nothing of it waits any longer."""
     with ServiceProcess(tmp_path, "postgresql://pace@127.0.0.1:1/pace", drain_s=0.5) as service:
@@ -133,12 +159,7 @@ def test_a_database_that_can_never_be_used_ends_the_start_in_a_line(
     tmp_path: Path, database_url: str
 ) -> None:
     """A file in a folder that is not there, and a schema of a much newer version."""
-    database = Database(Settings(database_url=database_url).parsed_database_url)
-    upgrade(database)
-    with database.write() as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0900'")
-        connection.exec_driver_sql("UPDATE schema_floor SET revision = '0899'")
-    database.close()
+    _make_too_new(database_url)
     for url, reason in (
         (database_url, "schema 0899 or newer"),
         (f"sqlite:///{tmp_path}/nowhere/pace.db", "unable to open database file"),
