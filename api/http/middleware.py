@@ -91,7 +91,7 @@ class Envelope:
                 if rate is not None:
                     told = rate_headers(rate.limit, rate.remaining, rate.reset_s)
                     headers.extend((name.lower().encode(), value.encode()) for name, value in told.items())
-                headers.append(self._policies.get(scope["path"], _NOTHING))
+                headers.append(self._policies.get(wanted["path"], _NOTHING))
                 if not any(name == b"cache-control" for name, _ in headers):
                     headers.append(_NO_STORE)
                 message = {**message, "headers": headers}

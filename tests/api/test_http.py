@@ -98,6 +98,7 @@ def test_a_target_may_be_a_whole_url(spoken_to: ServiceProcess) -> None:
     ):
         said = _said(spoken_to, b"GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % (target, host))
         assert said.split()[1] == status, said
+        assert (b"script-src 'self'" in said) == (b"limit" in target)
 
 
 def test_heads_are_bounded_whatever_parser_is_installed(tmp_path: Path) -> None:
