@@ -32,6 +32,15 @@ _MOST_KNOWN = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RateLeft:
+    """How many requests a tenant may still send until its count begins anew."""
+
+    limit: int
+    remaining: int
+    reset_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
     """Who sent a request.
 
@@ -116,9 +125,17 @@ class AccessControl:
             raise Forbidden(f'this API key or token lacks the scope "{scope}"; it has: {held}')
         if self._rate_limit is not None and not await self._limiter.hit(self._rate_limit, principal.tenant):
             reset_s = await self._reset_s(self._rate_limit, principal.tenant)
-            raise RateLimited(f"more requests than {self._rate_limit}", reset_s)
+            raise RateLimited(f"more requests than {self._rate_limit}", reset_s, self._rate_limit.amount)
         self._observe(principal.tenant)
         return principal
+
+    async def rate_left(self, tenant: str) -> RateLeft | None:
+        """Return how much of its rate limit a tenant has left; None without a limit."""
+        if self._rate_limit is None:
+            return None
+        window = await self._limiter.get_window_stats(self._rate_limit, tenant)
+        reset_s = max(1, round(window.reset_time - time.time()))
+        return RateLeft(limit=self._rate_limit.amount, remaining=window.remaining, reset_s=reset_s)
 
     async def _let_in(self, keys: KeyRing, token: str | None, address: str) -> Principal:
         if token is None:

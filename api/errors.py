@@ -4,6 +4,7 @@
 
     Refused
     ├── InvalidRequest         a body or a parameter that is not what the interface asks for
+    ├── AmbiguousLength        a body whose length is said in two ways
     ├── InvalidFile            a file to import that cannot be read
     ├── NotFound               no such resource, or none that this caller may know of
     ├── Unauthorized           no API key or token, or one that is not valid
@@ -22,6 +23,7 @@
     │   └── QueueFull          more work than may wait
     ├── LimitExceeded          work beyond its time or memory
     ├── WorkerDied             a worker process that ended before it answered
+    │   └── WorkerNotStarted   one that could not be started
     ├── WorkerFailed           a worker's error that nobody foresaw
     ├── ExecutorMismatch       a cluster whose workers cannot do the service's tasks
     ├── IssuerUnavailable      an issuer of tokens whose keys are not known and cannot be fetched
@@ -47,6 +49,10 @@ class Refused(PaceError):
 
 class InvalidRequest(Refused):
     """A body or a parameter that is not what the interface asks for."""
+
+
+class AmbiguousLength(Refused):
+    """A body whose length is said in two ways, so that a proxy may see another request."""
 
 
 class InvalidFile(Refused):
@@ -82,7 +88,11 @@ class Overloaded(Refused):
 
 
 class RateLimited(Overloaded):
-    """More requests than the tenant may send."""
+    """More requests than the tenant may send: `limit`, if that is the tenant's rate limit."""
+
+    def __init__(self, detail: str, retry_after_s: int = 1, limit: int | None = None) -> None:
+        super().__init__(detail, retry_after_s)
+        self.limit = limit
 
 
 class QueueFull(Overloaded):
@@ -137,6 +147,10 @@ class LimitExceeded(Refused):
 
 class WorkerDied(Refused):
     """A worker process that ended before it answered, and not by its limits."""
+
+
+class WorkerNotStarted(WorkerDied):
+    """A worker process that could not be started; nothing was done yet."""
 
 
 class WorkerFailed(Refused):

@@ -1,4 +1,4 @@
-"""Logs as one JSON object a line on stderr, those of the libraries included."""
+"""Logs on stderr, those of the libraries included: one JSON object a line, or for people on a terminal."""
 
 import logging
 import sys
@@ -13,17 +13,22 @@ _turn = threading.RLock()
 
 
 def set_up_logs() -> None:
-    """Send all logs of this process to stderr as JSON."""
+    """Send all logs of this process to stderr: as JSON, unless that is a terminal."""
+    for_people = sys.stderr.isatty()
+    last: list[Processor] = (
+        [structlog.dev.ConsoleRenderer()]
+        if for_people
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         _add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
     ]
     # Not by way of the standard library, which takes twice as long for each line.
     structlog.configure(
-        processors=[*shared, structlog.processors.JSONRenderer()],
+        processors=[*shared, *last],
         logger_factory=lambda *names: _LineLogger(names[0] if names else None, sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=True,
@@ -34,7 +39,7 @@ def set_up_logs() -> None:
             foreign_pre_chain=[*shared[:2], structlog.stdlib.add_logger_name, *shared[3:]],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.JSONRenderer(),
+                *last,
             ],
         )
     )

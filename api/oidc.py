@@ -140,7 +140,7 @@ class OidcIssuer:
             )
         except jwt.ExpiredSignatureError:
             raise Unauthorized("the token has expired") from None
-        except jwt.InvalidTokenError as error:
+        except jwt.PyJWTError as error:  # of the token, or of a key that is not for such signatures
             raise Unauthorized(f"the token is not valid: {error}") from None
         return self._claims(values)
 
@@ -165,7 +165,11 @@ class OidcIssuer:
             await self._fetch_once()
         key = self._find_key(header)
         if key is not None:
-            return jwt.PyJWK(key, algorithm=header["alg"])
+            try:
+                return jwt.PyJWK(key, algorithm=header["alg"])
+            except (LookupError, TypeError, ValueError) as error:
+                log.warning("issuer-key-not-valid", issuer=self._url, key=key.get("kid"), error=repr(error))
+                raise Unauthorized("the issuer's key for this token cannot be read") from None
         if not self._keys:
             raise IssuerUnavailable("the issuer of tokens does not answer; ask again later")
         raise Unauthorized("the token is signed by none of the issuer's keys")

@@ -52,6 +52,7 @@ _KINDS: dict[type[Exception], _Kind] = {
     InvalidSchedule: _Kind(name="invalid-schedule", status=422, title="Invalid schedule"),
     SolverFailed: _Kind(name="solver-failed", status=500, title="Solver failed"),
     errors.InvalidRequest: _INVALID_REQUEST,
+    errors.AmbiguousLength: _Kind(name="ambiguous-length", status=400),
     errors.InvalidFile: _Kind(name="invalid-file", status=422, title="Invalid file"),
     errors.NotFound: _Kind(name="not-found", status=404),
     errors.Unauthorized: _Kind(name="unauthorized", status=401),
@@ -68,6 +69,7 @@ _KINDS: dict[type[Exception], _Kind] = {
     errors.TaskCancelled: _Kind(name="cancelled", status=409, title="Cancelled"),
     errors.LimitExceeded: _LIMIT_EXCEEDED,
     errors.WorkerDied: _Kind(name="worker-died", status=500, title="Worker died"),
+    errors.WorkerNotStarted: _Kind(name="worker-not-started", status=503),
     errors.ExecutorMismatch: _Kind(name="executor-mismatch", status=503),
     errors.IssuerUnavailable: _Kind(name="issuer-unavailable", status=503),
     errors.NotInstalled: _Kind(name="not-installed", status=501),
@@ -107,14 +109,38 @@ def problem_of(error: BaseException) -> Problem:
     return _INTERNAL_ERROR.problem("the service failed; the request id finds the cause in its log")
 
 
+def brief(error: BaseException | None) -> str:
+    """Return what went wrong in few words, for a line of the log: SQLAlchemy's own have many."""
+    cause = getattr(error, "orig", None) or error
+    return str(cause) or type(cause).__name__
+
+
+def is_foreseen(error: BaseException) -> bool:
+    """Whether an error has a problem that says what it is: a traceback would tell nothing more."""
+    return problem_of(error).type != _INTERNAL_ERROR.problem("").type
+
+
+def rate_headers(limit: int, remaining: int, reset_s: int) -> dict[str, str]:
+    """Return the headers that tell a caller how many requests it has left, and for how many seconds."""
+    return {
+        "RateLimit-Limit": str(limit),
+        "RateLimit-Remaining": str(remaining),
+        "RateLimit-Reset": str(reset_s),
+    }
+
+
 def headers_of(error: BaseException) -> dict[str, str]:
     """Return the headers that an error's answer has besides the usual ones."""
     match error:
+        case errors.RateLimited(limit=int(limit)):
+            return {"Retry-After": str(error.retry_after_s), **rate_headers(limit, 0, error.retry_after_s)}
         case errors.Overloaded():
             return {"Retry-After": str(error.retry_after_s)}
         case errors.ServiceStopping() | errors.ObjectsUnavailable() | errors.StorageTimeout():
             return {"Retry-After": "1"}
-        case errors.BodyTimeout():
+        case errors.WorkerNotStarted() | OperationalError() | InterfaceError():
+            return {"Retry-After": "1"}
+        case errors.BodyTimeout() | errors.AmbiguousLength():
             return {"Connection": "close"}
         case errors.Unauthorized():
             return {"WWW-Authenticate": "Bearer"}

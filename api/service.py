@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import structlog
+from sqlalchemy.exc import OperationalError
 
 from pace.api.access import AccessControl
 from pace.api.errors import QuotaExceeded, Refused, StorageTimeout
@@ -17,9 +18,11 @@ from pace.api.fairness.body_room import BodyRoom
 from pace.api.fairness.fair_turns import FairTurns
 from pace.api.metrics import Metrics
 from pace.api.object_location import ObjectLocation
+from pace.api.problems import brief
 from pace.api.received import AnyReceivedTask, ReceivedProfile
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
+from pace.api.storage.database_start import when_it_answers
 from pace.api.storage.documents import DocumentPlaces
 from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import upgrade
@@ -41,6 +44,7 @@ from pace.api.workers.body_reader import BodyReader
 from pace.api.workers.functions import ReadLimits
 from pace.api.workers.pool import WorkerPool
 from pace.client.documents import ProfileSummary
+from pace.errors import PaceError
 
 if TYPE_CHECKING:
     from pace.api.oidc import OidcIssuer
@@ -56,6 +60,8 @@ _NUM_ACCEPTED_SQLITE, _NUM_ACCEPTED = 1, 8
 _MOST_ACCEPTING = 4000
 _SWEEP_EVERY_S = 3600.0
 _COUNT_TIMEOUT_S = 1.0
+# How long a start waits for the database before it goes on without.
+_FIRST_TRY_S = 10.0
 # When in the drain those who wait are let go: they still get their answers.
 _RELEASED = 0.8
 
@@ -68,7 +74,9 @@ class Service:
         self.metrics = metrics
         self.spans = spans
         self.database = Database(settings.parsed_database_url)
-        self.database_threads = DatabaseThreads(settings.database_timeout_s, metrics.observe_database)
+        self.database_threads = DatabaseThreads(
+            settings.database_timeout_s, metrics.observe_database, opened=False
+        )
         tenants = settings.tenants
         quota = StorageQuota(tenants)
         self.store = ResourceStore(self.database, quota)
@@ -147,6 +155,10 @@ class Service:
         self._queued_by_kind: dict[str, float] = {}
         self._drained_at: float | None = None
         self._accepting: dict[tuple[str | None, ...], asyncio.Task[Submitted]] = {}
+        self._chores: list[asyncio.Task[None]] = []
+        self._database_tried = asyncio.Event()
+        # Why this service can never work: the server ends then.
+        self.failure: Exception | None = None
         metrics.gauge("pace_tasks_queued", "Tasks that wait, of all tenants", lambda: self._num_queued)
         metrics.gauge("pace_tasks_running", "Tasks in this process", lambda: self.dispatcher.num_running)
         metrics.gauge("pace_solvers_alive", "Solver processes", lambda: self.executors["schedule"].num_alive)
@@ -176,23 +188,55 @@ class Service:
         metrics.gauge("pace_readers_alive", "Reader processes", lambda: self.readers.num_alive)
 
     async def start(self) -> None:
-        """Migrate the database, start worker processes, begin to claim tasks."""
+        """Start worker processes; migrate the database and begin to claim tasks, now or when it answers.
+
+        Raises
+        ------
+        SchemaTooNew, OperationalError
+            If it can never work with this database.
+        """
         if not self.settings.needs_keys:
             log.warning("keys-are-off", reason="listening on loopback only; PACE_AUTH=required turns them on")
         # Enough that a few that hang leave some for others.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(32))
-        await asyncio.to_thread(upgrade, self.database)
-        await asyncio.to_thread(self.documents.prepare)
+        preparing = asyncio.create_task(self._prepare_database())
+        tried = asyncio.create_task(self._database_tried.wait())
+        await asyncio.wait({preparing, tried}, timeout=_FIRST_TRY_S, return_when=asyncio.FIRST_COMPLETED)
+        tried.cancel()
+        if preparing.done():
+            preparing.result()
         self.readers.start()
         for name, executor in self.executors.items():
             if KINDS[name].starts_at_once:
                 executor.start()
+        self._chores += [preparing, asyncio.create_task(self.metrics.watch_event_loop())]
+
+    async def _prepare_database(self) -> None:
+        """Migrate the database as soon as it answers, then begin to work with it."""
+
+        def prepare() -> None:
+            upgrade(self.database)
+            self.documents.prepare()
+
+        try:
+            await when_it_answers(self.database, prepare, self._note_missing_database)
+        except Exception as error:
+            self.failure = error
+            said = log.error if isinstance(error, PaceError | OperationalError) else log.exception
+            said("not-started", reason=brief(error))
+            raise
+        if self._database_tried.is_set():
+            log.info("database-ready")
+        self.database_threads.open()
         self.dispatcher.start()
-        self._chores = [asyncio.create_task(self.metrics.watch_event_loop())]
         if self.documents.has_objects:
             self._chores.append(asyncio.create_task(self._sweep_hourly()))
         if self.settings.retention_days:
             self._chores.append(asyncio.create_task(self._prune_hourly()))
+
+    def _note_missing_database(self, error: BaseException, again_in_s: float) -> None:
+        log.warning("database-not-ready", error=brief(error), again_in_s=round(again_in_s, 1))
+        self._database_tried.set()
 
     def begin_stopping(self) -> None:
         """Claim nothing more; before the drain is over, let go of those who wait for a task."""
@@ -207,6 +251,7 @@ class Service:
         self.begin_stopping()
         for chore in self._chores:
             chore.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
         assert self._drained_at is not None
         await self.dispatcher.stop(max(0.0, self._drained_at - asyncio.get_running_loop().time()))
         for executor in (*self.executors.values(), self.readers, self.computers):

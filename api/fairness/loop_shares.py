@@ -5,12 +5,17 @@ piece of work in every turn of the loop, and others' requests need a dozen turns
 requests take of the loop is measured. While it is more than half busy and several tenants ask, the next
 requests of the one that takes the most begin one at a time, as the loop becomes free. Who is alone never
 waits.
+
+Time of the threads that call the database counts too: Python runs one thread at a time, so what they compute
+the loop waits for.
 """
 
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from contextvars import ContextVar
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -27,6 +32,12 @@ _INSTALMENT_S = 0.005
 _METER = "pace.meter"
 
 Scope = MutableMapping[str, Any]
+_CURRENT: "ContextVar[RequestMeter | None]" = ContextVar("pace_request_meter", default=None)
+
+
+def current_meter() -> "RequestMeter | None":
+    """Return the meter of the request that this code works for; None where nothing is measured."""
+    return _CURRENT.get()
 
 
 class LoopShares:
@@ -57,6 +68,8 @@ class LoopShares:
         self._since_s = now()
         # The mean of a tenant's requests: charged when one begins, put right when it ends.
         self._typical_s: dict[str, float] = {}
+        # What threads did: they append, the loop charges.
+        self._from_threads: deque[tuple[RequestMeter, float]] = deque()
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def turn(self, scope: Scope, tenant: str) -> None:
@@ -80,10 +93,14 @@ class LoopShares:
 
     async def measure(self, scope: Scope, handled: Awaitable[None]) -> None:
         """Await what handles a request, and count the time that it takes of the loop."""
-        meter = scope[_METER] = _Meter(handled, self._charge)
+        meter = scope[_METER] = RequestMeter(handled, self._charge, self._from_threads)
+        before = _CURRENT.set(meter)
         try:
             await meter
         finally:
+            _CURRENT.reset(before)
+            self._charge_threads()
+            meter.ended = True
             if meter.tenant is not None:
                 self._count(meter.tenant, meter.seconds, meter.paid_s)
 
@@ -93,6 +110,11 @@ class LoopShares:
         if len(self._typical_s) > _MOST_TENANTS:
             self._typical_s.clear()
         self._typical_s[tenant] = typical_s + (seconds - typical_s) / 8
+
+    def _charge_threads(self) -> None:
+        while self._from_threads:
+            meter, seconds = self._from_threads.popleft()
+            meter.add(seconds)
 
     def _charge(self, tenant: str, seconds: float) -> None:
         passed_s = self._now() - self._since_s
@@ -111,6 +133,7 @@ class LoopShares:
 
     def _pause_s(self, tenant: str) -> float:
         """How long a tenant's next request has to wait yet: until the loop is half free."""
+        self._charge_threads()
         if len(self._used) < 2:
             return 0.0
         busy = self._total / _MEMORY_S * math.exp((self._since_s - self._now()) / _MEMORY_S)
@@ -122,18 +145,42 @@ class LoopShares:
         return self._used.get(tenant, 0.0) / self._tenants.weight(tenant)
 
 
-class _Meter:
+class RequestMeter:
     """Awaits what handles a request, and counts the seconds in which that has the loop.
 
     What goes on for long (a large body, a stream of events) is paid for as it goes.
+
+    Attributes
+    ----------
+    ended
+        Whether the request is answered. What threads still do for it is charged as it comes.
     """
 
-    def __init__(self, handled: Awaitable[None], charge: Callable[[str, float], None]) -> None:
+    def __init__(
+        self,
+        handled: Awaitable[None],
+        charge: Callable[[str, float], None],
+        from_threads: "deque[tuple[RequestMeter, float]]",
+    ) -> None:
         self._handled: Any = handled.__await__()
         self._charge = charge
+        self._from_threads = from_threads
         self.seconds = 0.0
         self.tenant: str | None = None
         self.paid_s = 0.0
+        self.ended = False
+
+    def add(self, seconds: float) -> None:
+        """Count time that the request took elsewhere than in its own coroutine."""
+        self.seconds += seconds
+        if not self.ended:
+            self._pay()
+        elif self.tenant is not None:
+            self._charge(self.tenant, seconds)
+
+    def add_from_thread(self, seconds: float) -> None:
+        """Count time that a thread worked for the request; called in that thread."""
+        self._from_threads.append((self, seconds))
 
     def _pay(self) -> None:
         if self.tenant is not None and self.seconds > self.paid_s + _INSTALMENT_S:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any
 
 import structlog
@@ -11,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Mount
 
 from pace.api.fairness.loop_shares import LoopShares
 from pace.api.http import docs_page, web_page
@@ -120,4 +122,21 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     problem = problem_of(error)
     if problem.status >= 500:
         log.error("request-failed", problem=problem.model_dump())
-    return error_response(error, request.scope)
+    response = error_response(error, request.scope)
+    if problem.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        # A path's routes have a method each, and the error names the first one's only.
+        response.headers["Allow"] = ", ".join(_methods_of(request))
+    return response
+
+
+def _methods_of(request: Request) -> list[str]:
+    found = set()
+    # Static files are mounted, and change the root for what is inside.
+    scope = {**request.scope, "root_path": request.scope.get("app_root_path", request.scope["root_path"])}
+    for method in ("DELETE", "GET", "PATCH", "POST", "PUT"):
+        asked = {**scope, "method": method}
+        for route in request.app.routes:
+            # They match whatever the method is, and are only read.
+            if (method == "GET" or not isinstance(route, Mount)) and route.matches(asked)[0] is Match.FULL:
+                found |= {"GET", "HEAD"} if method == "GET" else {method}
+    return sorted(found)

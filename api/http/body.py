@@ -11,6 +11,7 @@ from pace.api.errors import BodyTimeout, ContentTooLarge, InvalidRequest, Unsupp
 from pace.api.fairness.body_room import HeldBody
 from pace.api.service import Service
 from pace.api.spool import IN_MEMORY_BYTES, BodySpool
+from pace.api.workers.ambiguous_documents import refuse_repeated_keys
 from pace.api.workers.body_reader import Received
 from pace.documents.base import explain
 
@@ -28,9 +29,11 @@ async def receive_small(request: Request, document: type[D]) -> D:
         raise UnsupportedMediaType("too small a body to be compressed")
     assert isinstance(body.content, bytes)
     try:
-        return document.model_validate_json(body.content, strict=True)
+        received = document.model_validate_json(body.content, strict=True)
     except ValidationError as error:
         raise InvalidRequest(explain(error)) from None
+    refuse_repeated_keys(body.content)
+    return received
 
 
 async def read_body(

@@ -10,7 +10,7 @@ from typing import cast
 
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pace.api.http.headers import header
 from pace.api.http.routes.schedules import answer_schedule, create_schedule
@@ -34,12 +34,24 @@ class Application(FastAPI):
     fast: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
-        if self.fast is not None and is_frequent(scope):
+        """Handle one connection, or the start and end of the server."""
+        if scope["type"] == "lifespan":
+            await super().__call__(scope, receive, self._without_traceback(send))
+        elif self.fast is not None and is_frequent(scope):
             scope["app"] = self
             await self.fast(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
+
+    def _without_traceback(self, send: Send) -> Send:
+        # The server would log one, though the log says already why the service did not start.
+        async def send_status(message: Message) -> None:
+            service = cast("Service | None", getattr(self.state, "service", None))
+            if service is not None and service.failure is not None:
+                message.pop("message", None)
+            await send(message)
+
+        return send_status
 
 
 def is_frequent(scope: Scope) -> bool:

@@ -1,6 +1,10 @@
-"""Looks at single headers of a request: to wrap all of them costs more than to answer."""
+"""Heads of requests: single headers, as to wrap all of them costs more than to answer, and unusual forms."""
 
-from starlette.types import Scope
+from urllib.parse import unquote, urlsplit
+
+from starlette.types import Message, Scope, Send
+
+from pace.api.errors import AmbiguousLength, InvalidRequest
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -10,3 +14,52 @@ def header(scope: Scope, name: bytes) -> str | None:
             text: str = value.decode("latin-1")
             return text
     return None
+
+
+def refuse_two_lengths(scope: Scope) -> None:
+    """Refuse a request that says its length in two ways (RFC 9112, section 6.1).
+
+    Raises
+    ------
+    AmbiguousLength
+        A proxy in front may believe the other one, and take the rest of the body for a request.
+    """
+    if header(scope, b"transfer-encoding") is not None and header(scope, b"content-length") is not None:
+        raise AmbiguousLength("a request has either Content-Length or Transfer-Encoding, not both")
+
+
+def in_origin_form(scope: Scope) -> Scope:
+    """Return a request whose target is a whole URL as one with a path and a Host (RFC 9112, section 3.2.2).
+
+    Raises
+    ------
+    InvalidRequest
+        If it is no URL.
+    """
+    target: bytes = scope.get("raw_path") or b""
+    if not target.lower().startswith((b"http://", b"https://")):
+        return scope
+    try:
+        url = urlsplit(target.decode("ascii"))
+    except ValueError:
+        raise InvalidRequest("the target of the request is no URL") from None
+    path = url.path or "/"
+    headers = [(b"host", url.netloc.rpartition("@")[2].encode())]
+    headers += [(name, value) for name, value in scope["headers"] if name != b"host"]
+    return {**scope, "path": unquote(path), "raw_path": path.encode(), "headers": headers}
+
+
+def head_only(send: Send) -> Send:
+    """Return how to send the head of an answer without its body: then it is complete, and nobody listens."""
+    complete = False
+
+    async def send_head(message: Message) -> None:
+        nonlocal complete
+        if complete:
+            return
+        await send(message)
+        if message["type"] == "http.response.start":
+            complete = True
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return send_head

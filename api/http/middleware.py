@@ -11,13 +11,15 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pace.api.access import RateLeft
 from pace.api.errors import ServiceStopping
 from pace.api.fairness.loop_shares import LoopShares
 from pace.api.http.answers import problem_response
 from pace.api.http.fast_path import ROUTE_KEY
-from pace.api.http.headers import header
+from pace.api.http.headers import head_only, header, in_origin_form, refuse_two_lengths
+from pace.api.http.security import RATE_KEY
 from pace.api.metrics import Metrics
-from pace.api.problems import headers_of, problem_of
+from pace.api.problems import brief, headers_of, is_foreseen, problem_of, rate_headers
 from pace.errors import PaceError
 
 log = structlog.get_logger(__name__)
@@ -75,6 +77,7 @@ class Envelope:
             request_id = f"{self._random.getrandbits(128):032x}"
         structlog.contextvars.bind_contextvars(request_id=request_id)
         status = 0
+        wanted = scope
 
         async def send_wrapped(message: Message) -> None:
             nonlocal status
@@ -84,15 +87,25 @@ class Envelope:
                 headers = list(message["headers"])
                 headers.append((b"x-request-id", request_id.encode()))
                 headers.extend(_SAFE_HEADERS)
-                headers.append(self._policies.get(scope["path"], _NOTHING))
+                rate: RateLeft | None = wanted.get(RATE_KEY)
+                if rate is not None:
+                    told = rate_headers(rate.limit, rate.remaining, rate.reset_s)
+                    headers.extend((name.lower().encode(), value.encode()) for name, value in told.items())
+                headers.append(self._policies.get(wanted["path"], _NOTHING))
                 if not any(name == b"cache-control" for name, _ in headers):
                     headers.append(_NO_STORE)
                 message = {**message, "headers": headers}
             await send(message)
 
         try:
-            handled = self.app(scope, receive, send_wrapped)
-            await (handled if self._shares is None else self._shares.measure(scope, handled))
+            refuse_two_lengths(scope)
+            wanted = in_origin_form(scope)
+            answer: Send = send_wrapped
+            if scope["method"] == "HEAD":
+                # Every GET route answers it, and need not know.
+                wanted, answer = {**wanted, "method": "GET"}, head_only(send_wrapped)
+            handled = self.app(wanted, receive, answer)
+            await (handled if self._shares is None else self._shares.measure(wanted, handled))
         except asyncio.CancelledError:
             # The server gives up what outlasts the drain, and would answer in words of its own.
             if not status:
@@ -104,12 +117,13 @@ class Envelope:
             # Its own affair, and nobody is there to be answered.
             status = status or CLIENT_GONE
         except Exception as error:
-            log.exception("request-failed", method=scope["method"], path=scope["path"])
+            said = log.warning if is_foreseen(error) else log.exception
+            said("request-failed", method=scope["method"], path=scope["path"], error=brief(error))
             if status:
                 raise
             await error_response(error, scope)(scope, receive, send_wrapped)
         finally:
-            route = str(scope.get(ROUTE_KEY) or getattr(scope.get("route"), "path", "none"))
+            route = str(wanted.get(ROUTE_KEY) or getattr(wanted.get("route"), "path", "none"))
             seconds = time.perf_counter() - started_s
             # Callers invent methods, and every label stays in memory.
             method = scope["method"] if scope["method"] in _METHODS else "other"

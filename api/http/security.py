@@ -15,6 +15,8 @@ from pace.api.storage.keys import Scope
 
 # Before an address that takes a tenant's place; no tenant is named so.
 _ADDRESS = "\0"
+# In a request's scope, for its answer: what is left of the tenant's rate limit.
+RATE_KEY = "pace.rate"
 
 _bearer = HTTPBearer(
     auto_error=False,
@@ -36,6 +38,7 @@ async def admit_request(request: Request, service: Service, token: str | None, s
             # To be refused takes its time of the loop too.
             await shares.turn(request.scope, f"{_ADDRESS}{client}")
         raise
+    request.scope[RATE_KEY] = await service.access.rate_left(principal.tenant)
     if shares is not None:
         await shares.turn(request.scope, principal.tenant)
     if audits and request.method in ("GET", "HEAD"):

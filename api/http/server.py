@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import structlog
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
     from pace.api.service import Service
@@ -26,6 +26,17 @@ _MOST_DESCRIPTORS = 65_536
 
 class StoppingServer(uvicorn.Server):
     """A server that lets the service begin to stop when it does, not when all connections have ended."""
+
+    async def on_tick(self, counter: int) -> bool:
+        """Say whether to stop: also where the service can never work."""
+        return await super().on_tick(counter) or self.service_failed
+
+    @property
+    def service_failed(self) -> bool:
+        """Whether the service cannot work, and has said why."""
+        app: Any = self.config.app
+        service = cast("Service | None", getattr(app.state, "service", None))
+        return service is not None and service.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop; the service claims no more tasks, and lets go of all who wait before the drain ends."""
@@ -101,8 +112,11 @@ class JoinedWrites:
         return getattr(self._transport, name)
 
 
-class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a class, chosen at run time
+class PatientProtocol(H11Protocol):
     """Ends connections that do not come to anything.
+
+    Always h11, also where httptools is installed: that has no limit for the head of a request, and takes one
+    with two Host headers.
 
     Attributes
     ----------
@@ -121,10 +135,13 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a 
     _write_timer: asyncio.TimerHandle | None = None
     _to_write = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(  # type: ignore[override]  # a server's transports can be written to
+        self, transport: asyncio.Transport
+    ) -> None:
         """Count the connection; end the oldest unused one if there are too many."""
         super().connection_made(transport)
-        self.transport = JoinedWrites(transport, self.loop, self._answer_begun)
+        joined = JoinedWrites(transport, self.loop, self._answer_begun)
+        self.transport = cast("asyncio.Transport", joined)
         self._note_use()
         if len(self.connections) > self.most_connections:
             next(iter(self.unused)).transport.abort()

@@ -28,7 +28,7 @@ class _FreshFiles(StaticFiles):
 def add_page(app: FastAPI) -> str:
     """Add the page and its files to an application; return the page's content security policy."""
 
-    @app.api_route(PATH, methods=["GET", "HEAD"], include_in_schema=False)
+    @app.get(PATH, include_in_schema=False)
     async def page() -> FileResponse:
         return FileResponse(_FILES / "index.html", headers=_FRESH)
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, Select, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from pace.api.errors import InvalidRequest
 from pace.api.storage.database import Database
@@ -108,16 +109,10 @@ class JobList:
                 question = question.where(tuple_(listed.c.asked_at, listed.c.job) < tuple_(*position))
             else:
                 question = question.where(listed.c.job > position[0])
-        if order == "newest":
-            question = question.order_by(listed.c.asked_at.desc(), listed.c.job.desc())
-        else:
-            question = question.order_by(listed.c.job)
+        question = question.order_by(*_job_order(listed.c, order))
         with self.database.read() as connection:
-            rows = connection.execute(question.limit(limit + 1)).all()
-            items = tuple(
-                JobSummary(**row._mapping, **self._newest(connection, tenant, row.job))
-                for row in rows[:limit]
-            )
+            rows = connection.execute(_with_newest(question.limit(limit + 1), tenant, order)).all()
+        items = tuple(JobSummary(**row._mapping) for row in rows[:limit])
         following = None
         if len(rows) > limit:
             last = items[-1]
@@ -125,28 +120,46 @@ class JobList:
             following = base64.urlsafe_b64encode(json.dumps([*moment, last.job]).encode()).decode()
         return JobPage(items=items, next=following)
 
-    @staticmethod
-    def _newest(connection: Connection, tenant: str, job: str) -> dict[str, Any]:
-        asked_by = connection.scalar(
-            select(ScheduleRecord.asked_by)
-            .where(ScheduleRecord.tenant == tenant, ScheduleRecord.job == job)
-            .order_by(ScheduleRecord.asked_at.desc())
-            .limit(1)
+
+def _job_order(
+    columns: ReadOnlyColumnCollection[str, Any], order: JobOrder
+) -> tuple[ColumnElement[Any], ...]:
+    if order == "newest":
+        return columns.asked_at.desc(), columns.job.desc()
+    return (columns.job,)
+
+
+def _with_newest(jobs: Select[Any], tenant: str, order: JobOrder) -> Select[Any]:
+    """Add to a page of jobs who asked for each last, and its newest report: one statement for all of them."""
+    page = jobs.subquery()
+    asked_by = (
+        select(ScheduleRecord.asked_by)
+        .where(ScheduleRecord.tenant == tenant, ScheduleRecord.job == page.c.job)
+        .order_by(ScheduleRecord.asked_at.desc())
+        .limit(1)
+        .correlate(page)
+        .scalar_subquery()
+    )
+    report_id = (
+        select(ReportRecord.id)
+        .where(ReportRecord.tenant == tenant, ReportRecord.job == page.c.job)
+        .order_by(ReportRecord.created_at.desc())
+        .limit(1)
+        .correlate(page)
+        .scalar_subquery()
+    )
+    return (
+        select(
+            *page.c,
+            asked_by.label("asked_by"),
+            ReportRecord.predicted_iteration_s,
+            ReportRecord.measured_iteration_s,
+            ReportRecord.plain_iteration_s,
+            ReportRecord.created_at.label("reported_at"),
         )
-        report = connection.execute(
-            select(
-                ReportRecord.predicted_iteration_s,
-                ReportRecord.measured_iteration_s,
-                ReportRecord.plain_iteration_s,
-                ReportRecord.created_at.label("reported_at"),
-            )
-            .where(ReportRecord.tenant == tenant, ReportRecord.job == job)
-            .order_by(ReportRecord.created_at.desc())
-            .limit(1)
-        ).first()
-        columns = ("predicted_iteration_s", "measured_iteration_s", "plain_iteration_s", "reported_at")
-        newest: dict[str, Any] = dict.fromkeys(columns) if report is None else dict(report._mapping)
-        return {"asked_by": asked_by, **newest}
+        .outerjoin_from(page, ReportRecord, ReportRecord.id == report_id)
+        .order_by(*_job_order(page.c, order))
+    )
 
 
 def _job_position(cursor: str, order: JobOrder) -> tuple[Any, ...]:

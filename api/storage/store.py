@@ -18,11 +18,10 @@ from sqlalchemy import (
     bindparam,
     delete,
     exists,
-    insert,
     select,
 )
 
-from pace.api.errors import InUse
+from pace.api.errors import InUse, InvalidRequest
 from pace.api.fairness.tenants import Tenants
 from pace.api.received import ReceivedProfile, ReceivedRequest, document_bytes
 from pace.api.storage.database import Database, Upsert
@@ -64,6 +63,8 @@ _SCHEDULE_SUMMARY = (
     ScheduleRecord.profile_sha256,
     ScheduleRecord.created_at,
 )
+
+_REPORT = tuple(column for column in ReportRecord.__table__.c if column.key != "tenant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,20 +268,42 @@ class ResourceStore:
             connection.execute(delete(ProfileRecord).where(mine))
             return True
 
-    def add_report(self, tenant: str, report: ReportRequest) -> ReportResource:
-        """Keep what a job measured; raises QuotaExceeded if there is no room for it."""
-        stored = ReportResource(id=uuid.uuid4().hex, created_at=datetime.now(UTC), **report.model_dump())
+    def add_report(
+        self, tenant: str, report: ReportRequest, idempotency_key: str | None = None
+    ) -> ReportResource:
+        """Keep what a job measured; return what is stored.
+
+        Parameters
+        ----------
+        idempotency_key
+            A report that comes again with the key of one that is stored is not stored again.
+
+        Raises
+        ------
+        QuotaExceeded
+            If there is no room for it.
+        InvalidRequest
+            If the key was another report's.
+        """
+        new_id = uuid.uuid4().hex
+        if idempotency_key is not None:
+            new_id = hashlib.sha256(f"report\0{tenant}\0{idempotency_key}".encode()).hexdigest()[:32]
+        stored = ReportResource(id=new_id, created_at=datetime.now(UTC), **report.model_dump())
         with self.database.write() as connection:
             self._quota.require(connection, tenant, 0)
-            connection.execute(insert(ReportRecord).values(tenant=tenant, **stored.model_dump()))
-        return stored
+            if _SAVE_REPORT.execute(connection, tenant=tenant, **stored.model_dump()).rowcount:
+                return stored
+            row = connection.execute(select(*_REPORT).where(ReportRecord.id == new_id)).one()
+        before = ReportResource(**row._mapping)
+        if before.model_dump(exclude={"created_at"}) != stored.model_dump(exclude={"created_at"}):
+            raise InvalidRequest("Idempotency-Key: it was sent with another report before")
+        return before
 
     def list_reports(
         self, tenant: str, job: str | None, fingerprint: str | None, limit: int, cursor: str | None
     ) -> ReportPage:
         """Return a page of reports."""
-        columns = [column for column in ReportRecord.__table__.c if column.key != "tenant"]
-        question = select(*columns).where(ReportRecord.tenant == tenant)
+        question = select(*_REPORT).where(ReportRecord.tenant == tenant)
         if job is not None:
             question = question.where(ReportRecord.job == job)
         if fingerprint is not None:
@@ -342,6 +365,7 @@ _HELD_PROFILE = (
 )
 # An update that changes nothing: it locks the row of one who was faster.
 _SAVE_PROFILE = Upsert(ProfileRecord, ["tenant", "sha256"], ["num_ops"])
+_SAVE_REPORT = Upsert(ReportRecord)
 _SAVE_SCHEDULE = Upsert(ScheduleRecord, ["id"], ["asked_at", "asked_by"])
 
 

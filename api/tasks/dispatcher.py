@@ -116,14 +116,14 @@ class Dispatcher:
     async def stop(self, drain_s: float) -> None:
         """Claim nothing more, let running tasks end, give back those that do not in time."""
         self.stop_claiming()
-        renew, *claims = self._loops
+        renew, claims = self._loops[:1], self._loops[1:]
         await asyncio.gather(*claims, return_exceptions=True)
         running = self.places.running()
         if running:
             await asyncio.wait(running, timeout=drain_s)
-        for task in (renew, *running):
+        for task in (*renew, *running):
             task.cancel()
-        await asyncio.gather(renew, *running, return_exceptions=True)
+        await asyncio.gather(*renew, *running, return_exceptions=True)
         await self.watches.close()
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT_S):

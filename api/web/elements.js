@@ -4,6 +4,6 @@ import htm from "./vendor/htm.js";
 
 export { render, Fragment };
 export {
-  useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState,
+  useCallback, useEffect, useErrorBoundary, useLayoutEffect, useMemo, useRef, useState,
 } from "./vendor/preact-hooks.js";
 export const html = htm.bind(h);

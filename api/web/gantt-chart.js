@@ -42,7 +42,7 @@ function niceStep(span, most) {
   return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough);
 }
 
-// Draws; knows nothing of Preact. `bands` are [{title, marks, lanes: [{label, starts, ends, kinds, critical, text, describe}]}].
+// Draws; knows nothing of Preact. `bands` are [{title, marks, lanes: [{label, starts, ends, kinds, critical, carried, text, describe}]}].
 export class GanttChart {
   constructor(svg, { onSelect, onView }) {
     this.svg = svg;
@@ -54,12 +54,16 @@ export class GanttChart {
     this.width = 600;
   }
 
-  show(bands, end, view) {
+  // `first` is the end of the view at first, if that is not the whole.
+  show(bands, end, view, first = end) {
     this.bands = bands;
     this.end = end || 1;
+    this.first = first || this.end;
     this.selected = null;
+    this.carried = undefined;
+    this.sharing = null;
     const wanted = this.chosen === undefined ? view : this.chosen;
-    this.view = wanted && wanted[1] > wanted[0] ? wanted : [0, this.end];
+    this.view = wanted && wanted[1] > wanted[0] ? wanted : [0, this.first];
     this.build();
   }
 
@@ -96,11 +100,13 @@ export class GanttChart {
         element("rect", { class: "lane-floor", x: this.gutter, y, width: Math.max(this.width - this.gutter, 1), height: LANE }, inside);
         const paths = Array.from({ length: NUM_KINDS }, (_, kind) => element("path", { class: `k${kind}` }, inside));
         const critical = element("path", { class: "critical" }, inside);
+        const alike = element("path", { class: "alike" }, inside);
         const words = element("g", { class: "words" }, inside);
-        this.drawn.push({ lane, band, y, paths, critical, words });
+        this.drawn.push({ lane, band, y, paths, critical, alike, words });
         y += LANE + LANE_GAP;
       }
       band.marksGroup = element("g", { "clip-path": "url(#gantt-clip)" }, this.svg);
+      band.titleY = top + TITLE * 0.66;
       band.extent = [top + TITLE - 3, y - LANE_GAP + 3];
       y += BAND_GAP;
     }
@@ -156,6 +162,7 @@ export class GanttChart {
 
   draw() {
     for (const drawn of this.drawn) this.drawLane(drawn);
+    this.drawAlike();
     this.drawAxis();
     for (const band of this.bands) this.drawMarks(band);
     this.drawChosen();
@@ -235,6 +242,9 @@ export class GanttChart {
       const x = this.x(at);
       const line = element("line", { x1: x, x2: x, y1: band.extent[0], y2: band.extent[1], class: `mark ${name}` }, band.marksGroup);
       element("title", {}, line).textContent = `${name}: ${seconds(at)}`;
+      if (name === "end" && at > this.first && at > this.view[1]) {
+        element("text", { class: "beyond", x: this.width - 4, y: band.titleY, "text-anchor": "end" }, band.marksGroup).textContent = `ends at ${seconds(at)} ▸`;
+      }
     }
   }
 
@@ -251,6 +261,26 @@ export class GanttChart {
     this.cursor.setAttribute("width", right >= left ? right - left + 2 : 0);
   }
 
+  // Transfers of any row that carry a gradient of the chosen one have an edge.
+  drawAlike() {
+    const [from, to] = this.view;
+    for (const { lane, y, alike } of this.drawn) {
+      const runs = [];
+      const shares = new Map();
+      for (let item = this.sharing && lane.carried ? firstAfter(lane.ends, from) : Infinity; item < lane.starts.length && lane.starts[item] < to; item += 1) {
+        const group = lane.carried(item);
+        if (!shares.has(group)) shares.set(group, group.gradients.some((gradient) => this.sharing.has(gradient)));
+        if (!shares.get(group)) continue;
+        const left = Math.max(this.x(lane.starts[item]), this.gutter - 2);
+        const right = Math.max(Math.min(this.x(lane.ends[item]), this.width + 2), left + 1);
+        const last = runs[runs.length - 1];
+        if (last && left - last[1] < 1) last[1] = Math.max(right, last[1]);
+        else runs.push([left, right]);
+      }
+      alike.setAttribute("d", runs.map(([left, right]) => `M${left.toFixed(1)} ${y}H${right.toFixed(1)}v${LANE}H${left.toFixed(1)}z`).join(""));
+    }
+  }
+
   // What lies under a point; an item that is too narrow to hit is found within three pixels.
   find(x, y) {
     const drawn = this.drawn.find((each) => y >= each.y - 2 && y <= each.y + LANE + 3);
@@ -263,6 +293,12 @@ export class GanttChart {
   }
 
   select(found) {
+    const carried = found?.drawn.lane.carried?.(found.item);
+    if (carried !== this.carried) {
+      this.carried = carried;
+      this.sharing = carried ? new Set(carried.gradients) : null;
+      this.drawAlike();
+    }
     this.selected = found;
     this.drawChosen();
     this.onSelect(found && { lines: found.drawn.lane.describe(found.item), lane: found.drawn.lane.label, band: found.drawn.band.title });

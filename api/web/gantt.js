@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "./elements.js";
 import { GanttChart } from "./gantt-chart.js";
 
-export function Gantt({ label, bands, end, view, onView, chartRef }) {
+export function Gantt({ label, bands, end, first, view, onView, chartRef }) {
   const svg = useRef(null);
   const frame = useRef(null);
   const chart = useRef(null);
@@ -23,7 +23,7 @@ export function Gantt({ label, bands, end, view, onView, chartRef }) {
   useEffect(() => { chart.current.chosen = undefined; }, [view?.[0], view?.[1]]);
   useEffect(() => {
     setTip(null);
-    chart.current.show(bands, end, view);
+    chart.current.show(bands, end, view, first);
   }, [bands, end]);
 
   // Not through Preact: the browser must know at once that a wheel over the chart may be refused.

@@ -14,7 +14,8 @@ function groupRows(schedule) {
     })));
   }
   const critical = new Set(schedule.certificate?.groups || []);
-  const bound = schedule.bound; // of parameter servers: gradients that are ready late and needed early
+  // The proof for parameter servers names no groups: it is about gradients that are ready late and needed early.
+  const bound = schedule.schema_version === 2 ? schedule.bound : null;
   const segments = new Array(schedule.groups.length).fill(0);
   for (const { group } of schedule.segments) segments[group] += 1;
   return schedule.groups.map((group, number) => ({

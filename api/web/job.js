@@ -28,7 +28,7 @@ function withDrift(reports) {
   });
 }
 
-function Now({ row }) {
+function Latest({ row }) {
   const won = row.plain_iteration_s ? row.measured_iteration_s / row.plain_iteration_s - 1 : null;
   return html`<dl class="numbers">
     <div><dt>Predicted</dt><dd>${milliseconds(row.predicted_iteration_s)}</dd></div>
@@ -105,7 +105,7 @@ export function Job({ job, mayDelete }) {
     <h2 id="reports-title">Predicted against measured</h2>
     <${ProblemNote} error=${reports.error} retry=${reports.again} />
     ${reports.value && !told.length && html`<${Empty} title="No report yet"><p>The runtime reports what iterations take once it has settled on a schedule.</p><//>`}
-    ${told.length > 0 && html`<${Now} row=${told[told.length - 1]} />
+    ${told.length > 0 && html`<${Latest} row=${told[told.length - 1]} />
       ${told.length > 1 && html`<${Curves} label="Predicted and measured iteration times" x=${told.map(({ created_at: at }) => Date.parse(at) / 1000)} time=${true}
         xLabel="Reported" yLabel="Iteration, ms" height=${240} series=${[
           { label: "Measured", values: told.map((row) => row.measured_iteration_s * 1e3) },

@@ -9,7 +9,8 @@ export function useLoaded(load, needs) {
     const control = new AbortController();
     let lost = false;
     setState((before) => ({ value: before.value, busy: true, task: null }));
-    load(control.signal, (task) => { if (!control.signal.aborted) setState((now) => ({ ...now, task })); }).then(
+    const progress = (task) => { if (!control.signal.aborted) setState((now) => ({ ...now, task })); };
+    (async () => load(control.signal, progress))().then(
       (value) => { if (!control.signal.aborted) setState({ value, busy: false }); },
       (error) => {
         if (control.signal.aborted) return;

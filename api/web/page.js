@@ -1,5 +1,5 @@
 // The page: who asks, which tab, and what is said when the service is gone.
-import { html, render, useEffect, useRef, useState } from "./elements.js";
+import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./elements.js";
 import { TABS, linkTo, useAddress } from "./address.js";
 import { Fabric } from "./fabric.js";
 import { Jobs } from "./jobs.js";
@@ -72,9 +72,21 @@ function Page() {
     ${!reachable && html`<p class="banner" role="alert">The service does not answer. What is shown stays; the page goes on as soon as it is back.</p>`}
     <main id="main" tabindex="-1" ref=${main}>
       <h1 class="hidden">${NAMES[tab]}</h1>
-      ${usage ? html`<${View} values=${values} usage=${usage} key=${`${tab} ${usage.tenant} ${usage.key_id}`} />`
+      ${usage ? html`<${Guarded} key=${`${tab} ${usage.tenant} ${usage.key_id}`} values=${values}><${View} values=${values} usage=${usage} /><//>`
         : error ? html`<${SignIn} error=${error} enter=${enter} />` : html`<p role="status" class="busy">Asking the service…</p>`}
     </main>`;
+}
+
+// A view that cannot be drawn says so, and is drawn again when the address changes.
+function Guarded({ values, children }) {
+  const [error, reset] = useErrorBoundary((fault) => console.error(fault));
+  const shown = JSON.stringify(values);
+  const failed = useRef(null);
+  useEffect(() => {
+    if (error && failed.current !== null && failed.current !== shown) reset();
+    failed.current = error ? shown : null;
+  }, [shown, error]);
+  return error ? html`<${ProblemNote} error=${error} retry=${reset} />` : children;
 }
 
 function SignIn({ error, enter }) {

@@ -6,12 +6,15 @@ import { Groups } from "./groups.js";
 import { useLoaded } from "./loading.js";
 import { count, milliseconds, percent, seconds } from "./numbers.js";
 import { Empty, ProblemNote, Progress, Table, Warnings, save } from "./parts.js";
-import { getJson, postJson, postTask, profileWith } from "./service.js";
+import { checkId, getJson, postJson, postTask, profileWith, resourcePath } from "./service.js";
 import { TakeAlong } from "./take-along.js";
-import { certificateParts, certified, policyName, windowBands } from "./windows.js";
+import { certificateParts, certified, policyName, why, windowBands } from "./windows.js";
 
-const POLICIES = ["ddp", "fifo", "horovod", "mg-wfbp", "tictac", "p3", "bytescheduler", "dear"];
+const POLICIES = ["ddp", "fifo", "horovod", "mg-wfbp", "tao", "p3", "bytescheduler", "dear"];
 const FIRST = ["ddp", "bytescheduler"];
+// Rows that the chart always shows whole, and how many times as long as these may be what it shows at first.
+const CHIEF = ["schedule", "ddp"];
+const MOST_SHOWN = 1.5;
 
 export function Result({ values }) {
   if (!values.profile && !values.schedule) {
@@ -25,9 +28,10 @@ function Chosen({ values }) {
   const clipped = values.clip === "1";
   const solved = useLoaded(async (signal, progress) => {
     if (values.schedule) {
-      const resource = await getJson(`v1/schedules/${values.schedule}`, signal);
+      const resource = await getJson(resourcePath("schedule", values.schedule), signal);
       return { resource, profileId: resource.profile_sha256 };
     }
+    checkId("profile", values.profile);
     const profileId = values.clip === undefined ? values.profile : await profileWith(values.profile, clipped ? "global-norm" : "per-gradient", signal);
     const resource = await postTask("v1/schedules", { profile_id: profileId, options: { target: values.target || "pace" } }, { signal, progress });
     return { resource, profileId };
@@ -42,7 +46,7 @@ function Chosen({ values }) {
   const warnings = useMemo(() => JSON.parse(sessionStorage.getItem(`pace.warnings.${values.profile}`) || "[]"), [values.profile]);
   const { resource } = solved.value || {};
   const result = windows.value;
-  const now = result?.rows.find(({ name }) => name === "ddp")?.iteration_s;
+  const ddp = result?.rows.find(({ name }) => name === "ddp")?.iteration_s;
   return html`
     <${ProblemNote} error=${solved.error} retry=${solved.again} />
     <${ProblemNote} error=${windows.error} retry=${windows.again} />
@@ -52,13 +56,13 @@ function Chosen({ values }) {
     ${resource && result && html`<${Windows} key=${resource.id} resource=${resource} result=${result} values=${values} policies=${policies} busy=${windows.busy} />`}
     ${resource && !result && !windows.error && html`<p role="status" class="busy">Laying out windows…</p>`}
     ${resource && html`<${Groups} resource=${resource} />`}
-    ${resource && html`<${TakeAlong} key=${resource.id} resource=${resource} profileId=${solved.value.profileId} now=${now} name=${result?.name || "schedule"} />`}
+    ${resource && html`<${TakeAlong} key=${resource.id} resource=${resource} profileId=${solved.value.profileId} ddp=${ddp} name=${result?.name || "schedule"} />`}
   `;
 }
 
 function Headline({ resource, result, clipped, values }) {
   const { predicted } = resource.schedule;
-  const now = result?.rows.find(({ name }) => name === "ddp");
+  const ddp = result?.rows.find(({ name }) => name === "ddp");
   const update = result?.update;
   const pushed = resource.schedule.schema_version === 2;
   const isClipped = values.clip === undefined ? update === "global-norm" : clipped;
@@ -72,14 +76,15 @@ function Headline({ resource, result, clipped, values }) {
         Clipping by the global norm</label></div>`}
     </div>
     <dl class="numbers">
-      ${(now || (!result && !pushed)) && html`<div><dt>Now, as PyTorch DDP</dt><dd>${now ? seconds(now.iteration_s) : "…"}</dd></div>`}
-      <div class="chief"><dt>Under PACE</dt><dd>${seconds(predicted.iteration_s)}
-        ${now && html`<span class=${now.iteration_s - predicted.iteration_s > 1e-9 ? "good" : "faint"}>${percent(predicted.iteration_s / now.iteration_s - 1, true)}</span>`}</dd></div>
+      ${(ddp || (!result && !pushed)) && html`<div><dt>PyTorch DDP, simulated</dt><dd>${ddp ? seconds(ddp.iteration_s) : "…"}</dd></div>`}
+      <div class="chief"><dt>PACE, predicted</dt><dd>${seconds(predicted.iteration_s)}
+        ${ddp && html`<span class=${ddp.iteration_s - predicted.iteration_s > 1e-9 ? "good" : "faint"}>${percent(predicted.iteration_s / ddp.iteration_s - 1, true)}</span>`}</dd></div>
       <div><dt>No schedule is faster than</dt><dd>${seconds(predicted.lower_bound_s)}</dd></div>
       <div><dt>Gap</dt><dd>${percent(predicted.gap)}</dd></div>
       <div><dt>Compute alone</dt><dd>${seconds(predicted.compute_s)}</dd></div>
-      ${result?.recorded_s != null && html`<div><dt>Recorded step</dt><dd>${seconds(result.recorded_s)}</dd></div>`}
+      ${result?.recorded_s != null && html`<div><dt>Recorded step, measured</dt><dd>${seconds(result.recorded_s)}</dd></div>`}
     </dl>
+    <p>${why(resource.schedule)}</p>
   </section>`;
 }
 
@@ -95,6 +100,8 @@ function Windows({ resource, result, values, policies, busy }) {
   }, [result, parts]);
   // What nobody waits for may end behind the iteration.
   const end = useMemo(() => 1.005 * result.rows.reduce((latest, row) => row.transfer_ends_s.reduce((one, other) => Math.max(one, other), Math.max(latest, row.iteration_s)), 0), [result]);
+  // One slow policy would squeeze all others: the chart begins with what matters, and marks what ends beyond it.
+  const first = Math.min(end, MOST_SHOWN * Math.max(...result.rows.filter(({ name }) => CHIEF.includes(name)).map(({ iteration_s: s }) => s)));
   const timer = useRef(0);
   const remember = (view) => {
     clearTimeout(timer.current);
@@ -106,12 +113,12 @@ function Windows({ resource, result, values, policies, busy }) {
     adjust({ policies: next.join(",") || "none" });
   };
   const rows = result.rows.map((row) => ({ name: row.name, iteration: row.iteration_s, exposed: row.iteration_s - result.compute_s }));
-  const now = result.rows.find(({ name }) => name === "ddp")?.iteration_s;
+  const ddp = result.rows.find(({ name }) => name === "ddp")?.iteration_s;
   return html`<section class="card" aria-labelledby="windows-title">
     <div class="row between"><h2 id="windows-title">One iteration</h2>${busy && html`<span role="status" class="busy">Simulating…</span>`}</div>
-    ${now !== undefined && html`<fieldset class="checks"><legend>Compare with</legend>${POLICIES.map((name) => html`<label><input type="checkbox"
+    ${ddp !== undefined && html`<fieldset class="checks"><legend>Compare with</legend>${POLICIES.map((name) => html`<label><input type="checkbox"
       checked=${name === "ddp" || policies.includes(name)} disabled=${name === "ddp"} onChange=${() => toggle(name)} />${policyName(name)}</label>`)}</fieldset>`}
-    <${Gantt} label=${`Windows of ${result.name}`} bands=${bands} end=${end} view=${view} onView=${remember} chartRef=${chart} />
+    <${Gantt} label=${`Windows of ${result.name}`} bands=${bands} end=${end} first=${first} view=${view} onView=${remember} chartRef=${chart} />
     <ul class="legend">
       <li><i class="k0"></i>compute, backward</li><li><i class="k1"></i>compute that waits for gradients</li>
       ${result.op_phases.includes("collective") && html`<li><i class="k2"></i>collectives that no schedule moves</li>`}
@@ -122,8 +129,8 @@ function Windows({ resource, result, values, policies, busy }) {
       ${" = "}<b>${milliseconds(proof.sum)}</b>. ${proof.proves}</p>`}
     <${Table} caption="Policies" first="iteration" rows=${rows} rowKey=${({ name }) => name} columns=${[
       { name: "policy", title: "Policy", value: ({ name }) => policyName(name) },
-      { name: "iteration", title: "Iteration", value: ({ iteration }) => iteration, show: ({ iteration }) => milliseconds(iteration), numeric: true },
-      { name: "against", title: "Against DDP", value: ({ iteration }) => iteration, show: ({ name, iteration }) => (name === "ddp" || !now ? "–" : percent(iteration / now - 1, true)), numeric: true },
+      { name: "iteration", title: "Iteration, simulated", value: ({ iteration }) => iteration, show: ({ iteration }) => milliseconds(iteration), numeric: true },
+      { name: "against", title: "Against DDP", value: ({ iteration }) => iteration, show: ({ name, iteration }) => (name === "ddp" || !ddp ? "–" : percent(iteration / ddp - 1, true)), numeric: true },
       { name: "exposed", title: "Not hidden by compute", value: ({ exposed }) => exposed, show: ({ exposed }) => milliseconds(Math.max(exposed, 0)), numeric: true },
     ]} />
     <div class="row"><button type="button" onClick=${() => save(`${result.name}.svg`, chart.current.toSvg(), "image/svg+xml")}>Chart as SVG</button>

@@ -5,7 +5,7 @@ import { Curves } from "./curves.js";
 import { useLoaded } from "./loading.js";
 import { compact, moment, percent, seconds } from "./numbers.js";
 import { DropFile, Empty, Entry, Field, ProblemNote, Progress, Table, csv, save } from "./parts.js";
-import { getJson, postTask } from "./service.js";
+import { getJson, postTask, resourcePath } from "./service.js";
 
 // What was dropped last: the service keeps predictions, not the steps for others to be asked of.
 let steps = null;
@@ -83,7 +83,7 @@ function Recent() {
 }
 
 function Prediction({ id }) {
-  const { value, error, again } = useLoaded((signal) => getJson(`v1/predictions/${id}`, signal), [id]);
+  const { value, error, again } = useLoaded((signal) => getJson(resourcePath("prediction", id), signal), [id]);
   const made = value?.prediction;
   const shown = useMemo(() => {
     if (!made) return null;

@@ -3,6 +3,7 @@
 import { archive } from "./archive.js";
 
 const KEY = "pace.key";
+const ID_DIGITS = { schedule: 32, prediction: 32, profile: 64 };
 const listeners = new Set();
 let reachable = true;
 let watching = false;
@@ -24,6 +25,15 @@ export class Unreachable extends Error {
     this.kind = "unreachable";
   }
 }
+
+// An id comes from the address, where anything may stand: in a path it could lead to another resource.
+export function checkId(kind, id) {
+  if (new RegExp(`^[0-9a-f]{${ID_DIGITS[kind]}}$`).test(id)) return id;
+  const shown = id.length > 80 ? `${id.slice(0, 80)}…` : id;
+  throw new Problem({ title: "Not found", detail: `There is no ${kind} “${shown}”. The link is not whole, or was changed on its way.` }, 404);
+}
+
+export const resourcePath = (kind, id) => `v1/${kind}s/${checkId(kind, id)}`;
 
 export const getKey = () => sessionStorage.getItem(KEY) || "";
 
@@ -213,7 +223,7 @@ const variants = new Map();
 export async function profileWith(profileId, update, signal) {
   const known = variants.get(`${profileId} ${update}`);
   if (known) return known;
-  const { profile } = await getJson(`v1/profiles/${profileId}`, signal);
+  const { profile } = await getJson(resourcePath("profile", profileId), signal);
   let id = profileId;
   if ((profile.update || "per-gradient") !== update) {
     id = (await postJson("v1/profiles", { ...profile, update }, { signal })).id;

@@ -48,7 +48,7 @@ const FRAMEWORK_FILES = {
   "horovod-groups": ["Groups (JSON)", "groups", (schedule) => ({ groups: schedule.groups.map(({ gradients }) => gradients) })],
 };
 
-export function TakeAlong({ resource, profileId, now, name }) {
+export function TakeAlong({ resource, profileId, ddp, name }) {
   const [error, setError] = useState(null);
   const { schedule } = resource;
   const attempt = (work) => async () => {
@@ -72,11 +72,11 @@ export function TakeAlong({ resource, profileId, now, name }) {
       <button type="button" onClick=${attempt(() => openInPerfetto(trace, name))}>Open in Perfetto ↗</button>`}
     </div>
     <${ProblemNote} error=${error} />
-    <${Code} resource=${resource} profileId=${profileId} now=${now} name=${name} />
+    <${Code} resource=${resource} profileId=${profileId} ddp=${ddp} name=${name} />
   </section>`;
 }
 
-function Code({ resource, profileId, now, name }) {
+function Code({ resource, profileId, ddp, name }) {
   const [way, setWay] = useState("torch");
   const { schedule, job } = resource;
   const target = TARGETS[way];
@@ -89,7 +89,7 @@ function Code({ resource, profileId, now, name }) {
       ${waysOf(schedule).map((each) => html`<option value=${each}>${WAYS[each]}</option>`)}</select><//>
     <${ProblemNote} error=${framework.error} retry=${framework.again} />
     ${target && framework.busy && html`<${Progress} task=${framework.task || { state: "running" }} what="Solving" />`}
-    ${settled && html`<${Gain} predicted=${settled.predicted} ours=${schedule.predicted} now=${now} />`}
+    ${settled && html`<${Gain} predicted=${settled.predicted} ours=${schedule.predicted} ddp=${ddp} />`}
     ${text && html`<${Copyable} key=${way} text=${text} label="Code for the training job" />`}
     ${settled && html`<div class="row"><button type="button" onClick=${() => save(`${name}.${part}.json`, JSON.stringify(content(settled), null, 2))}>${label}</button></div>`}
     ${!target && schedule.schema_version === 3 && html`<p>This schedule is in two halves, with the optimizer's state sharded between them. To clip by the global norm, pass${" "}
@@ -98,9 +98,9 @@ function Code({ resource, profileId, now, name }) {
       <code>pace optimize --target ddp</code>.</p>`}`;
 }
 
-function Gain({ predicted, ours, now }) {
+function Gain({ predicted, ours, ddp }) {
   const against = predicted.iteration_s / ours.iteration_s - 1;
-  const gain = now === undefined ? null : predicted.iteration_s / now - 1;
-  return html`<p role="status">With them an iteration takes ${seconds(predicted.iteration_s)}: ${percent(against, true)} against PACE${gain === null ? "" : `, ${percent(gain, true)} against PyTorch DDP as it is`}.${" "}
+  const gain = ddp === undefined ? null : predicted.iteration_s / ddp - 1;
+  return html`<p role="status">With them an iteration takes ${seconds(predicted.iteration_s)}, as predicted: ${percent(against, true)} against PACE${gain === null ? "" : `, ${percent(gain, true)} against PyTorch DDP as it is`}.${" "}
     ${gain !== null && gain >= 0 && "What DDP does by itself is as good."}</p>`;
 }

@@ -5,7 +5,7 @@ import { Curves } from "./curves.js";
 import { useLoaded, useSettled } from "./loading.js";
 import { compact, percent, seconds } from "./numbers.js";
 import { Empty, Entry, Field, ProblemNote, Progress, Table, csv, save } from "./parts.js";
-import { getJson, postTask, profileWith } from "./service.js";
+import { checkId, getJson, postTask, profileWith, resourcePath } from "./service.js";
 import { policyName } from "./windows.js";
 
 const POLICIES = ["optimal", "ddp", "horovod", "bytescheduler", "fifo", "sharded"];
@@ -61,11 +61,12 @@ function Asked({ values }) {
   const wanted = { grid, clip: values.clip };
   const question = useSettled(wanted);
   const answer = useLoaded(async (signal, progress) => {
+    checkId("profile", values.profile);
     const profileId = question.clip === undefined ? values.profile : await profileWith(values.profile, clipped ? "global-norm" : "per-gradient", signal);
     return postTask("v1/what-if", { profile_id: profileId, grid: question.grid }, { signal, progress });
   }, [values.profile, JSON.stringify(question)]);
   const busy = answer.busy || JSON.stringify(question) !== JSON.stringify(wanted);
-  const profile = useLoaded((signal) => getJson(`v1/profiles/${values.profile}`, signal), [values.profile]);
+  const profile = useLoaded((signal) => getJson(resourcePath("profile", values.profile), signal), [values.profile]);
   const whatIf = answer.value?.what_if;
   const shown = useMemo(() => {
     if (!whatIf) return null;

@@ -4,16 +4,28 @@ import { bytes, percent, seconds } from "./numbers.js";
 
 export const POLICY_NAMES = {
   schedule: "PACE, this schedule", ddp: "PyTorch DDP", "ddp-best": "DDP, best buckets", fifo: "FIFO", horovod: "Horovod",
-  bytescheduler: "ByteScheduler", p3: "P3", tictac: "TicTac", "mg-wfbp": "MG-WFBP", dear: "DeAR", pace: "PACE",
+  bytescheduler: "ByteScheduler", p3: "P3", tao: "TicTac", "mg-wfbp": "MG-WFBP", dear: "DeAR", pace: "PACE",
   optimal: "PACE", "zero-1": "ZeRO-1", "zero-redundancy": "ZeRO", sharded: "PACE, sharded",
 };
 export const policyName = (name) => POLICY_NAMES[name] || name;
 
+// Colors of gradients, by their groups in the first row that has them: each has one color in all rows.
+function gradientKinds(rows) {
+  const kinds = new Map();
+  for (const { groups } of rows) {
+    groups.forEach(({ gradients }, number) => {
+      for (const gradient of gradients) if (!kinds.has(gradient)) kinds.set(gradient, groupKind(number));
+    });
+  }
+  return kinds;
+}
+
 export function windowBands(result, certificate) {
+  const kinds = gradientKinds(result.rows);
   const now = result.rows.find(({ name }) => name === "ddp");
   return result.rows.map((row) => {
     const gain = now && row !== now && now.iteration_s ? `, ${percent(row.iteration_s / now.iteration_s - 1, true)} against DDP` : "";
-    const lanes = [...opLanes(result, row), ...linkLanes(row)];
+    const lanes = [...opLanes(result, row), ...linkLanes(row, kinds)];
     if (row.name === "schedule" && certificate?.length) lanes.push(certificateLane(certificate));
     return {
       title: `${policyName(row.name)}: ${seconds(row.iteration_s)}${gain}`, short: `${policyName(row.name)}: ${seconds(row.iteration_s)}`, lanes, marks: [{ at: row.iteration_s, name: "end" }],
@@ -46,13 +58,14 @@ function opLanes(result, row) {
   });
 }
 
-function linkLanes(row) {
+function linkLanes(row, kinds) {
   return row.links.map((label, number) => {
     const order = [];
     for (let at = 0; at < row.transfer_links.length; at += 1) if (row.transfer_links[at] === number) order.push(at);
     order.sort((a, b) => row.transfer_starts_s[a] - row.transfer_starts_s[b]);
     const carried = (item) => row.groups[row.transfer_groups[order[item]]];
-    return lane(label, order, row.transfer_starts_s, row.transfer_ends_s, (at) => groupKind(row.transfer_groups[at]), {
+    return lane(label, order, row.transfer_starts_s, row.transfer_ends_s, (at) => kinds.get(row.groups[row.transfer_groups[at]].gradients[0]) ?? groupKind(row.transfer_groups[at]), {
+      carried,
       critical: Uint8Array.from(order, (at) => Number(row.groups[row.transfer_groups[at]].critical)),
       text: (item) => carried(item).name.replace(/^group /, ""),
       describe: (item) => {
@@ -105,6 +118,26 @@ export function certificateParts(schedule) {
 export function certified(schedule) {
   if (schedule.schema_version === 2) return { sum: schedule.bound.bound_s, proves: "No groups, parts and order of them end earlier." };
   return { sum: schedule.certificate.bound_s, proves: "No preemptive order of these groups ends earlier." };
+}
+
+// Below this share of compute, it is not the network that limits a job.
+const LITTLE = 0.05;
+const CARRIED = { "all-reduce": "all-reduces", "reduce-scatter": "reduce-scatters", "all-gather": "all-gathers", push: "pushes", pull: "pulls" };
+
+// What limits a job, in a sentence: the certificate in words.
+export function why(schedule) {
+  const parts = certificateParts(schedule);
+  const compute = schedule.predicted.compute_s;
+  const added = certified(schedule).sum - compute;
+  if (added <= 1e-9 * compute) return "Compute limits this job: the network would allow a shorter iteration.";
+  if (added < LITTLE * compute) return `Compute limits this job: the network adds at least ${seconds(added)}.`;
+  const of = (name) => parts.find((part) => part.name === name)?.value || 0;
+  const carried = parts.filter(({ kind }) => kind === "carried");
+  const total = carried.reduce((sum, { value }) => sum + value, 0);
+  const rest = [[of("norm"), "for the norm of all gradients"], [of("tail"), "of compute"], [of("stretch"), "by which traffic slows compute down"]]
+    .filter(([value]) => value > 0).map(([value, what]) => `${seconds(value)} ${what}`);
+  const more = rest.length > 1 ? `${rest.slice(0, -1).join(", ")} and ${rest[rest.length - 1]}` : rest[0];
+  return `The network limits this job: ${seconds(total)} of ${carried.map(({ name }) => CARRIED[name]).join(" and ")} must follow the first ${seconds(of("ready"))}${more ? `, plus ${more}` : ""}.`;
 }
 
 function certificateLane(parts) {

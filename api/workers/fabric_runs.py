@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from pace.api.errors import ContentTooLarge, InvalidRequest
 from pace.api.received import ReceivedFabricRun
+from pace.api.workers.ambiguous_documents import refuse_repeated_keys
 from pace.api.workers.functions import ReadLimits, decompressed
 from pace.client.fabric_documents import FabricPolicyResult, FabricRunRequest, FabricRunResult
 from pace.documents.base import explain
@@ -33,6 +34,7 @@ def read_fabric_run(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedF
         request = FabricRunRequest.model_validate_json(body, strict=True)
     except ValidationError as error:
         raise InvalidRequest(explain(error)) from None
+    refuse_repeated_keys(body)
     scenario = request.scenario
     worker_seconds = scenario.num_workers * scenario.duration_s * len(request.policies)
     if scenario.num_workers > MOST_WORKERS or worker_seconds > MOST_WORKER_SECONDS:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from pace.api.errors import ContentTooLarge, InvalidRequest, NotInstalled
 from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
+from pace.api.workers.ambiguous_documents import refuse_lookalikes, refuse_repeated_keys
 from pace.client.documents import (
     PolicyResult,
     ScheduleRequest,
@@ -80,6 +81,7 @@ def read_request(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedRequ
     except ValidationError as error:
         _explain(body, error)
         raise InvalidRequest(explain(error)) from None
+    refuse_repeated_keys(body)
     profile = None if request.profile is None else receive(request.profile, limits)
     options = canonical_json(request.options)
     profile_sha256 = request.profile_id if profile is None else profile.sha256
@@ -102,6 +104,7 @@ def read_what_if(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedWhat
     except ValidationError as error:
         _explain(body, error)
         raise InvalidRequest(explain(error)) from None
+    refuse_repeated_keys(body)
     grid = request.grid.grid()
     searched = 0
     if request.target_efficiency is not None:
@@ -127,7 +130,10 @@ def read_what_if(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedWhat
 @paused_collector()
 def read_profile(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedProfile:
     """Parse and validate a profile; raises InvalidProfile, InvalidRequest and ContentTooLarge."""
-    return receive(parse_profile(decompressed(body, limits.max_bytes) if gzipped else body), limits)
+    body = decompressed(body, limits.max_bytes) if gzipped else body
+    profile = parse_profile(body)
+    refuse_repeated_keys(body)
+    return receive(profile, limits)
 
 
 def read_file(
@@ -318,13 +324,14 @@ def decompressed(body: bytes, max_bytes: int) -> bytes:
 
 
 def receive(profile: Profile, limits: ReadLimits) -> ReceivedProfile:
-    """Return a valid profile as it is stored; raises ContentTooLarge beyond the limits."""
+    """Return a valid profile as it is stored; raises ContentTooLarge beyond the limits, InvalidProfile."""
     for what, count, limit in (
         ("ops", len(profile.ops), limits.max_ops),
         ("gradients", len(profile.gradients), limits.max_gradients),
     ):
         if count > limit:
             raise ContentTooLarge(f"the profile has {count} {what}; this service takes {limit}")
+    refuse_lookalikes(profile)
     document = compact_profile(profile).encode()
     return ReceivedProfile(
         sha256=profile.sha256,

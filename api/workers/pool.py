@@ -6,6 +6,7 @@ service ended.
 """
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import resource
@@ -22,7 +23,7 @@ from typing import Any
 
 import structlog
 
-from pace.api.errors import LimitExceeded, ServiceStopping, WorkerDied, WorkerFailed
+from pace.api.errors import LimitExceeded, ServiceStopping, WorkerDied, WorkerFailed, WorkerNotStarted
 from pace.api.logs import set_up_logs
 from pace.api.workers.executor import Progress
 from pace.errors import PaceError, SolverFailed
@@ -36,6 +37,7 @@ _LOOK_EVERY_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 # A tenth of the weight of what is not nice, where both want the same core.
 _NICE = 10
+_FORK_PAUSES_S = (0.05, 0.2, 0.5)
 
 
 class WorkerPool:
@@ -89,10 +91,17 @@ class WorkerPool:
 
     def _supervise(self) -> None:
         for worker in self._workers:
-            worker.start()  # the first waits for the server that forks to load
+            with contextlib.suppress(WorkerNotStarted):  # started when it is needed
+                worker.start()  # the first waits for the server that forks to load
         pause_s = _LOOK_EVERY_S
         while not self._closed.wait(pause_s):
-            deaths = [death for worker in self._workers if (death := worker.revive()) is not None]
+            deaths: list[str] = []
+            for worker in self._workers:
+                try:
+                    death = worker.revive()
+                except WorkerNotStarted as error:
+                    death = str(error)
+                deaths += [] if death is None else [death]
             for death in deaths:
                 log.error("worker-restarted", reason=death)
             # Processes that die as soon as they start would otherwise keep a core busy.
@@ -220,6 +229,13 @@ class _Worker:
         with self._starting:
             if self._stopped.is_set() or self._process is not None:
                 return
+            self._process, self._connection = process, _ = self._fork()
+            if self._stopped.is_set():
+                process.kill()
+
+    def _fork(self) -> "tuple[ForkServerProcess, Connection[Any, Any]]":
+        """Fork a process; raises WorkerNotStarted."""
+        for pause_s in _FORK_PAUSES_S:
             ours, theirs = _FORKS.Pipe()
             process = _FORKS.Process(
                 target=_work,
@@ -227,12 +243,18 @@ class _Worker:
                 name=f"pace-{self._purpose}",
                 daemon=True,
             )
-            process.start()
-            theirs.close()
-            self._connection = ours
-            self._process = process
-            if self._stopped.is_set():
-                process.kill()
+            try:
+                process.start()
+            except (EOFError, OSError) as error:
+                # The server that forks was killed; the next start begins another, once its end is known.
+                log.warning("worker-not-started", purpose=self._purpose, error=repr(error))
+                ours.close()
+                self._stopped.wait(pause_s)
+            else:
+                return process, ours
+            finally:
+                theirs.close()
+        raise WorkerNotStarted(f"no process for {self._purpose} could be started; ask again")
 
     def revive(self) -> str | None:
         """Replace a process that died while idle and say how; notice whether it is ready."""
@@ -240,7 +262,10 @@ class _Worker:
             return None  # whoever uses it replaces it
         try:
             process, connection = self._process, self._connection
-            if process is None or connection is None or self._stopped.is_set():
+            if self._stopped.is_set():
+                return None
+            if process is None or connection is None:
+                self.start()  # it could not be started before
                 return None
             if process.is_alive():
                 try:

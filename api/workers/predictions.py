@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from pace.api.errors import ContentTooLarge, InvalidRequest
 from pace.api.received import ReceivedPrediction
+from pace.api.workers.ambiguous_documents import refuse_repeated_keys
 from pace.api.workers.functions import DoneCount, ReadLimits, canonical_json, decompressed
 from pace.client.prediction_documents import PredictionRequest
 from pace.documents.base import explain
@@ -32,6 +33,7 @@ def read_prediction(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedP
     except ValidationError as error:
         _explain(body, error)
         raise InvalidRequest(explain(error)) from None
+    refuse_repeated_keys(body)
     if len(request.steps.ops) > limits.max_ops:
         raise ContentTooLarge(f"a step has {len(request.steps.ops)} ops; this service takes {limits.max_ops}")
     simulations = request.options.num_points * request.options.seeds

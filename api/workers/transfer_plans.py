@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pace.api.errors import ContentTooLarge, InvalidRequest
+from pace.api.workers.ambiguous_documents import refuse_repeated_keys
 from pace.client.fabric_documents import TransferPlanRequest
 from pace.documents.base import explain
 from pace.fabric import plan_transfers
@@ -36,6 +37,7 @@ def plan_of(body: bytes | Path, gzipped: bool, max_bytes: int) -> bytes:
         request = TransferPlanRequest.model_validate_json(body, strict=True)
     except ValidationError as error:
         raise InvalidRequest(explain(error)) from None
+    refuse_repeated_keys(body)
     num_updates = len(request.batch.updates) + len(request.batch.punted)
     for what, count, most in (
         ("updates", num_updates, MOST_UPDATES),

@@ -1,9 +1,10 @@
 """What goes over the wire besides profiles and schedules. The client shares these: no FastAPI here."""
 
+import unicodedata
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from pace.documents.any_schedule import AnySchedule
 from pace.documents.base import Document
@@ -11,8 +12,17 @@ from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Sha256
 
+
+def _in_one_form(name: str) -> str:
+    if not unicodedata.is_normalized("NFC", name):
+        raise ValueError("write its letters in Unicode's composed form (NFC): there may be two names alike")
+    return name
+
+
 # No control characters: PostgreSQL cannot store NUL, and the rest are nobody's name.
 JobName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+# Of what is to be stored: no two names that look the same.
+NewJobName = Annotated[JobName, AfterValidator(_in_one_form)]
 ResourceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PolicyName = Annotated[str, Field(min_length=1, max_length=50)]
@@ -36,7 +46,7 @@ class ScheduleRequest(Document):
     profile: Profile | None = None
     profile_id: Sha256 | None = None
     options: Options = Options()
-    job: JobName | None = None
+    job: NewJobName | None = None
 
     @model_validator(mode="after")
     def _one_profile(self) -> Self:
@@ -116,7 +126,7 @@ class ReportRequest(Document):
         The same without the schedule, if that was measured.
     """
 
-    job: JobName
+    job: NewJobName
     fingerprint: Sha256
     profile_sha256: Sha256
     predicted_iteration_s: PositiveSeconds
@@ -128,6 +138,7 @@ class ReportRequest(Document):
 class ReportResource(ReportRequest):
     """A stored report."""
 
+    job: JobName
     id: ResourceId
     created_at: datetime
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -20,6 +21,17 @@ class HttpAnswer:
     status: int
     headers: httpx.Headers
     body: bytes
+
+    @property
+    def retry_after_s(self) -> float:
+        """When to ask again at the earliest, as ``Retry-After`` says; 0 without one that can be read."""
+        given = self.headers.get("Retry-After", "").strip()
+        if given.isdecimal():
+            return float(given[:9])
+        try:
+            return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
+        except ValueError:
+            return 0.0
 
 
 class Exchange:

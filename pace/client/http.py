@@ -4,6 +4,7 @@ import base64
 import hashlib
 import ssl
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -39,15 +40,19 @@ D = TypeVar("D", bound=BaseModel)
 
 
 class _TryAgain(ServiceUnavailable):
-    """An answer that says the service cannot answer just now."""
+    """An answer that says the service cannot answer just now, and after how long it may."""
+
+    def __init__(self, message: str, after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.after_s = after_s
 
 
 class Client:
     """A connection to the scheduling service.
 
-    Every method tries again when the service cannot be reached or is overloaded, until the time-out
-    has passed; all requests may safely be repeated. No answer is believed unless it is whole and
-    fits the question.
+    Every method tries again when the service cannot be reached or is overloaded, not before ``Retry-After``,
+    until the time-out has passed; all requests may safely be repeated. No answer is believed unless it is
+    whole and fits the question.
 
     Parameters
     ----------
@@ -257,8 +262,7 @@ class Client:
     ) -> None:
         """Tell the service what a job measured under a schedule; see ``ReportRequest``.
 
-        Sent once: a report that gets lost is no reason to hold up training, and one that is sent
-        twice would count twice.
+        It has a key of its own, by which the service counts it once however often it is sent.
         """
         report = ReportRequest(
             job=job,
@@ -269,11 +273,13 @@ class Client:
             plain_iteration_s=plain_iteration_s,
             num_iterations=num_iterations,
         )
-        body: dict[str, Any] = {"json": report.model_dump(mode="json")}
-        try:
-            answer = self._send(self._deadline(), "POST", "/v1/reports", **body)
-        except httpx.HTTPError as error:
-            raise ServiceUnavailable(f"{self.url} cannot be reached: {error}") from error
+        answer = self._request(
+            self._deadline(),
+            "POST",
+            "/v1/reports",
+            json=report.model_dump(mode="json"),
+            headers={"Idempotency-Key": uuid.uuid4().hex},
+        )
         self._parse(answer, ReportResource)
 
     def _follow(
@@ -308,7 +314,7 @@ class Client:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((httpx.TransportError, _TryAgain))
             & tenacity.retry_if_not_exception_type(httpx.UnsupportedProtocol),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=2),
+            wait=_pause,
             stop=tenacity.stop_before_delay(max(deadline - time.monotonic(), 0.0)),
             reraise=True,
         )
@@ -327,7 +333,8 @@ class Client:
             arguments["headers"] = {"Prefer": f"wait={half_s}"}
         answer = Exchange(self._http, most_bytes=MOST_BYTES).run(deadline, method, path, **arguments)
         if answer.status in _RETRIED_STATUSES:
-            raise _TryAgain(f"{self.url} answered {answer.status}: {_detail(answer.body)}")
+            detail = f"{self.url} answered {answer.status}: {_detail(answer.body)}"
+            raise _TryAgain(detail, answer.retry_after_s)
         return answer
 
     def _parse(self, answer: HttpAnswer, document: type[D]) -> D:
@@ -359,6 +366,14 @@ class Client:
 
     def _nonsense(self, what: str) -> NoReturn:
         raise ServiceUnavailable(f"{self.url} answered nonsense: {what}")
+
+
+_backoff = tenacity.wait_random_exponential(multiplier=0.1, max=2)
+
+
+def _pause(state: tenacity.RetryCallState) -> float:
+    error = None if state.outcome is None else state.outcome.exception()
+    return _backoff(state) + (error.after_s if isinstance(error, _TryAgain) else 0.0)
 
 
 def _certificates(ca_file: str | Path | None) -> ssl.SSLContext:

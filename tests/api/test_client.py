@@ -133,6 +133,56 @@ def test_overload_is_tried_again() -> None:
     assert left == []
 
 
+def test_a_service_that_says_when_is_not_asked_before() -> None:
+    """An hour is more than the time-out: it is asked once. What is no time, or past, holds nothing up."""
+    asked: list[str] = []
+    told = ["3600"]
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        if told[-1] == "3600" or len(asked) == 1:
+            _send(handler, 503, b"{}", Retry_After=told[-1])
+        else:
+            _send(handler, 404, b"{}")
+
+    with _server(answer) as url, Client(url, timeout_s=30) as client:
+        with pytest.raises(ServiceUnavailable, match="503"):
+            client.newest_schedule("train", PROFILE.fingerprint)
+        assert len(asked) == 1
+        for said in ("0", "soon", "-1", "Wed, 21 Oct 2015 07:28:00 GMT"):
+            told.append(said)
+            asked.clear()
+            assert client.newest_schedule("train", PROFILE.fingerprint) is None
+            assert len(asked) == 2
+
+
+def test_a_report_that_gets_lost_is_sent_again(service: Caller) -> None:
+    """With the same key, so that the service counts it once."""
+    keys: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        key = handler.headers["Idempotency-Key"]
+        report = {
+            "job": "train",
+            "fingerprint": PROFILE.fingerprint,
+            "profile_sha256": PROFILE.sha256,
+            "predicted_iteration_s": 0.1,
+            "measured_iteration_s": 0.2,
+            "num_iterations": 5,
+        }
+        headers = {"Authorization": f"Bearer {service.token}", "Idempotency-Key": key}
+        stored = service.http.post("/v1/reports", json=report, headers=headers)
+        keys.append(key)
+        # The first answer is lost.
+        _send(handler, stored.status_code if len(keys) > 1 else 502, stored.content)
+
+    with _server(answer) as url, Client(url, timeout_s=60) as client:
+        client.send_report(optimize(PROFILE), "train", 0.2, 5)
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+    assert len(service.http.get("/v1/reports", params={"job": "train"}).json()["items"]) == 1
+
+
 def _resource(**changes: object) -> bytes:
     schedule = json.loads(optimize(PROFILE).to_json())
     return json.dumps(

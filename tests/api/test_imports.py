@@ -246,6 +246,23 @@ def test_faults_name_the_field_or_the_place(service: Caller) -> None:
     assert refused(send(service, b"\x1f\x8b\x08damaged", filename="a.gz"))[1] == "invalid-request"
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xd8\xff\xe0\0\x10JFIF\0\x01\x01" + bytes(range(256)),
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)),
+        b"\x7fELF\x02\x01\x01\0" + bytes(100),
+    ],
+    ids=["JPEG", "PNG", "program"],
+)
+def test_a_picture_is_no_trace(service: Caller, content: bytes) -> None:
+    """Bytes that are no text are not yet a Chakra trace; one is known by its content too."""
+    refused = send(service, content, filename="picture", workers=2)
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:pace:problem:invalid-file")
+    assert "neither its name nor its content tells the format" in refused.json()["detail"]
+    assert send(service, chakra_trace(), filename="unnamed", workers=2).json()["format"] == "chakra"
+
+
 def test_a_file_does_not_choose_where_it_is_written(service: Caller) -> None:
     """Names with folders in them are names like others."""
     for name in ("../../etc/passwd.csv", "/tmp/x.csv", "..", "a\\..\\b.csv", "name\n.csv"):

@@ -1,9 +1,16 @@
 """Jobs, usage and windows over HTTP: what the page lists and draws."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from sqlalchemy import event, insert
 
+from pace.api.settings import Settings
+from pace.api.storage.database import Database
+from pace.api.storage.migrations import upgrade
+from pace.api.storage.pages import JobList
+from pace.api.storage.records import ReportRecord, ScheduleRecord, SolutionRecord
 from pace.documents.profile import Profile
 from pace.simulation import make_policy, simulate
 from tests.api.process import Caller, ServiceProcess
@@ -71,6 +78,46 @@ def test_a_job_tells_its_newest_report(service: Caller) -> None:
     assert (job["predicted_iteration_s"], job["measured_iteration_s"]) == (0.01, 0.03)
     assert job["plain_iteration_s"] is None
     assert job["reported_at"] is not None
+
+
+def test_a_page_of_jobs_is_one_statement(database_url: str) -> None:
+    """However many jobs are on it: a list of a thousand must not take a thousand questions."""
+    database = Database(Settings(database_url=database_url).parsed_database_url)
+    upgrade(database)
+    now = datetime.now(UTC)
+    shared = {"tenant": "one", "fingerprint": "0" * 64, "profile_sha256": "1" * 64, "created_at": now}
+    jobs = [f"job {number:02}" for number in range(40)]
+    asked = {**shared, "key": "k" * 64, "asked_at": now}
+    times = {"predicted_iteration_s": 1.0, "num_iterations": 5}
+    with database.write() as connection:
+        connection.execute(
+            insert(SolutionRecord).values(tenant="one", key="k" * 64, document=b"{}", created_at=now)
+        )
+        connection.execute(
+            insert(ScheduleRecord),
+            [
+                {**asked, "id": f"{at:032x}", "job": job, "asked_by": f"by {job}"}
+                for at, job in enumerate(jobs)
+            ],
+        )
+        connection.execute(
+            insert(ReportRecord),
+            [
+                {**shared, **times, "id": f"{at:032x}", "job": job, "measured_iteration_s": float(at)}
+                for at, job in enumerate(jobs[::2])
+            ],
+        )
+    statements: list[str] = []
+    event.listen(
+        database.engine, "before_cursor_execute", lambda *found: statements.append(str(found[2])), named=False
+    )
+    page = JobList(database).page("one", None, "name", 30, None)
+    assert len([text for text in statements if text.startswith("SELECT")]) == 1
+    assert [item.job for item in page.items] == jobs[:30]
+    assert [item.asked_by for item in page.items] == [f"by {job}" for job in jobs[:30]]
+    expected = [at / 2 if at % 2 == 0 else None for at in range(30)]
+    assert [item.measured_iteration_s for item in page.items] == expected
+    database.close()
 
 
 def test_tenants_see_their_own_jobs_and_usage(service: Caller, shared_service: ServiceProcess) -> None:

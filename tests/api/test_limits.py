@@ -210,10 +210,13 @@ def test_tenants_take_turns(tmp_path: Path, database_url: str) -> None:
 def test_too_many_requests_are_slowed_down(tmp_path: Path) -> None:
     """A tenant beyond its rate is told when to come back; health stays open."""
     with ServiceProcess(tmp_path, rate_limit="3/hour") as service:
-        statuses = [service.http.get("/v1/profiles").status_code for _ in range(4)]
-        assert statuses == [200, 200, 200, 429]
+        answers = [service.http.get("/v1/profiles") for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+        assert [answer.headers["ratelimit-remaining"] for answer in answers] == ["2", "1", "0", "0"]
+        assert {answer.headers["ratelimit-limit"] for answer in answers} == {"3"}
+        assert all(0 < int(answer.headers["ratelimit-reset"]) <= 3600 for answer in answers)
         assert int(service.http.get("/v1/profiles").headers["retry-after"]) > 0
-        assert service.http.get("/healthz").status_code == 200
+        assert "ratelimit-limit" not in service.http.get("/healthz").raise_for_status().headers
 
 
 def test_a_gzip_bomb_is_refused(tmp_path: Path) -> None:

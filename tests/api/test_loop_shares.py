@@ -1,6 +1,7 @@
 """Shares of the event loop: who takes most of it waits, and only where others ask."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
@@ -10,10 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from pace.api.fairness.loop_shares import LoopShares
+from pace.api.fairness.loop_shares import LoopShares, RequestMeter
 from pace.api.fairness.tenants import TenantLimits, Tenants
 from pace.api.http.app import create_app
 from pace.api.settings import Settings
+from pace.api.storage.threads import DatabaseThreads
 
 
 class Loop:
@@ -22,7 +24,9 @@ class Loop:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tenants: Tenants | None = None) -> None:
         self.now_s = 100.0
         self.waits_s: list[float] = []
+        self.computed_s = 0.0
         monkeypatch.setattr(time, "perf_counter", lambda: self.now_s)
+        monkeypatch.setattr(time, "thread_time", lambda: self.computed_s)
         monkeypatch.setattr(asyncio, "sleep", self._sleep)
         self.shares = LoopShares(tenants or Tenants(), self.waits_s.append, lambda: self.now_s)
 
@@ -35,6 +39,21 @@ class Loop:
             self.now_s += seconds
 
         await self.shares.measure(scope, handle())
+
+    async def query(self, tenant: str, threads: DatabaseThreads, function: Callable[[], None]) -> None:
+        """Handle a request that takes nothing of the loop, and calls a function in a thread."""
+        scope: dict[str, Any] = {}
+
+        async def handle() -> None:
+            await self.shares.turn(scope, tenant)
+            await threads.run(function)
+
+        await self.shares.measure(scope, handle())
+
+    def compute(self, seconds: float) -> None:
+        """Let a thread compute for so long."""
+        self.now_s += seconds
+        self.computed_s += seconds
 
     async def _sleep(self, seconds: float) -> None:
         # Time passes while nobody has the loop.
@@ -175,6 +194,65 @@ def test_what_goes_on_for_long_is_paid_as_it_goes(monkeypatch: pytest.MonkeyPatc
     assert loop.waits_s == []
 
 
+def test_what_database_threads_compute_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tenant whose requests keep threads computing waits; one whose threads wait does not."""
+    loop = Loop(monkeypatch)
+    threads = DatabaseThreads(60)
+    waited = {"greedy": 0, "modest": 0}
+
+    async def run() -> None:
+        for turn in range(400):
+            tenant = "modest" if turn % 10 == 0 else "greedy"
+            num_waits = len(loop.waits_s)
+            await loop.query(tenant, threads, lambda: loop.compute(0.01))
+            waited[tenant] += len(loop.waits_s) - num_waits
+
+    asyncio.run(run())
+    assert waited["modest"] == 0
+    assert waited["greedy"] > 200
+
+    def hang() -> None:
+        loop.now_s += 0.01
+
+    waits_before = len(loop.waits_s)
+    loop.now_s += 100.0
+
+    async def hanging() -> None:
+        for turn in range(100):
+            await loop.query("modest" if turn % 10 == 0 else "greedy", threads, hang)
+
+    asyncio.run(hanging())
+    assert len(loop.waits_s) == waits_before
+    threads.close()
+
+
+def test_what_a_thread_does_for_a_request_that_was_given_up_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is charged when the thread is done, to the tenant who asked."""
+    loop = Loop(monkeypatch)
+    threads = DatabaseThreads(60)
+    asked, answered = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        asked.set()
+        answered.wait()
+        loop.compute(0.5)
+
+    async def run() -> None:
+        request = asyncio.create_task(loop.query("greedy", threads, slow))
+        await asyncio.get_running_loop().run_in_executor(None, asked.wait)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        answered.set()
+        threads._threads.shutdown()
+        await loop.request("modest", 0.001)
+        assert not loop.waits_s
+        await loop.request("greedy", 0.001)
+
+    asyncio.run(run())
+    assert len(loop.waits_s) == 1
+
+
 def test_what_is_thrown_into_a_request_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancellation can be caught by what handles the request, and errors reach the caller."""
     loop = Loop(monkeypatch)
@@ -220,6 +298,14 @@ def test_every_request_is_charged_to_its_tenant_or_else_its_address(
         counted.append((tenant, seconds))
         count(self, tenant, seconds, paid_s)
 
+    from_threads: list[str | None] = []
+    add_from_thread = RequestMeter.add_from_thread
+
+    def adding(self: RequestMeter, seconds: float) -> None:
+        from_threads.append(self.tenant)
+        add_from_thread(self, seconds)
+
+    monkeypatch.setattr(RequestMeter, "add_from_thread", adding)
     monkeypatch.setattr(LoopShares, "turn", turn)
     monkeypatch.setattr(LoopShares, "_count", counting)
     settings = Settings(database_url=f"sqlite:///{tmp_path / 'pace.db'}", auth="required", solver_processes=1)
@@ -244,3 +330,6 @@ def test_every_request_is_charged_to_its_tenant_or_else_its_address(
     assert turns == ["one", "one", *["\0" + "192.0.2.7"] * 2]
     assert [tenant for tenant, _ in counted] == turns
     assert all(0 < seconds < 10 for _, seconds in counted)
+    # The key is looked up before anyone knows the tenant; the list of jobs and the schedule are the tenant's.
+    assert from_threads.count("one") >= 2
+    assert set(from_threads) == {None, "one"}

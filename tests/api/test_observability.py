@@ -2,16 +2,19 @@
 
 import contextlib
 import json
+import os
 import platform
 import re
 import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import select
 
@@ -93,6 +96,20 @@ def test_replaced_workers_are_counted(own_service: ServiceProcess) -> None:
     assert samples["pace_worker_restarts_total", (("pool", "reader"),)] == 1
 
 
+def test_a_killed_fork_server_costs_no_request(own_service: ServiceProcess) -> None:
+    """Also while it starts a process: the service starts another server and asks that."""
+    profile = own_service.http.post("/v1/profiles", json=layered_profile(3)).json()
+    (server,) = [child for child in psutil.Process(own_service.pid).children() if child.children()]
+    server.suspend()
+    asked = {"profile_id": profile["id"], "policies": ["ddp"]}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(own_service.http.post, "/v1/simulations", json=asked)
+        time.sleep(1)  # the first simulation starts a process
+        server.kill()
+        assert answer.result().status_code == 200, answer.result().text
+    assert own_service.post_schedule(layered_profile(4)).status_code == 201
+
+
 def test_request_ids_join_the_caller_and_the_log(service: Caller) -> None:
     """The caller's id is kept if it is harmless, and is in the answer, the problem and the log."""
     name = f"rank-0.step-17.{service.tenant}"
@@ -112,6 +129,24 @@ def test_every_line_of_the_log_is_json(tmp_path: Path) -> None:
     assert len(lines) > 5
     for line in lines:
         assert {"event", "level", "timestamp", "logger"} <= json.loads(line).keys()
+
+
+def test_a_terminal_shows_lines_for_people(tmp_path: Path) -> None:
+    """Whoever starts the service by hand reads no JSON."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "pace.api.serve", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=theirs) as process:
+        os.close(theirs)
+        said = b""
+        while b"http://127.0.0.1:" not in said:
+            said += os.read(ours, 4096)
+        process.terminate()
+        with contextlib.suppress(OSError):  # how a terminal says that nobody writes to it any more
+            while True:
+                os.read(ours, 4096)
+    os.close(ours)
+    assert b"listening" in said
+    assert b'{"' not in said
 
 
 def test_invented_methods_share_one_label(service: Caller) -> None:

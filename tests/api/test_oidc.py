@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("jwt")
 
 import jwt
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from pace.api.errors import IssuerUnavailable, Unauthorized
 from pace.api.oidc import Claims, OidcIssuer
@@ -101,6 +102,23 @@ def test_tokens_that_are_not_valid_are_refused(issuer: TestIssuer) -> None:
     ):
         with pytest.raises(Unauthorized, match=message):
             _verify(verifier, token)
+
+
+def test_a_key_that_does_not_fit_the_token_is_a_failed_login() -> None:
+    """A token that names a key of another type or curve, or one that cannot be read, is not valid."""
+    with TestIssuer() as issuer:
+        issuer.keys["impostor"] = ec.generate_private_key(ec.SECP256R1())
+        other = {"kty": "OKP", "kid": "impostor", "use": "sig", "crv": "Ed448", "x": "AA"}
+        for published in (
+            issuer.published[0] | {"kid": "impostor"},
+            other,
+            {"kty": "EC", "kid": "impostor", "use": "sig", "crv": "P-256"},
+            {"kty": "EC", "kid": "impostor", "use": "sig", "crv": "P-256", "x": "é", "y": 7},
+            {"kty": "RSA", "kid": "impostor", "use": "sig", "n": "", "e": ""},
+        ):
+            issuer.published[:] = [published]
+            with pytest.raises(Unauthorized):
+                _verify(_verifier(issuer), issuer.token(key="impostor", algorithm="ES256"))
 
 
 def test_keys_are_fetched_seldom() -> None:

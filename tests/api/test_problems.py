@@ -52,5 +52,11 @@ def test_headers_say_when_to_ask_again() -> None:
     """As for a full queue, a rate limit, and a missing key."""
     assert headers_of(errors.QueueFull("too many", 5)) == {"Retry-After": "5"}
     assert headers_of(errors.RateLimited("too often", 7)) == {"Retry-After": "7"}
+    assert headers_of(errors.RateLimited("too often", 7, 100)) == {
+        "Retry-After": "7",
+        "RateLimit-Limit": "100",
+        "RateLimit-Remaining": "0",
+        "RateLimit-Reset": "7",
+    }
     assert headers_of(errors.Unauthorized("no key")) == {"WWW-Authenticate": "Bearer"}
     assert headers_of(PaceError("anything")) == {}

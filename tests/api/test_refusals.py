@@ -54,6 +54,44 @@ def test_impossible_durations_are_refused(small_service: ServiceProcess, duratio
     assert 'op "bwd/1"' in _refused(answer, 422, "invalid-profile")["detail"]
 
 
+REPORT = (
+    b'"job":"b","fingerprint":"%s","profile_sha256":"%s","predicted_iteration_s":1,'
+    b'"measured_iteration_s":1,"num_iterations":1' % (b"0" * 64, b"1" * 64)
+)
+PROFILE = json.dumps(layered_profile(3)).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "key"),
+    [
+        ("/v1/reports", b'{"job":"a",%s}' % REPORT, "job"),
+        ("/v1/profiles", PROFILE.replace(b'"dtype"', b'"dtype": "x", "dtype"'), "dtype"),
+        ("/v1/schedules", b'{"job":"a","profile":%s,"job":"b"}' % PROFILE, "job"),
+        ("/v1/what-if", b'{"profile":%s,"grid":{"workers":[2],"workers":[4]}}' % PROFILE, "workers"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(
+    small_service: ServiceProcess, path: str, body: bytes, key: str
+) -> None:
+    """Which of the two counts, readers of JSON do not agree on."""
+    answer = small_service.http.post(path, content=body)
+    assert f'"{key}" is twice' in _refused(answer, 422, "invalid-request")["detail"]
+
+
+def test_names_that_differ_only_in_their_unicode_form_are_refused(small_service: ServiceProcess) -> None:
+    """Of gradients in one profile, and of jobs; one of such names alone is fine in a profile."""
+    profile = layered_profile(3)
+    composed, apart = "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "cafe\N{COMBINING ACUTE ACCENT}"
+    text = json.dumps(profile)
+    alone = json.loads(text.replace("1.weight", apart))
+    assert small_service.post_schedule(alone, job=composed).status_code == 201
+    both = json.loads(text.replace("1.weight", apart).replace("2.weight", composed))
+    problem = _refused(small_service.post_schedule(both), 422, "invalid-profile")
+    assert "differ only in how Unicode" in problem["detail"]
+    problem = _refused(small_service.post_schedule(profile, job=apart), 422, "invalid-request")
+    assert "job" in problem["detail"]
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_numbers_that_json_does_not_have_are_refused(small_service: ServiceProcess, number: float) -> None:
     """Also where any value may stand: it would come back as another one."""

@@ -190,6 +190,33 @@ def test_reports_are_kept(service: Caller) -> None:
     assert service.http.post("/v1/reports", json=report | {"num_iterations": 0}).status_code == 422
 
 
+def test_a_report_with_a_key_is_kept_once(service: Caller) -> None:
+    """However often it comes; the key of one report is no other's, and another tenant's is its own."""
+    report = {
+        "job": "train",
+        "fingerprint": "0" * 64,
+        "profile_sha256": "1" * 64,
+        "predicted_iteration_s": 0.1,
+        "measured_iteration_s": 0.11,
+        "num_iterations": 50,
+    }
+    keyed = {"Idempotency-Key": "first"}
+    first, again = (service.http.post("/v1/reports", json=report, headers=keyed) for _ in range(2))
+    assert (first.status_code, first.content) == (again.status_code, again.content)
+    assert first.status_code == 201
+    other = service.http.post("/v1/reports", json=report | {"job": "other"}, headers=keyed)
+    assert (other.status_code, other.json()["type"]) == (422, "urn:pace:problem:invalid-request")
+    assert "Idempotency-Key" in other.json()["detail"]
+    second = service.http.post("/v1/reports", json=report, headers={"Idempotency-Key": "second"})
+    assert second.json()["id"] != first.json()["id"]
+    assert len(service.http.get("/v1/reports").json()["items"]) == 2
+    long = service.http.post("/v1/reports", json=report, headers={"Idempotency-Key": "x" * 201})
+    assert long.status_code == 422
+    with service.process.tenant() as stranger:
+        theirs = stranger.http.post("/v1/reports", json=report | {"job": "other"}, headers=keyed)
+        assert theirs.status_code == 201
+
+
 @pytest.mark.parametrize("name", ["nul\0byte", "ünïcode", "a" * 200, "quote'\"; --"])
 def test_names_of_jobs_are_only_names(service: Caller, name: str) -> None:
     """Whatever a job is called, it is found again under that name, or refused."""

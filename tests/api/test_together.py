@@ -1,5 +1,8 @@
 """Several service processes on one database, and databases that go away."""
 
+import json
+import subprocess
+import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pace.api.settings import Settings
+from pace.api.storage.database import Database
+from pace.api.storage.migrations import upgrade
 from tests.api.postgresql import PostgresqlServer, find_postgresql
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
@@ -89,6 +95,81 @@ def test_a_database_that_goes_away_and_comes_back(tmp_path: Path) -> None:
         assert service.http.get(created.headers["location"]).content == created.content
         assert service.post_schedule(layered_profile(6)).status_code == 201
         assert service.http.get("/readyz").status_code == 200
+        failed = service.events("request-failed", 1)
+        assert not any("exception" in entry for entry in service.log())
+        assert all(len(json.dumps(entry)) < 1000 for entry in failed)
+
+
+def test_a_service_that_starts_before_its_database(tmp_path: Path) -> None:
+    """It lives and is not ready, says why in a line, and works as soon as PostgreSQL is there."""
+    programs = find_postgresql()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    with PostgresqlServer(programs) as server:
+        url = server.create_database(uuid.uuid4().hex)
+        server.stop()
+        with ServiceProcess(tmp_path, url) as service:
+            unready = service.http.get("/readyz")
+            assert (unready.status_code, unready.json()["database"]) == (503, "does not answer")
+            for refused in (service.post_schedule(layered_profile(3)), service.http.get("/v1/jobs")):
+                assert refused.status_code == 503
+                assert refused.json()["type"] == "urn:pace:problem:storage-unavailable"
+                assert refused.headers["retry-after"]
+            assert "Connection refused" in service.events("database-not-ready", 1)[0]["error"]
+            server.start()
+            service.events("database-ready", 1)
+            assert service.post_schedule(layered_profile(3)).status_code == 201
+            assert service.http.get("/readyz").status_code == 200
+        assert "Traceback" not in service.log_path.read_text()
+
+
+def test_a_database_that_turns_out_to_be_too_new_ends_the_service(tmp_path: Path) -> None:
+    """Also if it was waited for: with a status and a line that says why."""
+    programs = find_postgresql()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    with PostgresqlServer(programs) as server:
+        url = server.create_database(uuid.uuid4().hex)
+        _make_too_new(url)
+        server.stop()
+        with ServiceProcess(tmp_path, url, drain_s=0.5) as service:
+            service.events("database-not-ready", 1)
+            server.start()
+            assert service.wait() == 3
+        assert len(service.events("not-started", 1)) == 1
+        assert "Traceback" not in service.log_path.read_text()
+
+
+def _make_too_new(database_url: str) -> None:
+    database = Database(Settings(database_url=database_url).parsed_database_url)
+    upgrade(database)
+    with database.write() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0900'")
+        connection.exec_driver_sql("UPDATE schema_floor SET revision = '0899'")
+    database.close()
+
+
+def test_a_service_that_never_gets_its_database_can_be_stopped(tmp_path: Path) -> None:
+    """Nothing of it waits any longer."""
+    with ServiceProcess(tmp_path, "postgresql://pace@127.0.0.1:1/pace", drain_s=0.5) as service:
+        assert service.stop() == 0
+
+
+def test_a_database_that_can_never_be_used_ends_the_start_in_a_line(
+    tmp_path: Path, database_url: str
+) -> None:
+    """A file in a folder that is not there, and a schema of a much newer version."""
+    _make_too_new(database_url)
+    for url, reason in (
+        (database_url, "schema 0899 or newer"),
+        (f"sqlite:///{tmp_path}/nowhere/pace.db", "unable to open database file"),
+    ):
+        command = [sys.executable, "-m", "pace.api.serve", "--port", "0", "--database-url", url]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.returncode == 3
+        (line,) = [line for line in ended.stderr.splitlines() if '"not-started"' in line]
+        assert reason in json.loads(line)["reason"]
+        assert "Traceback" not in ended.stderr
 
 
 def test_a_database_that_hangs(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from pace.api.http.answers import document_answer
 from pace.api.http.parameters import RunningService
+from pace.api.problems import brief
 from pace.client.documents import Health, Readiness
 from pace.version import __version__
 
@@ -40,7 +41,7 @@ async def readyz(service: RunningService) -> Response:
     try:
         await service.in_database(ask_database)
     except Exception as error:  # whatever it is, the answer is "not ready"
-        log.warning("database-not-ready", error=str(error))
+        log.warning("database-not-ready", error=brief(error))
         database = "does not answer"
     try:
         await service.documents.check()

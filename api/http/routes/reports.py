@@ -1,6 +1,8 @@
 """Routes under /v1/reports: what jobs measured, next to what was predicted."""
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request
 from starlette.responses import Response
 
 from pace.api.http.answers import document_answer
@@ -13,6 +15,15 @@ from pace.client.documents import ReportPage, ReportRequest, ReportResource
 
 router = APIRouter(prefix="/v1/reports")
 
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[\x21-\x7e]+$",
+        description="A report that is sent again with the same key is stored once",
+    ),
+]
 
 _EXAMPLE = {
     "job": "two-layers",
@@ -35,10 +46,15 @@ _EXAMPLE = {
     },
     openapi_extra=json_body(ReportRequest, _EXAMPLE),
 )
-async def create_report(request: Request, service: RunningService, principal: Submitter) -> Response:
-    """Keep the iteration times that a job measured."""
+async def create_report(
+    request: Request,
+    service: RunningService,
+    principal: Submitter,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Keep the iteration times that a job measured; once, if they are sent again with the same key."""
     report = await receive_small(request, ReportRequest)
-    stored = await service.in_database(service.store.add_report, principal.tenant, report)
+    stored = await service.in_database(service.store.add_report, principal.tenant, report, idempotency_key)
     audit("report-stored", principal, report=stored.id)
     return document_answer(stored).response(201)
 

@@ -20,6 +20,8 @@ from pace.formats.import_report import import_report, import_warnings
 from pace.formats.reading import FormatWarning
 
 _MOST_WARNINGS = 20
+# The length of the first message, its first field, and in it the version of the schema.
+_CHAKRA = re.compile(rb"[\x80-\xff]{0,3}[\0-\x7f]\n[\x01-\x20][0-9][0-9.]*")
 _PIPEDREAM = re.compile(rb"^\s*\S+ -- ")
 # What a timeline says of its tensors, in the first of its events.
 _HOROVOD = (b"NEGOTIATE_", b'"process_name"')
@@ -64,7 +66,7 @@ def read_import(body: bytes, gzipped: bool, limits: ReadLimits, question: str) -
 
 
 def _told(head: bytes, filename: str) -> ImportFormat:
-    """Tell a file's format by its first bytes, and tables by their name."""
+    """Tell a file's format by its first bytes, tables and Chakra traces also by their name."""
     ending = filename.lower().removesuffix(".gz").rpartition(".")[2]
     if ending == "csv":
         return "layers"
@@ -89,7 +91,7 @@ def _told(head: bytes, filename: str) -> ImportFormat:
     first_line = start.splitlines()[0]
     if b"," in first_line and b"name" in first_line and b"\0" not in first_line:
         return "layers"
-    if b"\0" in head or any(byte > 127 or byte < 9 for byte in head[:64]):
+    if _CHAKRA.match(head):
         return "chakra"
     raise InvalidFile(f"{filename}: neither its name nor its content tells the format: choose one")
 

@@ -94,6 +94,44 @@ def test_from_a_file_to_everything_that_can_be_taken_along(visitor: Visitor) -> 
         expect(same.locator(".axis text")).to_have_text(axis)
 
 
+def test_every_policy_of_the_page_can_be_compared(visitor: Visitor, service: Caller) -> None:
+    """Each has a box, and once it is ticked its row in the chart and in the table."""
+    made = service.post_schedule(layered_profile(6)).json()
+    page = visitor.go(f"result?schedule={made['id']}")
+    drawn(page)
+    boxes = page.get_by_role("group", name="Compare with").get_by_role("checkbox")
+    for number in range(boxes.count()):
+        if boxes.nth(number).is_enabled():
+            boxes.nth(number).check()
+    # One row for each, and the schedule's own.
+    rows = page.get_by_role("region", name="Policies").locator("tbody tr")
+    expect(rows).to_have_count(boxes.count() + 1)
+    expect(rows.filter(has_text="TicTac")).to_contain_text(
+        milliseconds(
+            simulate(Profile.model_validate(layered_profile(6)), make_policy("tao")).iteration_s,
+        )
+    )
+    expect(page.locator(".gantt .band-title")).to_have_count(boxes.count() + 1)
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_the_table_of_groups_marks_the_set_of_the_certificate(visitor: Visitor, service: Caller) -> None:
+    """Not the set of the bound against every fusion, which is another proof."""
+    made = service.post_schedule(layered_profile(40, duration_s=0.0001)).json()["schedule"]
+    bound, groups = made["bound"], made["groups"]
+    of_bound = [
+        number
+        for number, group in enumerate(groups)
+        if group["ready_s"] >= bound["min_ready_s"] and group["tail_s"] >= bound["min_tail_s"]
+    ]
+    assert of_bound != made["certificate"]["groups"]
+    page = visitor.go("result?profile=" + made["profile_sha256"])
+    marked = page.get_by_role("region", name="Groups").get_by_role("row").filter(has_text="in the set")
+    expect(marked).to_have_count(len(made["certificate"]["groups"]))
+    shown = [int(row.locator("td").first.inner_text()) for row in marked.all()]
+    assert shown == made["certificate"]["groups"]
+
+
 def test_the_code_to_paste_is_that_of_the_way_into_the_job(visitor: Visitor, service: Caller) -> None:
     """PACE's own, and for frameworks that keep their sums the best that they can be told."""
     profile = Profile.model_validate(layered_profile(6))

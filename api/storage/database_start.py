@@ -1,0 +1,44 @@
+"""The start of a service whose database may be away: it is asked until it answers."""
+
+import asyncio
+from collections.abc import Callable
+
+import tenacity
+from sqlalchemy.exc import InterfaceError, OperationalError
+
+from pace.api.storage.database import Database
+
+_LONGEST_PAUSE_S = 5.0
+
+
+async def when_it_answers(
+    database: Database, work: Callable[[], None], missing: Callable[[BaseException, float], None]
+) -> None:
+    """Call a function that needs the database, in a thread, as soon as the database answers.
+
+    Parameters
+    ----------
+    missing
+        Told of every attempt without an answer: the error, and in how many seconds the next one is.
+
+    Raises
+    ------
+    OperationalError
+        If a file of SQLite cannot be opened: it will not be there later either.
+    """
+
+    def note(state: tenacity.RetryCallState) -> None:
+        error = None if state.outcome is None else state.outcome.exception()
+        assert error is not None
+        assert state.next_action is not None
+        missing(error, state.next_action.sleep)
+
+    away = tenacity.retry_if_exception_type((OperationalError, InterfaceError))
+    async for attempt in tenacity.AsyncRetrying(
+        retry=tenacity.retry_never if database.is_sqlite else away,
+        wait=tenacity.wait_exponential(multiplier=0.5, max=_LONGEST_PAUSE_S),
+        before_sleep=note,
+        reraise=True,
+    ):
+        with attempt:
+            await asyncio.to_thread(work)
