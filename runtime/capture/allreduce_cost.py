@@ -227,7 +227,7 @@ def time_run(network: Network, tensors: list[torch.Tensor], *, calls: int, befor
         _send(network, tensors)
     _finish(network)
     mean = (time.perf_counter() - started) / calls
-    return float(network.minimum(torch.tensor([mean], dtype=torch.float64)))
+    return float(network.minimum(torch.tensor([mean], dtype=torch.float64, device="cpu")))
 
 
 def _send(network: Network, tensors: list[torch.Tensor]) -> None:

@@ -292,4 +292,4 @@ def _call_s(network: Network, size_bytes: int) -> float:
 
 def greatest(network: Network, value: float) -> float:
     """Return the greatest value of any rank; every rank must call it."""
-    return -float(network.minimum(torch.tensor([-value], dtype=torch.float64)))
+    return -float(network.minimum(torch.tensor([-value], dtype=torch.float64, device="cpu")))

@@ -301,4 +301,4 @@ class TransportNetwork:
     def minimum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the element-wise minimum over all ranks."""
         replies = [json.loads(each) for each in self._transport.gather(json.dumps(values.tolist()).encode())]
-        return torch.tensor(replies, dtype=torch.float64).amin(dim=0)
+        return torch.tensor(replies, dtype=torch.float64, device="cpu").amin(dim=0)

@@ -13,7 +13,7 @@ class WeightShare:
         group = plan.groups[number]
         self._parameters = [parameters[name] for name in group.gradients]
         total = sum(parameter.numel() for parameter in self._parameters)
-        self._buffer = torch.zeros(total, dtype=self._parameters[0].dtype)
+        self._buffer = torch.zeros(total, dtype=self._parameters[0].dtype, device="cpu")
         self._known = torch.zeros_like(self._buffer)
         sizes = [parameter.numel() for parameter in self._parameters]
         flats = torch.split(self._buffer, sizes)

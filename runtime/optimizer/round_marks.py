@@ -41,7 +41,7 @@ class RoundMarks:
         elif all(here):
             group.marks.fill_(1)
         else:
-            group.marks.copy_(torch.tensor(here))
+            group.marks.copy_(torch.tensor(here, device="cpu"))
         if code is not None and not self.beside:
             group.codes.zero_()
             group.codes[self._transport.rank] = int(code) / self._scale

@@ -187,7 +187,7 @@ class GlooTransport:
             # A ring of its own: the other may be waiting for a rank that waits for this.
             self._aside = Ring(self._segments, self.rank, self.size)
         with self._control_message("a gathering"):
-            lengths = self._rows(torch.tensor([len(payload)], dtype=torch.int64), f"{name}.lengths")
+            lengths = self._rows(torch.tensor([len(payload)], dtype=torch.int64, device="cpu"), f"{name}.lengths")
             longest = int(lengths.max().item())
             rows = self._rows(_to_tensor(payload, longest), name)
         return [
@@ -196,7 +196,7 @@ class GlooTransport:
 
     def _rows(self, mine: torch.Tensor, name: str) -> torch.Tensor:
         assert self._aside is not None
-        rows = torch.zeros((self.size, len(mine)), dtype=mine.dtype)
+        rows = torch.zeros((self.size, len(mine)), dtype=mine.dtype, device="cpu")
         rows[self.rank] = mine
         errors: list[BaseException | None] = []
         ended = threading.Event()
@@ -221,13 +221,13 @@ class GlooTransport:
 
     def decide(self, segment: int | None) -> int:
         """Publish or learn rank 0's choice; see ``Transport``."""
-        message = torch.tensor([-1 if segment is None else segment], dtype=torch.int64)
+        message = torch.tensor([-1 if segment is None else segment], dtype=torch.int64, device="cpu")
         broadcast_over(self._decisions, message)
         return int(message.item())
 
     def broadcast(self, payload: bytes | None) -> bytes:
         """Give rank 0's payload to all ranks."""
-        length = torch.tensor([0 if payload is None else len(payload)], dtype=torch.int64)
+        length = torch.tensor([0 if payload is None else len(payload)], dtype=torch.int64, device="cpu")
         self.broadcast_tensor(length)
         message = _to_tensor(payload or b"", int(length.item()))
         self.broadcast_tensor(message)
@@ -243,7 +243,7 @@ class GlooTransport:
         return self._gather_over(self._control, payload)
 
     def _gather_over(self, group: Any, payload: bytes) -> list[bytes]:
-        lengths = self._gather(group, torch.tensor([len(payload)], dtype=torch.int64))
+        lengths = self._gather(group, torch.tensor([len(payload)], dtype=torch.int64, device="cpu"))
         longest = max(int(length.item()) for length in lengths)
         messages = self._gather(group, _to_tensor(payload, longest))
         return [
@@ -318,7 +318,7 @@ def open_stores(group: str, rank: int, timeout: datetime.timedelta) -> JobStores
 
 
 def _to_tensor(payload: bytes, length: int) -> torch.Tensor:
-    message = torch.zeros(length, dtype=torch.uint8)
+    message = torch.zeros(length, dtype=torch.uint8, device="cpu")
     if payload:
         message[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
     return message

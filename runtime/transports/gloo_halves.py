@@ -63,7 +63,7 @@ class GlooHalves:
 
     def decide(self, segment: int | None) -> int:
         """Publish or learn rank 0's choice; see ``Transport``."""
-        message = torch.tensor([-1 if segment is None else segment], dtype=torch.int64)
+        message = torch.tensor([-1 if segment is None else segment], dtype=torch.int64, device="cpu")
         broadcast_over(self._groups[1], message)
         return int(message.item())
 

@@ -261,7 +261,7 @@ class HorovodTransport:
 
     def broadcast(self, payload: bytes | None) -> bytes:
         """Give rank 0's payload to all ranks."""
-        length = torch.tensor([0 if payload is None else len(payload)], dtype=torch.int64)
+        length = torch.tensor([0 if payload is None else len(payload)], dtype=torch.int64, device="cpu")
         self.broadcast_tensor(length)
         message = _to_tensor(payload or b"", int(length.item()))
         self.broadcast_tensor(message)
@@ -287,7 +287,7 @@ class HorovodTransport:
 
     def _gathered(self, payload: bytes, name: str | None) -> list[bytes]:
         of_lengths = None if name is None else f"{name}.lengths"
-        lengths = self._allgather(torch.tensor([len(payload)], dtype=torch.int64), of_lengths).tolist()
+        lengths = self._allgather(torch.tensor([len(payload)], dtype=torch.int64, device="cpu"), of_lengths).tolist()
         joined = _to_bytes(self._allgather(_to_tensor(payload, len(payload)), name))
         ends = list(itertools.accumulate(lengths))
         return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
@@ -344,7 +344,7 @@ def open_store(*, anew: bool) -> None:
     if _store_opened and not anew:
         return
     _store, _store_opened = None, True
-    address = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
+    address = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8, device="cpu")
     if hvd.rank() == 0:
         with contextlib.suppress(RuntimeError, OSError):
             host = _own_address()
@@ -392,7 +392,7 @@ def _own_address() -> str:
 
 
 def _to_tensor(payload: bytes, length: int) -> torch.Tensor:
-    message = torch.zeros(length, dtype=torch.uint8)
+    message = torch.zeros(length, dtype=torch.uint8, device="cpu")
     if payload:
         message[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
     return message
