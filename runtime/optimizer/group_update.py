@@ -142,7 +142,9 @@ SCALING = ("grad_scale", "found_inf")
 
 
 def _kept(value: Any) -> Any:
-    # Tensors are changed in place: a learning rate by the loop, a scale by GradScaler.update().
+    # Tensors are changed in place: a learning rate or betas by the loop, a scale by GradScaler.update().
+    if type(value) in (tuple, list):
+        return type(value)(_kept(each) for each in value)
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
