@@ -187,7 +187,9 @@ class GlooTransport:
             # A ring of its own: the other may be waiting for a rank that waits for this.
             self._aside = Ring(self._segments, self.rank, self.size)
         with self._control_message("a gathering"):
-            lengths = self._rows(torch.tensor([len(payload)], dtype=torch.int64, device="cpu"), f"{name}.lengths")
+            lengths = self._rows(
+                torch.tensor([len(payload)], dtype=torch.int64, device="cpu"), f"{name}.lengths"
+            )
             longest = int(lengths.max().item())
             rows = self._rows(_to_tensor(payload, longest), name)
         return [

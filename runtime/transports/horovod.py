@@ -287,7 +287,9 @@ class HorovodTransport:
 
     def _gathered(self, payload: bytes, name: str | None) -> list[bytes]:
         of_lengths = None if name is None else f"{name}.lengths"
-        lengths = self._allgather(torch.tensor([len(payload)], dtype=torch.int64, device="cpu"), of_lengths).tolist()
+        lengths = self._allgather(
+            torch.tensor([len(payload)], dtype=torch.int64, device="cpu"), of_lengths
+        ).tolist()
         joined = _to_bytes(self._allgather(_to_tensor(payload, len(payload)), name))
         ends = list(itertools.accumulate(lengths))
         return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
