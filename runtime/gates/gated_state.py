@@ -66,7 +66,7 @@ class GatedState(defaultdict[torch.Tensor, _State]):
     def __ror__(self, other: Any) -> Any:
         return other | self.copy()
 
-    def __ior__(self, other: Any) -> "GatedState":  # type: ignore[override, misc]  # of any mapping
+    def __ior__(self, other: Any) -> "GatedState":  # type: ignore[override]  # of any mapping
         self.update(other)
         return self
 
@@ -107,7 +107,8 @@ class GatedState(defaultdict[torch.Tensor, _State]):
         self._wait()
         return defaultdict(dict, dict.items(self))
 
-    __copy__ = copy
+    def __copy__(self) -> "defaultdict[torch.Tensor, _State]":  # type: ignore[override]  # not gated
+        return self.copy()
 
     def items(self) -> ItemsView[torch.Tensor, _State]:  # type: ignore[override]  # a view all the same
         """Read all state."""

@@ -10,10 +10,14 @@ What this cannot see: other tensors that share the memory (``parameter_memory`` 
 that is given the tensor without a function of torch (gates on modules see most of that).
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import nn
+
+from pace.runtime.gates.unasking_functions import have_them_ask
 
 Guard = Callable[[torch.Tensor], None]
 """Makes a tensor current and takes off its guard, or raises."""
@@ -118,6 +122,8 @@ _kinds: dict[type, type] = {}  # of guarded classes, those that they stand for
 
 
 def _guarded_class(kind: type) -> type:
+    if not _kinds:
+        have_them_ask(_ask_arguments)
     names = ("__deepcopy__", "__reduce_ex__", "__reduce__")
     methods: dict[str, Any] = {name: _asking_first(name) for name in names if hasattr(kind, name)}
     made: type = type(kind)(
@@ -150,6 +156,8 @@ def _call(
 ) -> Any:
     """Stand between torch and a function that was given a guarded tensor."""
     named = named or {}
+    if function is _DETACH and sys._getframe(1).f_code is _NEW_PARAMETER:
+        return _detached_parameter(arguments[0])
     if function in _DESCRIPTIONS:
         with without_guards():
             return function(*arguments, **named)
@@ -157,6 +165,23 @@ def _call(
         for tensor in _types_within(arguments, named):
             _ask(tensor)
     return function(*arguments, **named)
+
+
+_DETACH: Any = torch.Tensor.detach
+_NEW_PARAMETER: Any = nn.Parameter.__new__.__code__
+
+
+def _detached_parameter(tensor: torch.Tensor) -> torch.Tensor:
+    """Do for ``nn.Parameter(tensor)``, which looked at the guarded class, what it does for a Parameter."""
+    _ask(tensor)
+    made: torch.Tensor = torch.Tensor._make_subclass(type(tensor), tensor.detach())
+    return made
+
+
+def _ask_arguments(arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    if _guards:
+        _ask_within(arguments)
+        _ask_within(named.values())
 
 
 def _ask(tensor: torch.Tensor) -> None:

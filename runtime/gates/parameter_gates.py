@@ -165,6 +165,16 @@ class _EnterHook:
         return _no_hook, ()
 
 
+def take_off_hooks(module: nn.Module) -> None:
+    """Take our hooks off a module, or a copy of one, that is about to be scripted: they cannot be."""
+    for each in module.modules():
+        hooks = each._forward_pre_hooks
+        for key in [
+            key for key, hook in hooks.items() if hook is _do_nothing or isinstance(hook, _EnterHook)
+        ]:
+            del hooks[key]
+
+
 def _no_hook() -> Callable[[nn.Module, Any], None]:
     return _do_nothing
 

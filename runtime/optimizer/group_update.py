@@ -198,6 +198,7 @@ def plain_mode(device: str) -> Iterator[None]:
         When a CUDA graph is being captured, which would apply the update again in every replay.
     """
     with contextlib.ExitStack() as undone:
+        undone.callback(_set_frame_evaluation, _set_frame_evaluation(None))
         if device == "cuda" and torch.cuda.is_current_stream_capturing():
             raise InvalidUse(
                 "a CUDA graph is being captured while updates are pending: call synchronize() before that"
@@ -212,6 +213,10 @@ def plain_mode(device: str) -> Iterator[None]:
             undone.enter_context(torch.autocast(device, enabled=False))
         with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
             yield
+
+
+# torch.compile's: with None, Python runs what is called as it is.
+_set_frame_evaluation: Any = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 @contextlib.contextmanager

@@ -415,6 +415,14 @@ class Rounds(WholeUpdates):
             for group in self._at_step:
                 self.finish(group)
 
+    def finish_before(self, parameters: Iterable[nn.Parameter] | None) -> None:
+        """Apply the updates of some parameters, or of all, before code uses them that nobody can watch."""
+        if self._attention.needed:
+            wanted = None if parameters is None else set(parameters)
+            for slot in self.slots:
+                if wanted is None or slot.parameter in wanted:
+                    self.make_current(slot)
+
     def wait_for_all(self) -> None:
         """Wait until every group of a sealed round is reduced."""
         self.await_answer()

@@ -59,7 +59,8 @@ class Usage:
     def learn_uses(self, *, at_entry: frozenset[str], at_step: frozenset[str]) -> None:
         """Record the uses that no gate saw in the first round that was watched."""
         self.watched = True
-        self.at_entry, self.at_step = at_entry, at_step
+        self.at_entry = at_entry
+        self.at_step |= at_step
 
     def adapt(self, slot: Slot) -> None:
         """Learn from a round in which a gradient did not arrive as often as expected."""

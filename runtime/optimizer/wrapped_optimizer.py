@@ -27,8 +27,8 @@ from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Report, chrome_trace
 from pace.runtime.event_log import log
 from pace.runtime.gates.carrier import Carrier
+from pace.runtime.gates.compiled_code import CompiledWatch
 from pace.runtime.gates.gated_state import ungate_state
-from pace.runtime.gates.script_modules import ScriptWatch
 from pace.runtime.optimizer.averaging import Averaging, mean_loss
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped, weakly
 from pace.runtime.optimizer.replaced_methods import step_was_replaced, zero_grad_was_replaced
@@ -125,7 +125,7 @@ class WrappedOptimizer(NormAndState):
             optimizer.register_load_state_dict_post_hook(weakly(self._after_loading)),
         ]
         self._gate_state(replaced=False)
-        self._scripts = ScriptWatch(weakly(self._finish_scripted))
+        self._compiled = CompiledWatch(weakly(self._finish_scripted), weakly(self._enter_compiled))
         self._peers = transport.peers
         if self._peers is not None:
             self._peers.follow(self._progress, self._answer)
@@ -193,8 +193,11 @@ class WrappedOptimizer(NormAndState):
 
     def _finish_scripted(self, module: nn.Module) -> None:
         """From now on apply the updates of what a module compiles in ``step()``."""
-        if isinstance(module, nn.Module):
-            self._rounds.finish_in_step(module.parameters())
+        self._rounds.finish_in_step(module.parameters())
+
+    def _enter_compiled(self, module: nn.Module | None) -> None:
+        """Have parameters be current that compiled code is about to use."""
+        self._rounds.finish_before(None if module is None else module.parameters())
 
     def _progress(self) -> dict[str, Any]:
         return {
@@ -419,7 +422,7 @@ class WrappedOptimizer(NormAndState):
                 if self._peers is not None:
                     releases.callback(self._peers.close, reason, failed=failed)
                 releases.callback(ungate_state, self.optimizer)
-                releases.callback(self._scripts.close)
+                releases.callback(self._compiled.close)
                 for hook in self._gating:
                     releases.callback(hook.remove)
                 releases.callback(self._choice.close)

@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,6 +49,22 @@ class _Doubled(torch.autograd.Function):
         return gradient * 2
 
 
+def _to_dlpack(tensor: torch.Tensor) -> Any:
+    return vars(torch.utils.dlpack)["to_dlpack"](tensor)
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor + 0
+
+
+def _scripted(tensor: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        compiled: Any = torch.jit.script(_unchanged)
+    found: torch.Tensor = compiled(tensor)
+    return found
+
+
 def _saved(tensor: torch.Tensor) -> torch.Tensor:
     file = io.BytesIO()
     torch.save(tensor, file)
@@ -80,9 +97,18 @@ _TWOS: dict[str, Callable[[nn.Parameter], Any]] = {
     "vector": lambda p: nn.utils.parameters_to_vector([p]).view(3, 3),
     "function": lambda p: _Doubled.apply(p) / 2,  # type: ignore[no-untyped-call]  # in torch
     "rows": lambda p: torch.stack(list(p)),
+    "array of a copy": lambda p: torch.asarray(p, copy=True, requires_grad=False),
+    "new tensor": lambda p: torch.zeros(1).new_tensor(p),
+    "sparse": lambda p: torch.sparse_coo_tensor(
+        torch.tensor([[0, 1, 2]]), p, check_invariants=True
+    ).to_dense(),
+    "parameter": nn.Parameter,
+    "scripted": _scripted,
+    "exchanged": lambda p: torch.utils.dlpack.from_dlpack(_to_dlpack(p)),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*copy construct from a tensor")
 @pytest.mark.parametrize("way", _TWOS)
 def test_whoever_uses_a_value_asks_the_guard_first(bench: _Bench, way: str) -> None:
     """And finds what the guard has made of it; the class is as before, and so is the object."""

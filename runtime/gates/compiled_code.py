@@ -1,0 +1,100 @@
+"""Notices code that torch compiles: what is compiled reads parameters past every guard and gate.
+
+Modules that ``torch.jit`` traces or scripts share the model's parameters from then on. Functions of
+``torch.compile`` look at their inputs' classes, so parameters must be current before they begin.
+"""
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from pace.runtime.gates.parameter_gates import take_off_hooks
+
+_watches: "weakref.WeakValueDictionary[int, CompiledWatch]" = weakref.WeakValueDictionary()
+
+
+class CompiledWatch:
+    """Tells of compiled code until ``close``.
+
+    Parameters
+    ----------
+    scripted
+        Called with each module that ``torch.jit`` traces or scripts.
+    entered
+        Called before each compiled function begins, with the module whose forward it is; None for a function.
+    """
+
+    def __init__(
+        self, scripted: Callable[[nn.Module], None], entered: Callable[[nn.Module | None], None]
+    ) -> None:
+        self.scripted = scripted
+        self.entered = entered
+        _watches[id(self)] = self
+        _watch_scripts()
+        _watch_dynamo()
+
+    def close(self) -> None:
+        """Tell no more."""
+        _watches.pop(id(self), None)
+
+
+def _watch_scripts() -> None:
+    # Every way of making a ScriptModule comes by this function of torch.
+    recursive: Any = torch.jit._recursive
+    own = recursive.create_script_module
+    if hasattr(own, "_told_by_pace"):
+        return
+
+    @functools.wraps(own)
+    def create_script_module(module: Any, *arguments: Any, **named: Any) -> Any:
+        if isinstance(module, nn.Module):
+            for watch in list(_watches.values()):
+                watch.scripted(module)
+            take_off_hooks(module)
+        return own(module, *arguments, **named)
+
+    vars(create_script_module)["_told_by_pace"] = True
+    recursive.create_script_module = create_script_module
+
+
+def _watch_dynamo() -> None:
+    # Torch's optimizers load it when the first is built.
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    own = getattr(frames, "install_generation_tagging_init", None)
+    if own is None or hasattr(own, "_told_by_pace"):
+        return
+
+    # Called whenever a compiled function is, before Dynamo looks at anything.
+    @functools.wraps(own)
+    def install_generation_tagging_init() -> None:
+        if _watches:
+            module = _compiled_module()
+            for watch in list(_watches.values()):
+                watch.entered(module)
+        own()
+
+    vars(install_generation_tagging_init)["_told_by_pace"] = True
+    frames.install_generation_tagging_init = install_generation_tagging_init
+
+
+# From the call of a compiled function down to the function that is called first.
+_DEEPEST = 8
+
+
+def _compiled_module() -> nn.Module | None:
+    """Return the module whose forward is about to run compiled; None where it is another function."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_DEEPEST):
+        if frame is None:
+            return None
+        if frame.f_code.co_name == "compile_wrapper":
+            owner = getattr(frame.f_locals.get("fn"), "__self__", None)
+            return owner if isinstance(owner, nn.Module) else None
+        frame = frame.f_back
+    return None
