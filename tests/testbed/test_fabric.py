@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fabric import measure
-from benchmarks.fabric_commits import measure as measure_commits
-from benchmarks.testbed.hosts import why_unavailable
+from benchmarks.harness.network.hosts import why_unavailable
+from benchmarks.studies.fabric.chain import measure
+from benchmarks.studies.fabric.commits import measure as measure_commits
 
 pytestmark = [
     pytest.mark.netns,
@@ -53,7 +53,7 @@ def test_all_contenders_train_over_links_that_change(tmp_path: Path) -> None:
     found = tmp_path / "cells.json"
     setting = "--networks N2 --compute C1 --machines 2 --megabytes 0.2 --seconds 3"
     names = "fabric,fabric-s,patient-4,killed-2000,async,tree,ring"
-    command = f"-m benchmarks.fabric_testbed {setting} --contenders {names} --json {found}"
+    command = f"-m benchmarks fabric {setting} --contenders {names} --json {found}"
     subprocess.run([sys.executable, *command.split()], check=True, capture_output=True, timeout=600)
     contenders = json.loads(found.read_text())[0]["contenders"]
     assert all(each["iteration_s"] is not None for each in contenders.values())

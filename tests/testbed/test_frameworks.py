@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.testbed.contenders import FRAMEWORKS
-from benchmarks.testbed.hosts import Host
-from benchmarks.testbed.measure import Effort, measure
-from benchmarks.testbed.scaling import Fitted
+from benchmarks.harness.contenders import FRAMEWORKS
+from benchmarks.harness.measure import Effort, measure
+from benchmarks.harness.network.hosts import Host
+from benchmarks.harness.workload.scaling import Fitted
 from pace.documents.profile import Profile
 from tests.runtime.frameworks.programs import without
 

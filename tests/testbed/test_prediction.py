@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.testbed.contenders import BY_NAME, CONTENDERS, Contender
-from benchmarks.testbed.prediction import predict, schedule_for
-from benchmarks.testbed.replay import renamed
+from benchmarks.harness.contenders import BY_NAME, CONTENDERS, Contender
+from benchmarks.harness.prediction import predict, schedule_for
+from benchmarks.harness.workload.replay import renamed
 from pace.checker import check
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile, UpdateRule

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from benchmarks.testbed.contenders import BY_NAME
-from benchmarks.testbed.hosts import Host
-from benchmarks.testbed.measure import Effort, measure
-from benchmarks.testbed.real import MODELS, RealModel, captured, expected_weights
-from benchmarks.testbed.reference import LEARNING_RATE, TOLERANCE, scale_of
+from benchmarks.harness.contenders import BY_NAME
+from benchmarks.harness.measure import Effort, measure
+from benchmarks.harness.network.hosts import Host
+from benchmarks.harness.workload.real import MODELS, RealModel, captured, expected_weights
+from benchmarks.harness.workload.reference import LEARNING_RATE, TOLERANCE, scale_of
 from pace.documents.collective_costs import AffineAllReduce
 
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.testbed.contenders import HSDP
-from benchmarks.testbed.hosts import Host, Link, hosts, join_directly
-from benchmarks.testbed.measure import Effort, measure
-from benchmarks.testbed.replay import plan_replay
-from benchmarks.testbed.replicas import SHARDS, by_units, fifo_schedule, unit_starts
-from benchmarks.testbed.scaling import Fitted
+from benchmarks.harness.contenders import HSDP
+from benchmarks.harness.measure import Effort, measure
+from benchmarks.harness.network.hosts import Host, Link, hosts, join_directly
+from benchmarks.harness.workload.replay import plan_replay
+from benchmarks.harness.workload.replicas import SHARDS, by_units, fifo_schedule, unit_starts
+from benchmarks.harness.workload.scaling import Fitted
 from pace.allreduce.optimize import optimize
 from pace.documents.profile import Profile
 from pace.models import build

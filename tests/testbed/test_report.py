@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.testbed.chart import draw
-from benchmarks.testbed.contenders import UNTUNED
-from benchmarks.testbed.report import markdown
-from benchmarks.testbed.results import ContenderResult, SettingResult, as_document, from_document
+from benchmarks.harness.chart import draw
+from benchmarks.harness.contenders import UNTUNED
+from benchmarks.harness.report import markdown
+from benchmarks.harness.results import ContenderResult, SettingResult, as_document, from_document
 
 
 def contender(name: str, windows_ms: list[float], *, peer: bool = False, **more: Any) -> ContenderResult:
@@ -92,7 +92,7 @@ def record_of(setting: SettingResult) -> dict[str, Any]:
 def test_page_and_chart_show_everyone(setting: SettingResult, tmp_path: Path) -> None:
     """The page tells speed-ups, errors and who is out and why; the chart is an image."""
     record = record_of(setting)
-    page = markdown(record, command="python -m benchmarks.testbed")
+    page = markdown(record, command="python -m benchmarks testbed")
     assert (
         "| vgg16 | 4 | 1 | PACE-STATIC (fastest) | 625 | x 1.28 | x 1.12 | x 1.12 | DDP-BEST | +25.0 % |"
         in page
@@ -120,7 +120,7 @@ def test_page_compares_pace_with_each_frameworks_default(setting: SettingResult,
     document = as_document(setting)
     record = {**record_of(setting), "settings": [document]}
     record["conditions"]["frameworks"] = {"lightning": "2.6.6"}
-    page = markdown(record, command="python -m benchmarks.testbed --frameworks")
+    page = markdown(record, command="python -m benchmarks testbed --frameworks")
     assert "| torch DDP | vgg16 | 4 | 1 | 800.0 | 640.0 | x 1.25 | +28.0 % |" in page
     assert "| Lightning | vgg16 | 4 | 1 | 810.0 | 648.0 | x 1.25 | +29.6 % |" in page
     assert "| Accelerate | vgg16" not in page

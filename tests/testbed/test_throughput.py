@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.throughput.again import compare_again, tables
-from benchmarks.throughput.compare import Comparison, measured_rate, replay_errors
-from benchmarks.throughput.shapes import ALL_SHAPES, shape_of
-from benchmarks.throughput.tcp_runs import (
+from benchmarks.studies.throughput.again import compare_again, tables
+from benchmarks.studies.throughput.compare import Comparison, measured_rate, replay_errors
+from benchmarks.studies.throughput.shapes import ALL_SHAPES, shape_of
+from benchmarks.studies.throughput.tcp_runs import (
     compare_tcp,
     even_link,
     job_of,
@@ -19,7 +19,7 @@ from benchmarks.throughput.tcp_runs import (
     run_tcp,
     steps_document,
 )
-from benchmarks.throughput.tensorflow_runs import START_NICE, run_as_this_process, why_no_tensorflow
+from benchmarks.studies.throughput.tensorflow_runs import START_NICE, run_as_this_process, why_no_tensorflow
 
 
 @pytest.mark.netns

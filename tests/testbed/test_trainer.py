@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.testbed import trainer
-from benchmarks.testbed.contenders import BY_NAME, CLIPPING, CONTENDERS, Contender
-from benchmarks.testbed.errors import RankFailed
-from benchmarks.testbed.hosts import Host
-from benchmarks.testbed.measure import Effort, measure, windows_of
-from benchmarks.testbed.prediction import schedule_for
-from benchmarks.testbed.processes import ranks
-from benchmarks.testbed.reference import TOLERANCE, expected_weights, norm_to_clip_to
-from benchmarks.testbed.replay import renamed
-from benchmarks.testbed.results import as_document, from_document
-from benchmarks.testbed.scaling import Fitted
+from benchmarks.harness.contenders import BY_NAME, CLIPPING, CONTENDERS, Contender
+from benchmarks.harness.measure import Effort, measure, windows_of
+from benchmarks.harness.network.errors import RankFailed
+from benchmarks.harness.network.hosts import Host
+from benchmarks.harness.network.processes import ranks
+from benchmarks.harness.prediction import schedule_for
+from benchmarks.harness.results import as_document, from_document
+from benchmarks.harness.training import trainer
+from benchmarks.harness.workload.reference import TOLERANCE, expected_weights, norm_to_clip_to
+from benchmarks.harness.workload.replay import renamed
+from benchmarks.harness.workload.scaling import Fitted
 from pace.documents.any_schedule import AnySchedule
 from pace.documents.profile import Profile, UpdateRule
 
@@ -116,7 +116,7 @@ def test_a_contender_that_dies_leaves_the_others(two_hosts: list[Host], layered:
     """A schedule that does not fit fails its contender alone, with the reason."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "benchmarks.testbed.measure.schedule_for",
+            "benchmarks.harness.measure.schedule_for",
             lambda contender, profile, factor: _reversed(schedule_for(contender, profile, factor)),
         )
         result = measure(

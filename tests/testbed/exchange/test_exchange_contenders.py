@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.testbed.exchange.contenders import (
+from benchmarks.harness.exchange.contenders import (
     CONTENDERS,
     EXCHANGE_BY_NAME,
     ExchangeContender,
@@ -10,8 +10,8 @@ from benchmarks.testbed.exchange.contenders import (
     schedule_of,
     traffic_of,
 )
-from benchmarks.testbed.exchange.layouts import Layout, parse_layout
-from benchmarks.testbed.replay import renamed
+from benchmarks.harness.layouts import Layout, parse_layout
+from benchmarks.harness.workload.replay import renamed
 from pace.checker import check
 from pace.documents.cluster import Cluster
 from pace.documents.profile import Profile

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed.errors import RankFailed
-from benchmarks.testbed.exchange.contenders import EXCHANGE_BY_NAME
-from benchmarks.testbed.exchange.layouts import Layout, measure_cluster
-from benchmarks.testbed.exchange.measure import _Contest, measure_exchange
-from benchmarks.testbed.exchange.results import as_exchange_document, from_exchange_document
-from benchmarks.testbed.exchange.tensorflow_peer import model_document, run_unmodified
-from benchmarks.testbed.exchange.trainer import ExchangeTrainer
-from benchmarks.testbed.hosts import Host, Link, hosts
-from benchmarks.testbed.measure import Effort
-from benchmarks.testbed.processes import Ranks
-from benchmarks.testbed.reference import TOLERANCE
-from benchmarks.testbed.replay import renamed
-from benchmarks.testbed.scaling import Fitted
+from benchmarks.harness.exchange.contenders import EXCHANGE_BY_NAME
+from benchmarks.harness.exchange.measure import _Contest, measure_exchange
+from benchmarks.harness.exchange.results import as_exchange_document, from_exchange_document
+from benchmarks.harness.layouts import Layout, measure_cluster
+from benchmarks.harness.measure import Effort
+from benchmarks.harness.network.errors import RankFailed
+from benchmarks.harness.network.hosts import Host, Link, hosts
+from benchmarks.harness.network.processes import Ranks
+from benchmarks.harness.training.over_servers import ExchangeTrainer
+from benchmarks.harness.training.tensorflow_peer import model_document, run_unmodified
+from benchmarks.harness.workload.reference import TOLERANCE
+from benchmarks.harness.workload.replay import renamed
+from benchmarks.harness.workload.scaling import Fitted
 from pace.documents.cluster import Cluster
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.testbed.exchange.command import _arguments, _grid, main
-from benchmarks.testbed.exchange.layouts import Layout
-from benchmarks.testbed.exchange.results import (
+from benchmarks.harness.exchange.command import _arguments, _grid, main
+from benchmarks.harness.exchange.results import (
     ExchangeSetting,
     UnmodifiedRun,
     as_exchange_document,
     from_exchange_document,
 )
-from benchmarks.testbed.results import ContenderResult
+from benchmarks.harness.layouts import Layout
+from benchmarks.harness.results import ContenderResult
 
 
 def contender(name: str, windows_ms: list[float], **more: Any) -> ContenderResult:
@@ -85,7 +85,7 @@ def test_json_and_page_show_everyone(
     names = ("date", "pace", "commit", "torch", "python", "kernel", "cores")
     record = {
         "exchange": "ps",
-        "command": "python -m benchmarks.testbed --exchange ps",
+        "command": "python -m benchmarks testbed --exchange ps",
         "conditions": {
             **dict.fromkeys(names, "x"),
             "rate_mbit_s": 200.0,
