@@ -1,4 +1,4 @@
-"""What an all-reduce costs on the testbed itself, over each backend, measured by the runtime's own tool."""
+"""What communication costs on a layout's hosts, measured by the runtime's own tools."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,16 +6,24 @@ from typing import Any
 import torch
 
 from benchmarks.harness.contenders import Backend
+from benchmarks.harness.layouts import Layout
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.joining import PATIENCE_S, join_horovod, join_torch, serve_horovod
 from benchmarks.harness.network.processes import Answer, ranks
+from benchmarks.harness.training.over_servers import TOKEN
+from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.half_costs import SampledHalf
+from pace.documents.push_pull import PushPull
 from pace.runtime.capture.allreduce_cost import Collective
 from pace.runtime.capture.self_profile import TransportNetwork
+from pace.runtime.parameter_server.measure import measure_links
+from pace.runtime.parameter_server.options import read_options
+from pace.runtime.parameter_server.server import Server
 from pace.runtime.profiler import AllReduceMeasurement, measure_allreduce
 
 _PORT = 19000
+_SERVERS_PORT = 19100
 
 
 def capture_cost(
@@ -104,3 +112,29 @@ def _main(rank: int, on: Sequence[Host], backend: Backend) -> Answer:
         )
 
     return answer
+
+
+def measure_cluster(on: Sequence[Host], layout: Layout) -> Cluster:
+    """Measure links from the first worker alone, against all servers that are on other hosts."""
+    others = on[1:] if layout.colocated else layout.split(on)[1]
+    with (
+        ranks("servers", others, _serving, others) as servers,
+        ranks("measuring", on[:1], _measuring, others) as worker,
+        servers.awake(),
+    ):
+        (measured,) = worker.ask("measure")
+    cost: PushPull = measured.cost()
+    return Cluster(
+        name=f"testbed, {layout}",
+        exchange=cost.model_copy(update={"servers": layout.servers, "colocated": layout.colocated}),
+    )
+
+
+def _serving(rank: int, others: Sequence[Host]) -> Answer:
+    server = Server(others[rank].address, _SERVERS_PORT, token=TOKEN)
+    return lambda _request, _arguments: server.port
+
+
+def _measuring(_rank: int, others: Sequence[Host]) -> Answer:
+    options = read_options([f"{host.address}:{_SERVERS_PORT}" for host in others], TOKEN)
+    return lambda _request, _arguments: measure_links(options, size_bytes=4 << 20, repeats=5)

@@ -2,43 +2,37 @@
 
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.harness.contenders import Backend, Contender
+from benchmarks.harness.contenders import Contender
+from benchmarks.harness.contest import Contest
 from benchmarks.harness.network.errors import RankFailed
-from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.processes import Ranks, ranks
 from benchmarks.harness.prediction import predict, schedule_for
-from benchmarks.harness.results import ContenderResult, SettingResult
-from benchmarks.harness.training import trainer
-from benchmarks.harness.workload import real
-from benchmarks.harness.workload.reference import TOLERANCE, FloatArray, expected_weights, norm_to_clip_to
-from benchmarks.harness.workload.replay import renamed
+from benchmarks.harness.results import ContenderResult, MeasuredWindows, SettingResult, windows_of
+from benchmarks.harness.server_plans import predict_over_servers, schedule_over_servers, traffic_of
+from benchmarks.harness.training import over_servers, trainer
+from benchmarks.harness.workload.reference import TOLERANCE, FloatArray
 from benchmarks.harness.workload.replicas import by_units
-from benchmarks.harness.workload.scaling import Fitted, slower
-from pace.documents.any_schedule import AnySchedule
-from pace.documents.collective_costs import AllReduce
-from pace.documents.half_costs import SampledHalf
+from benchmarks.harness.workload.scaling import slower
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
+from pace.parameter_server.optimize import optimize_exchange
 from pace.runtime.profiler import Contention
 from pace.schedule_choice import lower_bound_s
 
 _FIRST_PORT = 20000
 ROUND_TIMEOUT_S = 300.0
 
-# Of every bucket size that is tried, and of training without communication.
+# Windows for each bucket size that is tried, and for training without communication.
 _SWEEP_WINDOWS = 2
 _PLAIN_WINDOWS = 4
 
 Tell = Callable[[str], None]
-
-Halves = tuple[SampledHalf, SampledHalf]
-"""What a reduce-scatter and an all-gather cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,115 +49,164 @@ class Effort:
         What DDP's sweep tries.
     """
 
-    rounds: int = 4
+    rounds: int = 3
     windows: int = 3
     warmup: int = 2
     bucket_sizes_mib: tuple[float, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
-class _Entry:
-    """A contender on its way through a setting."""
+class Entry:
+    """A contender on its way through a setting.
 
-    contender: Contender
+    Attributes
+    ----------
+    job
+        What its ranks run.
+    predict
+        Returns the predicted window in seconds, given the bucket size that DDP's sweep chose.
+    servers, workers
+        Its processes: those of servers on hosts of their own, if there are any, and the workers'.
+    """
+
+    job: trainer.Job
     profile: Profile
-    schedule: AnySchedule | None
-    running: Ranks | None = None
+    predict: Callable[[float | None], float]
+    bound_s: float
+    servers: Ranks | None = None
+    workers: Ranks | None = None
     rounds_s: list[list[float]] = field(default_factory=list)
     failed: str | None = None
     largest_error: float | None = None
     bucket_mib: float | None = None
     sweep_s: dict[str, float] | None = None
-    trace: Any = None
 
+    @property
+    def contender(self) -> Contender:
+        """Who it is."""
+        return self.job.contender
 
-def windows_of(starts: Sequence[Sequence[float]]) -> list[float]:
-    """Turn every rank's starts of windows into the windows' lengths: from the last rank to the last rank."""
-    latest = [max(at) for at in zip(*starts, strict=True)]
-    return [later - earlier for earlier, later in pairwise(latest)]
+    def start(self, stack: ExitStack, effort: Effort) -> None:
+        """Start the processes and train until everything is warm."""
+        job, name = self.job, self.contender.name
+        undisturbed = job.workload.real is None
+        workers, hosts = job.layout.split(job.on)
+        if hosts and not job.layout.colocated and self.contender.backend == "servers":
+            self.servers = stack.enter_context(
+                ranks(f"{name}, servers", hosts, over_servers.serve, hosts, job)
+            )
+        environment = self.contender.environment
+        self.workers = stack.enter_context(
+            ranks(name, workers, trainer.main, job, environment=environment, undisturbed=undisturbed)
+        )
+        self.ask("join", self.ask("serve")[0])
+        if self.contender.kind == "ddp-sweep":
+            self._sweep(effort)
+        if self.contender.tuning_iterations:
+            self.ask("train", self.contender.tuning_iterations)
+        self.ask("train", effort.warmup)
+        self.ask("restart")
+
+    def ask(self, request: str, *arguments: Any) -> list[Any]:
+        """Ask the workers, with the servers awake."""
+        assert self.workers is not None
+        with nullcontext() if self.servers is None else self.servers.awake():
+            return self.workers.ask(request, *arguments, timeout_s=ROUND_TIMEOUT_S)
+
+    def _sweep(self, effort: Effort) -> None:
+        """Time DDP with every bucket size, and use the best."""
+        took = {}
+        for mib in effort.bucket_sizes_mib:
+            self.ask("use_bucket_size", mib)
+            self.ask("train", 2)
+            took[mib] = statistics.median(windows_of(self.ask("train", _SWEEP_WINDOWS + 1)))
+        self.bucket_mib = min(took, key=took.__getitem__)
+        self.sweep_s = {f"{mib:g}": seconds for mib, seconds in took.items()}
+        self.ask("use_bucket_size", self.bucket_mib)
+
+    def attempt(self, act: Callable[[], None]) -> None:
+        """Do something unless it has failed; a failure is its own, not the setting's."""
+        if self.failed is not None:
+            return
+        try:
+            act()
+        except RankFailed as error:
+            self.failed = str(error).strip().splitlines()[-1]
+            for group in (self.workers, self.servers):
+                if group is not None:
+                    group.kill()
+
+    def take_turn(self, effort: Effort) -> None:
+        """Be timed for a round."""
+        self.rounds_s.append(windows_of(self.ask("train", effort.windows + 1)))
+
+    def check(self, expected: FloatArray) -> None:
+        """Compare the weights with what they should be by now."""
+        self.largest_error = check_weights(self.ask("check_weights", expected))
+
+    def result(self) -> ContenderResult:
+        """Return what the record holds."""
+        return ContenderResult(
+            name=self.contender.name,
+            label=self.contender.label,
+            peer=self.contender.peer,
+            rounds_s=self.rounds_s,
+            predicted_s=self.predict(self.bucket_mib),
+            bound_s=self.bound_s,
+            largest_weight_error=self.largest_error,
+            disqualified=self.failed,
+            bucket_mib=self.bucket_mib,
+            sweep_s=self.sweep_s,
+        )
 
 
 def measure(
-    on: Sequence[Host],
-    model: str,
-    ratio: float,
-    fitted: Fitted,
-    costs: dict[Backend, AllReduce],
+    contest: Contest,
     contenders: Sequence[Contender],
     effort: Effort,
     tell: Tell,
-    traces: dict[str, Any] | None = None,
     *,
-    clip: bool = False,
-    halves: Mapping[Backend, Halves] | None = None,
+    traces: dict[str, Any] | None = None,
+    unmodified: Callable[[], Sequence[MeasuredWindows]] | None = None,
 ) -> SettingResult:
     """Measure all contenders on one workload.
 
     Parameters
     ----------
-    costs
-        Of each backend on these hosts; schedules, predictions and bounds are made from them.
     traces
         Filled with a (profile, schedule, trace) for each contender that follows a schedule of all-reduces.
-    clip
-        Whether gradients are clipped by their global norm.
-    halves
-        What a reduce-scatter and an all-gather cost over each backend, where that was measured.
+    unmodified
+        Runs other systems on these hosts, once all contenders are stopped.
     """
-    if clip:
-        assert fitted.real is None, "what clipping makes of real compute has no reference"
-        fitted = replace(fitted, profile=fitted.profile.replace(update="global-norm"))
-    max_norm = norm_to_clip_to(fitted.profile) if clip else None
-    workload = trainer.Workload(
-        profile=fitted.whole, size_factor=fitted.size_factor, real=fitted.real, max_norm=max_norm
-    )
-
-    def priced(profile: Profile, backend: Backend, *, bound: bool = False) -> Profile:
-        contention = fitted.contention.get(backend, Contention())
-        if bound:  # all-reduces that compute does not slow down: none is faster
-            profile = profile.replace(allreduce=costs[backend], compute_slowdown=contention.compute_slowdown)
-        else:
-            profile = profile.replace(
-                allreduce=slower(costs[backend], contention.allreduce_slowdown),
-                compute_slowdown=contention.slowdown_while_carried,
-            )
-        first, second = (halves or {}).get(backend, (None, None))
-        return profile.replace(reduce_scatter=first, all_gather=second) if first and second else profile
-
-    entries = []
-    for contender in contenders:
-        profile = priced(fitted.profile, contender.backend)
-        if fitted.real is None:
-            profile = renamed(profile)
-        if fitted.shards > 1:
-            profile = by_units(profile)
-        schedule = schedule_for(contender, profile, fitted.size_factor)
-        entries.append(_Entry(contender=contender, profile=profile, schedule=schedule))
+    fitted, workload = contest.fitted, contest.workload
+    entries = [
+        _over_servers(contest, each, _FIRST_PORT + number, effort)
+        if each.backend == "servers"
+        else _over_allreduce(contest, each, _FIRST_PORT + number)
+        for number, each in enumerate(contenders)
+    ]
     load = os.getloadavg()[0]
-    plain_s = plain_window_s(on, workload)
-    iterations = effort.rounds * (effort.windows + 1)
-    expected = _expected(fitted, len(on), iterations, max_norm)
+    plain_s = plain_window_s(contest)
+    expected = contest.expected(effort.rounds * (effort.windows + 1))
     with ExitStack() as stack:
-        for number, entry in enumerate(entries):
-            _attempt(entry, lambda e=entry, n=number: _start(stack, e, n, on, workload, effort))  # type: ignore[misc]
+        for entry in entries:
+            entry.attempt(lambda e=entry: e.start(stack, effort))  # type: ignore[misc]  # bound at once
         for turn in range(effort.rounds):
             # Nobody is always first, nobody always follows the same other.
-            for entry in entries[turn % len(entries) :] + entries[: turn % len(entries)]:
-                _attempt(entry, lambda e=entry: _take_turn(e, effort))  # type: ignore[misc]
+            first = turn % max(len(entries), 1)
+            for entry in (*entries[first:], *entries[:first]):
+                entry.attempt(lambda e=entry: e.take_turn(effort))  # type: ignore[misc]
         for entry in entries:
-            _attempt(entry, lambda e=entry: _check(e, expected))  # type: ignore[misc]
-            if traces is not None and isinstance(entry.schedule, Schedule):
-                _attempt(entry, lambda e=entry: _trace(e))  # type: ignore[misc]
-                traces[entry.contender.name] = (entry.profile, entry.schedule, entry.trace)
+            entry.attempt(lambda e=entry: e.check(expected))  # type: ignore[misc]
+            if traces is not None and isinstance(entry.job.schedule, Schedule):
+                _trace(entry, traces)
     for entry in entries:
         if entry.failed:
             tell(f"{entry.contender.name}: {entry.failed}")
-    bounded = by_units(fitted.profile) if fitted.shards > 1 else fitted.profile
-    bounds = {backend: lower_bound_s(priced(bounded, backend, bound=True)) for backend in costs}
     return SettingResult(
-        model=model,
-        workers=len(on),
-        ratio=ratio,
+        model=contest.model,
+        layout=str(contest.layout),
+        ratio=contest.ratio,
         compute_s=fitted.profile.timing.compute_s,
         plain_s=plain_s,
         gradients=len(fitted.profile.gradients),
@@ -172,91 +215,68 @@ def measure(
         size_factor=fitted.size_factor,
         load=load,
         contention={backend: asdict(each) for backend, each in fitted.contention.items()},
-        contenders=[_result(entry, fitted, bounds, costs) for entry in entries],
-        max_norm=max_norm,
+        contenders=[entry.result() for entry in entries],
+        max_norm=workload.max_norm,
+        pacing_bytes_per_s=contest.pacing_bytes_per_s,
+        unmodified=list(unmodified()) if unmodified is not None else [],
     )
 
 
-def _expected(fitted: Fitted, workers: int, iterations: int, max_norm: float | None) -> FloatArray:
-    if fitted.real is None:
-        return expected_weights(fitted.whole, workers=workers, iterations=iterations, max_norm=max_norm)
-    order = [gradient.name for gradient in fitted.profile.gradients]
-    return real.expected_weights(fitted.real, order, workers=workers, iterations=iterations)
+def _over_allreduce(contest: Contest, contender: Contender, port: int) -> Entry:
+    fitted = contest.fitted
+    profile = contest.named(contest.priced(contender.backend))
+    schedule = schedule_for(contender, profile, fitted.size_factor)
+    predicted = profile
+    if contender.predicted_at is not None:
+        contention = fitted.contention.get(contender.backend, Contention())
+        cost = slower(contest.costs.allreduce[contender.predicted_at], contention.allreduce_slowdown)
+        predicted = profile.replace(allreduce=cost)
+    bounded = contest.priced(contender.backend, bound=True)
+    return Entry(
+        job=trainer.Job(
+            on=contest.on,
+            layout=contest.layout,
+            contender=contender,
+            workload=contest.workload,
+            schedule=schedule,
+            port=port,
+        ),
+        profile=profile,
+        predict=lambda mib: predict(contender, predicted, fitted.size_factor, schedule, mib),
+        bound_s=lower_bound_s(by_units(bounded) if fitted.shards > 1 else bounded),
+    )
 
 
-def _attempt(entry: _Entry, act: Callable[[], None]) -> None:
-    """Do something with a contender that has not failed yet; a failure is its own, not the setting's."""
-    if entry.failed is not None:
-        return
-    try:
-        act()
-    except RankFailed as error:
-        entry.failed = str(error).strip().splitlines()[-1]
-        if entry.running is not None:
-            entry.running.kill()
+def _over_servers(contest: Contest, contender: Contender, port: int, effort: Effort) -> Entry:
+    cluster, pacing = contest.costs.cluster, contest.pacing_bytes_per_s
+    assert cluster is not None
+    profile = contest.named(contest.fitted.profile)
+    traffic = traffic_of(contender, profile, cluster, contest.fitted.size_factor, paced=pacing is not None)
+    return Entry(
+        job=trainer.Job(
+            on=contest.on,
+            layout=contest.layout,
+            contender=contender,
+            workload=contest.workload,
+            schedule=schedule_over_servers(contender, profile, cluster, traffic),
+            port=port,
+            rules=traffic.rules,
+            pacing_bytes_per_s=pacing,
+        ),
+        profile=profile,
+        predict=lambda _: predict_over_servers(profile, cluster, traffic, windows=effort.windows),
+        bound_s=optimize_exchange(profile, cluster).predicted.lower_bound_s,
+    )
 
 
-def plain_window_s(on: Sequence[Host], workload: trainer.Workload) -> float:
+def plain_window_s(contest: Contest) -> float:
     """Time all ranks side by side without communication: what emulated compute takes on this machine."""
-    plain = Contender(name="plain", label="no communication", backend="torch", kind="ddp")
-    with ranks(
-        "plain", on, trainer.main, *(on, plain, workload, None, 0), undisturbed=workload.real is None
-    ) as running:
+    plain = Contender(name="plain", label="no communication", kind="ddp", color="")
+    job = trainer.Job(on=contest.on, layout=contest.layout, contender=plain, workload=contest.workload)
+    with ranks("plain", job.workers, trainer.main, job, undisturbed=job.workload.real is None) as running:
         running.ask("train", 2)
         starts = running.ask("train", _PLAIN_WINDOWS + 1)
     return float(statistics.median(later - earlier for own in starts for earlier, later in pairwise(own)))
-
-
-def _start(
-    stack: ExitStack,
-    entry: _Entry,
-    number: int,
-    on: Sequence[Host],
-    workload: trainer.Workload,
-    effort: Effort,
-) -> None:
-    contender = entry.contender
-    entry.running = stack.enter_context(
-        ranks(
-            contender.name,
-            on,
-            trainer.main,
-            *(on, contender, workload, entry.schedule, _FIRST_PORT + number),
-            environment=contender.environment,
-            undisturbed=workload.real is None,
-        )
-    )
-    port = entry.running.ask("serve")[0]
-    entry.running.ask("join", port)
-    if contender.kind == "ddp-sweep":
-        _sweep(entry, entry.running, effort)
-    if contender.tuning_iterations:
-        entry.running.ask("train", contender.tuning_iterations, timeout_s=ROUND_TIMEOUT_S)
-    entry.running.ask("train", effort.warmup, timeout_s=ROUND_TIMEOUT_S)
-    entry.running.ask("restart")
-
-
-def _sweep(entry: _Entry, running: Ranks, effort: Effort) -> None:
-    """Time DDP with every bucket size, and use the best."""
-    took = {}
-    for mib in effort.bucket_sizes_mib:
-        running.ask("use_bucket_size", mib)
-        running.ask("train", 2)
-        took[mib] = statistics.median(windows_of(running.ask("train", _SWEEP_WINDOWS + 1)))
-    entry.bucket_mib = min(took, key=took.__getitem__)
-    entry.sweep_s = {f"{mib:g}": seconds for mib, seconds in took.items()}
-    running.ask("use_bucket_size", entry.bucket_mib)
-
-
-def _take_turn(entry: _Entry, effort: Effort) -> None:
-    assert entry.running is not None
-    starts = entry.running.ask("train", effort.windows + 1, timeout_s=ROUND_TIMEOUT_S)
-    entry.rounds_s.append(windows_of(starts))
-
-
-def _check(entry: _Entry, expected: FloatArray) -> None:
-    assert entry.running is not None
-    entry.largest_error = check_weights(entry.running.ask("check_weights", expected))
 
 
 def check_weights(checks: Sequence[trainer.WeightCheck]) -> float:
@@ -275,29 +295,7 @@ def check_weights(checks: Sequence[trainer.WeightCheck]) -> float:
     return largest
 
 
-def _trace(entry: _Entry) -> None:
-    assert entry.running is not None
-    entry.trace = entry.running.ask("trace", 4)[0]
-
-
-def _result(
-    entry: _Entry, fitted: Fitted, bounds: dict[Backend, float], costs: dict[Backend, AllReduce]
-) -> ContenderResult:
-    contender = entry.contender
-    profile = entry.profile
-    if contender.predicted_at is not None:
-        contention = fitted.contention.get(contender.backend, Contention())
-        cost = slower(costs[contender.predicted_at], contention.allreduce_slowdown)
-        profile = profile.replace(allreduce=cost)
-    return ContenderResult(
-        name=contender.name,
-        label=contender.label,
-        peer=contender.peer,
-        rounds_s=entry.rounds_s,
-        predicted_s=predict(contender, profile, fitted.size_factor, entry.schedule, entry.bucket_mib),
-        bound_s=bounds[contender.backend],
-        largest_weight_error=entry.largest_error,
-        disqualified=entry.failed,
-        bucket_mib=entry.bucket_mib,
-        sweep_s=entry.sweep_s,
-    )
+def _trace(entry: Entry, traces: dict[str, Any]) -> None:
+    found: list[Any] = []
+    entry.attempt(lambda: found.extend(entry.ask("trace", 4)[:1]))
+    traces[entry.contender.name] = (entry.profile, entry.job.schedule, found[0] if found else None)

@@ -1,42 +1,28 @@
-"""What a record holds: numbers as measured, and the few that follow from them. JSON-ready."""
+"""What a record holds of each setting: numbers as measured, and the few that follow from them. JSON-ready."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
-
-from benchmarks.harness.contenders import FRAMEWORK_PAIRS, UNTUNED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContenderResult:
-    """One contender in one setting.
+class MeasuredWindows:
+    """Windows of one way to train.
 
     Attributes
     ----------
     rounds_s
         For every round, the windows measured in it, in seconds.
-    predicted_s
-        What the simulator says, from the profile and the cost captured on the testbed.
-    bound_s
-        No schedule of any fusion is faster, at its backend's all-reduce cost.
-    largest_weight_error
-        How far the farthest weight is from what it should be.
     disqualified
         Why it does not count, None when it does.
-    bucket_mib
-        For DDP's sweep: the best size, as an unscaled model would have it, and what each size took.
     """
 
     name: str
     label: str
-    peer: bool
     rounds_s: list[list[float]]
-    predicted_s: float
-    bound_s: float
-    largest_weight_error: float | None = None
     disqualified: str | None = None
-    bucket_mib: float | None = None
-    sweep_s: dict[str, float] | None = None
 
     @property
     def windows_s(self) -> list[float]:
@@ -59,6 +45,30 @@ class ContenderResult:
         """Whether it trained right and was timed."""
         return self.disqualified is None and len(self.windows_s) > 1
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContenderResult(MeasuredWindows):
+    """One contender in one setting.
+
+    Attributes
+    ----------
+    predicted_s
+        The simulator's window, from the profile and the costs measured on these hosts.
+    bound_s
+        No schedule of any fusion is faster at these costs.
+    largest_weight_error
+        How far the farthest weight is from what it should be.
+    bucket_mib
+        For DDP's sweep: the best size, as an unscaled model would have it, and what each size took.
+    """
+
+    peer: bool
+    predicted_s: float
+    bound_s: float
+    largest_weight_error: float | None = None
+    bucket_mib: float | None = None
+    sweep_s: dict[str, float] | None = None
+
     @property
     def error(self) -> float:
         """Predicted over measured, less one."""
@@ -72,22 +82,26 @@ class ContenderResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingResult:
-    """All contenders in one setting: a model, so many workers, a communication/compute ratio.
+    """All contenders in one setting: a model, a layout, a communication/compute ratio.
 
     Attributes
     ----------
     plain_s
         Median iteration of all ranks side by side without any communication; `compute_s` is the profile's.
     load
-        Processes that wanted a core in the minute before, from the machine's load average.
+        The machine's load average before the setting.
     max_norm
-        What gradients were clipped to by their global norm; None where they were not.
+        The global norm that gradients were clipped to; None where they were not.
     contention
         How compute and all-reduces of each backend slow one another down; empty where it was not measured.
+    pacing_bytes_per_s
+        Of every connection to a server; None without pacing or servers.
+    unmodified
+        Training by other systems on the same hosts, with the same layers and sleeps.
     """
 
     model: str
-    workers: int
+    layout: str
     ratio: float
     compute_s: float
     plain_s: float
@@ -99,32 +113,42 @@ class SettingResult:
     contenders: list[ContenderResult]
     max_norm: float | None = None
     contention: dict[str, dict[str, float]] = field(default_factory=dict)
+    pacing_bytes_per_s: float | None = None
+    unmodified: list[MeasuredWindows] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        paced = ", paced" if self.pacing_bytes_per_s else ""
+        return f"{self.model}, {self.layout}, ratio {self.ratio:g}{paced}"
 
     @property
     def plain_error(self) -> float:
         """Emulated compute against the profile's: plain over compute, less one."""
         return self.plain_s / self.compute_s - 1
 
-    def best(self, names: tuple[str, ...] | None = None) -> ContenderResult | None:
-        """Return the fastest peer that counts, among these names where given."""
-        peers = [c for c in self.contenders if c.peer and c.counts and (names is None or c.name in names)]
-        return min(peers, key=lambda c: c.iteration_s, default=None)
+    def named(self, name: str) -> ContenderResult | None:
+        """Return a contender by name, if it counts."""
+        return next((each for each in self.contenders if each.name == name and each.counts), None)
+
+    def best(self, names: Sequence[str] | None = None) -> ContenderResult | None:
+        """Return the fastest that counts, among these names or, without any, among all peers."""
+        found = [c for c in self.contenders if c.counts and (c.peer if names is None else c.name in names)]
+        return min(found, key=lambda c: c.iteration_s, default=None)
 
     @property
     def best_pace(self) -> ContenderResult | None:
         """The fastest of PACE's."""
-        ours = [c for c in self.contenders if c.name.startswith("pace") and c.counts]
-        return min(ours, key=lambda c: c.iteration_s, default=None)
+        return self.best([c.name for c in self.contenders if c.name.startswith("pace")])
 
-    def speedup(self, contender: ContenderResult, names: tuple[str, ...] | None = None) -> float | None:
-        """How many times faster a contender is than the best peer among `names`."""
+    def speedup(self, contender: ContenderResult, names: Sequence[str] | None = None) -> float | None:
+        """Return how many times faster a contender is than the best of these names, or of all peers."""
         best = self.best(names)
         return best.iteration_s / contender.iteration_s if best and contender.counts else None
 
-    def over_own_default(self, contender: ContenderResult) -> float | None:
-        """Return how many times faster PACE is than what its framework does by default; None for others."""
-        own = tuple(default for default, ours in FRAMEWORK_PAIRS.values() if ours == contender.name)
-        return self.speedup(contender, own) if own else None
+
+def windows_of(starts: Sequence[Sequence[float]]) -> list[float]:
+    """Turn every rank's starts of windows into the windows' lengths: from the last rank to the last rank."""
+    latest = [max(at) for at in zip(*starts, strict=True)]
+    return [later - earlier for earlier, later in pairwise(latest)]
 
 
 def as_document(setting: SettingResult) -> dict[str, Any]:
@@ -138,21 +162,20 @@ def as_document(setting: SettingResult) -> dict[str, Any]:
                 "error": contender.error,
                 "gap": contender.gap,
                 "speedup_over_best_peer": setting.speedup(contender),
-                "speedup_over_best_untuned_peer": setting.speedup(contender, UNTUNED),
-                "speedup_over_best_ddp": setting.speedup(contender, ("ddp", "ddp-best")),
             }
-            if (own := setting.over_own_default(contender)) is not None:
-                entry["speedup_over_own_default"] = own
     document["plain_error"] = setting.plain_error
     return document
 
 
 def from_document(document: dict[str, Any]) -> SettingResult:
     """Read what ``as_document`` wrote."""
-    known = set(ContenderResult.__dataclass_fields__)
-    contenders = [
-        ContenderResult(**{name: value for name, value in entry.items() if name in known})
-        for entry in document["contenders"]
-    ]
-    own = {name: document[name] for name in SettingResult.__dataclass_fields__ if name in document}
-    return SettingResult(**(own | {"contenders": contenders}))
+
+    def only(kind: Any, entry: dict[str, Any]) -> Any:
+        return kind(**{name: value for name, value in entry.items() if name in kind.__dataclass_fields__})
+
+    lists = {
+        "contenders": [only(ContenderResult, entry) for entry in document["contenders"]],
+        "unmodified": [only(MeasuredWindows, entry) for entry in document["unmodified"]],
+    }
+    setting: SettingResult = only(SettingResult, document | lists)
+    return setting

@@ -12,15 +12,15 @@ from pace.view.timeline import chrome_trace
 MICROSECONDS = 1e6
 
 
-def write_traces(traces: dict[tuple[str, int, float], Any], folder: Path) -> list[Path]:
+def write_traces(traces: dict[tuple[str, str, float], Any], folder: Path) -> list[Path]:
     """Write one file for each contender of PACE's; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for (model, workers, ratio), contenders in traces.items():
+    for (model, layout, ratio), contenders in traces.items():
         for name, (profile, schedule, trace) in contenders.items():
             if schedule is None or trace is None:
                 continue
-            path = folder / f"{model}-w{workers}-r{ratio:g}-{name}.json"
+            path = folder / f"{model}-{layout}-r{ratio:g}-{name}.json".replace(" ", "-")
             path.write_text(json.dumps(side_by_side(profile, schedule, trace)))
             written.append(path)
     return written
@@ -45,7 +45,7 @@ def side_by_side(profile: Profile, schedule: Schedule, trace: Any) -> dict[str, 
     ]
     events.append({"ph": "M", "pid": 3, "name": "process_name", "args": {"name": "measured: network"}})
     if report is not None:
-        offset = first_submission(profile, report, schedule)
+        offset = first_submission(report, schedule)
         for segment in report.segments:
             events.append(
                 _slice(
@@ -56,9 +56,8 @@ def side_by_side(profile: Profile, schedule: Schedule, trace: Any) -> dict[str, 
     return document
 
 
-def first_submission(profile: Profile, report: Report, schedule: Schedule) -> float:
+def first_submission(report: Report, schedule: Schedule) -> float:
     """Return when, in the window, the report's clock began: at the first group's readiness."""
-    del profile
     first = min(range(len(report.groups)), key=lambda number: report.groups[number].submitted_s)
     return schedule.groups[first].ready_s - report.groups[first].submitted_s
 

@@ -3,99 +3,66 @@
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.harness.contenders import Contender
-from benchmarks.harness.exchange.contenders import ExchangeContender
-from benchmarks.harness.layouts import TOKEN, Layout
 from benchmarks.harness.network.hosts import Host
-from benchmarks.harness.network.joining import PATIENCE_S, join_torch
+from benchmarks.harness.network.joining import PATIENCE_S
 from benchmarks.harness.network.processes import Answer
 from benchmarks.harness.training.policy_wire import PolicyTransport, server_type
-from benchmarks.harness.training.trainer import Trainer, Workload
-from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.parameter_server.options import read_options
 from pace.runtime.parameter_server.server import Server
-from pace.simulation.parameter_server.traffic import ExchangeTraffic
+
+if TYPE_CHECKING:
+    from benchmarks.harness.training.trainer import Job
+
+TOKEN = "testbed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchanging:
-    """How the ranks of a contender exchange gradients.
+def wrap(rank: int, job: "Job", optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Any:
+    """Link a worker up with the servers and wrap its optimizer."""
+    workers, hosts = job.layout.split(job.on)
+    servers: str | list[str] = [f"{host.address}:{job.port}" for host in hosts]
+    if job.layout.colocated:
+        os.environ["PACE_PS_HOST"] = workers[rank].address
+        servers = "colocated"
+    pacing = job.pacing_bytes_per_s or math.inf  # without a limit, rather than the plan's
+    if job.contender.kind == "policy":
+        return _wrap_policy(optimizer, model, job, servers, pacing)
+    import pace.runtime.torch
 
-    Attributes
-    ----------
-    pacing_bytes_per_s
-        Of every connection, both ways; None without pacing.
-    port
-        Of torch.distributed's store; servers of their own listen on the same number.
-    """
-
-    contender: ExchangeContender
-    layout: Layout
-    traffic: ExchangeTraffic
-    schedule: PushPullSchedule
-    pacing_bytes_per_s: float | None
-    port: int
-
-
-# What the trainer of all-reduces wants to know; there is no all-reduce.
-_PLAIN = Contender(name="exchange", label="exchange", backend="torch", kind="pace")
-
-
-class ExchangeTrainer(Trainer):
-    """One worker; its public methods are the requests it answers."""
-
-    def __init__(self, rank: int, on: Sequence[Host], workload: Workload, exchanging: Exchanging) -> None:
-        self._exchanging = exchanging
-        workers, _ = exchanging.layout.split(on)
-        super().__init__(rank, workers, _PLAIN, workload, None, exchanging.port)
-        self._all_hosts = on
-
-    def join(self, port: int) -> None:
-        """Join the other workers, link up with the servers, and wrap the optimizer."""
-        join_torch(self._rank, self._on, port)
-        exchanging = self._exchanging
-        servers: str | list[str] = "colocated"
-        if exchanging.layout.colocated:
-            os.environ["PACE_PS_HOST"] = self._on[self._rank].address
-        else:
-            _, hosts = exchanging.layout.split(self._all_hosts)
-            servers = [f"{host.address}:{exchanging.port}" for host in hosts]
-        if exchanging.contender.family == "pace":
-            import pace.runtime.torch
-
-            self._optimizer = pace.runtime.torch.DistributedOptimizer(
-                self._optimizer,
-                self._replay,
-                backend="ps",
-                servers=servers,
-                token=TOKEN,
-                schedule=exchanging.schedule,
-                order=exchanging.contender.order,
-                mode="overlap",
-                # Without a limit, rather than that of the plan.
-                pacing_bytes_per_s=exchanging.pacing_bytes_per_s or math.inf,
-                timeout_s=PATIENCE_S,
-            )
-        else:
-            self._optimizer = _wrap(self._optimizer, self._replay, exchanging, servers)
+    order: Any = job.contender.order
+    return pace.runtime.torch.DistributedOptimizer(
+        optimizer,
+        model,
+        backend="ps",
+        servers=servers,
+        token=TOKEN,
+        schedule=job.schedule,
+        order=order,
+        mode="overlap",
+        pacing_bytes_per_s=pacing,
+        timeout_s=PATIENCE_S,
+    )
 
 
-def _wrap(
-    optimizer: torch.optim.Optimizer, model: Any, exchanging: Exchanging, servers: str | list[str]
+def _wrap_policy(
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module,
+    job: "Job",
+    servers: str | list[str],
+    pacing_bytes_per_s: float,
 ) -> WrappedOptimizer:
     """Wrap as ``DistributedOptimizer`` does, with a transport that keeps to a policy's rules."""
+    assert job.rules is not None
     transport = PolicyTransport(
-        lambda: read_options(servers, TOKEN, pacing_bytes_per_s=exchanging.pacing_bytes_per_s or math.inf),
-        rules=exchanging.traffic.rules,
+        lambda: read_options(servers, TOKEN, pacing_bytes_per_s=pacing_bytes_per_s),
+        rules=job.rules,
         timeout_s=PATIENCE_S,
     )
 
@@ -112,7 +79,7 @@ def _wrap(
         )
         return options, PlanSource(
             transport,
-            schedule=exchanging.schedule,
+            schedule=job.schedule,
             service=None,
             job=None,
             credit_bytes=None,
@@ -123,20 +90,10 @@ def _wrap(
         return WrappedOptimizer(optimizer, model, transport=transport, prepare=prepare)
 
 
-def work(rank: int, on: Sequence[Host], workload: Workload, exchanging: Exchanging) -> Answer:
-    """Run one worker; see ``processes.ranks``."""
-    torch.set_num_threads(1)
-    trainer = ExchangeTrainer(rank, on, workload, exchanging)
-
-    def answer(request: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(trainer, request)(*arguments)
-
-    return answer
-
-
-def serve(rank: int, on: Sequence[Host], exchanging: Exchanging) -> Answer:
+def serve(rank: int, on: Sequence[Host], job: "Job") -> Answer:
     """Run one server on a host of its own: `on` are the servers' hosts."""
     torch.set_num_threads(1)
-    kind = Server if exchanging.contender.family == "pace" else server_type(exchanging.traffic.rules)
-    server = kind(on[rank].address, exchanging.port, workers=exchanging.layout.workers, token=TOKEN)
+    assert job.rules is not None
+    kind = server_type(job.rules) if job.contender.kind == "policy" else Server
+    server = kind(on[rank].address, job.port, workers=job.layout.workers, token=TOKEN)
     return lambda _request, _arguments: server.port

@@ -1,9 +1,9 @@
-"""An unmodified peer: TensorFlow with its own servers and gRPC on a setting's hosts, layers and sleeps.
+"""An unmodified peer: TensorFlow with its own servers and gRPC on the same hosts, layers and sleeps.
 
-What differs from our contenders: TensorFlow pulls every variable at the start of a step, in an order of its
+What differs from the contenders: TensorFlow pulls every variable at the start of a step, in an order of its
 own, and pushes whole gradients as they become ready; variables go to servers in turn, whatever their size;
 updates run on the servers; gRPC multiplexes whole tensors over one connection, with its own flow control and
-without pacing. Nothing of its configuration is changed.
+without pacing.
 """
 
 import contextlib
@@ -17,24 +17,24 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from benchmarks.harness.exchange.results import UnmodifiedRun
 from benchmarks.harness.layouts import Layout
-from benchmarks.harness.measure import windows_of
 from benchmarks.harness.network.enter import run_undisturbed
 from benchmarks.harness.network.hosts import Host
+from benchmarks.harness.results import MeasuredWindows, windows_of
 from benchmarks.harness.workload.replay import plan_replay
 from pace.documents.profile import Profile
 
 PROGRAM = Path(__file__).with_name("tensorflow_program.py")
 LEARNING_RATE = 2.0**-10
 
+# TensorFlow takes seconds of a processor to start: below other runs that are being measured meanwhile.
+START_NICE = 10
+
 _PORT = 2222
 _SKIPPED = 3
 _START_TIMEOUT_S = 180.0
-
-Waiting = Literal["sync", "async"]
 
 
 def model_document(profile: Profile) -> dict[str, Any]:
@@ -54,68 +54,122 @@ def model_document(profile: Profile) -> dict[str, Any]:
     }
 
 
+def why_no_tensorflow(python: Path) -> str | None:
+    """Say in one line why an interpreter cannot run TensorFlow; None when it can."""
+    program = "import importlib.util as u, sys; sys.exit(u.find_spec('tensorflow') is None)"
+    try:
+        found = subprocess.run([python, "-c", program], capture_output=True, check=False).returncode == 0
+    except OSError as error:
+        return f"{python}: {error.strerror}"
+    return None if found else f"{python} has no TensorFlow: {python} -m pip install tensorflow-cpu==2.21.0"
+
+
 def run_unmodified(
     python: Path, on: Sequence[Host], layout: Layout, profile: Profile, steps: int
-) -> list[UnmodifiedRun]:
+) -> list[MeasuredWindows]:
     """Train with `python`, which has TensorFlow: with a queue of tokens, and without waiting."""
     runs = []
-    modes: tuple[Waiting, ...] = ("sync", "async")
-    for waiting in modes:
-        label = "TensorFlow, " + {"sync": "queue of tokens", "async": "asynchronous"}[waiting]
+    for waiting, label in (("sync", "queue of tokens"), ("async", "asynchronous")):
         windows: list[float] = []
         failed = None
         try:
-            windows = _train(python, on, layout, profile, steps, waiting)
+            windows = _windows(python, on, layout, profile, steps, sync=waiting == "sync")
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             failed = str(error)
-            print(f"testbed: {label}: {failed}", file=sys.stderr, flush=True)
+            print(f"testbed: TensorFlow, {label}: {failed}", file=sys.stderr, flush=True)
         runs.append(
-            UnmodifiedRun(name=f"tensorflow-{waiting}", label=label, windows_s=windows, failed=failed)
+            MeasuredWindows(
+                name=f"tensorflow-{waiting}",
+                label=f"TensorFlow, {label}",
+                rounds_s=[windows] if windows else [],
+                disqualified=failed,
+            )
         )
     return runs
 
 
-def _train(
-    python: Path, on: Sequence[Host], layout: Layout, profile: Profile, steps: int, waiting: Waiting
+def _windows(
+    python: Path, on: Sequence[Host], layout: Layout, profile: Profile, steps: int, *, sync: bool
 ) -> list[float]:
     workers, servers = layout.split(on)
-    own_port = _PORT + 1  # servers may be on the same hosts
+    results = train_tensorflow(
+        python, servers, workers, model_document(profile), steps=steps + _SKIPPED, sync=sync
+    )
+    ends = [result["ends_s"][_SKIPPED - 1 :] for result in results]
+    if not sync:
+        return [later - earlier for own in ends for earlier, later in pairwise(own)]
+    # After as many steps, every weight has been updated so often with the mean of equal gradients.
+    due = -LEARNING_RATE * (steps + _SKIPPED)
+    wrong = [result["weight"] for result in results if abs(result["weight"] / due - 1) > 1e-6]
+    if wrong:
+        raise RuntimeError(f"TensorFlow's weights are {wrong} where {due} is due")
+    return windows_of(ends)
+
+
+def train_tensorflow(
+    python: Path,
+    servers: Sequence[Host],
+    workers: Sequence[Host],
+    model: dict[str, Any],
+    *,
+    steps: int,
+    sync: bool = False,
+    trace: bool = False,
+    warm_up: int = 0,
+    slack_s: float = 1e-3,
+    undisturbed: bool = True,
+    environment: dict[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """Train on these hosts and return what each worker wrote; see the program.
+
+    Parameters
+    ----------
+    undisturbed
+        Whether processes go before other programs of the machine. Else they start below them, and have this
+        process's priority from the first counted step on.
+    environment
+        Set for TensorFlow's processes besides this one's.
+
+    Raises
+    ------
+    RuntimeError
+        When a worker ends early or is late; the message holds what it said last.
+    """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        model = Path(folder) / "model.json"
-        model.write_text(json.dumps(model_document(profile)))
-        common = [
+        path = Path(folder) / "model.json"
+        path.write_text(json.dumps(model))
+        options = [
             *("--ps", *(f"{host.address}:{_PORT}" for host in servers)),
-            *("--workers", *(f"{host.address}:{own_port}" for host in workers)),
-            *("--model", str(model), "--steps", str(steps + _SKIPPED)),
-            *(["--sync"] if waiting == "sync" else []),
+            *("--workers", *(f"{host.address}:{_PORT + 1}" for host in workers)),
+            *("--model", str(path), "--steps", str(steps), "--warm-up", str(warm_up)),
+            *("--slack-s", str(slack_s), *["--sync"] * sync, *["--trace"] * trace),
         ]
-        for task, host in enumerate(servers):
-            stack.enter_context(_process(host, python, ["--job", "ps", "--task", str(task), *common]))
-        started = [
-            stack.enter_context(
-                _process(
-                    host,
-                    python,
-                    ["--job", "worker", "--task", str(task), "--output", f"{folder}/{task}.json", *common],
-                )
+
+        def start(host: Host, job: str, task: int) -> "subprocess.Popen[bytes]":
+            own = ["--job", job, "--task", str(task), "--output", f"{folder}/{task}.json"]
+            return stack.enter_context(
+                _process(host, python, [*own, *options], undisturbed, environment or {})
             )
-            for task, host in enumerate(workers)
-        ]
+
+        serving = [start(host, "ps", task) for task, host in enumerate(servers)]
+        started = [start(host, "worker", task) for task, host in enumerate(workers)]
         _expect(started, b"ready", _START_TIMEOUT_S)
+        if not undisturbed:
+            for process in (*serving, *started):
+                run_as_this_process(process)
         for process in started:
-            _tell(process)
+            assert process.stdin is not None
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
         _expect(started, b"done", _START_TIMEOUT_S + 10 * steps)
-        results = [json.loads(Path(f"{folder}/{task}.json").read_text()) for task in range(len(workers))]
-    if waiting == "sync":
-        # After as many steps, every weight has been updated so often with the mean of equal gradients.
-        due = -LEARNING_RATE * (steps + _SKIPPED)
-        wrong = [result["weight"] for result in results if abs(result["weight"] / due - 1) > 1e-6]
-        if wrong:
-            raise RuntimeError(f"TensorFlow's weights are {wrong} where {due} is due")
-        return windows_of([result["ends_s"][_SKIPPED - 1 :] for result in results])
-    return [
-        later - earlier for result in results for earlier, later in pairwise(result["ends_s"][_SKIPPED - 1 :])
-    ]
+        return [json.loads(Path(f"{folder}/{task}.json").read_text()) for task in range(len(workers))]
+
+
+def run_as_this_process(process: "subprocess.Popen[bytes]") -> None:
+    """Give every thread of a process this one's priority; later ones inherit it."""
+    for thread in Path(f"/proc/{process.pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # the thread may have ended by now
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def _expect(processes: Sequence["subprocess.Popen[bytes]"], line: bytes, within_s: float) -> None:
@@ -137,12 +191,6 @@ def _expect(processes: Sequence["subprocess.Popen[bytes]"], line: bytes, within_
                     raise RuntimeError(f"worker {task} ended with {process.wait(10)}: {_last_words(process)}")
 
 
-def _tell(process: "subprocess.Popen[bytes]") -> None:
-    assert process.stdin is not None
-    process.stdin.write(b"go\n")
-    process.stdin.flush()
-
-
 def _last_words(process: "subprocess.Popen[bytes]") -> str:
     assert process.stderr is not None
     process.stderr.seek(0)
@@ -151,16 +199,19 @@ def _last_words(process: "subprocess.Popen[bytes]") -> str:
 
 
 @contextlib.contextmanager
-def _process(host: Host, python: Path, arguments: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
-    command = ["ip", "netns", "exec", host.namespace, str(python), str(PROGRAM), *arguments]
+def _process(
+    host: Host, python: Path, arguments: Sequence[str], undisturbed: bool, environment: dict[str, str]
+) -> Iterator["subprocess.Popen[bytes]"]:
+    nice = [] if undisturbed else ["nice", "-n", str(START_NICE)]
+    command = ["ip", "netns", "exec", host.namespace, *nice, str(python), str(PROGRAM), *arguments]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            preexec_fn=run_undisturbed,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment,
+            preexec_fn=run_undisturbed if undisturbed else None,
         )
         process.stderr = errors  # for what it says last
         try:

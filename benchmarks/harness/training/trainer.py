@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from benchmarks.harness.contenders import DDP_FIRST_MIB, DDP_MIB, HOROVOD_THRESHOLD_BYTES, Contender
+from benchmarks.harness.layouts import Layout
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.joining import PATIENCE_S, join_horovod, join_torch, serve_horovod
 from benchmarks.harness.network.processes import Answer
+from benchmarks.harness.training import over_servers
 from benchmarks.harness.training.framework_loop import FrameworkLoop, enter, launched
 from benchmarks.harness.workload.real import RealModel
 from benchmarks.harness.workload.reference import LEARNING_RATE, FloatArray, scale_of, sha256
@@ -22,9 +24,10 @@ from pace.documents.any_schedule import AnySchedule
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.runtime.engine.local_parts import local_part
+from pace.simulation.parameter_server.traffic import ExchangeRules
 
 # Kinds that train on our engine.
-_OURS = ("pace", "bytescheduler", "hsdp", "hsdp-fifo")
+_OURS = ("pace", "bytescheduler", "hsdp", "hsdp-fifo", "policy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,37 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the ranks of one contender train, where and how.
+
+    Attributes
+    ----------
+    on
+        All hosts of the layout.
+    schedule
+        For contenders that follow one.
+    port
+        Of torch.distributed's store; servers on hosts of their own listen on the same number.
+    rules, pacing_bytes_per_s
+        Over servers: the policy's rules, and the rate of every connection, both ways (None without pacing).
+    """
+
+    on: Sequence[Host]
+    layout: Layout
+    contender: Contender
+    workload: Workload
+    schedule: AnySchedule | None = None
+    port: int = 0
+    rules: ExchangeRules | None = None
+    pacing_bytes_per_s: float | None = None
+
+    @property
+    def workers(self) -> Sequence[Host]:
+        """The hosts that train."""
+        return self.layout.split(self.on)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightCheck:
     """A rank's weights: their hash, and how far the farthest is from what it should be."""
 
@@ -60,31 +94,17 @@ class WeightCheck:
 
 
 class Trainer:
-    """One rank of one contender; its public methods are the requests it answers.
+    """One rank of one contender; its public methods are the requests it answers."""
 
-    Parameters
-    ----------
-    schedule
-        For contenders that follow one.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        on: Sequence[Host],
-        contender: Contender,
-        workload: Workload,
-        schedule: AnySchedule | None,
-        port: int,
-    ) -> None:
+    def __init__(self, rank: int, job: Job) -> None:
         self._rank = rank
-        self._on = on
-        self._contender = contender
-        self._workload = workload
-        self._schedule = schedule
-        self._port = port
+        self._job = job
+        self._on = job.workers
+        self._contender = job.contender
+        self._workload = job.workload
+        self._schedule = job.schedule
         self._iteration = 0
-        self._replay = workload.model(rank)
+        self._replay = job.workload.model(rank)
         self._initial = [parameter.detach().clone() for parameter in self._replay.parameters()]
         self._model: nn.Module = self._replay
         self._optimizer: Any = self._plain_optimizer()
@@ -95,16 +115,18 @@ class Trainer:
 
     def serve(self) -> int:
         """Open what the others join, on rank 0; return its port."""
-        if self._contender.backend == "torch":
-            return self._port
+        if self._contender.backend != "horovod":
+            return self._job.port
         return serve_horovod(self._on) if self._rank == 0 else 0
 
     def join(self, port: int) -> None:
         """Join the other ranks and wrap model and optimizer."""
-        if self._contender.backend == "torch":
+        if self._contender.backend != "horovod":
             join_torch(self._rank, self._on, port)
         if self._contender.framework is not None:
             self._enter_framework(port)
+        elif self._contender.backend == "servers":
+            self._optimizer = over_servers.wrap(self._rank, self._job, self._optimizer, self._replay)
         else:
             self._wrappers[self._contender.kind](self, port)
 
@@ -283,17 +305,10 @@ def _ddp(model: nn.Module, caps_mib: list[float]) -> nn.Module:
     return DistributedDataParallel(model, bucket_cap_mb_list=caps_mib)  # type: ignore[arg-type]  # fractions work
 
 
-def main(
-    rank: int,
-    on: Sequence[Host],
-    contender: Contender,
-    workload: Workload,
-    schedule: AnySchedule | None,
-    port: int,
-) -> Answer:
+def main(rank: int, job: Job) -> Answer:
     """Run one rank of a contender; see ``processes.ranks``."""
     torch.set_num_threads(1)
-    trainer = Trainer(rank, on, contender, workload, schedule, port)
+    trainer = Trainer(rank, job)
 
     def answer(request: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(trainer, request)(*arguments)

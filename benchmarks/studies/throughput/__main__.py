@@ -11,20 +11,17 @@ run on the machine. A line for every setting, a summary against the bars, and JS
 import argparse
 import gzip
 import json
-import os
-import platform
-import shlex
 import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.harness.conditions import write_json
 from benchmarks.studies.throughput.again import compare_again, tables
-from benchmarks.studies.throughput.compare import Comparison
+from benchmarks.studies.throughput.compare import Comparison, compare_all
 from benchmarks.studies.throughput.shapes import ALL_SHAPES, SHAPES, ModelShape
 
 if TYPE_CHECKING:
@@ -72,7 +69,7 @@ def main() -> int:
         print(f"throughput: {reason}", file=sys.stderr)
         return 3
     if arguments.command in ("tensorflow", "record"):
-        from benchmarks.studies.throughput.tensorflow_runs import why_no_tensorflow
+        from benchmarks.harness.training.tensorflow_peer import why_no_tensorflow
 
         reason = why_no_tensorflow(arguments.python)
         if reason is not None:
@@ -102,15 +99,7 @@ def main() -> int:
         found.append(comparison)
         print(f"  {_line(comparison)}", flush=True)
     print(_summary(found))
-    if arguments.json is not None:
-        document = {
-            "command": shlex.join(["python", "-m", "benchmarks", "throughput", *sys.argv[1:]]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": f"{os.cpu_count()} processors, {platform.platform()}",
-            "seconds": time.monotonic() - began,
-            "rows": rows,
-        }
-        arguments.json.write_text(json.dumps(document, indent=1))
+    write_json(arguments.json, {"seconds": time.monotonic() - began, "rows": rows})
     return 0
 
 
@@ -192,13 +181,13 @@ def _settings(arguments: argparse.Namespace) -> Iterator[tuple[Comparison | None
         "share_spread_bytes": arguments.share_spread_bytes,
     }
     if arguments.command == "tcp":
-        from benchmarks.studies.throughput.tcp_runs import compare_tcp
+        from benchmarks.studies.throughput.tcp_runs import TcpSystem
 
-        return compare_tcp(**grid, rate_mbit_s=arguments.rate_mbit_s, discipline=arguments.discipline)
-    from benchmarks.studies.throughput.tensorflow_runs import compare_tensorflow
+        return compare_all(TcpSystem(arguments.discipline, arguments.rate_mbit_s), **grid)
+    from benchmarks.studies.throughput.tensorflow_runs import TensorFlowSystem
 
-    link = _link(arguments)
-    return compare_tensorflow(arguments.python, **grid, link=link, window_off=not arguments.default_window)
+    window_off = not arguments.default_window
+    return compare_all(TensorFlowSystem(arguments.python, _link(arguments), window_off=window_off), **grid)
 
 
 def _line(one: Comparison) -> str:
@@ -269,7 +258,7 @@ def _record(arguments: argparse.Namespace) -> None:
         steps=8,
         trace=True,
     )
-    document = json.dumps(run.traces).encode()
+    document = json.dumps(run[0]["traces"]).encode()
     arguments.output.write_bytes(gzip.compress(document, mtime=0))
 
 

@@ -1,11 +1,14 @@
 """A measured run beside what one worker's profile predicts for it."""
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
+from benchmarks.studies.throughput.shapes import ModelShape, shape_of
 from pace.documents.throughput.prediction import PredictionOptions
 from pace.documents.throughput.steps import StepsDocument
 from pace.throughput import predict, simulate_steps
@@ -120,3 +123,76 @@ def replay_errors(document: StepsDocument) -> tuple[list[float], list[float]]:
         downlinks += ((run.op_end_s[0, number, down] - began) / ends[down] - 1).tolist()
         began = float(run.end_s[number])
     return steps, downlinks
+
+
+class System(Protocol):
+    """A system that trains with parameter servers.
+
+    Attributes
+    ----------
+    bytes_per_s
+        The rate of a link, for which models are scaled to a ratio.
+    """
+
+    name: str
+    bytes_per_s: float
+
+    def profile(self, shape: ModelShape, servers: int, steps: int) -> StepsDocument:
+        """Record a lone worker's steps."""
+
+    def ends_s(
+        self, shape: ModelShape, workers: int, servers: int, steps: int, seed: int, /
+    ) -> Sequence[Sequence[float]]:
+        """Train and return when each worker's steps ended."""
+
+
+def compare_all(
+    system: System,
+    *,
+    models: Sequence[str],
+    ratios: Sequence[float],
+    workers: Sequence[int],
+    servers: Sequence[int],
+    total_bytes: float,
+    profiled: int,
+    steps: int,
+    skip: int,
+    repetitions: int,
+    share_spread: float | None = None,
+    share_spread_bytes: int | None = None,
+) -> Iterator[tuple[Comparison | None, dict[str, Any]]]:
+    """Profile one worker, then measure and predict each number of workers; yield rows for JSON."""
+    grid = [(model, ratio, count) for model in models for ratio in ratios for count in servers]
+    for model, ratio, num_servers in grid:
+        shape = shape_of(model, total_bytes=total_bytes, ratio=ratio, bytes_per_s=system.bytes_per_s)
+        document = system.profile(shape, num_servers, profiled)
+        of_steps, of_downlinks = replay_errors(document)
+        about = {"system": system.name, "model": model, "ratio": ratio}
+        row = about | {
+            "servers": num_servers,
+            "bytes_per_s": document.link.bytes_per_s,
+            "steps_dropped": document.metadata.get("steps_dropped"),
+            "replay_errors": of_steps,
+            "downlink_errors": of_downlinks,
+            "document": document.model_dump(mode="json"),
+        }
+        yield None, row
+        for count in workers:
+            measured = [
+                measured_rate(system.ends_s(shape, count, num_servers, steps, 1 + repetition), skip)
+                for repetition in range(repetitions)
+            ]
+            found = compare(
+                document,
+                measured,
+                workers=count,
+                steps=steps,
+                skip=skip,
+                share_spread=share_spread,
+                share_spread_bytes=share_spread_bytes,
+                system=system.name,
+                model=model,
+                ratio=ratio,
+                load_average=os.getloadavg()[0],
+            )
+            yield found, found.as_row()

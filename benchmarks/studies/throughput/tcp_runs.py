@@ -1,7 +1,6 @@
 """Profiles and measures training over plain TCP on hosts of the testbed."""
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,8 +10,7 @@ import numpy as np
 from benchmarks.harness.network.hosts import Link, hosts
 from benchmarks.harness.network.processes import Ranks, ranks
 from benchmarks.harness.network.rates import measure_rates
-from benchmarks.studies.throughput.compare import Comparison, compare, measured_rate, replay_errors
-from benchmarks.studies.throughput.shapes import ModelShape, shape_of
+from benchmarks.studies.throughput.shapes import ModelShape
 from benchmarks.studies.throughput.tcp_training import (
     BUFFER_BYTES,
     TcpDiscipline,
@@ -163,62 +161,23 @@ def job_of(shape: ModelShape, *, workers: int, servers: int, discipline: TcpDisc
     )
 
 
-def compare_tcp(
-    *,
-    models: Sequence[str],
-    ratios: Sequence[float],
-    workers: Sequence[int],
-    servers: Sequence[int],
-    discipline: TcpDiscipline,
-    rate_mbit_s: float,
-    total_bytes: float,
-    profiled: int,
-    steps: int,
-    skip: int,
-    repetitions: int,
-    share_spread: float | None = None,
-    share_spread_bytes: int | None = None,
-) -> Iterator[tuple[Comparison | None, dict[str, object]]]:
-    """Profile one worker, then measure and predict each number of workers."""
-    for model in models:
-        for ratio in ratios:
-            nominal = rate_mbit_s * 1e6 / 8 * 0.95
-            shape = shape_of(model, total_bytes=total_bytes, ratio=ratio, bytes_per_s=nominal)
-            for num_servers in servers:
-                alone = job_of(shape, workers=1, servers=num_servers, discipline=discipline)
-                _, records, rate = run_tcp(alone, rate_mbit_s=rate_mbit_s, steps=profiled, seed=0)
-                document = steps_document(alone, records, rate, model)
-                of_steps, of_downlinks = replay_errors(document)
-                yield (
-                    None,
-                    {
-                        "system": f"tcp {discipline}",
-                        "model": model,
-                        "ratio": ratio,
-                        "servers": num_servers,
-                        "bytes_per_s": rate,
-                        "replay_errors": of_steps,
-                        "downlink_errors": of_downlinks,
-                        "document": document.model_dump(mode="json"),
-                    },
-                )
-                for count in workers:
-                    job = job_of(shape, workers=count, servers=num_servers, discipline=discipline)
-                    measured = []
-                    for repetition in range(repetitions):
-                        ends, _, _ = run_tcp(job, rate_mbit_s=rate_mbit_s, steps=steps, seed=1 + repetition)
-                        measured.append(measured_rate(ends, skip))
-                    found = compare(
-                        document,
-                        measured,
-                        workers=count,
-                        steps=steps,
-                        skip=skip,
-                        share_spread=share_spread,
-                        share_spread_bytes=share_spread_bytes,
-                        system=f"tcp {discipline}",
-                        model=model,
-                        ratio=ratio,
-                        load_average=os.getloadavg()[0],
-                    )
-                    yield found, found.as_row()
+class TcpSystem:
+    """Measures training over plain TCP; see ``compare.System``."""
+
+    def __init__(self, discipline: TcpDiscipline, rate_mbit_s: float) -> None:
+        self.name = f"tcp {discipline}"
+        self.bytes_per_s = rate_mbit_s * 1e6 / 8 * 0.95
+        self._discipline, self._rate_mbit_s = discipline, rate_mbit_s
+
+    def profile(self, shape: ModelShape, servers: int, steps: int) -> StepsDocument:
+        """Record a lone worker's steps."""
+        alone = job_of(shape, workers=1, servers=servers, discipline=self._discipline)
+        _, records, rate = run_tcp(alone, rate_mbit_s=self._rate_mbit_s, steps=steps, seed=0)
+        return steps_document(alone, records, rate, shape.name)
+
+    def ends_s(
+        self, shape: ModelShape, workers: int, servers: int, steps: int, seed: int
+    ) -> Sequence[Sequence[float]]:
+        """Train and return when each worker's steps ended."""
+        job = job_of(shape, workers=workers, servers=servers, discipline=self._discipline)
+        return run_tcp(job, rate_mbit_s=self._rate_mbit_s, steps=steps, seed=seed)[0]

@@ -1,20 +1,19 @@
 """Every contender over parameter servers trains on real hosts and arrives at the same weights."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.exchange.contenders import EXCHANGE_BY_NAME
-from benchmarks.harness.exchange.measure import _Contest, measure_exchange
-from benchmarks.harness.exchange.results import as_exchange_document, from_exchange_document
-from benchmarks.harness.layouts import Layout, measure_cluster
-from benchmarks.harness.measure import Effort
+from benchmarks.harness.capture import measure_cluster
+from benchmarks.harness.contenders import BY_NAME
+from benchmarks.harness.contest import Contest, Costs
+from benchmarks.harness.layouts import Layout
+from benchmarks.harness.measure import Effort, Entry, measure
 from benchmarks.harness.network.errors import RankFailed
 from benchmarks.harness.network.hosts import Host, Link, hosts
-from benchmarks.harness.network.processes import Ranks
-from benchmarks.harness.training.over_servers import ExchangeTrainer
+from benchmarks.harness.results import as_document, from_document
+from benchmarks.harness.training import trainer
 from benchmarks.harness.training.tensorflow_peer import model_document, run_unmodified
 from benchmarks.harness.workload.reference import TOLERANCE
 from benchmarks.harness.workload.replay import renamed
@@ -58,34 +57,35 @@ def larger(layered: Profile) -> Profile:
 @on_hosts
 def test_contenders_on_hosts_of_their_own(larger: Profile, namespaces: None) -> None:  # noqa: ARG001
     """Two workers and two servers: links are measured, all train alike, and one that trains wrong is out."""
-    real = ExchangeTrainer.restart
-    names = ("fifo-whole", "p3", "tictac", "pace-static")
+    real = trainer.Trainer.restart
+    names = ("servers-fifo-whole", "servers-p3", "servers-tictac", "pace-servers-static")
 
-    def forgetful(self: ExchangeTrainer) -> None:
+    def forgetful(self: trainer.Trainer) -> None:
         real(self)
-        if self._exchanging.contender.name == "fifo-whole":
+        if self._contender.name == "servers-fifo-whole":
             self._iteration = 1  # its first input is not what the others' was
 
     with hosts([Link(rate_mbit_s=200)] * 4) as on, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ExchangeTrainer, "restart", forgetful)
+        patch.setattr(trainer.Trainer, "restart", forgetful)
         layout = Layout(2, 2)
         cluster = measure_cluster(on, layout)
-        result = measure_exchange(
-            on,
-            layout,
-            "larger",
-            1.0,
-            Fitted(profile=larger, time_factor=1.0, size_factor=0.02),
-            cluster,
-            None,
-            [EXCHANGE_BY_NAME[name] for name in names],
+        result = measure(
+            Contest(
+                on=on,
+                layout=layout,
+                model="larger",
+                ratio=1.0,
+                fitted=Fitted(profile=larger, time_factor=1.0, size_factor=0.02),
+                costs=Costs(cluster=cluster),
+                paced=True,
+            ),
+            [BY_NAME[name] for name in names],
             Effort(rounds=2, windows=2),
             lambda _: None,
-            paced=True,
         )
     assert 0 < cluster.exchange.worker_bytes_per_s < 200e6 / 8
     for each in result.contenders:
-        if each.name == "fifo-whole":
+        if each.name == "servers-fifo-whole":
             assert "weights are off" in str(each.disqualified)
             continue
         assert each.disqualified is None
@@ -93,29 +93,29 @@ def test_contenders_on_hosts_of_their_own(larger: Profile, namespaces: None) -> 
         assert each.largest_weight_error is not None
         assert each.largest_weight_error < TOLERANCE
     assert result.pacing_bytes_per_s == pytest.approx(cluster.exchange.worker_bytes_per_s / 2)
-    assert from_exchange_document(as_exchange_document(result)) == result
+    assert from_document(as_document(result)) == result
 
 
 @on_hosts
 def test_servers_on_the_workers_hosts_beside_a_ring(larger: Profile, two_hosts: list[Host]) -> None:
     """Policies with a server in every worker, and a ring all-reduce, all in one setting."""
-    names = ("fifo", "bytescheduler", "pace-overtake", "ring-pace-static")
-    result = measure_exchange(
-        two_hosts,
-        Layout(2, 2, True),
-        "larger",
-        1.0,
-        Fitted(profile=larger, time_factor=1.0, size_factor=0.02),
-        _cluster(2, colocated=True),
-        larger.allreduce,
-        [EXCHANGE_BY_NAME[name] for name in names],
+    names = ("servers-fifo", "servers-bytescheduler", "pace-servers", "pace-static")
+    result = measure(
+        Contest(
+            on=two_hosts,
+            layout=Layout(2, 2, True),
+            model="larger",
+            ratio=1.0,
+            fitted=Fitted(profile=larger, time_factor=1.0, size_factor=0.02),
+            costs=Costs(allreduce={"torch": larger.allreduce}, cluster=_cluster(2, colocated=True)),
+        ),
+        [BY_NAME[name] for name in names],
         Effort(rounds=1, windows=2),
         lambda _: None,
-        paced=False,
     )
     assert [(each.name, each.disqualified) for each in result.contenders] == [(name, None) for name in names]
     assert result.layout == "2 colocated"
-    assert result.named("ring-pace-static") is not None
+    assert result.named("pace-static") is not None
 
 
 @on_hosts
@@ -126,7 +126,7 @@ def test_a_peer_that_cannot_be_run_is_told(layered: Profile, two_hosts: list[Hos
     without.chmod(0o755)
     runs = run_unmodified(without, two_hosts, Layout(2, 2, True), layered, 3)
     assert [run.name for run in runs] == ["tensorflow-sync", "tensorflow-async"]
-    assert all("no module named tensorflow" in str(run.failed) and not run.windows_s for run in runs)
+    assert all("no module named tensorflow" in str(run.disqualified) and not run.counts for run in runs)
 
 
 def test_the_peer_trains_the_replay_s_layers(layered: Profile) -> None:
@@ -138,21 +138,23 @@ def test_the_peer_trains_the_replay_s_layers(layered: Profile) -> None:
     assert compute == pytest.approx(layered.timing.compute_s)
 
 
-def test_failures_of_a_contender_are_its_own() -> None:
+def test_failures_of_a_contender_are_its_own(layered: Profile) -> None:
     """What failed once is not tried again, and the others go on."""
-
-    def start(_stack: ExitStack) -> tuple[Ranks | None, Ranks]:
-        raise RankFailed("rank 1 in start:\nit broke")
-
-    contest = _Contest(contender=EXCHANGE_BY_NAME["fifo"], start=start, predicted_s=1.0, bound_s=1.0)
+    job = trainer.Job(
+        on=(),
+        layout=Layout(2),
+        contender=BY_NAME["servers-fifo"],
+        workload=trainer.Workload(profile=layered, size_factor=1.0),
+    )
+    entry = Entry(job=job, profile=layered, predict=lambda _: 1.0, bound_s=1.0)
     tried: list[int] = []
 
     def begin() -> None:
         tried.append(1)
-        contest.start(ExitStack())
+        raise RankFailed("rank 1 in start:\nit broke")
 
-    contest.attempt(begin)
-    contest.attempt(begin)
-    assert contest.failed == "it broke"
+    entry.attempt(begin)
+    entry.attempt(begin)
+    assert entry.failed == "it broke"
     assert tried == [1]
-    assert contest.result().disqualified == "it broke"
+    assert entry.result().disqualified == "it broke"

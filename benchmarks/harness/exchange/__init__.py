@@ -1,1 +1,0 @@
-"""Measuring parameter servers."""
