@@ -34,7 +34,6 @@ COMPARISONS = (
         ours=("pace-sharded", "pace-horovod-sharded"),
         baselines=_PEERS,
     ),
-    Comparison(title="PACE with all-reduces", ours=("pace-static", "pace-horovod"), baselines=_PEERS),
     Comparison(
         title="PACE over parameter servers",
         ours=("pace-servers", "pace-servers-static"),
@@ -44,6 +43,7 @@ COMPARISONS = (
             "the best peer": None,
         },
     ),
+    Comparison(title="PACE with all-reduces", ours=("pace-static", "pace-horovod"), baselines=_PEERS),
     Comparison(
         title="PACE under HSDP",
         ours=("pace-hsdp",),

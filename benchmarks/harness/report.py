@@ -81,6 +81,8 @@ def markdown(record: dict[str, Any], *, chart: str | None = None) -> str:
     parts += ["## Predicted against measured", _fidelity(settings)]
     if any(setting.unmodified for setting in settings):
         parts += ["## An unmodified peer", _UNMODIFIED, _unmodified(settings)]
+    if notes := record.get("notes"):  # added by hand
+        parts += ["## Notes", *notes]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -147,8 +149,7 @@ def _summary(comparison: Comparison, settings: Sequence[SettingResult]) -> Itera
             if ratios:
                 least, where = min(ratios, key=lambda pair: pair[0])
                 median = statistics.median(ratio for ratio, _ in ratios)
-                text += f" Speed over {label}: {times(median)} in the median, {times(least)} at the least"
-                f" ({where})."
+                text += f" Speed over {label}: {times(median)} in the median, {times(least)} at the least ({where})."
         yield text
 
 
