@@ -149,7 +149,8 @@ def _summary(comparison: Comparison, settings: Sequence[SettingResult]) -> Itera
             if ratios:
                 least, where = min(ratios, key=lambda pair: pair[0])
                 median = statistics.median(ratio for ratio, _ in ratios)
-                text += f" Speed over {label}: {times(median)} in the median, {times(least)} at the least ({where})."
+                text += f" Speed over {label}: {times(median)} in the median,"
+                text += f" {times(least)} at the least ({where})."
         yield text
 
 

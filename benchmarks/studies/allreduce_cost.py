@@ -9,7 +9,6 @@ the mean of all references, at sizes that none of them was made for.
 """
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -22,6 +21,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import torch
 
+from benchmarks.harness.conditions import write_json
 from benchmarks.harness.network.hosts import Host, Link, hosts
 from benchmarks.harness.network.joining import join_torch
 from benchmarks.harness.network.processes import Answer, ranks
@@ -142,5 +142,4 @@ def main() -> None:
             f"{way}: {each['duration_s']:.1f} s, at most {each['longest_standstill_s']:.2f} s at a time,"
             f" samples up to {each['largest_sample_bytes']:,} bytes"
         )
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(arguments.json, found)

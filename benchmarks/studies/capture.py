@@ -9,7 +9,6 @@ Needs the transformers package; models are built from configurations, nothing is
 
 import argparse
 import gc
-import json
 import platform
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import transformers
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.harness.conditions import write_json
 from pace.runtime.capture.recorder import Recorder
 from pace.runtime.capture.window import middle_half
 from pace.runtime.profiler import Capture
@@ -250,6 +250,4 @@ def main() -> None:
         print(f"{name}: {rows[-1].error:+.1%}", flush=True)
     machine = f"{platform.machine()}, {arguments.threads} of {torch.multiprocessing.cpu_count()} cores"
     print(f"\ntorch {torch.__version__}, transformers {transformers.__version__}, {machine}\n\n{table(rows)}")
-    if arguments.json is not None:
-        document = {"machine": machine, "torch": torch.__version__, "rows": [asdict(row) for row in rows]}
-        arguments.json.write_text(json.dumps(document, indent=2))
+    write_json(arguments.json, {"torch": torch.__version__, "rows": [asdict(row) for row in rows]})

@@ -9,21 +9,17 @@ buckets and a barrier) and overlap alternately in the same processes.
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from benchmarks.harness.conditions import write_json
+from benchmarks.harness.loopback import run_ranks
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.engine.plan import GradientSize, Plan, plan_locally, plan_plainly
@@ -199,25 +195,8 @@ def _one_step(model: nn.Module, optimizer: Any) -> None:
 
 
 def measure_ranks(ranks: int, rounds: int) -> dict[str, Any]:
-    """Start ranks of this program and return what the slowest measured."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        command = [
-            sys.executable,
-            *("-m", "benchmarks", "runtime_overhead"),
-            "--ranks",
-            str(ranks),
-            "--rounds",
-            str(rounds),
-            "--folder",
-            folder,
-        ]
-        processes = [
-            subprocess.Popen([*command, "--rank", str(rank)], env=environment) for rank in range(ranks)
-        ]
-        if any(process.wait() for process in processes):
-            raise SystemExit("a rank failed")
-        said = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+    """Start ranks and return what the slowest measured."""
+    said = run_ranks(ranks, run_rank, rounds)
     columns: dict[str, list[float]] = {
         name: [max(pair) for pair in zip(*(each[name] for each in said), strict=True)] for name in said[0]
     }
@@ -230,14 +209,13 @@ def measure_ranks(ranks: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def run_rank(rank: int, ranks: int, rounds: int, folder: str) -> None:
+def run_rank(_rank: int, rounds: int) -> dict[str, list[float]]:
     """Time plain operation and overlap alternately; one rank of ``measure_ranks``."""
     import torch.distributed as dist
 
     from pace.runtime.torch import DistributedOptimizer
 
     torch.manual_seed(0)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
     layers = [layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.ReLU())]
     model = nn.Sequential(*layers)
     inputs = torch.randn(256, 512)
@@ -261,8 +239,7 @@ def run_rank(rank: int, ranks: int, rounds: int, folder: str) -> None:
             optimizer.synchronize()
             durations[name].append((time.perf_counter() - start) / 20)
     optimizer.close()
-    Path(folder, f"{rank}.json").write_text(json.dumps(durations))
-    dist.destroy_process_group()
+    return durations
 
 
 def _sizes(model: nn.Module) -> list[GradientSize]:
@@ -279,19 +256,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.rank is not None:
-        run_rank(arguments.rank, arguments.ranks, arguments.rounds, arguments.folder)
-        return
     found = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, torch {torch.__version__}",
-        "load_average": os.getloadavg()[0],
         "alone": measure_alone(arguments.rounds),
         "ranks": measure_ranks(arguments.ranks, arguments.rounds),
     }
     print(json.dumps(found, indent=2))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(arguments.json, found)

@@ -10,20 +10,18 @@ the two, measured in turns.
 """
 
 import argparse
-import json
 import multiprocessing
-import os
-import platform
 import socket
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from benchmarks.harness.conditions import write_json
 
 _GIB = 1 << 30
 _CHUNK = 64 << 10
@@ -257,8 +255,5 @@ def main() -> int:
                 f"  {row['ratio']:5.2f}  {row['wall_s_per_gib']:10.3f}  {row['bare_wall_s_per_gib']:9.3f}",
                 flush=True,
             )
-    if given.json is not None:
-        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
-        document = {"date": datetime.now(UTC).isoformat(), "machine": machine, "rows": rows}
-        given.json.write_text(json.dumps(document, indent=2), encoding="utf-8")
+    write_json(given.json, {"rows": rows})
     return 0

@@ -7,8 +7,6 @@ that holds against every fusion and every order (``pace check`` re-derives it).
 """
 
 import argparse
-import json
-import platform
 import resource
 import statistics
 import subprocess
@@ -22,6 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness.conditions import write_json
 from pace import Gradient, Op, Options, Profile, optimize
 from pace.allreduce.baselines import ddp_buckets, mg_wfbp_groups, window_behind_barrier
 from pace.documents.collective_costs import AffineAllReduce
@@ -199,12 +198,10 @@ def main() -> None:
         return
     repeats = 3 if arguments.quick else 20
     results = {
-        "machine": f"{platform.machine()}, Python {platform.python_version()}",
         "repeats": repeats,
         "times_s": measure_oracles(repeats) | measure_optimize(repeats),
         "peak_memory_bytes": peak_memory_bytes(),
         "gaps": measure_gaps(),
     }
     report(results, Console(width=140))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(arguments.json, results)

@@ -9,21 +9,17 @@ printed are medians over the rounds and ratios to DistributedDataParallel of the
 """
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from benchmarks.harness.conditions import write_json
+from benchmarks.harness.loopback import run_ranks
 
 WAYS = ("ddp", "plain", "barrier", "overlap", "auto")
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -70,13 +66,10 @@ class Job:
         return (time.perf_counter() - start) / steps
 
 
-def run_rank(arguments: argparse.Namespace) -> None:
+def run_rank(_rank: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Time all ways; one rank of ``measure``."""
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    rendezvous = f"file://{arguments.folder}/rendezvous"
-    dist.init_process_group("gloo", init_method=rendezvous, rank=arguments.rank, world_size=arguments.ranks)
     jobs = {way: Job(way, arguments) for way in arguments.ways}
     for job in jobs.values():
         job.run(40)  # the trial of "auto" ends well before
@@ -96,23 +89,12 @@ def run_rank(arguments: argparse.Namespace) -> None:
     for job in jobs.values():
         if job.wrapped:
             job.optimizer.close()
-    Path(arguments.folder, f"{arguments.rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Start the ranks and return medians and ratios of the slowest."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, "-m", "benchmarks", "tiny_parameters", *sys.argv[1:], "--folder", folder]
-        processes = [
-            subprocess.Popen([*command, "--rank", str(rank)], env=environment)
-            for rank in range(arguments.ranks)
-        ]
-        if any(process.wait() for process in processes):
-            raise SystemExit("a rank failed")
-        said = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(arguments.ranks)]
+    said = run_ranks(arguments.ranks, run_rank, arguments)
     slowest = {
         way: [max(column) for column in zip(*(each["durations"][way] for each in said), strict=True)]
         for way in arguments.ways
@@ -140,24 +122,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=10, help="of each turn; two turns a round")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.rank is not None:
-        run_rank(arguments)
-        return
-    found = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, torch {torch.__version__}",
-        "load_average": os.getloadavg()[0],
-        "model": f"{arguments.parameters} parameters, width {arguments.width}, {arguments.optimizer}",
-        **measure(arguments),
-    }
+    found = measure(arguments)
     for way in arguments.ways:
         row = found[way]
         spread = f" ({row['ratios'][0]:.2f} to {row['ratios'][-1]:.2f})" if "ratios" in row else ""
         ratio = f"{row['over_ddp']:.3f}" if "over_ddp" in row else ""
         chosen = f"  {row['mode']}" if "mode" in row else ""
         print(f"{way:8} {row['iteration_ms']:8.2f} ms  {ratio}{spread}{chosen}")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    model = f"{arguments.parameters} parameters, width {arguments.width}, {arguments.optimizer}"
+    write_json(arguments.json, {"model": model} | found)

@@ -8,17 +8,15 @@ the worker's kernel may hold as much unsent as it does by default, which is with
 """
 
 import argparse
-import json
-import platform
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.conditions import write_json
 from benchmarks.harness.network.hosts import Host, Link, hosts, why_unavailable
 from benchmarks.harness.network.processes import Answer, ranks
 
@@ -105,8 +103,6 @@ def measure(rate_mbit_s: float, times: int) -> dict[str, Any]:
             for name, limit in (("late choice", NOTSENT_BYTES), ("kernel's default", _NO_LIMIT))
         }
     return {
-        "date": datetime.now(UTC).isoformat(),
-        "machine": f"{platform.machine()}, {platform.release()}",
         "rate_mbit_s": rate_mbit_s,
         "urgent_bytes": _URGENT_BYTES,
         "part_bytes": _BULK_BYTES,
@@ -134,6 +130,5 @@ def main() -> int:
             f"{name:18} median {statistics.median(seconds) * 1e3:6.1f} ms, worst {max(seconds) * 1e3:6.1f} ms"
             f" of {len(seconds)}"
         )
-    if given.json is not None:
-        given.json.write_text(json.dumps(record, indent=1) + "\n")
+    write_json(given.json, record)
     return 0

@@ -1,6 +1,7 @@
-"""The fabric's demands on shaped network namespaces, beside a plain server, a ring and a tree.
+"""Training over a fabric on links that change, compared with a plain server, a ring and a tree.
 
 python -m benchmarks fabric --networks N2 --compute C1,C3 --json runs/n2.json --page page.md
+python -m benchmarks fabric --networks even --compute equal --contenders fabric,replica-4
 python -m benchmarks fabric --show runs/*.json --page page.md
 
 Eight hosts of two workers, a server and a scheduler; links redrawn every 25 s; the same computations and
@@ -38,8 +39,8 @@ _SIMULATED = {"fabric-s": "mlfabric-s", "async": "async", "ring": "ring", "tree"
 def main() -> None:
     """Run the cells that are asked for, and print and write what came of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--networks", default="N1,N2,N3")
-    parser.add_argument("--compute", default="C1,C2,C3")
+    parser.add_argument("--networks", default="N1,N2,N3", help="or even: links that do not change")
+    parser.add_argument("--compute", default="C1,C2,C3", help="or equal: no stragglers")
     parser.add_argument("--contenders", default="fabric,async,ring,tree", help=",".join(CONTENDERS + OTHERS))
     parser.add_argument("--flows", type=int, default=2, help="of a host's workers over its link in a ring")
     parser.add_argument("--machines", type=int, default=8)

@@ -8,13 +8,13 @@ Needs root and iproute2. Prints both times, their ratio, and the bytes that ever
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.conditions import write_json
 from benchmarks.harness.network.hosts import Host, Link, hosts
 
 PACE = [sys.executable, "-c", "from pace.cli.main import app; app()", "fabric"]
@@ -32,10 +32,8 @@ def main() -> None:
     arguments = parser.parse_args()
     found = measure(arguments.hosts, arguments.mbit, round(arguments.mebibytes * (1 << 20)), arguments.rounds)
     chain, direct = min(found["chain_s"]), min(found["direct_s"])
-    print(f"{platform.node()}: {' '.join(sys.argv)}")
     print(f"chain {chain:.3g} s, one sender {direct:.3g} s: {direct / chain:.2f} x")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(arguments.json, found)
 
 
 def measure(num_hosts: int, mbit: float, size_bytes: int, rounds: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.processes import Answer, ranks
-from benchmarks.studies.fabric.commits import judged, random_update
+from benchmarks.studies.fabric.logs import judged, random_update
 from benchmarks.studies.fabric.setting import (
     FULL_BYTES_PER_S,
     ChangingLinks,

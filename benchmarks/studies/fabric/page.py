@@ -1,8 +1,9 @@
 """The cells of runs as Markdown."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.harness.report import table
 from benchmarks.studies.papers.mlfabric import CLAIMS, COMPUTE
 
 Cell = dict[str, Any]
@@ -10,17 +11,10 @@ Cell = dict[str, Any]
 
 def page_of(cells: Sequence[Cell]) -> str:
     """Return tables of measured and simulated times, speeds over the ring, and what logs say."""
-    parts = ["## Seconds for one update of each worker: measured (simulated)\n", _times(cells)]
-    parts += ["## Speed over the ring: measured (simulated; the paper's claim)\n", _speeds(cells)]
-    parts += ["## What the fabric's logs say\n", _logs(cells)]
-    return "\n".join(parts)
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    names = list(head)
-    lines = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+    parts = ["## Seconds for one update of each worker: measured (simulated)", _times(cells)]
+    parts += ["## Speed over the ring: measured (simulated; the paper's claim)", _speeds(cells)]
+    parts += ["## What the fabric's logs say", _logs(cells)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _names(cells: Sequence[Cell]) -> list[str]:
@@ -40,7 +34,7 @@ def _times(cells: Sequence[Cell]) -> str:
             found = cell["contenders"].get(name)
             row.append("" if found is None else f"{_s(found['iteration_s'])} ({_s(found['simulated_s'])})")
         rows.append(row)
-    return _table(("", *names), rows)
+    return table(("", *names), rows)
 
 
 def _s(value: float | None) -> str:
@@ -58,9 +52,10 @@ def _speeds(cells: Sequence[Cell]) -> str:
         for name in names:
             found = cell["contenders"].get(name)
             row.append("" if found is None else f"{_ratio(ring, found)}")
-        claim = CLAIMS[cell["network"]][list(COMPUTE).index(cell["compute"])]
-        rows.append([*row, f"{claim:.2f}"])
-    return _table(("", *names, "claim"), rows)
+        claims = dict(zip(COMPUTE, CLAIMS.get(cell["network"], ()), strict=False))
+        claim = claims.get(cell["compute"])
+        rows.append([*row, "" if claim is None else f"{claim:.2f}"])
+    return table(("", *names, "claim"), rows)
 
 
 def _ratio(ring: Cell, other: Cell) -> str:
@@ -92,4 +87,4 @@ def _logs(cells: Sequence[Cell]) -> str:
                 ]
             )
     head = ("", "network state", "updates", "commits", "dropped", "greatest delay", "violations")
-    return _table((*head, "server bytes over plan", "median off plan"), rows)
+    return table((*head, "server bytes over plan", "median off plan"), rows)

@@ -25,8 +25,13 @@ FULL_BYTES_PER_S = 12.5e6
 def scenario_of(
     network: str, compute: str, *, machines: int, megabytes: float, seconds: float, seed: int
 ) -> FabricScenario:
-    """Return what is run and simulated: two workers on each host, summed first where there is a choice."""
-    percent, slowdown = COMPUTE[compute]
+    """Return what is run and simulated: two workers on each host, summed first where there is a choice.
+
+    Besides the paper's, there are the network "even", whose links are all as fast and do not change, and the
+    computations "equal", without stragglers.
+    """
+    percent, slowdown = COMPUTE.get(compute, (0.0, 1.0))
+    shares = NETWORKS.get(network, (0.0,) * (len(RATES) - 1) + (1.0,))
     scale = megabytes / 5.0
     return FabricScenario.model_validate(
         {
@@ -39,7 +44,7 @@ def scenario_of(
             "straggling": {"percent": percent, "slowdown": slowdown},
             "links": {
                 "bytes_per_s": tuple(rate / 100 for rate in RATES),
-                "shares": tuple(NETWORKS[network]),
+                "shares": tuple(shares),
                 "every_s": 5.0 * SLOWER * scale,
             },
             "server_bytes_per_s": FULL_BYTES_PER_S,

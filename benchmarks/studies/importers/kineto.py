@@ -9,13 +9,13 @@ no workers, or no all-reduce of known size, two workers and a ring at 100 Gb/s s
 """
 
 import argparse
-import json
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.conditions import write_json
 from pace.documents.collective_costs import RingAllReduce
 from pace.errors import FormatError, PaceError
 from pace.formats.kineto import read_kineto
@@ -112,5 +112,4 @@ def main() -> None:
     for name, ranks, beside in jobs(options.folder):
         rows.append(tried(name, ranks, beside))
         print(line(rows[-1]), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1))
+    write_json(options.json, {"rows": rows})
