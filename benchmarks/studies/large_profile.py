@@ -29,9 +29,8 @@ print(min(times))
 """
 
 
-def large_profile() -> dict[str, Any]:
-    """Return the profile: a backward and a forward chain, five ops a layer."""
-    num_gradients, per_layer = 10_000, 5
+def large_profile(num_gradients: int = 10_000, *, per_layer: int = 5) -> dict[str, Any]:
+    """Return a profile of a backward and a forward chain with so many ops a layer."""
     ops: list[dict[str, Any]] = []
     gradients: list[dict[str, Any]] = []
     for kind, layers in (("bwd", range(num_gradients - 1, -1, -1)), ("fwd", range(num_gradients))):

@@ -8,18 +8,12 @@ are measured in turns, in the same run, each with one process and the same log l
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
-import platform
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +21,8 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness.conditions import write_json
+from benchmarks.harness.serving import events, service, starlette
 from benchmarks.studies.large_profile import large_profile
 from pace import Profile
 from pace.models import build
@@ -34,61 +30,11 @@ from pace.models import build
 JSON = {"Content-Type": "application/json"}
 CONNECTIONS = 16
 STORM = 1000
-BARE = """
-import base64, sys
-import uvicorn
-from starlette.applications import Starlette
-from starlette.responses import Response
-from starlette.routing import Route
-body = open(sys.argv[1], "rb").read()
+ANSWER = """
+body = open({path!r}, "rb").read()
 async def answer(request):
     return Response(body, media_type="application/json")
-app = Starlette(routes=[Route("/v1/schedules/{schedule_id}", answer)])
-uvicorn.run(app, port=int(sys.argv[2]), log_level="warning", access_log=False)
 """
-
-
-@contextlib.contextmanager
-def service(folder: Path, port: int) -> Iterator[str]:
-    """Run the service on a new SQLite database; its log is service.log."""
-    settings = {
-        "PACE_DATABASE_URL": f"sqlite:///{folder / 'pace.db'}",
-        "PACE_RATE_LIMIT": "",
-        "PACE_SOLVER_PROCESSES": "1",
-    }
-    command = [sys.executable, "-m", "pace.api.serve", "--port", str(port)]
-    with (folder / "service.log").open("wb") as log:
-        process = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_for(f"{url}/readyz")
-        yield url
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-@contextlib.contextmanager
-def bare(folder: Path, body: bytes, port: int) -> Iterator[str]:
-    """Run a Starlette application that knows one answer."""
-    (folder / "body.json").write_bytes(body)
-    process = subprocess.Popen([sys.executable, "-c", BARE, folder / "body.json", str(port)])
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_for(f"{url}/v1/schedules/0")
-        yield url
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def _wait_for(url: str) -> None:
-    for _ in range(600):
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(url, trust_env=False).status_code == 200:
-                return
-        time.sleep(0.1)
-    raise SystemExit(f"{url} does not answer")
 
 
 def wrk(url: str, seconds: int, delay_ms: float = 0.0) -> tuple[float, float]:
@@ -115,7 +61,9 @@ def reads(folder: Path, url: str, seconds: int, rounds: int, profile: Profile) -
     )
     posted.raise_for_status()
     path = posted.headers["location"]
-    with bare(folder, posted.content, 8972) as bare_url:
+    stored = folder / "body.json"
+    stored.write_bytes(posted.content)
+    with starlette(folder, ANSWER.format(path=str(stored))) as bare_url:
         full = [(wrk(url + path, seconds)[0], wrk(bare_url + path, seconds)[0]) for _ in range(rounds)]
         half_rate = statistics.median(ours for ours, _ in full) / 2
         delay_ms = 1000 * CONNECTIONS / half_rate
@@ -145,7 +93,7 @@ def overhead(folder: Path, url: str, count: int, profile: Profile) -> dict[str, 
             before = time.perf_counter()
             http.post("/v1/schedules", content=body, headers=JSON).raise_for_status()
             totals.append(time.perf_counter() - before)
-    solves = [entry["solve_s"] for entry in _log(folder) if entry.get("event") == "solved"][-count:]
+    solves = [entry["solve_s"] for entry in events(folder) if entry.get("event") == "solved"][-count:]
     beyond = [total - solve for total, solve in zip(totals, solves, strict=True)]
     return {
         "gradients": len(profile.gradients),
@@ -182,14 +130,14 @@ def storm(folder: Path, url: str, profile: Profile) -> dict[str, Any]:
         start.set()
         return await asyncio.gather(*asked), before
 
-    solved_before = sum(entry.get("event") == "solved" for entry in _log(folder))
+    solved_before = sum(entry.get("event") == "solved" for entry in events(folder))
     answers, before = asyncio.run(ask_all())
     return {
         "workers": STORM,
         "body_bytes": len(body),
         "failed": sum(status != 201 for status, _, _ in answers),
         "different_answers": len({body for _, body, _ in answers}),
-        "solves": sum(entry.get("event") == "solved" for entry in _log(folder)) - solved_before,
+        "solves": sum(entry.get("event") == "solved" for entry in events(folder)) - solved_before,
         "last_answer_s": max(end for _, _, end in answers) - before,
     }
 
@@ -230,11 +178,6 @@ def large(url: str) -> dict[str, Any]:
     }
 
 
-def _log(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "service.log").read_text().splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")]
-
-
 def main() -> None:
     """Run everything and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -247,12 +190,8 @@ def main() -> None:
     profile = build("resnet50", device_tflops=10.0, batch=32, workers=8)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with service(folder, 8971) as url:
-            python = platform.python_version()
+        with service(folder, rate_limit="", solver_processes=1) as url:
             results = {
-                "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {python}",
-                "date": datetime.now(UTC).date().isoformat(),
-                "load_average": os.getloadavg()[0],
                 "reads": reads(folder, url, given.seconds, given.rounds, profile),
                 "overhead": overhead(folder, url, 30, profile),
                 "storm": storm(folder, url, profile),
@@ -260,8 +199,7 @@ def main() -> None:
             }
     table = Table("measured", "value", title="service")
     for part, numbers in results.items():
-        for key, value in numbers.items() if isinstance(numbers, dict) else [("", numbers)]:
+        for key, value in numbers.items():
             table.add_row(f"{part} {key}".strip(), f"{value:.6g}" if isinstance(value, float) else str(value))
     Console().print(table)
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(given.json, results)

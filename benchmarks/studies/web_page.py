@@ -8,23 +8,20 @@ policies, drawing. Ratios are to a schedule of a hundred gradients in the same r
 """
 
 import argparse
-import json
 import platform
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
-TIMEOUT_S = 600.0
+from benchmarks.harness.conditions import write_json
+from benchmarks.harness.serving import TIMEOUT_S, service
+from benchmarks.studies.large_profile import large_profile
+
 FRAMES = 120
 # Every frame's length while the chart is dragged from side to side, in milliseconds.
 PAN = """
@@ -62,68 +59,11 @@ class PageTimes:
     longest_frame_ms: float
 
 
-def layers(count: int) -> dict[str, Any]:
-    """Return a chain of layers with a gradient each, whose communication is about as long as compute."""
-    numbers = range(count)
-    backward = [{"name": f"bwd/{at}", "duration_s": 2e-5, "stream": "compute"} for at in reversed(numbers)]
-    forward = [
-        {"name": f"fwd/{at}", "duration_s": 1e-5, "stream": "compute", "waits_for": [f"layer {at}"]}
-        for at in numbers
-    ]
-    gradients = [
-        {
-            "name": f"layer {at}",
-            "size_bytes": 4 * (2000 + 7919 * at % 9000),
-            "dtype": "float32",
-            "producer": f"bwd/{at}",
-        }
-        for at in reversed(numbers)
-    ]
-    cost = {"kind": "affine", "latency_s": 1e-4, "seconds_per_byte": 1e-9}
-    return {
-        "schema_version": 1,
-        "name": f"{count} layers",
-        "workers": 8,
-        "ops": backward + forward,
-        "gradients": gradients,
-        "allreduce": cost,
-    }
-
-
-@contextmanager
-def service(folder: Path) -> Iterator[str]:
-    """Start a service on a free port; yield its address."""
-    log = folder / "log"
-    command = [
-        sys.executable,
-        "-m",
-        "pace.api.serve",
-        "--port",
-        "0",
-        "--database-url",
-        f"sqlite:///{folder / 'pace.db'}",
-    ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline and process.poll() is None:
-            for line in log.read_text().splitlines():
-                if '"listening"' in line:
-                    yield json.loads(line)["url"]
-                    return
-            time.sleep(0.05)
-        raise RuntimeError(f"the service did not start:\n{log.read_text()}")
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
 def measure(browser: Browser, url: str, count: int) -> PageTimes:
     """Have a schedule solved, open it, and pan its chart."""
     with httpx.Client(base_url=url, timeout=TIMEOUT_S) as http:
         began = time.perf_counter()
-        answer = http.post("/v1/schedules", json={"profile": layers(count)})
+        answer = http.post("/v1/schedules", json={"profile": large_profile(count, per_layer=1)})
         answer.raise_for_status()
         solve_s = time.perf_counter() - began
         schedule_id = answer.json()["id"]
@@ -181,7 +121,4 @@ def main() -> None:
     for name in PageTimes.__dataclass_fields__:
         small, large = (getattr(run, name) for run in runs)
         print(f"{name:18} {small:12.3f} {large:12.3f}   {large / small if small else 0:8.1f} times")
-    if arguments.json is not None:
-        arguments.json.write_text(
-            json.dumps([asdict(run) for run in runs], indent=2) + "\n", encoding="utf-8"
-        )
+    write_json(arguments.json, {"runs": [asdict(run) for run in runs]})

@@ -1,12 +1,12 @@
-"""One hostile tenant, and what another one notices: each attack at full strength beside a quiet service.
+"""Attacks of one tenant on a service, and what another tenant notices.
 
     .venv/bin/python -m tests.load.attacks [--seconds S] [--json OUT]
 
-The attacker sends from processes of its own, which give way to the service: heads that never end, bodies that
+The attacker sends from processes of its own with the lowest priority: headers that never end, bodies that
 grow or stop, six large profiles at once, small requests without a pause (by wrk, which must be installed),
-keys that are not valid, methods that nobody knows. The victim posts small new profiles one after another and
-asks for /healthz; its medians with and without the attacker are compared in one run. ``post`` compares a POST
-of 164 gradients with bare Starlette that only parses the same JSON. Server and clients share one machine.
+invalid keys, unknown methods. The other tenant posts small new profiles one after another and asks for
+/healthz. Medians with and without the attacker are compared in one run. ``post`` compares a POST of 164
+gradients with bare Starlette that only parses the same JSON. Server and clients share one machine.
 """
 
 import argparse
@@ -19,11 +19,10 @@ import shutil
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -32,6 +31,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from benchmarks.harness.conditions import write_json
+from benchmarks.harness.serving import starlette
 from benchmarks.studies.large_profile import large_profile
 from pace.api.settings import Settings
 from pace.models import build
@@ -39,17 +40,10 @@ from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
 
 JSON = "application/json"
-BARE = """
-import json, sys
-import uvicorn
-from starlette.applications import Starlette
-from starlette.responses import Response
-from starlette.routing import Route
+ANSWER = """
 async def answer(request):
     json.loads(await request.body())
     return Response(b"{}", 201, media_type="application/json")
-app = Starlette(routes=[Route("/v1/schedules", answer, methods=["POST"])])
-uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", access_log=False)
 """
 
 
@@ -61,7 +55,7 @@ def _address(url: str) -> tuple[str, int]:
 
 
 def slow_clients(url: str, token: str, stop: Event) -> None:
-    """Keep 400 connections whose requests never end (defect 5)."""
+    """Keep 400 connections whose requests never end."""
     head = f"POST /v1/schedules HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n".encode()
     connections: list[socket.socket] = []
     while not stop.is_set():
@@ -76,7 +70,7 @@ def slow_clients(url: str, token: str, stop: Event) -> None:
 
 
 def memory(url: str, token: str, stop: Event) -> None:
-    """Post bodies of 240 MiB once decompressed, and 25 of 60 MiB that stop before their end (defect 6)."""
+    """Post bodies of 240 MiB once decompressed, and 25 of 60 MiB that stop before their end."""
     profile = json.dumps({"profile": layered_profile(3)}).encode()
     bomb = gzip.compress(profile[:-1] + b" " * (240 * 2**20) + b"}", 9)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": JSON}
@@ -104,7 +98,7 @@ def memory(url: str, token: str, stop: Event) -> None:
 
 
 def large_bodies(url: str, token: str, stop: Event) -> None:
-    """Keep six bodies of 13.5 MB under way (defect 7)."""
+    """Keep six bodies of 13.5 MB under way."""
     # Written once: what the attacker's own machine would do must not take this one's cores.
     text = json.dumps({"profile": large_profile() | {"name": "large"}}).encode()
 
@@ -145,7 +139,7 @@ def _flood(arguments: list[str], stop: Event) -> None:
 
 
 def methods(url: str, token: str, stop: Event) -> None:
-    """Invent methods and paths as fast as possible (defect 10)."""
+    """Invent methods and paths as fast as possible."""
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, trust_env=False) as http:
         number = 0
         while not stop.is_set():
@@ -244,7 +238,7 @@ def post_against_bare(service: ServiceProcess, rounds: int) -> dict[str, Any]:
     profile = with_gradients(profile, 164)
     token = service.token("measured", "read", "submit")
     http = httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=120, trust_env=False)
-    with _bare() as bare_url:
+    with starlette(service.folder, ANSWER) as bare_url:
         times: dict[str, list[float]] = {service.url: [], bare_url: []}
         for number in range(rounds + 3):
             body = json.dumps({"profile": profile | {"name": f"new {number}"}}).encode()
@@ -282,25 +276,6 @@ def with_gradients(profile: dict[str, Any], count: int) -> dict[str, Any]:
     return profile | {"gradients": gradients[:count]}
 
 
-@contextlib.contextmanager
-def _bare() -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-c", BARE, str(port)])
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            with contextlib.suppress(httpx.HTTPError):
-                httpx.get(url, trust_env=False)
-                break
-            time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
 def main() -> None:
     """Run everything and print it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -320,14 +295,11 @@ def main() -> None:
         }
         with ServiceProcess(Path(name), **limits) as service:
             results = {
-                "load_average": os.getloadavg()[0],
                 "post": post_against_bare(service, given.rounds),
                 "attacks": under_attack(service, given.seconds),
             }
-    text = json.dumps(results, indent=2)
-    print(text)
-    if given.json:
-        given.json.write_text(text + "\n")
+    print(json.dumps(results, indent=2))
+    write_json(given.json, results)
 
 
 if __name__ == "__main__":

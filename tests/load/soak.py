@@ -30,6 +30,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.harness.conditions import write_json
 from tests.api.postgresql import PostgresqlServer, find_postgresql
 from tests.api.process import ServiceProcess
 from tests.load.soak_clients import Load
@@ -189,10 +190,8 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         result = soak(Path(name), given.database, 60 * given.minutes, num_clients=given.clients)
-    text = json.dumps(result, indent=2)
-    print(text)
-    if given.json:
-        given.json.write_text(text + "\n")
+    print(json.dumps(result, indent=2))
+    write_json(given.json, result)
     if result["faults"]:
         raise SystemExit(1)
 
