@@ -19,7 +19,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 {answer}
 app = Starlette(routes=[Route("/{{path:path}}", answer, methods=["GET", "POST"])])
-listener = socket.create_server(("127.0.0.1", 0))
+# Named TCP, or asyncio leaves TCP_NODELAY out.
+listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+listener.bind(("127.0.0.1", 0))
 url = "http://127.0.0.1:%d" % listener.getsockname()[1]
 print(json.dumps({{"event": "listening", "url": url}}), flush=True)
 uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run([listener])
