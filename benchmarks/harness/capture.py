@@ -8,8 +8,8 @@ import torch
 from benchmarks.harness.contenders import Backend
 from benchmarks.harness.layouts import Layout
 from benchmarks.harness.network.hosts import Host
-from benchmarks.harness.network.joining import PATIENCE_S, join_horovod, join_torch, serve_horovod
-from benchmarks.harness.network.processes import Answer, ranks
+from benchmarks.harness.network.joining import PATIENCE_S, join, join_horovod, join_torch, serve
+from benchmarks.harness.network.processes import Answer, answering, ranks
 from benchmarks.harness.training.over_servers import TOKEN
 from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import SampledAllReduce
@@ -20,7 +20,13 @@ from pace.runtime.capture.self_profile import TransportNetwork
 from pace.runtime.parameter_server.measure import measure_links
 from pace.runtime.parameter_server.options import read_options
 from pace.runtime.parameter_server.server import Server
-from pace.runtime.profiler import AllReduceMeasurement, measure_allreduce
+from pace.runtime.profiler import (
+    AllReduceMeasurement,
+    horovod_network,
+    measure_allreduce,
+    torch_network,
+)
+from pace.runtime.transports.gloo import GlooTransport
 
 _PORT = 19000
 _SERVERS_PORT = 19100
@@ -33,85 +39,76 @@ def capture_cost(
 
     Beyond `largest_bytes` the cost goes on with its last slope, which is the network's rate.
     """
-    with ranks(f"cost over {backend}", on, _main, on, backend) as group:
-        port = next(port for port in group.ask("serve") if port)
-        measured: list[AllReduceMeasurement] = group.ask(
-            "measure", port, largest_bytes, seconds_per_size, timeout_s=600
-        )
-    return measured[0].document
+    measured: AllReduceMeasurement = _measured(on, backend, "allreduce", largest_bytes, seconds_per_size)
+    return measured.document
 
 
 def capture_halves(
     on: Sequence[Host], backend: Backend, *, largest_bytes: int = 4 << 20, seconds_per_size: float = 1.0
 ) -> tuple[SampledHalf, SampledHalf]:
     """Time reduce-scatters and all-gathers as PACE's transports make them; return what they cost."""
-    with ranks(f"halves over {backend}", on, _main, on, backend) as group:
+    first, second = _measured(on, backend, "halves", largest_bytes, seconds_per_size)
+    return first.half, second.half
+
+
+def _measured(on: Sequence[Host], backend: Backend, request: str, *arguments: Any) -> Any:
+    with ranks(f"{request} over {backend}", on, _main, on, backend) as group:
         port = next(port for port in group.ask("serve") if port)
-        measured: list[list[AllReduceMeasurement]] = group.ask(
-            "measure_halves", port, largest_bytes, seconds_per_size, timeout_s=600
-        )
-    first, second = (each.half for each in measured[0])
-    return first, second
+        return group.ask(request, port, *arguments, timeout_s=600)[0]
 
 
-def _measure_halves(
-    rank: int, on: Sequence[Host], backend: Backend, port: int, largest_bytes: int, seconds: float
-) -> list[AllReduceMeasurement]:
-    transport: Any
-    if backend == "torch":
-        from pace.runtime.transports.gloo import GlooTransport
+class _MeasuringRank:
+    """One rank that measures; its public methods are the requests it answers."""
 
-        join_torch(rank, on, port)
-        transport = GlooTransport(timeout_s=PATIENCE_S)
-    else:
-        import pace.runtime.horovod
-        from pace.runtime.transports.horovod import HorovodTransport
+    def __init__(self, rank: int, on: Sequence[Host], backend: Backend) -> None:
+        self._rank, self._on, self._backend = rank, on, backend
 
-        join_horovod(rank, on, port, pace.runtime.horovod.init)
-        transport = HorovodTransport(timeout_s=PATIENCE_S)
-    transport.open_halves()
-    collectives: tuple[Collective, ...] = ("reduce-scatter", "all-gather")
-    found = []
-    for collective in collectives:
-        network = TransportNetwork(
-            transport, torch.device("cpu"), timeout_s=PATIENCE_S, collective=collective
-        )
-        found.append(
-            measure_allreduce(
-                network, largest_bytes=largest_bytes, max_runs=20, max_seconds_per_size=seconds, pairs=False
-            )
-        )
-    transport.close(failed=False)
-    return found
+    def serve(self) -> int:
+        """Open what the others join, on rank 0; return its port."""
+        return serve(self._rank, self._on, self._backend, _PORT)
 
-
-def _main(rank: int, on: Sequence[Host], backend: Backend) -> Answer:
-    def answer(request: str, arguments: tuple[Any, ...]) -> Any:
-        if request == "serve":
-            if backend == "torch":
-                return _PORT
-            return serve_horovod(on) if rank == 0 else 0
-        if request == "measure_halves":
-            return _measure_halves(rank, on, backend, *arguments)
-        port, largest_bytes, seconds = arguments
-        if backend == "torch":
-            from pace.runtime.profiler import torch_network
-
-            join_torch(rank, on, port)
+    def allreduce(self, port: int, largest_bytes: int, seconds: float) -> AllReduceMeasurement:
+        """Measure all-reduces, one at a time: Horovod's fusion changes nothing but the wait for a cycle."""
+        if self._backend == "torch":
+            join_torch(self._rank, self._on, port)
             network = torch_network()
         else:
             import horovod.torch as hvd
 
-            from pace.runtime.profiler import horovod_network
-
-            # One size at a time is in flight, so fusion and cycles change nothing but the wait for a cycle.
-            join_horovod(rank, on, port, hvd.init)
+            join_horovod(self._rank, self._on, port, hvd.init)
             network = horovod_network()
         return measure_allreduce(
             network, largest_bytes=largest_bytes, max_runs=20, max_seconds_per_size=seconds
         )
 
-    return answer
+    def halves(self, port: int, largest_bytes: int, seconds: float) -> list[AllReduceMeasurement]:
+        """Measure reduce-scatters and all-gathers."""
+        join(self._rank, self._on, self._backend, port)
+        transport: Any
+        if self._backend == "torch":
+            transport = GlooTransport(timeout_s=PATIENCE_S)
+        else:
+            from pace.runtime.transports.horovod import HorovodTransport
+
+            transport = HorovodTransport(timeout_s=PATIENCE_S)
+        transport.open_halves()
+        collectives: tuple[Collective, ...] = ("reduce-scatter", "all-gather")
+        found = [
+            measure_allreduce(
+                TransportNetwork(transport, torch.device("cpu"), timeout_s=PATIENCE_S, collective=collective),
+                largest_bytes=largest_bytes,
+                max_runs=20,
+                max_seconds_per_size=seconds,
+                pairs=False,
+            )
+            for collective in collectives
+        ]
+        transport.close(failed=False)
+        return found
+
+
+def _main(rank: int, on: Sequence[Host], backend: Backend) -> Answer:
+    return answering(_MeasuringRank(rank, on, backend))
 
 
 def measure_cluster(on: Sequence[Host], layout: Layout) -> Cluster:

@@ -1,4 +1,7 @@
-"""How a rank on a host joins the others: torch.distributed over Gloo, or Horovod over Gloo."""
+"""How a rank on a host joins the others: torch.distributed over Gloo, or Horovod over Gloo.
+
+Rank 0 first opens what the others join (``serve``) and everyone is told its port.
+"""
 
 import datetime
 import os
@@ -9,6 +12,23 @@ from benchmarks.harness.network.hosts import INTERFACE, Host
 
 # Ranks that are stopped for minutes between rounds must not count as dead.
 PATIENCE_S = 3600
+
+
+def serve(rank: int, on: Sequence[Host], backend: str, port: int) -> int:
+    """Open what the others join, on rank 0, and return its port: `port`, or for Horovod a free one."""
+    if backend != "horovod":
+        return port
+    return serve_horovod(on) if rank == 0 else 0
+
+
+def join(rank: int, on: Sequence[Host], backend: str, port: int) -> None:
+    """Join the others over a backend; for Horovod as a job with PACE does."""
+    if backend != "horovod":
+        join_torch(rank, on, port)
+        return
+    import pace.runtime.horovod
+
+    join_horovod(rank, on, port, pace.runtime.horovod.init)
 
 
 def join_torch(rank: int, on: Sequence[Host], port: int) -> None:

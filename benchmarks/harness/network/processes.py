@@ -28,6 +28,11 @@ Main = Callable[..., Answer]
 """What a rank runs first, as ``main(rank, *arguments)``; returns what answers its requests."""
 
 
+def answering(served: object) -> Answer:
+    """Return what answers requests by calling an object's methods of that name."""
+    return lambda request, arguments: getattr(served, request)(*arguments)
+
+
 class Ranks:
     """One process on each host, that answer requests together."""
 

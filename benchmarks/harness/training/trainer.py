@@ -12,8 +12,8 @@ from torch import nn
 from benchmarks.harness.contenders import DDP_FIRST_MIB, DDP_MIB, HOROVOD_THRESHOLD_BYTES, Contender
 from benchmarks.harness.layouts import Layout
 from benchmarks.harness.network.hosts import Host
-from benchmarks.harness.network.joining import PATIENCE_S, join_horovod, join_torch, serve_horovod
-from benchmarks.harness.network.processes import Answer
+from benchmarks.harness.network.joining import PATIENCE_S, join_horovod, join_torch, serve
+from benchmarks.harness.network.processes import Answer, answering
 from benchmarks.harness.training import over_servers
 from benchmarks.harness.training.framework_loop import FrameworkLoop, enter, launched
 from benchmarks.harness.workload.real import RealModel
@@ -115,9 +115,7 @@ class Trainer:
 
     def serve(self) -> int:
         """Open what the others join, on rank 0; return its port."""
-        if self._contender.backend != "horovod":
-            return self._job.port
-        return serve_horovod(self._on) if self._rank == 0 else 0
+        return serve(self._rank, self._on, self._contender.backend, self._job.port)
 
     def join(self, port: int) -> None:
         """Join the other ranks and wrap model and optimizer."""
@@ -308,9 +306,4 @@ def _ddp(model: nn.Module, caps_mib: list[float]) -> nn.Module:
 def main(rank: int, job: Job) -> Answer:
     """Run one rank of a contender; see ``processes.ranks``."""
     torch.set_num_threads(1)
-    trainer = Trainer(rank, job)
-
-    def answer(request: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(trainer, request)(*arguments)
-
-    return answer
+    return answering(Trainer(rank, job))

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.harness.contenders import Backend
 from benchmarks.harness.network.hosts import Host
-from benchmarks.harness.network.joining import join_horovod, join_torch, serve_horovod
-from benchmarks.harness.network.processes import Answer, ranks
+from benchmarks.harness.network.joining import join, serve
+from benchmarks.harness.network.processes import Answer, answering, ranks
 from benchmarks.harness.workload.reference import LEARNING_RATE, FloatArray, scale_of
 from benchmarks.harness.workload.scaling import Fitted
 from benchmarks.harness.workload.stream import Stream
@@ -181,20 +181,12 @@ class _LoadedRank:
 
     def serve(self) -> int:
         """Open what the others join, on rank 0; return its port."""
-        if self._backend == "torch":
-            return _PORT
-        return serve_horovod(self._on) if self._rank == 0 else 0
+        return serve(self._rank, self._on, self._backend, _PORT)
 
     def join(self, port: int, pairs: int) -> None:
         """Join the other ranks, and time what is to be sent."""
-        if self._backend == "torch":
-            join_torch(self._rank, self._on, port)
-            self._network = torch_network()
-        else:
-            import pace.runtime.horovod
-
-            join_horovod(self._rank, self._on, port, pace.runtime.horovod.init)
-            self._network = horovod_network()
+        join(self._rank, self._on, self._backend, port)
+        self._network = torch_network() if self._backend == "torch" else horovod_network()
         self._measurement = ContentionMeasurement(
             self._network, costs_up_to(BESIDE_BYTES, self._network), pairs=pairs
         )
@@ -212,12 +204,7 @@ class _LoadedRank:
 
 
 def _beside_traffic(rank: int, name: str, on: Sequence[Host], backend: Backend) -> Answer:
-    own = _LoadedRank(rank, name, on, backend)
-
-    def answer(request: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(own, request)(*arguments)
-
-    return answer
+    return answering(_LoadedRank(rank, name, on, backend))
 
 
 def _capturing(rank: int, name: str) -> Answer:

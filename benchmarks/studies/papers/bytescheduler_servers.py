@@ -12,11 +12,10 @@ from functools import cache
 from typing import Any
 
 from benchmarks.studies.papers.bytescheduler import three_layers
-from pace import Profile, read_pipedream
+from benchmarks.studies.papers.profiles import add_layers, profile_of
+from pace import Profile
 from pace.documents.cluster import Cluster
-from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.push_pull import PushPull
-from pace.models import build
 from pace.parameter_server.optimize import optimize_exchange
 from pace.parameter_server.problem import ExchangeProblem
 from pace.simulation.parameter_server import make_exchange_policy, simulate_exchange
@@ -41,11 +40,7 @@ LAYERS: dict[str, str] = {}
 @cache
 def trained(model: str) -> Profile:
     """Return a machine's window, computed or from a measured table of layers, scaled to its compute time."""
-    if model in LAYERS:
-        cost = AffineAllReduce(latency_s=0.0, seconds_per_byte=1e-9)
-        profile = read_pipedream(LAYERS[model], workers=MACHINES, allreduce=cost)
-    else:
-        profile = build(model, device_tflops=8.0, batch=BATCHES[model], workers=MACHINES)
+    profile = profile_of(model, batch=BATCHES[model], workers=MACHINES, layers=LAYERS)
     factor = COMPUTE_S[model] / profile.timing.compute_s
     ops = tuple(op.model_copy(update={"duration_s": op.duration_s * factor}) for op in profile.ops)
     return profile.replace(ops=ops)
@@ -203,12 +198,10 @@ def main() -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="Three seeds of each search instead of ten.")
-    parser.add_argument(
-        "--layers", action="append", default=[], help="MODEL=FILE: PipeDream's measured layers of a model."
-    )
+    add_layers(parser)
     given = parser.parse_args()
     quick = given.quick
-    LAYERS.update(pair.split("=", 1) for pair in given.layers)
+    LAYERS.update(given.layers)
     print("\n| three layers | FIFO whole | priority whole | FIFO parts | priority parts | gain | bound |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for name, times in example():

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pace import Gradient, Op, Profile, read_pipedream
+from benchmarks.studies.papers.profiles import add_layers, profile_of
+from pace import Gradient, Op, Profile
 from pace.documents.cluster import Cluster, TransferRatio
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.push_pull import PushPull
-from pace.models import build
 from pace.simulation.parameter_server import ExchangeSimulation, simulate_exchange
 from pace.simulation.parameter_server.policies import TicTacExchange
 from pace.simulation.tictac import ordering_efficiency
@@ -40,12 +40,9 @@ class Setting:
     cluster: Cluster
 
 
-def profile_of(model: str) -> Profile:
+def window_of(model: str) -> Profile:
     """Return a model's window, computed or from a measured table of layers."""
-    if model in LAYERS:
-        cost = AffineAllReduce(latency_s=0.0, seconds_per_byte=1e-9)
-        return read_pipedream(LAYERS[model], workers=MOST_WORKERS, allreduce=cost)
-    return build(model, device_tflops=8.0, batch=MODELS[model], workers=MOST_WORKERS)
+    return profile_of(model, batch=MODELS[model], workers=MOST_WORKERS, layers=LAYERS)
 
 
 def setting(profile: Profile, workers: int, pulls_of_compute: float, *, training: bool) -> Setting:
@@ -111,7 +108,7 @@ def print_gains(windows: int) -> None:
     print("| model | what | workers | no order ms | TIO | TAO | waits: none | TIO | TAO | E: none | TAO |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for model in MODELS:
-        profile = profile_of(model)
+        profile = window_of(model)
         for what, share in KINDS.items():
             for workers in (1, 2, MOST_WORKERS):
                 made = setting(profile, workers, share, training=what != "inference")
@@ -130,7 +127,7 @@ def print_spread(windows: int) -> None:
     """Print Figs. 9 and 10: E against window time, and how steady windows are."""
     print("| model | R2 of E and window time | normalized time, 95th percentile: no order | TIO | TAO |")
     print("| --- | ---: | ---: | ---: | ---: |")
-    profiles = [profile_of(model) for model in MODELS]
+    profiles = [window_of(model) for model in MODELS]
     for profile in (*profiles, toy(32, chain=True), toy(32, chain=False)):
         made = setting(profile, MOST_WORKERS, KINDS["inference"], training=False)
         times = {order: steps(made, order, windows).iterations_s for order in ORDERS}
@@ -145,12 +142,10 @@ def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--windows", type=int, default=200)
-    parser.add_argument(
-        "--layers", action="append", default=[], help="MODEL=FILE: PipeDream's measured layers of a model."
-    )
+    add_layers(parser)
     given = parser.parse_args()
     windows = given.windows
-    LAYERS.update(pair.split("=", 1) for pair in given.layers)
+    LAYERS.update(given.layers)
     print_gains(windows)
     print()
     print_spread(windows)
