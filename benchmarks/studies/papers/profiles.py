@@ -1,4 +1,4 @@
-"""Profiles of the papers' models: computed from architectures, or from PipeDream's measured tables of layers."""
+"""Profiles of the papers' models: computed from architectures, or from PipeDream's measured layers."""
 
 import argparse
 from collections.abc import Mapping
