@@ -1,4 +1,4 @@
-"""What a job that trains learns of its network in two seconds, against measurements that take their time.
+"""Cost of an all-reduce measured in slices during training, compared with long measurements.
 
     sudo python -m benchmarks allreduce_cost [--hosts 4] [--rate-mbit-s 200] [--mebibytes 32] [--rounds 3]
 

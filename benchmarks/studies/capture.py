@@ -1,4 +1,4 @@
-"""How exact a captured profile is: six real models, the profile's compute time against plain iterations.
+"""Accuracy of captured profiles: six real models, compute time of the profile against plain iterations.
 
     python -m benchmarks capture [--models A ...] [--iterations N] [--json OUT]
 

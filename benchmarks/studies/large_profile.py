@@ -1,4 +1,4 @@
-"""A profile of 100,000 ops and 10,000 gradients, and how long it takes to load one.
+"""Time to load a profile of 100,000 ops and 10,000 gradients.
 
     .venv/bin/python -m benchmarks large_profile [--against WORKTREE]
 

@@ -1,4 +1,4 @@
-"""What the runtime itself costs: engine per segment, hooks, memory, and overlap against plain on loopback.
+"""Overhead of the runtime: engine per segment, hooks, memory, and overlap against plain on loopback.
 
     python -m benchmarks runtime_overhead [--ranks 2] [--rounds 5] [--json OUT.json]
 

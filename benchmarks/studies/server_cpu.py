@@ -1,4 +1,4 @@
-"""What pushing and pulling costs the processors, beside a bare socket copy of the same bytes.
+"""Processor time of pushing and pulling, compared with a bare socket copy of the same bytes.
 
     python -m benchmarks server_cpu [--workers 1,2] [--kib 64,256,1024] [--gib 1] [--json OUT.json]
 

@@ -1,4 +1,4 @@
-"""How fast the service answers, next to a bare Starlette route that returns the same bytes.
+"""Speed of the service, compared with a bare Starlette route that returns the same bytes.
 
     .venv/bin/python -m benchmarks service [--json OUT] [--seconds S] [--rounds N]
 

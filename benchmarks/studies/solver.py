@@ -1,4 +1,4 @@
-"""How fast the solver is, and how close its plans come to the bound; prints tables and can write JSON.
+"""Speed of the solver, and gaps of its plans to the bound; prints tables and can write JSON.
 
     python -m benchmarks solver [--json OUT] [--quick]
 

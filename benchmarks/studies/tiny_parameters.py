@@ -1,4 +1,4 @@
-"""Many tiny parameters: what each way of running takes against DistributedDataParallel on loopback.
+"""Models of many tiny parameters: each mode of running, compared with DistributedDataParallel.
 
     python -m benchmarks tiny_parameters [--parameters 600] [--optimizer sgd] [--rounds 9] [--json OUT.json]
 

@@ -1,4 +1,4 @@
-"""How long an urgent chunk takes behind bulk on one connection.
+"""Delay of an urgent chunk behind bulk data on one connection.
 
     python -m benchmarks urgent_chunk [--rate-mbit-s 200] [--times 30] [--json OUT.json]
 

@@ -1,4 +1,4 @@
-"""The page with a schedule of 10,000 gradients: until its chart is drawn, and the longest frame of panning.
+"""The page with a schedule of 10,000 gradients: time until its chart is drawn, and frames while panning.
 
     python -m benchmarks web_page [--gradients N] [--json OUT]
 

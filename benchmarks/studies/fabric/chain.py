@@ -1,4 +1,4 @@
-"""Weights to many hosts on shaped network namespaces: a chain that hands blocks on, beside one sender.
+"""Weights to many hosts: a chain that passes blocks on, compared with one sender.
 
 python -m benchmarks fabric.chain --hosts 8 --mbit 100 --mebibytes 12
 

@@ -1,4 +1,4 @@
-"""Read every nccl-tests log under a folder and compare each with the table that others made of it.
+"""Logs of nccl-tests in a folder, compared with the tables that others made of them.
 
     python -m benchmarks importers.cost_logs FOLDER
 

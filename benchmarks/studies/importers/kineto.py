@@ -1,4 +1,4 @@
-"""Import every Kineto trace under a folder and print a line for each: outcome and the replay's error.
+"""Kineto traces in a folder, imported: a line for each with the outcome and the error of the replay.
 
     python -m benchmarks importers.kineto FOLDER [--json out.json]
 

@@ -1,4 +1,4 @@
-"""What importing a large Kineto trace takes: the steps of a real one repeated until the file is large enough.
+"""Time and memory of importing a large Kineto trace: a real one, repeated.
 
     python -m benchmarks importers.large_trace TRACE [--execution-trace ET] [--gbytes 1] [--headroom]
 

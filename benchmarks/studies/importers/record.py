@@ -1,4 +1,4 @@
-"""Record traces of DistributedDataParallel on this machine, to be imported and replayed.
+"""Traces of DistributedDataParallel, recorded on this machine.
 
     python -m benchmarks importers.record FOLDER [--steps 6] [--buckets-mb 2]
     python -m benchmarks importers.kineto FOLDER

@@ -1,1 +1,1 @@
-"""The results of the papers that PACE builds on, enacted again in the simulator."""
+"""Figures of the papers that PACE builds on, in the simulator."""

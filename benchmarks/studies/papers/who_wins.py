@@ -1,4 +1,4 @@
-"""Who wins, and by how much: every bundled profile, every bandwidth, every policy; prints Markdown.
+"""Every policy on every bundled profile and bandwidth, in the simulator; prints Markdown.
 
     python -m benchmarks papers.who_wins [--workers 8]
 

@@ -1,11 +1,11 @@
-"""Predicted throughput beside measured: ``python -m benchmarks throughput COMMAND``.
+"""Predicted and measured throughput of asynchronous training: ``python -m benchmarks throughput COMMAND``.
 
 ``tcp`` and ``tensorflow`` measure and predict, ``shares`` measures how unequally connections share a link,
 ``again`` predicts anew what records hold, ``record`` makes the tests' traces, ``speed`` times the simulation.
 
 ``tcp``, ``shares`` and ``tensorflow`` need root and iproute2; ``tensorflow`` and ``record`` an interpreter
 that has TensorFlow 2.21 (``python -m venv tf; tf/bin/pip install tensorflow-cpu==2.21.0``). Nothing else may
-run on the machine. A line for every setting, a summary against the bars, and JSON.
+run on the machine. Prints a line for every setting and a summary, and writes JSON.
 """
 
 import argparse
