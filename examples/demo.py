@@ -92,7 +92,7 @@ def network(arguments: argparse.Namespace) -> Iterator[list[Place]]:
     if arguments.hosts_rate is None:
         yield [Place()]
         return
-    from benchmarks.testbed.hosts import INTERFACE, Link, hosts
+    from benchmarks.harness.network.hosts import INTERFACE, Link, hosts
 
     with hosts([Link(rate_mbit_s=arguments.hosts_rate)] * 2) as on:
         yield [

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu.cuda_tests import Outcomes
-from benchmarks.gpu.findings import Findings
-from benchmarks.gpu.isolation import run_part
-from benchmarks.gpu.models import WORKLOADS
-from benchmarks.gpu.page import page
-from benchmarks.gpu.parts import PARTS, TOTAL_S, Part
-from benchmarks.gpu.wheels import unpack_missing
+from benchmarks.studies.gpu.cuda_tests import Outcomes
+from benchmarks.studies.gpu.findings import Findings
+from benchmarks.studies.gpu.isolation import run_part
+from benchmarks.studies.gpu.models import WORKLOADS
+from benchmarks.studies.gpu.page import page
+from benchmarks.studies.gpu.parts import PARTS, TOTAL_S, Part
+from benchmarks.studies.gpu.wheels import unpack_missing
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from benchmarks.testbed.hosts import Host, Link, hosts, why_unavailable
+from benchmarks.harness.network.hosts import Host, Link, hosts, why_unavailable
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Gradient, Op, Profile
 

@@ -1,6 +1,5 @@
 """The fabric on network namespaces: bounds are kept, and links carry what was planned."""
 
-import argparse
 import json
 import subprocess
 import sys
@@ -8,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fabric import measure
-from benchmarks.fabric_commits import measure as measure_commits
-from benchmarks.testbed.hosts import why_unavailable
+from benchmarks.harness.network.hosts import why_unavailable
+from benchmarks.studies.fabric.chain import measure
 
 pytestmark = [
     pytest.mark.netns,
@@ -28,32 +26,12 @@ def test_weights_cross_every_link_once() -> None:
     assert found["direct_sent_bytes"]["sender"] == 3 * 500_000
 
 
-def test_a_fabric_of_hosts_keeps_its_bound() -> None:
-    """Two workers, a server and a replica: no violation, bytes as planned, the lead within its bound."""
-    arguments = argparse.Namespace(
-        workers=2,
-        mbit=100.0,
-        update_megabytes=0.4,
-        seconds=3.0,
-        compute=0.05,
-        delay_bound=6,
-        replica_updates=4,
-        oracle=False,
-    )
-    found = measure_commits(arguments)
-    assert found["violations"] == []
-    assert found["updates"] > 0
-    assert found["greatest_delay"] < 6
-    assert found["server_bytes_over_plan"] == pytest.approx(1.0, abs=0.05)
-    assert found["greatest_lead"] <= 4
-
-
 def test_all_contenders_train_over_links_that_change(tmp_path: Path) -> None:
     """Two hosts and 0.2 MB: the fabric keeps its bound, and ring, tree and plain server finish rounds too."""
     found = tmp_path / "cells.json"
-    setting = "--networks N2 --compute C1 --machines 2 --megabytes 0.2 --seconds 3"
+    setting = "--networks N2 --compute equal --machines 2 --megabytes 0.2 --seconds 3"
     names = "fabric,fabric-s,patient-4,killed-2000,async,tree,ring"
-    command = f"-m benchmarks.fabric_testbed {setting} --contenders {names} --json {found}"
+    command = f"-m benchmarks fabric {setting} --contenders {names} --json {found}"
     subprocess.run([sys.executable, *command.split()], check=True, capture_output=True, timeout=600)
     contenders = json.loads(found.read_text())[0]["contenders"]
     assert all(each["iteration_s"] is not None for each in contenders.values())

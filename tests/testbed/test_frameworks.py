@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.testbed.contenders import FRAMEWORKS
-from benchmarks.testbed.hosts import Host
-from benchmarks.testbed.measure import Effort, measure
-from benchmarks.testbed.scaling import Fitted
+from benchmarks.harness.contenders import FRAMEWORKS
+from benchmarks.harness.contest import Contest, Costs
+from benchmarks.harness.layouts import Layout
+from benchmarks.harness.measure import Effort, measure
+from benchmarks.harness.network.hosts import Host
+from benchmarks.harness.workload.scaling import Fitted
 from pace.documents.profile import Profile
 from tests.runtime.frameworks.programs import without
 
@@ -23,15 +25,18 @@ def test_frameworks_train_alike(two_hosts: list[Host], layered: Profile) -> None
     said: list[str] = []
     traces: dict[str, Any] = {}
     result = measure(
-        two_hosts,
-        "layered",
-        1.0,
-        Fitted(profile=layered, time_factor=1.0, size_factor=1.0),
-        {"torch": layered.allreduce},
+        Contest(
+            on=two_hosts,
+            layout=Layout(2),
+            model="layered",
+            ratio=1.0,
+            fitted=Fitted(profile=layered, time_factor=1.0, size_factor=1.0),
+            costs=Costs(allreduce={"torch": layered.allreduce}),
+        ),
         FRAMEWORKS,
         Effort(rounds=2, windows=2),
         said.append,
-        traces,
+        traces=traces,
     )
     assert said == []
     assert all(each.counts for each in result.contenders)

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.testbed.errors import TestbedUnavailable, WrongRate
-from benchmarks.testbed.hosts import Host, Link, hosts, reshape
-from benchmarks.testbed.names import NAMESPACES, SETTINGS, Owner, owner_of
-from benchmarks.testbed.processes import Answer, ranks
-from benchmarks.testbed.rates import measure_rates, verify_rates
+from benchmarks.harness.network.errors import TestbedUnavailable, WrongRate
+from benchmarks.harness.network.hosts import Host, Link, hosts, reshape
+from benchmarks.harness.network.names import NAMESPACES, SETTINGS, Owner, owner_of
+from benchmarks.harness.network.processes import Answer, ranks
+from benchmarks.harness.network.rates import measure_rates, verify_rates
 
 pytestmark = [
     pytest.mark.netns,
@@ -218,7 +218,7 @@ def another() -> Iterator["subprocess.Popen[str]"]:
         # A shell's background jobs start with these ignored, and so would this one.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
-        "from benchmarks.testbed.hosts import Link, hosts\n"
+        "from benchmarks.harness.network.hosts import Link, hosts\n"
         "with hosts([Link(rate_mbit_s=100)] * 2):\n"
         "    print('ready', flush=True)\n"
         "    time.sleep(60)\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed.names import Owner, new_prefix, owner_of
+from benchmarks.harness.network.names import Owner, new_prefix, owner_of
 
 
 def test_a_name_tells_the_process_that_made_it() -> None:

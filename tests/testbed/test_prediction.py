@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.testbed.contenders import BY_NAME, CONTENDERS, Contender
-from benchmarks.testbed.prediction import predict, schedule_for
-from benchmarks.testbed.replay import renamed
+from benchmarks.harness.contenders import ALLREDUCE, BY_NAME, Contender
+from benchmarks.harness.prediction import predict, schedule_for
+from benchmarks.harness.workload.replay import renamed
 from pace.checker import check
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile, UpdateRule
@@ -43,7 +43,7 @@ def test_bytescheduler_partitions_evenly(layered: Profile) -> None:
 
 
 @pytest.mark.parametrize("update", ["per-gradient", "global-norm"])
-@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
+@pytest.mark.parametrize("contender", ALLREDUCE, ids=lambda contender: contender.name)
 def test_nobody_is_predicted_below_the_bound(
     layered: Profile, contender: Contender, update: UpdateRule
 ) -> None:

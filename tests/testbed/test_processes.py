@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.testbed.errors import RankFailed
-from benchmarks.testbed.hosts import Host
-from benchmarks.testbed.processes import Answer, ranks
+from benchmarks.harness.network.errors import RankFailed
+from benchmarks.harness.network.hosts import Host
+from benchmarks.harness.network.processes import Answer, ranks
 
 pytestmark = [
     pytest.mark.netns,

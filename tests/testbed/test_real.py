@@ -3,11 +3,13 @@
 import pytest
 import torch
 
-from benchmarks.testbed.contenders import BY_NAME
-from benchmarks.testbed.hosts import Host
-from benchmarks.testbed.measure import Effort, measure
-from benchmarks.testbed.real import MODELS, RealModel, captured, expected_weights
-from benchmarks.testbed.reference import LEARNING_RATE, TOLERANCE, scale_of
+from benchmarks.harness.contenders import BY_NAME
+from benchmarks.harness.contest import Contest, Costs
+from benchmarks.harness.layouts import Layout
+from benchmarks.harness.measure import Effort, measure
+from benchmarks.harness.network.hosts import Host
+from benchmarks.harness.workload.real import MODELS, RealModel, captured, expected_weights
+from benchmarks.harness.workload.reference import LEARNING_RATE, TOLERANCE, scale_of
 from pace.documents.collective_costs import AffineAllReduce
 
 
@@ -49,11 +51,14 @@ def test_a_real_model_is_captured_and_trained_by_every_kind(two_hosts: list[Host
     assert fitted.profile.timing.compute_s > 0
     assert len(fitted.profile.gradients) == len(list(RealModel("encoder", rank=0).parameters()))
     result = measure(
-        two_hosts,
-        "encoder",
-        1.0,
-        fitted,
-        {"torch": cost},
+        Contest(
+            on=two_hosts,
+            layout=Layout(2),
+            model="encoder",
+            ratio=1.0,
+            fitted=fitted,
+            costs=Costs(allreduce={"torch": cost}),
+        ),
         [BY_NAME["ddp"], BY_NAME["pace-static"]],
         Effort(rounds=1, windows=2, warmup=2),
         lambda _: None,

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from benchmarks.testbed.reference import LEARNING_RATE, TOLERANCE, expected_weights, scale_of
-from benchmarks.testbed.replay import Replay, directions_of, parameter_name, plan_replay, renamed
+from benchmarks.harness.workload.reference import LEARNING_RATE, TOLERANCE, expected_weights, scale_of
+from benchmarks.harness.workload.replay import Replay, directions_of, parameter_name, plan_replay, renamed
 from pace.documents.profile import Profile
 from pace.errors import InvalidProfile
 from pace.models import build

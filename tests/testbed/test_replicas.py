@@ -4,12 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.testbed.contenders import HSDP
-from benchmarks.testbed.hosts import Host, Link, hosts, join_directly
-from benchmarks.testbed.measure import Effort, measure
-from benchmarks.testbed.replay import plan_replay
-from benchmarks.testbed.replicas import SHARDS, by_units, fifo_schedule, unit_starts
-from benchmarks.testbed.scaling import Fitted
+from benchmarks.harness.contenders import HSDP
+from benchmarks.harness.contest import Contest, Costs
+from benchmarks.harness.layouts import Layout
+from benchmarks.harness.measure import Effort, measure
+from benchmarks.harness.network.hosts import Host, Link, hosts, join_directly
+from benchmarks.harness.workload.replay import plan_replay
+from benchmarks.harness.workload.replicas import SHARDS, by_units, fifo_schedule, unit_starts
+from benchmarks.harness.workload.scaling import Fitted
 from pace.allreduce.optimize import optimize
 from pace.documents.profile import Profile
 from pace.models import build
@@ -68,11 +70,14 @@ def test_contenders_train_alike(two_replicas: list[Host], layered: Profile) -> N
     """FIFO or not, with or without a barrier: weights are those of four ranks."""
     said: list[str] = []
     result = measure(
-        two_replicas,
-        "layered",
-        1.0,
-        Fitted(profile=layered, time_factor=1.0, size_factor=1.0, shards=SHARDS),
-        {"torch": layered.allreduce},
+        Contest(
+            on=two_replicas,
+            layout=Layout(4, shards=SHARDS),
+            model="layered",
+            ratio=1.0,
+            fitted=Fitted(profile=layered, time_factor=1.0, size_factor=1.0, shards=SHARDS),
+            costs=Costs(allreduce={"torch": layered.allreduce}),
+        ),
         HSDP,
         Effort(rounds=1, windows=2),
         said.append,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.testbed.chart import draw
-from benchmarks.testbed.contenders import UNTUNED
-from benchmarks.testbed.report import markdown
-from benchmarks.testbed.results import ContenderResult, SettingResult, as_document, from_document
+from benchmarks.harness.chart import draw
+from benchmarks.harness.contenders import UNTUNED
+from benchmarks.harness.report import markdown
+from benchmarks.harness.results import ContenderResult, SettingResult, as_document, from_document
 
 
 def contender(name: str, windows_ms: list[float], *, peer: bool = False, **more: Any) -> ContenderResult:
@@ -31,7 +31,7 @@ def setting() -> SettingResult:
     """DDP 800, its best size 700, Horovod 600 but wrong, PACE 625."""
     return SettingResult(
         model="vgg16",
-        workers=4,
+        layout="4 workers",
         ratio=1.0,
         compute_s=0.5,
         plain_s=0.505,
@@ -73,7 +73,9 @@ def test_json_keeps_a_setting(setting: SettingResult) -> None:
 def record_of(setting: SettingResult) -> dict[str, Any]:
     """Return a record of one setting."""
     return {
+        "command": "python -m benchmarks testbed",
         "conditions": {
+            "frameworks": {},
             **dict.fromkeys(("date", "pace", "commit", "torch", "horovod", "python", "kernel", "cores"), "x"),
             "rate_mbit_s": 300.0,
             "burst_ms": 5,
@@ -84,7 +86,7 @@ def record_of(setting: SettingResult) -> dict[str, Any]:
             "windows_elsewhere": 2,
             "took_s": 120,
         },
-        "networks": [{"workers": 4, "rate_mbit_s": [286.0, 287.0], "congestion_control": "cubic"}],
+        "networks": [{"layout": "4 workers", "rate_mbit_s": [286.0, 287.0], "congestion_control": "cubic"}],
         "settings": [as_document(setting)],
     }
 
@@ -92,16 +94,17 @@ def record_of(setting: SettingResult) -> dict[str, Any]:
 def test_page_and_chart_show_everyone(setting: SettingResult, tmp_path: Path) -> None:
     """The page tells speed-ups, errors and who is out and why; the chart is an image."""
     record = record_of(setting)
-    page = markdown(record, command="python -m benchmarks.testbed")
+    page = markdown(record)
     assert (
-        "| vgg16 | 4 | 1 | PACE-STATIC (fastest) | 625 | x 1.28 | x 1.12 | x 1.12 | DDP-BEST | +25.0 % |"
-        in page
+        "| vgg16, 4 workers, ratio 1 | PACE-STATIC (fastest) | 625.0 | +25.0 % | x 1.28 | x 1.12 | x 1.12 |"
+        " DDP-BEST |" in page
     )
     assert "| HOROVOD | disqualified | weights are off by 1 |" in page
     assert "| PACE-STATIC | 625.0 | 4.0% | x 1.12 | +25.0 % | 550.0 (-12.0 %) | 1.0e-07 |" in page
-    assert "**PACE on torch, static**: x 1.12 the best peer's speed in the median of 1 settings" in page
-    assert "within 5 % of the bound in 0 of 1, farthest from it 25.0% (vgg16, 4 workers, ratio 1)" in page
-    assert "off by 21.4% in the median, 31.2% at the most" in page
+    assert "**PACE on torch, static**: 25.0% above the bound in the median of 1 settings" in page
+    assert "within 5 % in 0, 25.0% at the most (vgg16, 4 workers, ratio 1)" in page
+    assert "Speed over the best peer: x 1.12 in the median, x 1.12 at the least" in page
+    assert "off by 21.4% in the median of 3 measurements, 31.2% at the most" in page
     draw(record, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
@@ -120,14 +123,15 @@ def test_page_compares_pace_with_each_frameworks_default(setting: SettingResult,
     document = as_document(setting)
     record = {**record_of(setting), "settings": [document]}
     record["conditions"]["frameworks"] = {"lightning": "2.6.6"}
-    page = markdown(record, command="python -m benchmarks.testbed --frameworks")
-    assert "| torch DDP | vgg16 | 4 | 1 | 800.0 | 640.0 | x 1.25 | +28.0 % |" in page
-    assert "| Lightning | vgg16 | 4 | 1 | 810.0 | 648.0 | x 1.25 | +29.6 % |" in page
-    assert "| Accelerate | vgg16" not in page
-    assert "**Lightning**: with PACE x 1.25 its own default's speed at the least of 1 settings" in page
+    page = markdown(record)
+    place = "vgg16, 4 workers, ratio 1"
+    assert (
+        "## PACE under torch DDP\n\n| setting | PACE | ms | above the bound | over its own default |" in page
+    )
+    assert f"| {place} | PACE-DDP | 640.0 | +28.0 % | x 1.25 |" in page
+    assert f"| {place} | PACE-LIGHTNING | 648.0 | +29.6 % | x 1.25 |" in page
+    assert f"| {place} | PACE-ACCELERATE | 640.0 | +28.0 % | - |" in page
+    assert "Speed over its own default: x 1.25 in the median" in page
     assert "Lightning 2.6.6" in page
-    over = {entry["name"]: entry.get("speedup_over_own_default") for entry in document["contenders"]}
-    assert over["pace-lightning"] == pytest.approx(1.25)
-    assert over["pace-accelerate"] is None
     draw(record, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").stat().st_size

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.testbed.scaling import fit
+from benchmarks.harness.workload.scaling import fit
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.errors import InvalidProfile
 from pace.models import build, communication_ratio

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.throughput.again import compare_again, tables
-from benchmarks.throughput.compare import Comparison, measured_rate, replay_errors
-from benchmarks.throughput.shapes import ALL_SHAPES, shape_of
-from benchmarks.throughput.tcp_runs import (
-    compare_tcp,
+from benchmarks.harness.training.tensorflow_peer import START_NICE, run_as_this_process, why_no_tensorflow
+from benchmarks.studies.throughput.again import compare_again, tables
+from benchmarks.studies.throughput.compare import Comparison, compare_all, measured_rate, replay_errors
+from benchmarks.studies.throughput.shapes import ALL_SHAPES, shape_of
+from benchmarks.studies.throughput.tcp_runs import (
+    TcpSystem,
     even_link,
     job_of,
     measure_shares,
     run_tcp,
     steps_document,
 )
-from benchmarks.throughput.tensorflow_runs import START_NICE, run_as_this_process, why_no_tensorflow
 
 
 @pytest.mark.netns
@@ -28,13 +28,12 @@ from benchmarks.throughput.tensorflow_runs import START_NICE, run_as_this_proces
 def test_training_over_tcp_and_its_prediction(tmp_path: Path) -> None:
     """A lone worker's steps are recorded; two workers are measured and predicted from them, also later."""
     rows = list(
-        compare_tcp(
+        compare_all(
+            TcpSystem("window", 100),
             models=["alexnet"],
             ratios=[1.0],
             workers=[2],
             servers=[2],
-            discipline="window",
-            rate_mbit_s=100,
             total_bytes=6e5,
             profiled=4,
             steps=12,

@@ -20,7 +20,7 @@ import pytest
 )
 def test_bad_arguments_are_one_line(arguments: list[str], said: str) -> None:
     """No traceback, and not after minutes of measuring."""
-    command = [sys.executable, "-m", "benchmarks.throughput", *arguments]
+    command = [sys.executable, "-m", "benchmarks", "throughput", *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert answer.returncode == 2
     assert said in answer.stderr.splitlines()[-1]

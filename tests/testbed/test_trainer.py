@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 
-from benchmarks.testbed import trainer
-from benchmarks.testbed.contenders import BY_NAME, CLIPPING, CONTENDERS, Contender
-from benchmarks.testbed.errors import RankFailed
-from benchmarks.testbed.hosts import Host
-from benchmarks.testbed.measure import Effort, measure, windows_of
-from benchmarks.testbed.prediction import schedule_for
-from benchmarks.testbed.processes import ranks
-from benchmarks.testbed.reference import TOLERANCE, expected_weights, norm_to_clip_to
-from benchmarks.testbed.replay import renamed
-from benchmarks.testbed.results import as_document, from_document
-from benchmarks.testbed.scaling import Fitted
+from benchmarks.harness.contenders import ALLREDUCE, BY_NAME, CLIPPING, Contender
+from benchmarks.harness.contest import Contest, Costs
+from benchmarks.harness.layouts import Layout
+from benchmarks.harness.measure import Effort, measure
+from benchmarks.harness.network.errors import RankFailed
+from benchmarks.harness.network.hosts import Host
+from benchmarks.harness.network.processes import ranks
+from benchmarks.harness.prediction import schedule_for
+from benchmarks.harness.results import as_document, from_document, windows_of
+from benchmarks.harness.training import trainer
+from benchmarks.harness.workload.reference import TOLERANCE, expected_weights, norm_to_clip_to
+from benchmarks.harness.workload.replay import renamed
+from benchmarks.harness.workload.scaling import Fitted
 from pace.documents.any_schedule import AnySchedule
 from pace.documents.profile import Profile, UpdateRule
 
@@ -30,7 +32,7 @@ pytestmark = [
 
 
 def _parameters() -> Iterator[Any]:
-    for clip, contenders in ((False, CONTENDERS), (True, [BY_NAME[name] for name in CLIPPING])):
+    for clip, contenders in ((False, ALLREDUCE), (True, [BY_NAME[name] for name in CLIPPING])):
         for each in contenders:
             marks = [pytest.mark.horovod] if each.backend == "horovod" else []
             yield pytest.param(each, clip, id=f"{each.name}{'-clipping' if clip else ''}", marks=marks)
@@ -47,13 +49,18 @@ def test_contenders_train_alike(
     schedule = schedule_for(contender, renamed(layered).replace(update=update), 1.0)
     max_norm = norm_to_clip_to(layered) if clip else None
     workload = trainer.Workload(profile=layered, size_factor=1.0, max_norm=max_norm)
-    arguments = (two_hosts, contender, workload, schedule, next(ports))
+    job = trainer.Job(
+        on=two_hosts,
+        layout=Layout(2),
+        contender=contender,
+        workload=workload,
+        schedule=schedule,
+        port=next(ports),
+    )
     expected = expected_weights(layered, workers=2, iterations=6, max_norm=max_norm)
     if clip:  # or nothing is tested: the same without clipping is something else
         assert abs(expected - expected_weights(layered, workers=2, iterations=6)).max() > 100 * TOLERANCE
-    with ranks(
-        contender.name, two_hosts, trainer.main, *arguments, environment=contender.environment
-    ) as group:
+    with ranks(contender.name, two_hosts, trainer.main, job, environment=contender.environment) as group:
         group.ask("join", group.ask("serve")[0])
         if contender.kind == "ddp-sweep":
             group.ask("use_bucket_size", 1.0)
@@ -64,6 +71,18 @@ def test_contenders_train_alike(
     assert [len(own) for own in starts[0] + starts[1]] == [4, 4, 2, 2]
     assert len({check.sha256 for check in checks}) == 1
     assert max(check.largest_error for check in checks) < TOLERANCE
+
+
+def contest_of(on: list[Host], profile: Profile) -> Contest:
+    """Return a setting of two workers that replay a profile."""
+    return Contest(
+        on=on,
+        layout=Layout(2),
+        model="layered",
+        ratio=1.0,
+        fitted=Fitted(profile=profile, time_factor=1.0, size_factor=1.0),
+        costs=Costs(allreduce={"torch": profile.allreduce}),
+    )
 
 
 def test_one_setting_end_to_end(
@@ -81,15 +100,11 @@ def test_one_setting_end_to_end(
     traces: dict[str, Any] = {}
     said: list[str] = []
     result = measure(
-        two_hosts,
-        "layered",
-        1.0,
-        Fitted(profile=layered, time_factor=1.0, size_factor=1.0),
-        {"torch": layered.allreduce, "horovod": layered.allreduce},
+        contest_of(two_hosts, layered),
         [BY_NAME[name] for name in ("ddp", "ddp-best", "pace-adaptive", "pace-static")],
         Effort(rounds=2, windows=2, bucket_sizes_mib=(0.0001, 1.0)),
         said.append,
-        traces,
+        traces=traces,
     )
     ddp, best, adaptive, wrong = result.contenders
     assert [len(windows) for each in (ddp, best, adaptive) for windows in each.rounds_s] == [2] * 6
@@ -116,15 +131,11 @@ def test_a_contender_that_dies_leaves_the_others(two_hosts: list[Host], layered:
     """A schedule that does not fit fails its contender alone, with the reason."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "benchmarks.testbed.measure.schedule_for",
+            "benchmarks.harness.measure.schedule_for",
             lambda contender, profile, factor: _reversed(schedule_for(contender, profile, factor)),
         )
         result = measure(
-            two_hosts,
-            "layered",
-            1.0,
-            Fitted(profile=layered, time_factor=1.0, size_factor=1.0),
-            {"torch": layered.allreduce},
+            contest_of(two_hosts, layered),
             [BY_NAME["pace-static"], BY_NAME["ddp"]],
             Effort(rounds=1, windows=2),
             lambda _: None,

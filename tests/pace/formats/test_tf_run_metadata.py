@@ -14,7 +14,7 @@ from pace.formats.reading import FormatWarning
 from pace.throughput import simulate_steps
 from pace.throughput.prediction import replay_error
 
-# Made by `python -m benchmarks.throughput record`: four layers over a link of 50 Mb/s.
+# Made by `python -m benchmarks throughput record`: four layers over a link of 50 Mb/s.
 RECORDED = Path(__file__).parents[1] / "throughput" / "recorded"
 ONE_SERVER = RECORDED / "tensorflow-2.21-one-server.json.gz"
 TWO_SERVERS = RECORDED / "tensorflow-2.21-two-servers.json.gz"

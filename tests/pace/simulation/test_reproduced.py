@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.reproduce.bytescheduler import best_partition, example_s, three_layers
+from benchmarks.studies.papers.bytescheduler import best_partition, example_s, three_layers
 from pace import optimize
 from pace.documents.collective_costs import AffineAllReduce
 from pace.models import build, with_ratio

@@ -1,0 +1,48 @@
+"""Runs a study: ``python -m benchmarks NAME [OPTIONS]``. Without a name, lists the studies.
+
+A study is a module under ``benchmarks/studies`` with a function ``main``.
+"""
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+STUDIES = Path(__file__).with_name("studies")
+
+
+def studies() -> dict[str, Path]:
+    """Return the module of each study by its name."""
+    found = {}
+    for path in sorted(STUDIES.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "\ndef main(" in text and "\nif __name__" not in text:  # else a program that a study starts
+            parts = path.relative_to(STUDIES).with_suffix("").parts
+            found[".".join(part for part in parts if part != "__main__")] = path
+    return found
+
+
+def summary(path: Path) -> str:
+    """Return the first line of a module's docstring."""
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+
+
+def main() -> int:
+    """Run the study that the first argument names."""
+    known = studies()
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in ("-h", "--help"):
+        print(__doc__)
+        for each, path in known.items():
+            print(f"{each:24} {summary(path)}")
+        return 0
+    if name not in known:
+        print(f'benchmarks: no study "{name}"; there are {", ".join(known)}', file=sys.stderr)
+        return 2
+    sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
+    module = ".".join(known[name].relative_to(STUDIES).with_suffix("").parts)
+    return importlib.import_module(f"benchmarks.studies.{module}").main() or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

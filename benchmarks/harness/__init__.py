@@ -1,0 +1,1 @@
+"""What studies share: hosts on one machine, training loops to compare, measuring, records and reports."""

@@ -1,0 +1,137 @@
+"""What communication costs on a layout's hosts, measured by the runtime's own tools."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.harness.contenders import Backend
+from benchmarks.harness.layouts import Layout
+from benchmarks.harness.network.hosts import Host
+from benchmarks.harness.network.joining import PATIENCE_S, join, join_horovod, join_torch, serve
+from benchmarks.harness.network.processes import Answer, answering, ranks
+from benchmarks.harness.training.over_servers import TOKEN
+from pace.documents.cluster import Cluster
+from pace.documents.collective_costs import SampledAllReduce
+from pace.documents.half_costs import SampledHalf
+from pace.documents.push_pull import PushPull
+from pace.runtime.capture.allreduce_cost import Collective
+from pace.runtime.capture.self_profile import TransportNetwork
+from pace.runtime.parameter_server.measure import measure_links
+from pace.runtime.parameter_server.options import read_options
+from pace.runtime.parameter_server.server import Server
+from pace.runtime.profiler import (
+    AllReduceMeasurement,
+    horovod_network,
+    measure_allreduce,
+    torch_network,
+)
+from pace.runtime.transports.gloo import GlooTransport
+
+_PORT = 19000
+_SERVERS_PORT = 19100
+
+
+def capture_cost(
+    on: Sequence[Host], backend: Backend, *, largest_bytes: int = 4 << 20, seconds_per_size: float = 1.5
+) -> SampledAllReduce:
+    """Time all-reduces between these hosts and return what they cost.
+
+    Beyond `largest_bytes` the cost goes on with its last slope, which is the network's rate.
+    """
+    measured: AllReduceMeasurement = _measured(on, backend, "allreduce", largest_bytes, seconds_per_size)
+    return measured.document
+
+
+def capture_halves(
+    on: Sequence[Host], backend: Backend, *, largest_bytes: int = 4 << 20, seconds_per_size: float = 1.0
+) -> tuple[SampledHalf, SampledHalf]:
+    """Time reduce-scatters and all-gathers as PACE's transports make them; return what they cost."""
+    first, second = _measured(on, backend, "halves", largest_bytes, seconds_per_size)
+    return first.half, second.half
+
+
+def _measured(on: Sequence[Host], backend: Backend, request: str, *arguments: Any) -> Any:
+    with ranks(f"{request} over {backend}", on, _main, on, backend) as group:
+        port = next(port for port in group.ask("serve") if port)
+        return group.ask(request, port, *arguments, timeout_s=600)[0]
+
+
+class _MeasuringRank:
+    """One rank that measures; its public methods are the requests it answers."""
+
+    def __init__(self, rank: int, on: Sequence[Host], backend: Backend) -> None:
+        self._rank, self._on, self._backend = rank, on, backend
+
+    def serve(self) -> int:
+        """Open what the others join, on rank 0; return its port."""
+        return serve(self._rank, self._on, self._backend, _PORT)
+
+    def allreduce(self, port: int, largest_bytes: int, seconds: float) -> AllReduceMeasurement:
+        """Measure all-reduces, one at a time: Horovod's fusion changes nothing but the wait for a cycle."""
+        if self._backend == "torch":
+            join_torch(self._rank, self._on, port)
+            network = torch_network()
+        else:
+            import horovod.torch as hvd
+
+            join_horovod(self._rank, self._on, port, hvd.init)
+            network = horovod_network()
+        return measure_allreduce(
+            network, largest_bytes=largest_bytes, max_runs=20, max_seconds_per_size=seconds
+        )
+
+    def halves(self, port: int, largest_bytes: int, seconds: float) -> list[AllReduceMeasurement]:
+        """Measure reduce-scatters and all-gathers."""
+        join(self._rank, self._on, self._backend, port)
+        transport: Any
+        if self._backend == "torch":
+            transport = GlooTransport(timeout_s=PATIENCE_S)
+        else:
+            from pace.runtime.transports.horovod import HorovodTransport
+
+            transport = HorovodTransport(timeout_s=PATIENCE_S)
+        transport.open_halves()
+        collectives: tuple[Collective, ...] = ("reduce-scatter", "all-gather")
+        found = [
+            measure_allreduce(
+                TransportNetwork(transport, torch.device("cpu"), timeout_s=PATIENCE_S, collective=collective),
+                largest_bytes=largest_bytes,
+                max_runs=20,
+                max_seconds_per_size=seconds,
+                pairs=False,
+            )
+            for collective in collectives
+        ]
+        transport.close(failed=False)
+        return found
+
+
+def _main(rank: int, on: Sequence[Host], backend: Backend) -> Answer:
+    return answering(_MeasuringRank(rank, on, backend))
+
+
+def measure_cluster(on: Sequence[Host], layout: Layout) -> Cluster:
+    """Measure links from the first worker alone, against all servers that are on other hosts."""
+    others = on[1:] if layout.colocated else layout.split(on)[1]
+    with (
+        ranks("servers", others, _serving, others) as servers,
+        ranks("measuring", on[:1], _measuring, others) as worker,
+        servers.awake(),
+    ):
+        (measured,) = worker.ask("measure")
+    cost: PushPull = measured.cost()
+    return Cluster(
+        name=f"testbed, {layout}",
+        exchange=cost.model_copy(update={"servers": layout.servers, "colocated": layout.colocated}),
+    )
+
+
+def _serving(rank: int, others: Sequence[Host]) -> Answer:
+    server = Server(others[rank].address, _SERVERS_PORT, token=TOKEN)
+    return lambda _request, _arguments: server.port
+
+
+def _measuring(_rank: int, others: Sequence[Host]) -> Answer:
+    options = read_options([f"{host.address}:{_SERVERS_PORT}" for host in others], TOKEN)
+    return lambda _request, _arguments: measure_links(options, size_bytes=4 << 20, repeats=5)

@@ -1,0 +1,301 @@
+"""One setting: all contenders alive side by side, timed in turns, so that drift hits all alike."""
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from benchmarks.harness.contenders import Contender
+from benchmarks.harness.contest import Contest
+from benchmarks.harness.network.errors import RankFailed
+from benchmarks.harness.network.processes import Ranks, ranks
+from benchmarks.harness.prediction import predict, schedule_for
+from benchmarks.harness.results import ContenderResult, MeasuredWindows, SettingResult, windows_of
+from benchmarks.harness.server_plans import predict_over_servers, schedule_over_servers, traffic_of
+from benchmarks.harness.training import over_servers, trainer
+from benchmarks.harness.workload.reference import TOLERANCE, FloatArray
+from benchmarks.harness.workload.replicas import by_units
+from benchmarks.harness.workload.scaling import slower
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule
+from pace.parameter_server.optimize import optimize_exchange
+from pace.runtime.profiler import Contention
+from pace.schedule_choice import lower_bound_s
+
+_FIRST_PORT = 20000
+ROUND_TIMEOUT_S = 300.0
+
+# Windows for each bucket size that is tried, and for training without communication.
+_SWEEP_WINDOWS = 2
+_PLAIN_WINDOWS = 4
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is measured.
+
+    Attributes
+    ----------
+    rounds, windows
+        Each contender has its turn `rounds` times and is timed over so many windows each time.
+    warmup
+        Iterations before anything counts: DDP arranges its buckets, Horovod its cache, PACE its gates.
+    bucket_sizes_mib
+        What DDP's sweep tries.
+    """
+
+    rounds: int = 3
+    windows: int = 3
+    warmup: int = 2
+    bucket_sizes_mib: tuple[float, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """A contender on its way through a setting.
+
+    Attributes
+    ----------
+    job
+        What its ranks run.
+    predict
+        Returns the predicted window in seconds, given the bucket size that DDP's sweep chose.
+    servers, workers
+        Its processes: those of servers on hosts of their own, if there are any, and the workers'.
+    """
+
+    job: trainer.Job
+    profile: Profile
+    predict: Callable[[float | None], float]
+    bound_s: float
+    servers: Ranks | None = None
+    workers: Ranks | None = None
+    rounds_s: list[list[float]] = field(default_factory=list)
+    failed: str | None = None
+    largest_error: float | None = None
+    bucket_mib: float | None = None
+    sweep_s: dict[str, float] | None = None
+
+    @property
+    def contender(self) -> Contender:
+        """Who it is."""
+        return self.job.contender
+
+    def start(self, stack: ExitStack, effort: Effort) -> None:
+        """Start the processes and train until everything is warm."""
+        job, name = self.job, self.contender.name
+        undisturbed = job.workload.real is None
+        workers, hosts = job.layout.split(job.on)
+        if hosts and not job.layout.colocated and self.contender.backend == "servers":
+            self.servers = stack.enter_context(
+                ranks(f"{name}, servers", hosts, over_servers.serve, hosts, job)
+            )
+        environment = self.contender.environment
+        self.workers = stack.enter_context(
+            ranks(name, workers, trainer.main, job, environment=environment, undisturbed=undisturbed)
+        )
+        self.ask("join", self.ask("serve")[0])
+        if self.contender.kind == "ddp-sweep":
+            self._sweep(effort)
+        if self.contender.tuning_iterations:
+            self.ask("train", self.contender.tuning_iterations)
+        self.ask("train", effort.warmup)
+        self.ask("restart")
+
+    def ask(self, request: str, *arguments: Any) -> list[Any]:
+        """Ask the workers, with the servers awake."""
+        assert self.workers is not None
+        with nullcontext() if self.servers is None else self.servers.awake():
+            return self.workers.ask(request, *arguments, timeout_s=ROUND_TIMEOUT_S)
+
+    def _sweep(self, effort: Effort) -> None:
+        """Time DDP with every bucket size, and use the best."""
+        took = {}
+        for mib in effort.bucket_sizes_mib:
+            self.ask("use_bucket_size", mib)
+            self.ask("train", 2)
+            took[mib] = statistics.median(windows_of(self.ask("train", _SWEEP_WINDOWS + 1)))
+        self.bucket_mib = min(took, key=took.__getitem__)
+        self.sweep_s = {f"{mib:g}": seconds for mib, seconds in took.items()}
+        self.ask("use_bucket_size", self.bucket_mib)
+
+    def attempt(self, act: Callable[[], None]) -> None:
+        """Do something unless it has failed; a failure is its own, not the setting's."""
+        if self.failed is not None:
+            return
+        try:
+            act()
+        except RankFailed as error:
+            self.failed = str(error).strip().splitlines()[-1]
+            for group in (self.workers, self.servers):
+                if group is not None:
+                    group.kill()
+
+    def take_turn(self, effort: Effort) -> None:
+        """Be timed for a round."""
+        self.rounds_s.append(windows_of(self.ask("train", effort.windows + 1)))
+
+    def check(self, expected: FloatArray) -> None:
+        """Compare the weights with what they should be by now."""
+        self.largest_error = check_weights(self.ask("check_weights", expected))
+
+    def result(self) -> ContenderResult:
+        """Return what the record holds."""
+        return ContenderResult(
+            name=self.contender.name,
+            label=self.contender.label,
+            peer=self.contender.peer,
+            rounds_s=self.rounds_s,
+            predicted_s=self.predict(self.bucket_mib),
+            bound_s=self.bound_s,
+            largest_weight_error=self.largest_error,
+            disqualified=self.failed,
+            bucket_mib=self.bucket_mib,
+            sweep_s=self.sweep_s,
+        )
+
+
+def measure(
+    contest: Contest,
+    contenders: Sequence[Contender],
+    effort: Effort,
+    tell: Tell,
+    *,
+    traces: dict[str, Any] | None = None,
+    unmodified: Callable[[], Sequence[MeasuredWindows]] | None = None,
+) -> SettingResult:
+    """Measure all contenders on one workload.
+
+    Parameters
+    ----------
+    traces
+        Filled with a (profile, schedule, trace) for each contender that follows a schedule of all-reduces.
+    unmodified
+        Runs other systems on these hosts, once all contenders are stopped.
+    """
+    fitted, workload = contest.fitted, contest.workload
+    entries = [
+        _over_servers(contest, each, _FIRST_PORT + number, effort)
+        if each.backend == "servers"
+        else _over_allreduce(contest, each, _FIRST_PORT + number)
+        for number, each in enumerate(contenders)
+    ]
+    load = os.getloadavg()[0]
+    plain_s = plain_window_s(contest)
+    expected = contest.expected(effort.rounds * (effort.windows + 1))
+    with ExitStack() as stack:
+        for entry in entries:
+            entry.attempt(lambda e=entry: e.start(stack, effort))  # type: ignore[misc]  # bound at once
+        for turn in range(effort.rounds):
+            # Nobody is always first, nobody always follows the same other.
+            first = turn % max(len(entries), 1)
+            for entry in (*entries[first:], *entries[:first]):
+                entry.attempt(lambda e=entry: e.take_turn(effort))  # type: ignore[misc]
+        for entry in entries:
+            entry.attempt(lambda e=entry: e.check(expected))  # type: ignore[misc]
+            if traces is not None and isinstance(entry.job.schedule, Schedule):
+                _trace(entry, traces)
+    for entry in entries:
+        if entry.failed:
+            tell(f"{entry.contender.name}: {entry.failed}")
+    return SettingResult(
+        model=contest.model,
+        layout=str(contest.layout),
+        ratio=contest.ratio,
+        compute_s=fitted.profile.timing.compute_s,
+        plain_s=plain_s,
+        gradients=len(fitted.profile.gradients),
+        total_bytes=sum(gradient.size_bytes for gradient in fitted.profile.gradients),
+        time_factor=fitted.time_factor,
+        size_factor=fitted.size_factor,
+        load=load,
+        contention={backend: asdict(each) for backend, each in fitted.contention.items()},
+        contenders=[entry.result() for entry in entries],
+        max_norm=workload.max_norm,
+        pacing_bytes_per_s=contest.pacing_bytes_per_s,
+        unmodified=list(unmodified()) if unmodified is not None else [],
+    )
+
+
+def _over_allreduce(contest: Contest, contender: Contender, port: int) -> Entry:
+    fitted = contest.fitted
+    profile = contest.named(contest.priced(contender.backend))
+    schedule = schedule_for(contender, profile, fitted.size_factor)
+    predicted = profile
+    if contender.predicted_at is not None:
+        contention = fitted.contention.get(contender.backend, Contention())
+        cost = slower(contest.costs.allreduce[contender.predicted_at], contention.allreduce_slowdown)
+        predicted = profile.replace(allreduce=cost)
+    bounded = contest.priced(contender.backend, bound=True)
+    return Entry(
+        job=trainer.Job(
+            on=contest.on,
+            layout=contest.layout,
+            contender=contender,
+            workload=contest.workload,
+            schedule=schedule,
+            port=port,
+        ),
+        profile=profile,
+        predict=lambda mib: predict(contender, predicted, fitted.size_factor, schedule, mib),
+        bound_s=lower_bound_s(by_units(bounded) if fitted.shards > 1 else bounded),
+    )
+
+
+def _over_servers(contest: Contest, contender: Contender, port: int, effort: Effort) -> Entry:
+    cluster, pacing = contest.costs.cluster, contest.pacing_bytes_per_s
+    assert cluster is not None
+    profile = contest.named(contest.fitted.profile)
+    traffic = traffic_of(contender, profile, cluster, contest.fitted.size_factor, paced=pacing is not None)
+    return Entry(
+        job=trainer.Job(
+            on=contest.on,
+            layout=contest.layout,
+            contender=contender,
+            workload=contest.workload,
+            schedule=schedule_over_servers(contender, profile, cluster, traffic),
+            port=port,
+            rules=traffic.rules,
+            pacing_bytes_per_s=pacing,
+        ),
+        profile=profile,
+        predict=lambda _: predict_over_servers(profile, cluster, traffic, windows=effort.windows),
+        bound_s=optimize_exchange(profile, cluster).predicted.lower_bound_s,
+    )
+
+
+def plain_window_s(contest: Contest) -> float:
+    """Time all ranks side by side without communication: what emulated compute takes on this machine."""
+    plain = Contender(name="plain", label="no communication", kind="ddp", color="")
+    job = trainer.Job(on=contest.on, layout=contest.layout, contender=plain, workload=contest.workload)
+    with ranks("plain", job.workers, trainer.main, job, undisturbed=job.workload.real is None) as running:
+        running.ask("train", 2)
+        starts = running.ask("train", _PLAIN_WINDOWS + 1)
+    return float(statistics.median(later - earlier for own in starts for earlier, later in pairwise(own)))
+
+
+def check_weights(checks: Sequence[trainer.WeightCheck]) -> float:
+    """Return how far the farthest weight of any rank is off.
+
+    Raises
+    ------
+    RankFailed
+        When it is too far, or weights differ between ranks.
+    """
+    largest = max(check.largest_error for check in checks)
+    if len({check.sha256 for check in checks}) > 1:
+        raise RankFailed("weights differ between ranks")
+    if not largest <= TOLERANCE:
+        raise RankFailed(f"weights are off by {largest:.2g}")
+    return largest
+
+
+def _trace(entry: Entry, traces: dict[str, Any]) -> None:
+    found: list[Any] = []
+    entry.attempt(lambda: found.extend(entry.ask("trace", 4)[:1]))
+    traces[entry.contender.name] = (entry.profile, entry.job.schedule, found[0] if found else None)

@@ -1,0 +1,1 @@
+"""Hosts on one Linux machine (network namespaces behind shaped links), and processes on them."""

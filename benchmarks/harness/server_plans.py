@@ -1,0 +1,92 @@
+"""What contenders over parameter servers put on the links, in the simulation and in the runtime."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from benchmarks.harness.contenders import Contender
+from pace.documents.cluster import Cluster
+from pace.documents.profile import Profile
+from pace.documents.push_pull_schedule import ExchangeGroup, ExchangeSegment, PushPullSchedule
+from pace.fusion.problem import FusionProblem
+from pace.parameter_server.optimize import optimize_exchange
+from pace.simulation.parameter_server import make_exchange_policy, simulate_exchange
+from pace.simulation.parameter_server.traffic import ExchangeTraffic, ranks
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """A policy whose traffic is known."""
+
+    decided: ExchangeTraffic
+
+    def traffic(self, _profile: Profile, _cluster: Cluster) -> ExchangeTraffic:
+        """Return it."""
+        return self.decided
+
+
+def traffic_of(
+    contender: Contender, profile: Profile, cluster: Cluster, size_factor: float, *, paced: bool
+) -> ExchangeTraffic:
+    """Return a contender's partitions, servers, order and rules, which are measured and predicted."""
+    knobs = dict(contender.knobs)
+    for name in contender.scaled:
+        knobs[name] = max(round(knobs[name] * size_factor) // 4, 1) * 4
+    traffic = make_exchange_policy(contender.policy, **knobs).traffic(profile, cluster)
+    return replace(traffic, rules=replace(traffic.rules, paced=paced))
+
+
+def predict_over_servers(
+    profile: Profile, cluster: Cluster, traffic: ExchangeTraffic, *, windows: int = 1
+) -> float:
+    """Return the simulated window in seconds: the median of as many as are measured in one round.
+
+    One more window follows in a round; its messages share the links with the last one that counts.
+    """
+    run = simulate_exchange(profile, cluster, _Fixed(traffic), iterations=windows + 1)
+    return float(np.median(run.iterations_s[:windows]))
+
+
+def schedule_over_servers(
+    contender: Contender, profile: Profile, cluster: Cluster, traffic: ExchangeTraffic
+) -> PushPullSchedule:
+    """Return our plan, or a schedule that has the runtime send exactly the traffic's partitions.
+
+    Times and proofs of the latter are those of our own plan: the runtime does not read them.
+    """
+    ours = optimize_exchange(profile, cluster)
+    if contender.kind == "pace":
+        return ours
+    problem = FusionProblem.of(profile)
+    buffers = problem.buffers(traffic.groups)
+    priority = ranks(traffic.pull_priority)
+    filled = [0] * len(traffic.groups)
+    segments = []
+    for at, (group, size, server) in enumerate(
+        zip(traffic.part_groups.tolist(), traffic.sizes.tolist(), traffic.server.tolist(), strict=True)
+    ):
+        segments.append(
+            ExchangeSegment(
+                group=group,
+                offset_bytes=filled[group],
+                size_bytes=size,
+                link=server,
+                priority=int(priority[at]),
+                push_start_s=0.0,
+                push_end_s=0.0,
+                pull_start_s=0.0,
+                pull_end_s=0.0,
+            )
+        )
+        filled[group] += size
+    groups = tuple(
+        ExchangeGroup(
+            gradients=tuple(profile.gradients[number].name for number in members),
+            size_bytes=int(buffers.sizes[at]),
+            dtype=profile.gradients[members[0]].dtype,
+            ready_s=float(buffers.ready[at]),
+            tail_s=float(buffers.tail[at]),
+        )
+        for at, members in enumerate(traffic.groups)
+    )
+    return ours.model_copy(update={"groups": groups, "segments": tuple(segments)})

@@ -1,0 +1,1 @@
+"""What runs in the ranks of a contender: training loops, frameworks, and servers."""

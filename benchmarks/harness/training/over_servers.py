@@ -1,0 +1,99 @@
+"""What runs on a worker's and on a server's host of a contender over parameter servers."""
+
+import math
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchmarks.harness.network.hosts import Host
+from benchmarks.harness.network.joining import PATIENCE_S
+from benchmarks.harness.network.processes import Answer
+from benchmarks.harness.training.policy_wire import PolicyTransport, server_type
+from pace.runtime.control.options import WrapperOptions
+from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.optimizer.start import released_on_failure
+from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
+from pace.runtime.parameter_server.options import read_options
+from pace.runtime.parameter_server.server import Server
+
+if TYPE_CHECKING:
+    from benchmarks.harness.training.trainer import Job
+
+TOKEN = "testbed"
+
+
+def wrap(rank: int, job: "Job", optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Any:
+    """Link a worker up with the servers and wrap its optimizer."""
+    workers, hosts = job.layout.split(job.on)
+    servers: str | list[str] = [f"{host.address}:{job.port}" for host in hosts]
+    if job.layout.colocated:
+        os.environ["PACE_PS_HOST"] = workers[rank].address
+        servers = "colocated"
+    pacing = job.pacing_bytes_per_s or math.inf  # without a limit, rather than the plan's
+    if job.contender.kind == "policy":
+        return _wrap_policy(optimizer, model, job, servers, pacing)
+    import pace.runtime.torch
+
+    order: Any = job.contender.order
+    return pace.runtime.torch.DistributedOptimizer(
+        optimizer,
+        model,
+        backend="ps",
+        servers=servers,
+        token=TOKEN,
+        schedule=job.schedule,
+        order=order,
+        mode="overlap",
+        pacing_bytes_per_s=pacing,
+        timeout_s=PATIENCE_S,
+    )
+
+
+def _wrap_policy(
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module,
+    job: "Job",
+    servers: str | list[str],
+    pacing_bytes_per_s: float,
+) -> WrappedOptimizer:
+    """Wrap as ``DistributedOptimizer`` does, with a transport that keeps to a policy's rules."""
+    assert job.rules is not None
+    transport = PolicyTransport(
+        lambda: read_options(servers, TOKEN, pacing_bytes_per_s=pacing_bytes_per_s),
+        rules=job.rules,
+        timeout_s=PATIENCE_S,
+    )
+
+    def prepare() -> tuple[WrapperOptions, PlanSource]:
+        options = WrapperOptions(
+            mode="overlap",
+            order="overtake",  # everything that is ready goes to the transport, which chooses
+            op="average",
+            compression="none",
+            backward_passes_per_step=1,
+            credit_bytes=None,
+            timeout_s=PATIENCE_S,
+            broadcast_parameters=True,
+        )
+        return options, PlanSource(
+            transport,
+            schedule=job.schedule,
+            service=None,
+            job=None,
+            credit_bytes=None,
+            timeout_s=PATIENCE_S,
+        )
+
+    with released_on_failure(transport):
+        return WrappedOptimizer(optimizer, model, transport=transport, prepare=prepare)
+
+
+def serve(rank: int, on: Sequence[Host], job: "Job") -> Answer:
+    """Run one server on a host of its own: `on` are the servers' hosts."""
+    torch.set_num_threads(1)
+    assert job.rules is not None
+    kind = server_type(job.rules) if job.contender.kind == "policy" else Server
+    server = kind(on[rank].address, job.port, workers=job.layout.workers, token=TOKEN)
+    return lambda _request, _arguments: server.port

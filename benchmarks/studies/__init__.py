@@ -1,0 +1,1 @@
+"""One module or package a study; ``python -m benchmarks`` lists them."""

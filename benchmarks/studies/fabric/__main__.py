@@ -1,0 +1,163 @@
+"""Training over a fabric on links that change, compared with a plain server, a ring and a tree.
+
+python -m benchmarks fabric --networks N2 --compute C1,C3 --json runs/n2.json --page page.md
+python -m benchmarks fabric --networks even --compute equal --contenders fabric,replica-4
+python -m benchmarks fabric --show runs/*.json --page page.md
+
+Eight hosts of two workers, a server and a scheduler; links redrawn every 25 s; the same computations and
+links for every contender and for the simulator. Needs root and iproute2. One cell takes
+about seconds x contenders. --quick: two hosts and small updates, to see whether it runs.
+
+fabric-s waits for all updates of a round. replica-N keeps a replica that the server leads by N updates of a
+host at most, patient-N one that waits for half of that. killed-NORM kills the server half way through; the
+replica is NORM behind at most.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.network.hosts import Host, Link, hosts
+from benchmarks.studies.fabric.collectives import train_synchronously
+from benchmarks.studies.fabric.fabric_run import FabricVariant, train_over_fabric
+from benchmarks.studies.fabric.page import page_of
+from benchmarks.studies.fabric.plain_server import train_plainly
+from benchmarks.studies.fabric.setting import FULL_BYTES_PER_S, Trained, payload_mbit_s, scenario_of
+from pace.documents.fabric.batch import DivergenceLimit
+from pace.documents.fabric.scenario import FabricScenario
+from pace.simulation.fabric import simulate_fabric
+
+CONTENDERS = ("fabric", "fabric-oracle", "async", "ring", "tree")
+OTHERS = ("fabric-s", "replica-N", "patient-N", "killed-NORM")
+_SIMULATED = {"fabric-s": "mlfabric-s", "async": "async", "ring": "ring", "tree": "tree"}
+
+
+def main() -> None:
+    """Run the cells that are asked for, and print and write what came of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--networks", default="N1,N2,N3", help="or even: links that do not change")
+    parser.add_argument("--compute", default="C1,C2,C3", help="or equal: no stragglers")
+    parser.add_argument("--contenders", default="fabric,async,ring,tree", help=",".join(CONTENDERS + OTHERS))
+    parser.add_argument("--flows", type=int, default=2, help="of a host's workers over its link in a ring")
+    parser.add_argument("--machines", type=int, default=8)
+    parser.add_argument("--megabytes", type=float, default=5.0, help="of an update; times follow it")
+    parser.add_argument("--seconds", type=float, default=75.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="2 hosts, 0.5 MB, 6 s, N1 C1")
+    parser.add_argument("--json", type=Path, help="write the cells here")
+    parser.add_argument("--show", type=Path, nargs="*", help="cells that were written, instead of running")
+    parser.add_argument("--page", type=Path, help="write the tables here as Markdown")
+    given = parser.parse_args()
+    if given.quick:
+        given.networks, given.compute, given.machines = "N1", "C1", 2
+        given.megabytes, given.seconds, given.contenders = 0.5, 6.0, ",".join(CONTENDERS)
+    cells = merged([cell for path in given.show or [] for cell in json.loads(path.read_text())])
+    if given.show is None:
+        for network in given.networks.split(","):
+            for compute in given.compute.split(","):
+                cells.append(_cell(network, compute, given))
+                if given.json:
+                    given.json.write_text(json.dumps(cells, indent=1) + "\n")
+    page = page_of(cells)
+    print(page)
+    if given.page:
+        given.page.write_text(page)
+
+
+def _cell(network: str, compute: str, given: argparse.Namespace) -> dict[str, Any]:
+    scenario = scenario_of(
+        network,
+        compute,
+        machines=given.machines,
+        megabytes=given.megabytes,
+        seconds=given.seconds,
+        seed=given.seed,
+    ).model_copy(update={"flows": given.flows})
+    cell: dict[str, Any] = {
+        "network": network,
+        "compute": compute,
+        "machine": platform.node(),
+        "command": " ".join(sys.argv[1:]),
+        "scenario": scenario.model_dump(mode="json"),
+        "contenders": {},
+    }
+    for contender in given.contenders.split(","):
+        trained = measure(contender, scenario)
+        cell["contenders"][contender] = {
+            "iteration_s": trained.iteration_s(scenario.num_workers),
+            "simulated_s": simulated(contender, scenario),
+            "facts": trained.facts,
+        }
+        seconds, foreseen = (cell["contenders"][contender][key] for key in ("iteration_s", "simulated_s"))
+        print(f"{network} {compute} {contender}: {seconds} s, simulated {foreseen} s", file=sys.stderr)
+    return cell
+
+
+def merged(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one cell for each network and computation, with the contenders of all runs."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for cell in cells:
+        at = (cell["network"], cell["compute"])
+        known = found.setdefault(at, cell | {"contenders": {}})
+        known["contenders"] |= cell["contenders"]
+    return [found[at] for at in sorted(found)]
+
+
+def measure(contender: str, scenario: FabricScenario) -> Trained:
+    """Train once on hosts of its own."""
+    full = Link(rate_mbit_s=payload_mbit_s(FULL_BYTES_PER_S))
+    with tempfile.TemporaryDirectory() as name, hosts([full] * (scenario.machines + 3)) as made:
+        variant, machines = variant_of(contender, scenario), made[2 : 2 + scenario.machines]
+        if variant is not None:
+            return train_over_fabric(scenario, made, Path(name), variant)
+        match contender:
+            case "async":
+                return train_plainly(scenario, _server(made), machines)
+            case "ring":
+                return train_synchronously(scenario, "ring", machines)
+            case "tree":
+                return train_synchronously(scenario, "tree", machines)
+            case _:
+                raise SystemExit(f"no contender {contender}: there are {', '.join(CONTENDERS + OTHERS)}")
+
+
+def variant_of(contender: str, scenario: FabricScenario) -> FabricVariant | None:
+    """Return how the fabric runs as this contender; None if it is none of the fabric's."""
+    kind, _, most = contender.partition("-")
+    match kind:
+        case "fabric" if contender == "fabric":
+            return FabricVariant()
+        case "fabric" if contender == "fabric-oracle":
+            lag_s = scenario.lag_s if scenario.links.shares != (1.0,) else 0.0
+            return FabricVariant(knowledge="oracle", lag_s=lag_s)
+        case "fabric" if contender == "fabric-s":
+            return FabricVariant(synchronous=True)
+        case "replica" | "patient":
+            limit = DivergenceLimit(kind="updates", max=float(most))
+            return FabricVariant(replica=limit, patient=kind == "patient")
+        case "killed":
+            limit = DivergenceLimit(kind="norm", max=float(most))
+            return FabricVariant(replica=limit, kill_s=scenario.duration_s / 2)
+    return None
+
+
+def _server(made: list[Host]) -> Host:
+    return made[1]
+
+
+def simulated(contender: str, scenario: FabricScenario) -> float | None:
+    """Return what the simulator says of the same computations and links; None where it has no such run."""
+    kind, _, most = contender.partition("-")
+    if kind == "killed":
+        return None
+    if kind in ("replica", "patient"):
+        lead = int(most) * scenario.workers_per_machine
+        knobs = {"replicate_updates": lead, "replicate_patiently": kind == "patient"}
+        scenario = scenario.model_copy(update=knobs)
+    run = simulate_fabric(scenario, _SIMULATED.get(contender, "mlfabric-a"))
+    commits = [(commit.at_s, commit.num_updates) for commit in run.commits]
+    return Trained(commits=commits).iteration_s(scenario.num_workers)

@@ -1,0 +1,1 @@
+"""Importing traces and logs that others recorded."""

@@ -1,0 +1,1 @@
+"""Figures of the papers that PACE builds on, in the simulator."""

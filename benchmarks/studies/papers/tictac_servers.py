@@ -1,0 +1,151 @@
+"""TicTac (MLSys 2019) on one server and up to four workers: Figs. 7-10; prints Markdown.
+
+    python -m benchmarks papers.tictac_servers [--windows 200] [--layers vgg16=graph.txt]
+
+One server's link carries what all workers pull. Its rate is such that with four workers communication takes
+0.95 of a worker's compute (the paper sets its batches so that S > 0.9): for inference the pulls; for
+training pulls and pushes together, and once more with the pulls alone at 0.95. Every op of every worker
+varies by 2 % from window to window. Without TicTac every worker pulls in a random order of its own, anew in
+every window, as TensorFlow does.
+"""
+
+import argparse
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.studies.papers.profiles import add_layers, profile_of
+from pace import Gradient, Op, Profile
+from pace.documents.cluster import Cluster, TransferRatio
+from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.push_pull import PushPull
+from pace.simulation.parameter_server import ExchangeSimulation, simulate_exchange
+from pace.simulation.parameter_server.policies import TicTacExchange
+from pace.simulation.tictac import ordering_efficiency
+
+MODELS = {"alexnet": 512, "vgg16": 32, "inception-v3": 32, "resnet50": 32}
+ORDERS = ("random", "tio", "tao")
+# What is simulated, and which part of a worker's compute the pulls of four workers take.
+KINDS = {"inference": 0.95, "training": 0.475, "training, pulls 0.95": 0.95}
+NOISE = 0.02
+MOST_WORKERS = 4
+LAYERS: dict[str, str] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A profile and its one server."""
+
+    profile: Profile
+    cluster: Cluster
+
+
+def window_of(model: str) -> Profile:
+    """Return a model's window, computed or from a measured table of layers."""
+    return profile_of(model, batch=MODELS[model], workers=MOST_WORKERS, layers=LAYERS)
+
+
+def setting(profile: Profile, workers: int, pulls_of_compute: float, *, training: bool) -> Setting:
+    """Return `workers` workers and a server whose link takes that part of compute for the pulls of four.
+
+    For inference the backward pass takes no time and pushes carry nothing.
+    """
+    ops = profile.ops
+    ratios: tuple[TransferRatio, ...] = ()
+    if not training:
+        ops = tuple(
+            op.model_copy(update={"duration_s": 0.0}) if op.name.startswith("bwd/") else op for op in ops
+        )
+        ratios = tuple(TransferRatio(gradient=gradient.name, push=1e-9) for gradient in profile.gradients)
+    profile = profile.replace(ops=ops, workers=workers)
+    total = sum(gradient.size_bytes for gradient in profile.gradients)
+    rate = total * MOST_WORKERS / (pulls_of_compute * profile.timing.compute_s)
+    exchange = PushPull(servers=1, worker_bytes_per_s=rate)
+    return Setting(profile=profile, cluster=Cluster(name="one server", exchange=exchange, ratios=ratios))
+
+
+def steps(made: Setting, order: str, windows: int, seed: int = 0) -> ExchangeSimulation:
+    """Return simulated windows under an order."""
+    policy = TicTacExchange(order=order)  # type: ignore[arg-type]  # one of ORDERS
+    return simulate_exchange(made.profile, made.cluster, policy, iterations=windows, jitter=NOISE, seed=seed)
+
+
+def efficiency(made: Setting, windows_s: np.ndarray) -> np.ndarray:
+    """Return ordering efficiency E of every window: 1 is the busiest resource alone, 0 one after another."""
+    exchange = made.cluster.exchange
+    total = sum(gradient.size_bytes for gradient in made.profile.gradients)
+    pulls = total * made.profile.workers / exchange.worker_bytes_per_s
+    pushes = 0.0 if made.cluster.ratios else pulls
+    busy = [made.profile.timing.compute_s, pulls, pushes]
+    return np.array([ordering_efficiency(busy, float(time)).efficiency for time in windows_s])
+
+
+def toy(count: int, *, chain: bool) -> Profile:
+    """Return Seq-n or Par-n as a profile: forward ops that each wait for a transfer of their own."""
+    forward = [
+        Op(
+            name=f"fwd/{at}",
+            duration_s=1.0,
+            deps=(f"fwd/{at - 1}",) if chain and at else ("bwd/all",),
+            stream="compute" if chain else None,
+            waits_for=(f"g{at}",),
+        )
+        for at in range(count)
+    ]
+    return Profile(
+        name=f"{'seq' if chain else 'par'}-{count}",
+        workers=1,
+        ops=(Op(name="bwd/all", duration_s=1.0), *forward),
+        gradients=tuple(
+            Gradient(name=f"g{at}", size_bytes=1_000_000, producer="bwd/all") for at in range(count)
+        ),
+        allreduce=AffineAllReduce(latency_s=0.0, seconds_per_byte=1e-9),
+    )
+
+
+def print_gains(windows: int) -> None:
+    """Print Figs. 7 and 8: gains over no order from one to four workers, inference and training."""
+    print("| model | what | workers | no order ms | TIO | TAO | waits: none | TIO | TAO | E: none | TAO |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for model in MODELS:
+        profile = window_of(model)
+        for what, share in KINDS.items():
+            for workers in (1, 2, MOST_WORKERS):
+                made = setting(profile, workers, share, training=what != "inference")
+                runs = {order: steps(made, order, windows) for order in ORDERS}
+                time = {order: run.iteration_s for order, run in runs.items()}
+                gains = [f"{(time['random'] / time[order] - 1) * 100:.0f} %" for order in ("tio", "tao")]
+                waits = [f"{runs[order].straggler_share * 100:.1f} %" for order in ORDERS]
+                means = [
+                    f"{efficiency(made, runs[order].iterations_s).mean():.2f}" for order in ("random", "tao")
+                ]
+                cells = [*gains, *waits, *means]
+                print(f"| {model} | {what} | {workers} | {time['random'] * 1e3:.1f} | {' | '.join(cells)} |")
+
+
+def print_spread(windows: int) -> None:
+    """Print Figs. 9 and 10: E against window time, and how steady windows are."""
+    print("| model | R2 of E and window time | normalized time, 95th percentile: no order | TIO | TAO |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    profiles = [window_of(model) for model in MODELS]
+    for profile in (*profiles, toy(32, chain=True), toy(32, chain=False)):
+        made = setting(profile, MOST_WORKERS, KINDS["inference"], training=False)
+        times = {order: steps(made, order, windows).iterations_s for order in ORDERS}
+        both = np.concatenate([times["random"], times["tao"]])
+        points = np.corrcoef(efficiency(made, both), both)[0, 1] ** 2
+        best = min(float(each.min()) for each in times.values())
+        spread = [f"{best / np.percentile(times[order], 95):.3f}" for order in ORDERS]
+        print(f"| {profile.name} | {points:.3f} | {' | '.join(spread)} |")
+
+
+def main() -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--windows", type=int, default=200)
+    add_layers(parser)
+    given = parser.parse_args()
+    windows = given.windows
+    LAYERS.update(given.layers)
+    print_gains(windows)
+    print()
+    print_spread(windows)

@@ -1,0 +1,205 @@
+"""Speed of the service, compared with a bare Starlette route that returns the same bytes.
+
+    .venv/bin/python -m benchmarks service [--json OUT] [--seconds S] [--rounds N]
+
+Needs ``wrk``. Everything runs on loopback on one machine, server and client together; the two servers
+are measured in turns, in the same run, each with one process and the same log level.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.harness.conditions import write_json
+from benchmarks.harness.serving import events, service, starlette
+from benchmarks.studies.large_profile import large_profile
+from pace import Profile
+from pace.models import build
+
+JSON = {"Content-Type": "application/json"}
+CONNECTIONS = 16
+STORM = 1000
+ANSWER = """
+body = open({path!r}, "rb").read()
+async def answer(request):
+    return Response(body, media_type="application/json")
+"""
+
+
+def wrk(url: str, seconds: int, delay_ms: float = 0.0) -> tuple[float, float]:
+    """Return requests per second and the 99th percentile in seconds."""
+    script = f"function delay() return {round(delay_ms)} end" if delay_ms >= 1 else ""
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as file:
+        file.write(script)
+        file.flush()
+        command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--latency", "-s", file.name, url]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    if "Non-2xx" in text:
+        raise SystemExit(text)
+    rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
+    p99 = re.search(r"99%\s+([\d.]+)(us|ms|s)", text)
+    assert rate is not None
+    assert p99 is not None
+    return float(rate[1]), float(p99[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[p99[2]]
+
+
+def reads(folder: Path, url: str, seconds: int, rounds: int, profile: Profile) -> dict[str, Any]:
+    """GET of a stored schedule, full speed and at half of it."""
+    posted = httpx.post(
+        f"{url}/v1/schedules", json={"profile": profile.model_dump(mode="json")}, timeout=120, trust_env=False
+    )
+    posted.raise_for_status()
+    path = posted.headers["location"]
+    stored = folder / "body.json"
+    stored.write_bytes(posted.content)
+    with starlette(folder, ANSWER.format(path=str(stored))) as bare_url:
+        full = [(wrk(url + path, seconds)[0], wrk(bare_url + path, seconds)[0]) for _ in range(rounds)]
+        half_rate = statistics.median(ours for ours, _ in full) / 2
+        delay_ms = 1000 * CONNECTIONS / half_rate
+        calm = [
+            (wrk(url + path, seconds, delay_ms), wrk(bare_url + path, seconds, delay_ms))
+            for _ in range(rounds)
+        ]
+    return {
+        "body_bytes": len(posted.content),
+        "requests_per_s": statistics.median(ours for ours, _ in full),
+        "bare_requests_per_s": statistics.median(theirs for _, theirs in full),
+        "ratio": statistics.median(ours / theirs for ours, theirs in full),
+        "half_load_requests_per_s": statistics.median(ours[0] for ours, _ in calm),
+        "p99_s": statistics.median(ours[1] for ours, _ in calm),
+        "bare_p99_s": statistics.median(theirs[1] for _, theirs in calm),
+        "p99_ratio": statistics.median(ours[1] / theirs[1] for ours, theirs in calm),
+    }
+
+
+def overhead(folder: Path, url: str, count: int, profile: Profile) -> dict[str, Any]:
+    """POST of profiles that were never seen: time beyond the solve."""
+    totals = []
+    with httpx.Client(base_url=url, timeout=120, trust_env=False) as http:
+        for number in range(count):
+            changed = profile.replace(name=f"{profile.name} {number}").model_dump_json()
+            body = f'{{"profile": {changed}}}'
+            before = time.perf_counter()
+            http.post("/v1/schedules", content=body, headers=JSON).raise_for_status()
+            totals.append(time.perf_counter() - before)
+    solves = [entry["solve_s"] for entry in events(folder) if entry.get("event") == "solved"][-count:]
+    beyond = [total - solve for total, solve in zip(totals, solves, strict=True)]
+    return {
+        "gradients": len(profile.gradients),
+        "posts": count,
+        "median_s": statistics.median(totals),
+        "median_solve_s": statistics.median(solves),
+        "median_overhead_s": statistics.median(beyond),
+    }
+
+
+def storm(folder: Path, url: str, profile: Profile) -> dict[str, Any]:
+    """Start a thousand workers at once; each asks for the same new schedule over a connection of its own."""
+    body = json.dumps({"profile": profile.replace(name="storm").model_dump(mode="json"), "job": "storm"})
+    head = (
+        "POST /v1/schedules HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    port = int(url.rpartition(":")[2])
+
+    async def ask(start: asyncio.Event) -> tuple[int, int, float]:
+        await start.wait()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write((head + body).encode())
+        await writer.drain()
+        answer = await reader.read()
+        writer.close()
+        return int(answer.split(b" ", 2)[1]), hash(answer.partition(b"\r\n\r\n")[2]), time.perf_counter()
+
+    async def ask_all() -> tuple[list[tuple[int, int, float]], float]:
+        start = asyncio.Event()
+        asked = [asyncio.create_task(ask(start)) for _ in range(STORM)]
+        await asyncio.sleep(0.1)
+        before = time.perf_counter()
+        start.set()
+        return await asyncio.gather(*asked), before
+
+    solved_before = sum(entry.get("event") == "solved" for entry in events(folder))
+    answers, before = asyncio.run(ask_all())
+    return {
+        "workers": STORM,
+        "body_bytes": len(body),
+        "failed": sum(status != 201 for status, _, _ in answers),
+        "different_answers": len({body for _, body, _ in answers}),
+        "solves": sum(entry.get("event") == "solved" for entry in events(folder)) - solved_before,
+        "last_answer_s": max(end for _, _, end in answers) - before,
+    }
+
+
+def large(url: str) -> dict[str, Any]:
+    """Send 100,000 ops and 10,000 gradients while others ask for health."""
+    profile = large_profile()
+    ops, gradients = profile["ops"], profile["gradients"]
+    body = json.dumps({"profile": profile}).encode()
+
+    async def send() -> tuple[httpx.Response, float, list[float]]:
+        async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as http:
+            await http.get("/metrics")
+            before = time.perf_counter()
+            posting = asyncio.create_task(http.post("/v1/schedules", content=body, headers=JSON))
+            health = []
+            while not posting.done():
+                asked = time.perf_counter()
+                (await http.get("/healthz")).raise_for_status()
+                health.append(time.perf_counter() - asked)
+                await asyncio.sleep(0.01)
+            return await posting, time.perf_counter() - before, health
+
+    answer, seconds, health = asyncio.run(send())
+    metrics = httpx.get(f"{url}/metrics", trust_env=False).text
+    lag = re.search(r"^pace_event_loop_lag_max_seconds ([\d.e-]+)", metrics, re.MULTILINE)
+    assert lag is not None
+    return {
+        "ops": len(ops),
+        "gradients": len(gradients),
+        "body_bytes": len(body),
+        "status": answer.status_code,
+        "answer_bytes": len(answer.content),
+        "seconds": seconds,
+        "health_answers": len(health),
+        "health_max_s": max(health),
+        "event_loop_blocked_max_s": float(lag[1]),
+    }
+
+
+def main() -> None:
+    """Run everything and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the numbers here")
+    parser.add_argument("--seconds", type=int, default=5, help="length of one measurement of reads")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="measurements of reads, of which the median counts"
+    )
+    given = parser.parse_args()
+    profile = build("resnet50", device_tflops=10.0, batch=32, workers=8)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with service(folder, rate_limit="", solver_processes=1) as url:
+            results = {
+                "reads": reads(folder, url, given.seconds, given.rounds, profile),
+                "overhead": overhead(folder, url, 30, profile),
+                "storm": storm(folder, url, profile),
+                "large": large(url),
+            }
+    table = Table("measured", "value", title="service")
+    for part, numbers in results.items():
+        for key, value in numbers.items():
+            table.add_row(f"{part} {key}".strip(), f"{value:.6g}" if isinstance(value, float) else str(value))
+    Console().print(table)
+    write_json(given.json, results)

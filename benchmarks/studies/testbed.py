@@ -1,0 +1,183 @@
+"""Iteration times of PACE and its peers over a real network on this machine.
+
+    sudo .venv/bin/python -m benchmarks testbed [KIND] [--json OUT.json] [--markdown OUT.md] [--chart OUT.png]
+
+KIND is allreduce (the default), real (models with real compute), clipped (by the global norm), frameworks
+(Lightning and Accelerate), hsdp or servers (parameter servers). Needs root, iproute2 and what scripts/install
+installs. Prints a line for each setting; docs/testbed.md describes the rest.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# Before torch is loaded: all ranks share this machine's cores, and each look-up of the address of a socket in
+# a namespace fails with a warning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+from benchmarks.harness.conditions import command, write_whole
+from benchmarks.harness.contenders import BY_NAME
+from benchmarks.harness.layouts import parse_layout
+from benchmarks.harness.network.errors import TestbedUnavailable, WrongRate
+from benchmarks.harness.network.hosts import why_unavailable
+
+if TYPE_CHECKING:
+    from benchmarks.harness.record import Grid
+
+
+_LAYOUTS = "workers, and servers on hosts of their own (4c: both on four hosts; 2x2: replicas of two shards)"
+
+
+def main() -> int:
+    """Measure a grid, list its contenders, or write the page of a record."""
+    arguments, grid = parse(sys.argv[1:])
+    if arguments.list:
+        from benchmarks.harness.record import competing
+
+        for contender in {
+            each.name: each for layout in grid.layouts for each in competing(grid, layout, 1.0)
+        }.values():
+            print(f"{contender.name:24} {contender.label}")
+        return 0
+    if arguments.read:
+        publish(json.loads(arguments.read.read_text()), arguments)
+        return 0
+    reason = why_unavailable()
+    if reason is not None:
+        print(f"testbed: {reason}", file=sys.stderr)
+        return 3
+    load(grid)
+    from benchmarks.harness.record import Traces, run
+    from benchmarks.harness.traces import write_traces
+
+    traces: Traces | None = {} if arguments.traces else None
+
+    def keep(record: dict[str, Any]) -> None:
+        record["command"] = command()
+        if arguments.json:
+            write_whole(arguments.json, json.dumps(record, indent=1) + "\n")
+
+    try:
+        record = run(grid, _tell, traces=traces, keep=keep)
+    except (TestbedUnavailable, WrongRate) as error:
+        print(f"testbed: {error}", file=sys.stderr)
+        return 3
+    for path in write_traces(traces, arguments.traces) if traces is not None else ():
+        _tell(f"wrote {path}")
+    publish(record, arguments)
+    return 0
+
+
+def load(grid: "Grid") -> None:
+    """Load all that ranks will need, once: they are forked from here."""
+    import horovod.torch  # noqa: F401
+    import torch
+    import torch._dynamo  # DDP loads it when it is made; on eight ranks at once that takes a while
+
+    import pace.runtime.horovod
+    import pace.runtime.torch  # noqa: F401
+    from benchmarks.harness.training import framework_loop
+
+    for name in grid.contenders:
+        if (framework := BY_NAME[name].framework) is not None:
+            framework_loop.load(framework)
+    torch.set_num_threads(1)
+
+
+def publish(record: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Write the page and the chart, or print the page where no path is given."""
+    from benchmarks.harness.report import markdown
+
+    if arguments.chart:
+        from benchmarks.harness.chart import draw
+
+        draw(record, arguments.chart)
+    text = markdown(record, chart=arguments.chart.name if arguments.chart else None)
+    if arguments.markdown:
+        write_whole(arguments.markdown, text)
+    else:
+        print(text)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def parse(given: list[str]) -> tuple[argparse.Namespace, "Grid"]:
+    """Return the options, and the grid of the kind of record with what they change."""
+    from benchmarks.harness.record import GRIDS, MODELS
+    from benchmarks.harness.workload.real import MODELS as REAL_MODELS
+
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks testbed",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    models = {**MODELS, **REAL_MODELS}
+    add = parser.add_argument
+    add("kind", choices=GRIDS, nargs="?", default="allreduce")
+    add("--models", type=_several(str, models), metavar="A,B", help=", ".join(models))
+    add("--layouts", type=_several(parse_layout), metavar="4,2+2,4c,2x2", help=_LAYOUTS)
+    add("--ratios", type=_several(float), metavar="0.5,1,2", help="communication over compute")
+    add("--contenders", type=_several(str, BY_NAME), metavar="A,B", help="only these")
+    add("--clip", action="store_true", default=None, help="clip gradients by their global norm")
+    add("--pacing", choices=("on", "off", "both"), help="of connections to servers (default: both, in turn)")
+    add("--rate-mbit-s", type=float, metavar="R", help="of every link, both ways")
+    add("--compute-s", type=float, metavar="S", help="compute of a window")
+    add("--rounds", type=int, metavar="N", help="turns of each contender")
+    add(
+        "--tensorflow",
+        type=Path,
+        metavar="PYTHON",
+        help="with servers: also train with this interpreter's TensorFlow",
+    )
+    add("--quick", action="store_true", help="the first layout, model and ratio, two rounds")
+    add("--list", action="store_true", help="list the contenders")
+    add("--json", type=Path, metavar="OUT", help="write the record here after every setting")
+    add("--markdown", type=Path, metavar="OUT", help="write the page here, not to stdout")
+    add("--chart", type=Path, metavar="OUT", help="PNG, SVG or PDF")
+    add("--read", type=Path, metavar="JSON", help="measure nothing: page and chart of this record")
+    add("--traces", type=Path, metavar="FOLDER", help="write predicted and measured windows here")
+    arguments = parser.parse_args(given)
+    if arguments.pacing is not None:
+        arguments.pacing = {"on": (True,), "off": (False,), "both": (True, False)}[arguments.pacing]
+    grid = GRIDS[arguments.kind]
+    names = {field.name for field in fields(grid)}
+    changed = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
+    grid = replace(grid, **changed)
+    if arguments.quick:
+        grid = replace(
+            grid, layouts=grid.layouts[:1], models=grid.models[:1], ratios=grid.ratios[:1], rounds=2
+        )
+    if grid.clip and any(BY_NAME[name].framework for name in grid.contenders):
+        parser.error("--clip is not for frameworks: their loops clip as their own documentation says")
+    if any(name in REAL_MODELS for name in grid.models):
+        if grid.clip:
+            parser.error("--clip has no reference for models with real compute")
+        if any(not layout.plain or layout.workers != 2 for layout in grid.layouts):
+            parser.error(
+                f"{', '.join(REAL_MODELS)} compute for real, which takes a core for each host: use"
+                " --layouts 2"
+            )
+    return arguments, grid
+
+
+def _several(kind: Callable[[str], Any], known: Any = None) -> Callable[[str], tuple[Any, ...]]:
+    def parse_all(text: str) -> tuple[Any, ...]:
+        found = []
+        for part in text.split(",") if text else ():
+            if known is not None and part not in known:
+                raise argparse.ArgumentTypeError(f'"{part}" is none of {", ".join(known)}')
+            try:
+                found.append(kind(part))
+            except ValueError:
+                raise argparse.ArgumentTypeError(f'"{part}" cannot be read') from None
+        return tuple(found)
+
+    return parse_all

@@ -1,0 +1,299 @@
+"""Predicted and measured throughput of asynchronous training: ``python -m benchmarks throughput COMMAND``.
+
+``tcp`` and ``tensorflow`` measure and predict, ``shares`` measures how unequally connections share a link,
+``again`` predicts anew what records hold, ``record`` makes the tests' traces, ``speed`` times the simulation.
+
+``tcp``, ``shares`` and ``tensorflow`` need root and iproute2; ``tensorflow`` and ``record`` an interpreter
+that has TensorFlow 2.21 (``python -m venv tf; tf/bin/pip install tensorflow-cpu==2.21.0``). Nothing else may
+run on the machine. Prints a line for every setting and a summary, and writes JSON.
+"""
+
+import argparse
+import gzip
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.harness.conditions import write_json
+from benchmarks.studies.throughput.again import compare_again, tables
+from benchmarks.studies.throughput.compare import Comparison, compare_all
+from benchmarks.studies.throughput.shapes import ALL_SHAPES, SHAPES, ModelShape
+
+if TYPE_CHECKING:
+    from benchmarks.harness.network.hosts import Link
+
+_FIXTURE = ModelShape(
+    name="four layers",
+    layers=(800_000, 100_000, 400_000, 200_000),
+    forward_s=(0.02,) * 4,
+    backward_s=(0.04,) * 4,
+)
+
+
+_FAIR = "whoever shares a link takes turns, packet by packet, as in fair queues; else all wait in one queue"
+
+
+_SPREAD_BYTES = "the transfers that --share-spread was measured with: others vary by the root of their size"
+
+
+# With the 1514 of a frame TensorFlow is woken for every one, at twice the processor time.
+_FAIR_PACKET_BYTES = 8 * 1024
+
+
+def main() -> int:
+    """Run the command line."""
+    arguments = _arguments()
+    if arguments.command == "speed":
+        _speed()
+        return 0
+    if arguments.command == "again":
+        again, profiles = compare_again(
+            arguments.records,
+            steps=arguments.steps,
+            skip=arguments.skip,
+            share_spread=arguments.share_spread,
+            share_spread_bytes=arguments.share_spread_bytes,
+        )
+        print(tables(again, profiles))
+        print(_summary(again))
+        return 0
+    from benchmarks.harness.network.hosts import why_unavailable
+
+    reason = why_unavailable()
+    if reason is not None:
+        print(f"throughput: {reason}", file=sys.stderr)
+        return 3
+    if arguments.command in ("tensorflow", "record"):
+        from benchmarks.harness.training.tensorflow_peer import why_no_tensorflow
+
+        reason = why_no_tensorflow(arguments.python)
+        if reason is not None:
+            print(f"throughput: {reason}", file=sys.stderr)
+            return 3
+    if arguments.command == "record":
+        _record(arguments)
+        return 0
+    if arguments.command == "shares":
+        _shares(arguments)
+        return 0
+    began = time.monotonic()
+    rows: list[dict[str, object]] = []
+    found: list[Comparison] = []
+    for comparison, row in _settings(arguments):
+        rows.append(row)
+        if comparison is None:
+            errors = np.abs(np.array(row["replay_errors"]))
+            downlinks = np.abs(np.array(row["downlink_errors"]))
+            print(
+                f"{row['system']}, {row['model']}, ratio {row['ratio']}, {row['servers']} servers: replay "
+                f"median {np.median(errors):.2%}, worst {errors.max():.2%}; downlink ends median "
+                f"{np.median(downlinks):.2%}, p95 {np.quantile(downlinks, 0.95):.2%}",
+                flush=True,
+            )
+            continue
+        found.append(comparison)
+        print(f"  {_line(comparison)}", flush=True)
+    print(_summary(found))
+    write_json(arguments.json, {"seconds": time.monotonic() - began, "rows": rows})
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks throughput", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("tcp", "tensorflow"):
+        command = commands.add_parser(name)
+        command.add_argument("--models", nargs="+", choices=ALL_SHAPES, default=SHAPES)
+        command.add_argument("--ratios", nargs="+", type=float, default=[0.5, 1.0, 2.0])
+        command.add_argument("--workers", nargs="*", type=int, default=[1, 2, 4, 8])
+        command.add_argument("--servers", nargs="+", type=int, default=[1, 2])
+        command.add_argument("--rate-mbit-s", type=float, default=100.0)
+        command.add_argument("--total-bytes", type=float, default=4e6, help="of a model's parameters")
+        command.add_argument("--profiled", type=int, default=30)
+        command.add_argument("--steps", type=int, default=100)
+        command.add_argument("--skip", type=int, default=50)
+        command.add_argument("--repetitions", type=int, default=3)
+        command.add_argument("--share-spread", type=float, help="as `shares` measures it; else predict's own")
+        command.add_argument("--share-spread-bytes", type=int, help=_SPREAD_BYTES)
+        command.add_argument("--quick", action="store_true", help="one small setting, two minutes")
+        command.add_argument("--json", type=Path)
+        if name == "tcp":
+            command.add_argument("--discipline", choices=("fifo", "window", "tic"), default="fifo")
+        else:
+            command.add_argument("--python", type=Path, required=True, help="has TensorFlow")
+            command.add_argument("--default-window", action="store_true", help="leave flow control on")
+            command.add_argument("--fair-links", action="store_true", help=_FAIR)
+    shares = commands.add_parser("shares", help="how unequally simultaneous transfers share a link")
+    shares.add_argument("--workers", nargs="+", type=int, default=[4, 8])
+    shares.add_argument("--rate-mbit-s", type=float, default=100.0)
+    shares.add_argument("--bytes", type=int, default=400_000, help="of a transfer")
+    shares.add_argument("--rounds", type=int, default=20)
+    shares.add_argument(
+        "--usual", action="store_true", help="TCP's usual buffers and packets, as TensorFlow has them"
+    )
+    shares.add_argument("--fair-links", action="store_true", help=_FAIR)
+    again = commands.add_parser("again", help="predict anew what records in JSON measured")
+    again.add_argument("records", nargs="+", type=Path)
+    again.add_argument("--steps", type=int, default=100)
+    again.add_argument("--skip", type=int, default=50)
+    again.add_argument("--share-spread", type=float, help="as measured; a prediction's own default")
+    again.add_argument("--share-spread-bytes", type=int, help=_SPREAD_BYTES)
+    record = commands.add_parser("record", help="make the traces that tests read")
+    record.add_argument("--python", type=Path, required=True)
+    record.add_argument("--servers", type=int, default=1)
+    record.add_argument("--output", type=Path, required=True)
+    commands.add_parser("speed", help="time the simulation")
+    arguments = parser.parse_args()
+    if arguments.command == "shares" and arguments.fair_links and not arguments.usual:
+        parser.error("shares --fair-links is for TCP's usual buffers: add --usual")
+    if arguments.command in ("tcp", "tensorflow", "again") and not 1 <= arguments.skip < arguments.steps:
+        parser.error(f"--skip {arguments.skip}: expected 1 or more, and less than --steps {arguments.steps}")
+    if arguments.command in ("tcp", "tensorflow", "again") and arguments.share_spread_bytes is not None:
+        if arguments.share_spread is None:
+            parser.error("--share-spread-bytes: expected the --share-spread that was measured with it")
+        if arguments.share_spread_bytes < 1:
+            parser.error(f"--share-spread-bytes {arguments.share_spread_bytes}: expected 1 or more")
+    if arguments.command in ("tcp", "tensorflow"):
+        for name in ("ratios", "workers", "servers"):
+            if not all(value > 0 for value in getattr(arguments, name)):
+                parser.error(f"--{name}: expected numbers above 0")
+    return arguments
+
+
+def _settings(arguments: argparse.Namespace) -> Iterator[tuple[Comparison | None, dict[str, Any]]]:
+    quick = arguments.quick
+    grid: dict[str, Any] = {
+        "models": arguments.models[:1] if quick else arguments.models,
+        "ratios": [1.0] if quick else arguments.ratios,
+        "workers": [1, 2] if quick else arguments.workers,
+        "servers": [1] if quick else arguments.servers,
+        "total_bytes": arguments.total_bytes,
+        "profiled": 12 if quick else arguments.profiled,
+        "steps": 30 if quick else arguments.steps,
+        "skip": 8 if quick else arguments.skip,
+        "repetitions": 1 if quick else arguments.repetitions,
+        "share_spread": arguments.share_spread,
+        "share_spread_bytes": arguments.share_spread_bytes,
+    }
+    if arguments.command == "tcp":
+        from benchmarks.studies.throughput.tcp_runs import TcpSystem
+
+        return compare_all(TcpSystem(arguments.discipline, arguments.rate_mbit_s), **grid)
+    from benchmarks.studies.throughput.tensorflow_runs import TensorFlowSystem
+
+    window_off = not arguments.default_window
+    return compare_all(TensorFlowSystem(arguments.python, _link(arguments), window_off=window_off), **grid)
+
+
+def _line(one: Comparison) -> str:
+    measured = ", ".join(f"{rate:.3f}" for rate in one.measured)
+    coarse = ", ".join(
+        f"{label} {one.error_of(name):+.1%}"
+        for name, label in (("cynthia", "Cynthia"), ("closed_network", "network"), ("bound", "bound"))
+    )
+    return (
+        f"W={one.workers} M={one.servers}: measured {measured}; predicted {one.predicted:.3f} "
+        f"({one.low:.3f}-{one.high:.3f}) {one.error:+.1%}; {coarse}; load {one.load_average:.1f}"
+    )
+
+
+def _summary(found: list[Comparison]) -> str:
+    apart = sum(not one.comparable for one in found)
+    found = [one for one in found if one.comparable]
+    if not found:
+        return f"workers too far apart in all {apart} settings" if apart else "profiled only"
+
+    def mean_of(name: str) -> float:
+        return float(np.mean([abs(one.error_of(name)) for one in found]))
+
+    errors = np.array([abs(one.error) for one in found])
+    return (f"{apart} settings with workers too far apart; " if apart else "") + (
+        f"{len(found)} settings: simulation median {np.median(errors):.2%}, worst {errors.max():.2%}, mean "
+        f"{errors.mean():.2%}; mean of Cynthia {mean_of('cynthia'):.2%}, of the closed network "
+        f"{mean_of('closed_network'):.2%}, of the bound {mean_of('bound'):.2%}"
+    )
+
+
+def _shares(arguments: argparse.Namespace) -> None:
+    from benchmarks.studies.throughput.tcp_runs import even_link, measure_shares
+    from benchmarks.studies.throughput.tcp_training import BUFFER_BYTES
+
+    rate = arguments.rate_mbit_s
+
+    for workers in arguments.workers:
+        for direction, spread in measure_shares(
+            workers,
+            size_bytes=arguments.bytes,
+            link=_link(arguments) if arguments.usual else even_link(rate),
+            rounds=arguments.rounds,
+            buffer_bytes=None if arguments.usual else BUFFER_BYTES,
+        ).items():
+            print(f"{workers} transfers at once, {direction}: share_spread {spread:.3f}", flush=True)
+
+
+def _link(arguments: argparse.Namespace) -> "Link":
+    """Return a link with TCP's usual packets, or one with smaller packets, where hosts take turns."""
+    from benchmarks.harness.network.hosts import Link
+
+    if arguments.fair_links:
+        return Link(rate_mbit_s=arguments.rate_mbit_s, packet_bytes=_FAIR_PACKET_BYTES, fair=True)
+    return Link(rate_mbit_s=arguments.rate_mbit_s)
+
+
+def _record(arguments: argparse.Namespace) -> None:
+    from benchmarks.harness.network.hosts import Link
+    from benchmarks.studies.throughput.tensorflow_runs import run_tensorflow
+
+    run = run_tensorflow(
+        arguments.python,
+        _FIXTURE,
+        workers=1,
+        servers=arguments.servers,
+        link=Link(rate_mbit_s=50),
+        steps=8,
+        trace=True,
+    )
+    document = json.dumps(run[0]["traces"]).encode()
+    arguments.output.write_bytes(gzip.compress(document, mtime=0))
+
+
+def _speed() -> None:
+    from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
+    from pace.throughput import simulate_steps
+
+    layers = range(50)
+    ops = [
+        *(StepsOp(name=f"down/{at}", resource="downlink", size_bytes=1000 * (at + 1)) for at in layers),
+        *(
+            StepsOp(
+                name=f"c/{at}",
+                resource="worker",
+                deps=(f"down/{at}", *([f"c/{at - 1}"] if at else [])),
+            )
+            for at in layers
+        ),
+        *(
+            StepsOp(name=f"up/{at}", resource="uplink", size_bytes=1000 * (at + 1), deps=(f"c/{49 - at}",))
+            for at in layers
+        ),
+        *(StepsOp(name=f"update/{at}", resource="ps", deps=(f"up/{at}",)) for at in layers),
+    ]
+    rng = np.random.default_rng(0)
+    document = StepsDocument(
+        name="speed",
+        ops=tuple(ops),
+        steps=tuple(StepTimes(duration_s=tuple(rng.random(200) * 0.01)) for _ in range(30)),
+        link=StepLink(bytes_per_s=1e7),
+    )
+    simulate_steps(document, 8, steps=2, skip=0)
+    began, used = time.perf_counter(), time.process_time()
+    simulate_steps(document, 8, steps=400)
+    print(
+        f"8 workers x 400 steps x 200 ops: {time.perf_counter() - began:.2f} s, "
+        f"of which {time.process_time() - used:.2f} s on one core"
+    )

@@ -1,0 +1,124 @@
+"""The page with a schedule of 10,000 gradients: time until its chart is drawn, and frames while panning.
+
+    python -m benchmarks web_page [--gradients N] [--json OUT]
+
+Needs Debian's chromium-headless-shell and the development packages. A service of its own solves a chain of
+layers first, so that the page's time is that of a stored schedule: fetching it, laying out windows of three
+policies, drawing. Ratios are to a schedule of a hundred gradients in the same run.
+"""
+
+import argparse
+import platform
+import shutil
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from benchmarks.harness.conditions import write_json
+from benchmarks.harness.serving import TIMEOUT_S, service
+from benchmarks.studies.large_profile import large_profile
+
+FRAMES = 120
+# Every frame's length while the chart is dragged from side to side, in milliseconds.
+PAN = """
+async (frames) => {
+  const svg = document.querySelector(".gantt svg");
+  const box = svg.getBoundingClientRect();
+  const [left, clientY] = [box.left, box.top + 60];
+  const at = (x) => ({ clientX: left + x, clientY, bubbles: true, pointerId: 1, button: 0 });
+  svg.setPointerCapture = () => {};
+  svg.dispatchEvent(new PointerEvent("pointerdown", at(box.width / 2)));
+  const lengths = [];
+  let last = await new Promise(requestAnimationFrame);
+  for (let frame = 0; frame < frames; frame += 1) {
+    svg.dispatchEvent(new PointerEvent("pointermove", at(box.width / 2 + 150 * Math.sin(frame / 8))));
+    const now = await new Promise(requestAnimationFrame);
+    lengths.push(now - last);
+    last = now;
+  }
+  svg.dispatchEvent(new PointerEvent("pointerup", at(box.width / 2)));
+  return lengths;
+}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageTimes:
+    """What a visitor of one schedule waits for, in seconds; frames in milliseconds."""
+
+    gradients: int
+    solve_s: float
+    first_paint_s: float
+    chart_s: float
+    shapes_bytes: int
+    median_frame_ms: float
+    longest_frame_ms: float
+
+
+def measure(browser: Browser, url: str, count: int) -> PageTimes:
+    """Have a schedule solved, open it, and pan its chart."""
+    with httpx.Client(base_url=url, timeout=TIMEOUT_S) as http:
+        began = time.perf_counter()
+        answer = http.post("/v1/schedules", json={"profile": large_profile(count, per_layer=1)})
+        answer.raise_for_status()
+        solve_s = time.perf_counter() - began
+        schedule_id = answer.json()["id"]
+    context = browser.new_context(viewport={"width": 1920, "height": 1080})
+    context.set_default_timeout(TIMEOUT_S * 1e3)
+    page: Page = context.new_page()
+    began = time.perf_counter()
+    page.goto(f"{url}/#result?schedule={schedule_id}")
+    page.wait_for_selector(".gantt path[d^=M]")
+    chart_s = time.perf_counter() - began
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    for _ in range(3):
+        page.get_by_role("button", name="Zoom in").click()
+    frames = sorted(page.evaluate(PAN, FRAMES))
+    shapes = page.evaluate(
+        "[...document.querySelectorAll('.gantt path')]"
+        ".reduce((sum, path) => sum + (path.getAttribute('d') || '').length, 0)"
+    )
+    context.close()
+    return PageTimes(
+        gradients=count,
+        solve_s=solve_s,
+        first_paint_s=paint / 1e3,
+        chart_s=chart_s,
+        shapes_bytes=shapes,
+        median_frame_ms=frames[len(frames) // 2],
+        longest_frame_ms=frames[-1],
+    )
+
+
+def main() -> None:
+    """Measure both schedules and print them side by side."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gradients", type=int, default=10_000)
+    parser.add_argument("--json", type=Path, help="write the numbers here")
+    arguments = parser.parse_args()
+    program = shutil.which("chromium-headless-shell")
+    if program is None:
+        parser.exit(
+            3, "chromium-headless-shell is not installed (Debian: apt-get install chromium-headless-shell)\n"
+        )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        service(Path(folder)) as url,
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        measure(browser, url, 100)  # what is loaded and compiled once is not the page's
+        runs = [measure(browser, url, 101), measure(browser, url, arguments.gradients)]
+        version = browser.version
+        browser.close()
+    print(f"Chromium {version} headless on {platform.machine()}, Python {platform.python_version()}")
+    for name in PageTimes.__dataclass_fields__:
+        small, large = (getattr(run, name) for run in runs)
+        print(f"{name:18} {small:12.3f} {large:12.3f}   {large / small if small else 0:8.1f} times")
+    write_json(arguments.json, {"runs": [asdict(run) for run in runs]})

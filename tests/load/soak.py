@@ -1,0 +1,200 @@
+"""Mixed load on a real service while things are killed, stopped and filled.
+
+    .venv/bin/python -m tests.load.soak --minutes 30 [--database sqlite|postgresql] [--json OUT.json]
+
+Clients (``soak_clients.py``) post profiles and what-ifs, read, repeat, cancel, delete what others
+share with them, send nonsense and vanish. On PostgreSQL the service has two processes, and every request
+goes to either. Meanwhile worker processes and the service's are killed with -9 or stopped, PostgreSQL is
+restarted, the disk under SQLite filled. At the end: nothing that was accepted is lost, every answer is the
+library's own, and the service's memory has not grown by more than 10 % in the second half, in which it is
+not killed. Exit status 1 otherwise.
+
+Filling the disk mounts a small file system, which takes root; without, that fault is left out and said so.
+``test_soak.py`` runs a short form.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.harness.conditions import write_json
+from tests.api.postgresql import PostgresqlServer, find_postgresql
+from tests.api.process import ServiceProcess
+from tests.load.soak_clients import Load
+
+MOST_GROWTH = 0.10
+DISK_BYTES = 64 * 2**20
+FAULT_S = 2.0
+
+
+def kill_workers(service: ServiceProcess) -> None:
+    """Kill -9 every process that works for the service."""
+    for child in psutil.Process(service.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if "spawn_main" in " ".join(child.cmdline()):
+                os.kill(child.pid, signal.SIGKILL)
+
+
+def kill_service(service: ServiceProcess) -> None:
+    """Kill -9 the service and start it again."""
+    service.kill()
+    service.start()
+
+
+def replace_service(service: ServiceProcess) -> None:
+    """Stop the service as an orchestrator would, and start it again."""
+    service.stop()
+    service.start()
+
+
+def restart(server: PostgresqlServer) -> None:
+    """Stop PostgreSQL in the midst of all, and start it after a while."""
+    server.stop()
+    time.sleep(FAULT_S)
+    server.start()
+
+
+def fill_disk(folder: Path, load: Load) -> None:
+    """Leave the database no room for a while; requests must be told so."""
+    before = load.statuses[507]
+    filler = folder / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(b"\0" * 2**20):
+            pass
+    deadline = time.monotonic() + 30
+    while load.statuses[507] == before:
+        if time.monotonic() > deadline:
+            load.faults.append("the disk was full and nobody was told")
+            break
+        with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+            file.write(b"\0" * 2**16)
+        time.sleep(0.05)
+    time.sleep(FAULT_S)
+    filler.unlink()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path | None]:
+    """Mount a small file system; None where that may not be done."""
+    place = folder / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "pace-soak", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        yield None
+        return
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def growth(sizes: list[int]) -> float:
+    """Return how much memory grew from after the warm-up, the first third, to the end."""
+    third = len(sizes) // 3
+    return statistics.median(sizes[2 * third :]) / statistics.median(sizes[third : 2 * third]) - 1
+
+
+def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -> dict[str, Any]:
+    """Run everything; ``faults`` of the result is empty if all went well."""
+    with contextlib.ExitStack() as stack:
+        disk = None
+        if database == "postgresql":
+            programs = find_postgresql()
+            if programs is None:
+                raise SystemExit("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+            server = stack.enter_context(PostgresqlServer(programs))
+            url = server.create_database("soak")
+        else:
+            disk = stack.enter_context(small_disk(folder))
+            url = f"sqlite:///{(disk or folder) / 'pace.db'}"
+        # Small caches are full soon: what grows afterwards is a leak.
+        settings: dict[str, Any] = {
+            "lease_s": 1,
+            "max_attempts": 1000,
+            "answer_cache_bytes": 2**20,
+            "drain_s": 2,
+            "solve_timeout_s": 250,
+        }
+        num_processes = 2 if database == "postgresql" else 1
+        services = [
+            stack.enter_context(ServiceProcess(folder, url, **settings)) for _ in range(num_processes)
+        ]
+        load = Load(services)
+        gentle: list[Callable[[], None]] = [partial(kill_workers, service) for service in services]
+        if database == "postgresql":
+            gentle.append(lambda: restart(server))
+        elif disk is not None:
+            gentle.append(lambda: fill_disk(disk, load))
+        rough: list[Callable[[], None]] = [*gentle]
+        rough += [partial(kill_service, services[0]), partial(replace_service, services[-1])]
+        load.start(num_clients)
+        sizes: list[list[int]] = [[] for _ in services]
+        num_faults = 0
+        try:
+            for faults, until in ((rough, time.monotonic() + seconds / 2), (gentle, 0.0)):
+                until = until or time.monotonic() + seconds / 2
+                for inject in itertools.cycle(faults):
+                    pause_until = min(until, time.monotonic() + max(seconds / 20, 2.0))
+                    while time.monotonic() < pause_until:
+                        if faults is gentle:
+                            for held, service in zip(sizes, services, strict=True):
+                                held.append(psutil.Process(service.pid).memory_info().rss)
+                        time.sleep(0.1)
+                    if time.monotonic() >= until or load.faults:
+                        break
+                    # Killed again before it has done anything, the service would show nothing.
+                    load.wait_for_work()
+                    inject()
+                    num_faults += 1
+        finally:
+            load.stop()
+        load.check()
+        grown = max(growth(held) if len(held) >= 30 else 0.0 for held in sizes)
+        if grown > MOST_GROWTH:
+            load.faults.append(f"memory grew by {grown:.1%}")
+        return {
+            "database": database,
+            "seconds": seconds,
+            "disk_was_filled": disk is not None,
+            "faults_injected": num_faults,
+            "service_processes": len(services),
+            "accepted": len(load.accepted),
+            "deleted": load.num_deleted,
+            "statuses": dict(sorted(load.statuses.items())),
+            "memory_bytes": [held[-1] for held in sizes if held],
+            "memory_growth": grown,
+            "faults": load.faults,
+        }
+
+
+def main() -> None:
+    """Soak and print what happened."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
+    parser.add_argument("--clients", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write the result here")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        result = soak(Path(name), given.database, 60 * given.minutes, num_clients=given.clients)
+    print(json.dumps(result, indent=2))
+    write_json(given.json, result)
+    if result["faults"]:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
