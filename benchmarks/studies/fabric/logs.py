@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pace.runtime.fabric.commit_log import LoggedCommit, Vector, read_log, replay, violations
+from pace.runtime.fabric.update_records import worker_and_number
 
 
 def random_update(worker: str, number: int, numbers: int) -> Vector:
@@ -22,8 +23,8 @@ def judged(folder: Path, first: Vector, bound: int, status: dict[str, Any], seco
     commits = [line for line in lines if isinstance(line, LoggedCommit)]
 
     def update(name: str) -> Vector:
-        worker, _, number = name.rpartition("-")
-        return random_update(worker, int(number), len(first))
+        worker, number = worker_and_number(name)
+        return random_update(worker, number, len(first))
 
     model, _ = replay(first, lines, update)
     transfers = [json.loads(line) for line in (folder / "transfers.jsonl").read_text().splitlines()]
