@@ -16,7 +16,13 @@ from collections.abc import Set as AbstractSet
 import torch
 
 from pace.errors import InvalidUse
-from pace.runtime.engine.buffers import FusedGroup, Slot, kept_elsewhere, segment_tensors
+from pace.runtime.engine.buffers import (
+    REFERENCES_FROM_TORCH,
+    FusedGroup,
+    Slot,
+    kept_elsewhere,
+    segment_tensors,
+)
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.local_parts import local_part
 from pace.runtime.engine.plan import Plan
@@ -403,7 +409,8 @@ class Reduction:
         """Go on in the tensor that user code has put into ``parameter.grad``, if it keeps it."""
         tensor, slot.assigned = slot.assigned, None
         assert tensor is not None
-        if tensor.layout is torch.strided and kept_elsewhere(tensor, 2):  # and the caller's variable
+        own = 2 + REFERENCES_FROM_TORCH  # and the caller's variable
+        if tensor.layout is torch.strided and kept_elsewhere(tensor, own):
             slot.show_apart(tensor)
 
     def cleared(self) -> bool:
@@ -468,4 +475,6 @@ def _is_held(slot: Slot) -> bool:
     if slot.apart:
         return True
     tensor = slot.assigned
-    return tensor is not None and tensor.layout is torch.strided and kept_elsewhere(tensor, 2)
+    if tensor is None or tensor.layout is not torch.strided or local_gradient(slot.parameter) is not tensor:
+        return False
+    return kept_elsewhere(tensor, 2 + REFERENCES_FROM_TORCH)
