@@ -317,6 +317,17 @@ def kept_elsewhere(tensor: torch.Tensor, num_own: int) -> bool:
     return sys.getrefcount(tensor) > num_own + _OWN or shared_elsewhere(tensor)
 
 
+def _references_from_torch() -> int:
+    parameter, tensor = torch.zeros(1, requires_grad=True), torch.zeros(1)
+    before = sys.getrefcount(tensor)
+    parameter.grad = tensor
+    return sys.getrefcount(tensor) - before
+
+
+# How many references torch has to a tensor that is some parameter's gradient: versions differ.
+REFERENCES_FROM_TORCH = _references_from_torch()
+
+
 def like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """View a flat part of a buffer with a parameter's shape and, where they leave no gaps, its strides.
 

@@ -162,6 +162,9 @@ def gradients_in_place(slots: Sequence[Slot]) -> Iterator[None]:
             if slot.present and local_gradient(slot.parameter) is None:
                 slot.base = False  # the optimizer cleared it
             set_local_gradient(slot.parameter, None)
+            if slot.apart and slot.base and slot.fused.resolved:
+                with torch.no_grad():
+                    slot.give_out()  # the optimizer, or who stands around its step(), may have changed it
 
 
 def take_existing(slot: Slot) -> None:

@@ -17,7 +17,13 @@ import torch
 
 from pace.errors import InvalidUse
 from pace.runtime.control.sparse_gradients import BufferRuns
-from pace.runtime.engine.buffers import FusedGroup, Slot, kept_elsewhere, segment_tensors
+from pace.runtime.engine.buffers import (
+    REFERENCES_FROM_TORCH,
+    FusedGroup,
+    Slot,
+    kept_elsewhere,
+    segment_tensors,
+)
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.local_parts import local_part
 from pace.runtime.engine.plan import Plan
@@ -418,7 +424,8 @@ class Reduction:
         """Go on in the tensor that user code has put into ``parameter.grad``, if it keeps it."""
         tensor, slot.assigned = slot.assigned, None
         assert tensor is not None
-        if tensor.layout is torch.strided and kept_elsewhere(tensor, 2):  # and the caller's variable
+        own = 2 + REFERENCES_FROM_TORCH  # and the caller's variable
+        if tensor.layout is torch.strided and kept_elsewhere(tensor, own):
             slot.show_apart(tensor)
 
     def cleared(self) -> bool:
@@ -485,12 +492,12 @@ class Reduction:
 
 def _holds(group: FusedGroup) -> bool:
     """Whether user code keeps what it has put into ``parameter.grad``, sent or not."""
-    return group.owned and any(
-        slot.apart
-        or (
-            slot.assigned is not None
-            and slot.assigned.layout is torch.strided
-            and kept_elsewhere(slot.assigned, 1)
-        )
-        for slot in group.slots
-    )
+    return group.owned and any(slot.apart or _is_held(slot) for slot in group.slots)
+
+
+def _is_held(slot: Slot) -> bool:
+    """Whether user code keeps what it has put into ``parameter.grad``, and the runtime has not sent it."""
+    tensor = slot.assigned
+    if tensor is None or tensor.layout is not torch.strided or local_gradient(slot.parameter) is not tensor:
+        return False
+    return kept_elsewhere(tensor, 2 + REFERENCES_FROM_TORCH)

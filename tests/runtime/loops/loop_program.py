@@ -11,7 +11,9 @@ operation                               what the loop does
                                         for an empty path. Styles: "once", "retain" (backward twice through
                                         one graph), "two" (two graphs), "sum" (one backward of two losses),
                                         "part" (``backward(inputs=...)`` with the first unit's parameters),
-                                        "same" (as "once", but every rank takes the same batch)
+                                        "same" (as "once", but every rank takes the same batch),
+                                        "penalty" (with a penalty of parameters kept from before wrapping),
+                                        "late" (through a module made after wrapping, with shared parameters)
 ("forward", path)                       an evaluation
 ("loss",)                               all-reduces the latest losses with torch.distributed
 ("read", number, how)                   reads one gradient; every gradient for None
@@ -29,10 +31,20 @@ operation                               what the loop does
 ("scaled", paths, overflow)             compute of a scaled loss; rank `overflow` multiplies its by infinity
 ("unscale",), ("scaler_step",)          unscale_(optimizer); scaler.step(optimizer) and scaler.update()
 ("rate", factor)                        changes the learning rate
-("weights", way)                        reads parameters: "parameters", "groups", "state", "attribute"
-("clamp", limit, way)                   clamps parameters: "parameters", "groups", "data"
+("weights", way)                        reads parameters: "parameters", "groups", "state", "attribute", "kept"
+("clamp", limit, way)                   clamps parameters: "parameters", "groups", "data", "kept"
 ("state",), ("save",), ("restore",)     optimizer.load_state_dict(optimizer.state_dict()); snapshots of both
 ("keep",), ("compare",)                 keeps references to the gradients; reads them later
+("kept_scale", factor), ("kept_read",)  scales, clears (by 0.0), reads gradients by the references of "keep"
+("flat",), ("flat_scale", factor)       every gradient becomes a part of a flat buffer; scales or clears that
+("alias", way)                          keeps the parameters' memory: "data", "state" (state_dict()), "numpy"
+("aliased",), ("alias_clamp", limit)    reads or clamps what was kept so
+("fork", path), ("func", path)          an evaluation in a forked process; gradients per sample by torch.func
+("kept_rate", factor)                   changes the learning rate in groups kept from before wrapping
+("state_hold",), ("state_read",)        keeps the tensors of optimizer.state; reads them
+("state_scale", factor)                 changes what was kept so
+("state_edit", factor)                  changes the tensors of optimizer.state
+("patch", factor), ("unpatch",)         has the optimizer's step scale gradients before, and weights after
 ("synchronize",), ("report",)           of the wrapper
 ======================================  ======================================================================
 """
@@ -43,10 +55,12 @@ from typing import Any
 
 Operation = tuple[Any, ...]
 
+_THROUGH_KEPT = ("kept_scale", "kept_read", "flat_scale")
+
 # Operations in which user code looks at gradients, or has them reduced.
 READS = frozenset(
     ("read", "norm", "value", "scale", "noise", "decay", "data", "replace", "unscale", "scaler_step", "keep")
-) | {"compare", "synchronize", "report"}
+) | {"compare", "synchronize", "report", "kept_scale", "kept_read", "flat_scale"}
 
 # Operations that add to gradients.
 _ADDS = frozenset(("compute", "scaled", "assign", "no_sync", "closure"))
@@ -97,7 +111,8 @@ def defined(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
     pass; an assignment of a tensor that differs between ranks after gradients were read (they are the same on
     all ranks then); looking at gradients in no_sync on top of others; a rank without a backward pass that
     changes gradients reduced before, waits for other ranks in a collective before it steps, or decides about
-    the step by gradients that it cannot see, as a loss scaler does. Where a rank had no backward pass, others
+    the step by gradients that it cannot see, as a loss scaler does; use of kept gradients where a rank had
+    none, or right after no_sync, when they hold this rank's own. Where a rank had no backward pass, others
     have looked at gradients and all go on, a step is added: that rank cannot know whether it is among those
     that others have seen what it computes next. So it is in the end: it would be gone when others look.
     """
@@ -119,10 +134,22 @@ def carried(program: Program, carrier: str) -> Program:
     once = ("compute", "once", ((0,),) * program.size)
     operations = tuple(
         each
-        for operation in program.operations
+        for operation in _in_the_model(program.operations)
         for each in ((operation, once) if operation[0] == "no_sync" else (operation,))
     )
     return replace(program, carrier=carrier, entry="model", options=options, operations=operations)
+
+
+def _in_the_model(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    """Have no parameter be used outside of the model."""
+    return tuple(
+        (operation[0], "once", operation[2])
+        if operation[:2] in (("compute", "penalty"), ("compute", "late"))
+        else (operation[0], _in_the_model(operation[1]))
+        if operation[0] in ("no_sync", "closure")
+        else operation
+        for operation in operations
+    )
 
 
 class _Filter:
@@ -133,6 +160,9 @@ class _Filter:
         self.frozen = False  # some unit was frozen once
         self.idle = False  # some rank had no backward pass since the last step or the last dropped gradients
         self.clears = 0  # how often all gradients were dropped since the last step
+        self.flat = False  # gradients were put into a flat buffer once
+        self.quiet = False  # gradients only added up in no_sync since they were reduced
+        self.kept_alike = False  # all ranks keep the same gradients
 
     def run(self, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
         kept: list[Operation] = []
@@ -143,7 +173,7 @@ class _Filter:
                 self._follow(("step",))
             if name == "no_sync":
                 kept.append(("no_sync", self._inside(operation[1])))
-                self.read, self.computed = False, True
+                self.read, self.computed, self.quiet = False, True, True
                 continue
             if name == "closure":
                 self.read = False
@@ -157,6 +187,17 @@ class _Filter:
                 continue
             if name == "loss" and self.idle:
                 continue
+            if name == "flat" and (self.idle or self.computed or not self.clean):
+                continue
+            if name in _THROUGH_KEPT and (self.idle or self.quiet):
+                continue
+            if name in ("kept_scale", "kept_read") and not self.kept_alike:
+                continue
+            if name == "flat_scale" and not self.flat:
+                continue
+            self.flat = self.flat or name == "flat"
+            if name == "keep":
+                self.kept_alike = not self.idle
             if name == "drop" and self.idle:
                 continue
             if name == "zero" and self.idle and not self._may_clear(operation):
@@ -204,13 +245,15 @@ class _Filter:
         self.frozen = self.frozen or name == "freeze"
         if name in ("step", "zero"):
             self.idle = False
+        if name in ("step", "zero", "compute", "scaled") or name in READS:
+            self.quiet = False
         if name == "step":
             self.clears = 0
         elif operation in _FULL_CLEARS:
             self.clears += 1
         if name in ("compute", "scaled", "assign"):
             self.read, self.computed = False, True
-        elif name == "step" or (self.computed and (name in READS or name == "log")):
+        elif name in ("step", "flat") or (self.computed and (name in READS or name == "log")):
             self.read, self.clean = True, False
         elif name == "zero" and operation[1] in ("optimizer", "model", "hand"):
             self.read = not operation[2]

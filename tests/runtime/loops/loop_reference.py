@@ -147,6 +147,12 @@ class Reference(Trainer):
         for rank in self.ranks:
             self.contributions[rank][parameter] = assigned(parameter, self.seed(rank, "assign"))
 
+    def put_gradient(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+        """Put a tensor in the place of what all ranks have."""
+        for own in self.contributions:
+            own.pop(parameter, None)
+        parameter.grad = gradient
+
     def _drop(self, number: int) -> None:
         self._forget([self.parameters[number % len(self.parameters)]], set_to_none=True)
 
@@ -183,6 +189,16 @@ class Reference(Trainer):
         for rank in self.ranks:
             if self.kept_stale[rank]:
                 self.entries[rank][-1] = Entry(operation=self.operation, value=UNSEEN)
+
+    def _kept_read(self) -> None:
+        super()._kept_read()
+        for rank in self.ranks:
+            if self.kept_stale[rank]:
+                self.entries[rank][-1] = Entry(operation=self.operation, value=UNSEEN)
+
+    def in_child(self, work: Callable[[], Any]) -> Any:
+        """Run the code here: it changes nothing."""
+        return work()
 
     def _no_sync(self, operations: Sequence[Operation]) -> None:
         self.local = True

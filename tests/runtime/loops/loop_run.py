@@ -60,6 +60,26 @@ class Run:
         self._wrappers.append(wrap(self._transport, optimizer, model, **(self._options | options)))
         return self._wrappers[-1]
 
+    def start(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
+        """Wrap an optimizer; return what the loop steps and what it calls.
+
+        With the option ``attach`` that is the optimizer itself and the model in DistributedDataParallel.
+        """
+        if not self.wrapped or not self._options.get("attach"):
+            return self.wrap(optimizer, model), model
+        from pace.runtime.ddp import attach
+
+        parallel = nn.parallel.DistributedDataParallel(model)
+        options = {"timeout_s": 60.0} | self._options
+        options.pop("attach")
+        self._wrappers.append(attach(parallel, optimizer, **options))
+        return optimizer, parallel
+
+    @property
+    def wrapper(self) -> Any:
+        """The latest wrapper; None in a plain run."""
+        return self._wrappers[-1] if self._wrappers else None
+
     def batch(self, number: int, *shape: int) -> torch.Tensor:
         """Draw numbers for one batch of this rank."""
         generator = torch.Generator().manual_seed(1000 * number + self.rank)

@@ -5,7 +5,7 @@ runtime, a method is overridden: by ``RankTrainer`` here, by ``Reference`` in ``
 """
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.runtime.loops.loop_aliases import Aliases
 from tests.runtime.loops.loop_models import LOOP_OPTIMIZERS, Pass, build_units, loss_of, through_units
 from tests.runtime.loops.loop_program import Operation, Program
 from tests.runtime.loops.loop_readings import Entry, plain, read_gradients
@@ -27,7 +28,7 @@ CARRIERS: dict[str, dict[str, Any]] = {
 }
 
 
-class Trainer(ABC):
+class Trainer(Aliases):
     """Runs the operations of a program.
 
     Attributes
@@ -43,6 +44,7 @@ class Trainer(ABC):
         self.model = build_units(program.kinds)
         self.call: Pass = self.model if program.entry == "model" else through_units(self.model)
         self.optimizer: Any = LOOP_OPTIMIZERS[program.optimizer](self.model)
+        self.keep_first(self.optimizer)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
         self.parameters = list(self.model.parameters())
         self.clock = 0
@@ -73,7 +75,8 @@ class Trainer(ABC):
 
     def pass_back(self, style: str, path: Sequence[int], seed: int, factor: Any = 1.0) -> float:
         """Run forward and backward passes on a batch; return the loss."""
-        loss = self.loss_of(path, seed)
+        extra = self.penalty() if style == "penalty" else 0.0
+        loss = (self.late_loss_of if style == "late" else self.loss_of)(path, seed) + extra
         if style in ("two", "sum"):
             other = self.loss_of(path[::-1], seed + 500_000)
         if not loss.requires_grad:
@@ -101,6 +104,10 @@ class Trainer(ABC):
         """The loss of a batch."""
         # A reentrant checkpoint computes gradients only where its input wants one.
         return loss_of(self.call, path, seed, wants_gradient="checkpointed" in self.program.kinds)
+
+    def late_loss_of(self, path: Sequence[int], seed: int) -> torch.Tensor:
+        """The loss of a batch that passes through a module made after wrapping first."""
+        return loss_of(self.through_late_module, path, seed)
 
     def seed(self, rank: int, style: str) -> int:
         """The seed of a rank's batch."""
@@ -219,6 +226,8 @@ class Trainer(ABC):
                 for module in self.model.modules()
                 for name, _ in module.named_parameters(recurse=False)
             ]
+        elif way == "kept":
+            found = list(self.parameters)
         elif way == "raw":
             found = [p for module in self.model.modules() for p in {**module._parameters}.values()]
         else:
@@ -232,7 +241,7 @@ class Trainer(ABC):
                     parameter.data.clamp_(-limit, limit)
             return
         with torch.no_grad():
-            for parameter in self.model.parameters():
+            for parameter in self.parameters if way == "kept" else self.model.parameters():
                 (parameter.data if way == "data" else parameter).clamp_(-limit, limit)
 
     def _state(self) -> None:

@@ -30,7 +30,7 @@ def _one(*values: Any) -> st.SearchStrategy[Any]:
 _UNIT = st.integers(0, 5)
 _NUMBER = st.integers(0, 11)
 _NAME_OF_READ = st.sampled_from(READS_OF_GRADIENTS)
-_WAY = _one("parameters", "groups", "state", "attribute", "raw")
+_WAY = _one("parameters", "groups", "state", "attribute", "raw", "kept", "kept")
 
 
 @st.composite
@@ -43,7 +43,7 @@ def _paths(draw: st.DrawFn, size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _compute(size: int) -> st.SearchStrategy[Operation]:
-    styles = _one("once", "once", "once", "once", "retain", "two", "sum", "part", "same")
+    styles = _one("once", "once", "once", "once", "retain", "two", "sum", "part", "same", "penalty", "late")
     return st.tuples(st.just("compute"), styles, _paths(size))
 
 
@@ -67,6 +67,9 @@ _CHANGE = st.one_of(
     st.tuples(st.just("replace"), _NUMBER),
     st.tuples(st.just("drop"), _NUMBER),
     st.just(("keep",)),
+    st.just(("keep",)),
+    st.tuples(st.just("kept_scale"), _one(0.0, 0.5)),
+    st.just(("kept_read",)),
 )
 
 _ASIDE = st.one_of(
@@ -76,13 +79,34 @@ _ASIDE = st.one_of(
     st.tuples(st.just("unfreeze"), _UNIT),
     st.tuples(st.just("rate"), _one(0.5, 1.5)),
     st.tuples(st.just("weights"), _WAY),
-    st.tuples(st.just("clamp"), _one(0.1, 0.3), _one("parameters", "groups", "data")),
+    st.tuples(st.just("clamp"), _one(0.1, 0.3), _one("parameters", "groups", "data", "kept")),
     st.just(("state",)),
     st.just(("save",)),
     st.just(("restore",)),
     st.just(("synchronize",)),
     st.just(("report",)),
     st.tuples(st.just("forward"), st.lists(_UNIT, min_size=1, max_size=3).map(tuple)),
+)
+
+
+# Through references that the loop keeps, right after a step or anywhere.
+_THROUGH_ALIASES = st.one_of(
+    st.tuples(st.just("weights"), st.just("kept")),
+    st.tuples(st.just("clamp"), _one(0.1, 0.3), st.just("kept")),
+    st.tuples(st.just("alias"), _one("data", "state", "numpy")),
+    st.just(("aliased",)),
+    st.tuples(st.just("alias_clamp"), _one(0.1, 0.3)),
+    st.tuples(st.just("fork"), st.lists(_UNIT, min_size=1, max_size=3).map(tuple)),
+    st.tuples(st.just("func"), st.lists(_UNIT, min_size=1, max_size=3).map(tuple)),
+    st.tuples(st.just("kept_rate"), _one(0.5, 1.5)),
+    st.just(("state_hold",)),
+    st.just(("state_read",)),
+    st.tuples(st.just("state_scale"), _one(0.5)),
+    st.tuples(st.just("state_edit"), _one(0.5)),
+    st.tuples(st.just("patch"), _one(0.5, 0.9)),
+    st.just(("unpatch",)),
+    st.tuples(st.just("kept_scale"), _one(0.0, 0.5)),
+    st.just(("kept_read",)),
 )
 
 
@@ -94,13 +118,17 @@ def _some(strategy: st.SearchStrategy[Operation], most: int) -> Operations:
 @st.composite
 def _iteration(draw: st.DrawFn, size: int) -> list[Operation]:
     compute = _compute(size)
-    before = draw(_some(_ASIDE, 2))
+    before = draw(_some(st.one_of(_ASIDE, _THROUGH_ALIASES), 2))
     zero = draw(
         st.one_of(_ZERO.map(lambda each: [each]), st.just([("zero", "optimizer", True)]), st.just([]))
     )
-    kind = draw(_one("plain", "plain", "plain", "plain", "accumulate", "closure", "scaled", "assigned"))
+    kind = draw(
+        _one("plain", "plain", "plain", "plain", "accumulate", "closure", "scaled", "assigned", "flat")
+    )
     if kind == "scaled":
         return [*before, *draw(_scaled(size))]
+    if kind == "flat":
+        return [*before, *draw(_flat(size))]
     if kind == "closure":
         inside = [*zero, draw(compute), *draw(_some(_CHANGE, 1))]
         return [*before, ("closure", tuple(inside))]
@@ -125,9 +153,23 @@ def _iteration(draw: st.DrawFn, size: int) -> list[Operation]:
         _one([], [], [], [], [("log", draw(_NUMBER))], [("log", draw(_NUMBER)), ("loss",)], [("loss",)])
     )
     ending = draw(_one([("step",)], [("step",)], [("step",)], [("step",), draw(_READ)], []))
+    if ("step",) in ending:
+        ending = [*ending, *draw(_some(_THROUGH_ALIASES, 3))]
     late = zero if draw(_one(False, False, True)) else []
     early = [] if late else zero
     return [*before, *early, *passes, *after, *extra, *ending, *late]
+
+
+@st.composite
+def _flat(draw: st.DrawFn, size: int) -> list[Operation]:
+    """Steps whose gradients lie in a flat buffer, which is cleared and scaled as a whole."""
+    operations: list[Operation] = [("zero", "optimizer", True), ("flat",)]
+    for _ in range(draw(st.integers(1, 3))):
+        operations += [draw(_one(("flat_scale", 0.0), ("flat_scale", 0.5)))]
+        operations += [draw(_compute(size)), *draw(_some(st.just(("flat_scale", 0.5)), 1))]
+        operations += [*draw(_some(st.one_of(_CHANGE, _READ), 1)), ("step",)]
+        operations += draw(_some(_THROUGH_ALIASES, 1))
+    return operations
 
 
 @st.composite
@@ -156,6 +198,8 @@ def programs(draw: st.DrawFn, size: int) -> Program:
     options |= draw(_one({}, {}, {}, {"backward_passes_per_step": 2}, {"backward_passes_per_step": 3}))
     options |= draw(_one({}, {}, {}, {"op": "sum"}))
     operations = defined(tuple(iterations))
+    if _names(operations) & {"kept_scale", "kept_read", "flat"}:
+        options.pop("op", None)  # sums do not add up in gradients that a loop keeps
     if "checkpointed" in kinds:  # torch refuses inputs= where a reentrant checkpoint is recomputed
         operations = _without_parts(operations)
     return Program(
@@ -168,6 +212,14 @@ def programs(draw: st.DrawFn, size: int) -> Program:
         watched=draw(_one(True, False, False)),
         operations=operations,
     )
+
+
+def _names(operations: Sequence[Operation]) -> set[str]:
+    names = {operation[0] for operation in operations}
+    for operation in operations:
+        if operation[0] in ("no_sync", "closure"):
+            names |= _names(operation[1])
+    return names
 
 
 def _without_parts(operations: Sequence[Operation]) -> tuple[Operation, ...]:

@@ -1,0 +1,47 @@
+"""Programs that use references of their own, as random search once found them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.runtime.loops.loop_program import Operation, Program
+from tests.runtime.loops.loop_reference import differences, expected
+from tests.runtime.loops.loop_trainer import run_program
+from tests.runtime.rank_pool import Failed, RankPool
+
+STEP: Operation = ("step",)
+
+LOOPS: dict[str, tuple[Operation, ...]] = {
+    "a step that scales gradients in a flat buffer": (
+        *(("flat",), ("compute", "once", ((2,), (1, 5))), ("patch", 0.5)),
+        *(STEP, ("flat_scale", 0.5), STEP, ("unpatch",), STEP),
+    ),
+    "an assigned gradient that nobody keeps, where ranks have different numbers of backward passes": (
+        *(("assign", 3), ("compute", "once", ((1,), (2,))), ("compute", "once", ((), (1,)))),
+        *(STEP, ("compute", "once", ((1,), (2,))), STEP),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    """Two ranks that stay for all loops."""
+    with RankPool(2) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("mode", ["overlap", "barrier"])
+@pytest.mark.parametrize("name", LOOPS)
+def test_references_hold_what_plain_training_has_there(pool: RankPool, name: str, mode: str) -> None:
+    """What the loop reads through them, and the weights, are plain training's."""
+    program = Program(
+        size=2,
+        kinds=("linear", "norm", "linear"),
+        optimizer="adamw-groups",
+        operations=LOOPS[name],
+        plan=0,
+        options={"mode": mode},
+    )
+    found = pool.run(run_program, program)
+    assert [each.reason for each in found if isinstance(each, Failed)] == []
+    assert differences(found, expected(program)) == []
