@@ -15,9 +15,10 @@ from benchmarks.reproduce.bytescheduler import three_layers
 from pace import Profile, read_pipedream
 from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.options import Options
 from pace.documents.push_pull import PushPull
 from pace.models import build
-from pace.parameter_server.optimize import optimize_exchange
+from pace.parameter_server.optimize import optimize_servers
 from pace.parameter_server.problem import ExchangeProblem
 from pace.simulation.parameter_server import make_exchange_policy, simulate_exchange
 from pace.simulation.parameter_server.tune import tune_exchange
@@ -79,7 +80,7 @@ def example() -> list[tuple[str, list[float]]]:
             window(profile, alone, "ps-bytescheduler", partition_bytes=1000, **wait),
             window(profile, alone, "ps-fifo", keys="parts", partition_bytes=1),
             window(profile, alone, "ps-bytescheduler", partition_bytes=1, **wait),
-            optimize_exchange(profile, alone).predicted.lower_bound_s,
+            optimize_servers(profile, Options(cluster=alone)).predicted.lower_bound_s,
         ]
         rows.append((f"{sizes}; forward {forward_s:g}", times))
     return rows
@@ -102,7 +103,7 @@ def speeds() -> None:
         fixed = tuned(profile, servers(GBPS[0]))
         for gbps in GBPS:
             cluster = servers(gbps)
-            bound = optimize_exchange(profile, cluster).predicted.lower_bound_s
+            bound = optimize_servers(profile, Options(cluster=cluster)).predicted.lower_bound_s
             fifo, p3, ours = (window(profile, cluster, name) for name in ("ps-fifo", "ps-p3", "ps-pace"))
             best = window(
                 profile, cluster, "ps-bytescheduler", credit_of="connection", **tuned(profile, cluster)
@@ -180,7 +181,7 @@ def orders() -> None:
             profile = trained(model).replace(workers=workers)
             exchange = servers(10).exchange.model_copy(update={"servers": workers})
             cluster = Cluster(name="10 Gb/s", exchange=exchange)
-            bound = optimize_exchange(profile, cluster).predicted.lower_bound_s
+            bound = optimize_servers(profile, Options(cluster=cluster)).predicted.lower_bound_s
             for jitter in (0.05, 0.2):
                 over = [
                     simulate_exchange(

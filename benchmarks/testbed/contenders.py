@@ -73,8 +73,8 @@ _AUTOTUNE = {
 }
 
 _OPTIMAL = Options()
-_HALVES = Options(target="sharded")
-_PAPER = Options(fusion="pace")
+_HALVES = Options(exchange="sharded")
+_PAPER = Options(fusion="paper")
 
 CONTENDERS = (
     Contender(name="ddp", label="DDP", backend="torch", kind="ddp", peer=True),

@@ -19,13 +19,12 @@ from benchmarks.testbed.replay import renamed
 from benchmarks.testbed.replicas import by_units
 from benchmarks.testbed.results import ContenderResult, SettingResult
 from benchmarks.testbed.scaling import Fitted, slower
-from pace.documents.any_schedule import AnySchedule
 from pace.documents.collective_costs import AllReduce
 from pace.documents.half_costs import SampledHalf
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
+from pace.planning import lower_bound_s
 from pace.runtime.profiler import Contention
-from pace.schedule_choice import lower_bound_s
 
 _FIRST_PORT = 20000
 ROUND_TIMEOUT_S = 300.0
@@ -66,7 +65,7 @@ class _Entry:
 
     contender: Contender
     profile: Profile
-    schedule: AnySchedule | None
+    schedule: Schedule | None
     running: Ranks | None = None
     rounds_s: list[list[float]] = field(default_factory=list)
     failed: str | None = None

@@ -6,12 +6,10 @@ import numpy as np
 
 from benchmarks.testbed.contenders import DDP_FIRST_MIB, DDP_MIB, HOROVOD_THRESHOLD_BYTES, MEBIBYTE, Contender
 from benchmarks.testbed.replicas import fifo_schedule
-from pace.allreduce.optimize import optimize
-from pace.documents.any_schedule import AnySchedule
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, Segment
-from pace.schedule_choice import best_schedule
+from pace.planning import optimize
 from pace.simulation import make_policy, simulate
 from pace.simulation.scheduled import sender_of
 from pace.simulation.traffic import Policy, Sender
@@ -20,10 +18,10 @@ from pace.simulation.traffic import Policy, Sender
 PARTITION_BYTES, CREDIT_BYTES = 4_000_000, 16_000_000
 
 
-def schedule_for(contender: Contender, profile: Profile, size_factor: float) -> AnySchedule | None:
+def schedule_for(contender: Contender, profile: Profile, size_factor: float) -> Schedule | None:
     """Return the schedule that a contender follows; None for those that follow none."""
     if contender.sharded:
-        return best_schedule(profile, contender.options)
+        return optimize(profile, contender.options)
     if contender.kind in ("pace", "hsdp"):
         return optimize(profile, contender.options)
     if contender.kind == "hsdp-fifo":
@@ -45,14 +43,20 @@ def _evenly_cut(schedule: Schedule, size_factor: float) -> Schedule:
     credit = round(CREDIT_BYTES * size_factor)
     return schedule.model_copy(
         update={
-            "segments": tuple(
+            "transfers": tuple(
                 Segment(
-                    group=group, offset_bytes=offset, size_bytes=size, priority=at, start_s=0.0, end_s=0.0
+                    op="all-reduce",
+                    group=group,
+                    offset_bytes=offset,
+                    size_bytes=size,
+                    priority=at,
+                    start_s=0.0,
+                    end_s=0.0,
                 )
                 for at, (group, offset, size) in enumerate(segments)
             ),
             "execution": schedule.execution.model_copy(
-                update={"credit_bytes": credit, "max_segment_bytes": step}
+                update={"max_in_flight": max(credit // step, 1), "max_segment_bytes": step}
             ),
         }
     )
@@ -62,7 +66,7 @@ def predict(
     contender: Contender,
     profile: Profile,
     size_factor: float,
-    schedule: AnySchedule | None,
+    schedule: Schedule | None,
     bucket_mib: float | None = None,
 ) -> float:
     """Return the predicted iteration in seconds; `bucket_mib` is what DDP's sweep chose."""
@@ -70,7 +74,7 @@ def predict(
 
 
 def _policy(
-    contender: Contender, factor: float, schedule: AnySchedule | None, bucket_mib: float | None
+    contender: Contender, factor: float, schedule: Schedule | None, bucket_mib: float | None
 ) -> Policy:
     if contender.sharded:
         return make_policy("sharded")
@@ -109,8 +113,8 @@ class _Following:
         rank = np.empty(len(groups))
         rank[sorted(range(len(groups)), key=keys.__getitem__)] = np.arange(len(groups))
         # Within a group segments keep their order, as the engine sends them.
-        turn = rank[[segment.group for segment in self._schedule.segments]]
-        rules = replace(
-            sender.rules, in_order=False, credit_bytes=float(self._schedule.execution.credit_bytes)
-        )
+        turn = rank[[segment.group for segment in self._schedule.transfers]]
+        execution = self._schedule.execution
+        credit = execution.max_in_flight * execution.max_segment_bytes if execution.max_in_flight > 1 else 1
+        rules = replace(sender.rules, in_order=False, credit_bytes=float(credit))
         return replace(sender, priority=turn, rules=rules)

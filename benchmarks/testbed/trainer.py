@@ -18,7 +18,6 @@ from benchmarks.testbed.real import RealModel
 from benchmarks.testbed.reference import LEARNING_RATE, FloatArray, scale_of, sha256
 from benchmarks.testbed.replay import Replay
 from benchmarks.testbed.replicas import shard
-from pace.documents.any_schedule import AnySchedule
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.runtime.engine.local_parts import local_part
@@ -74,7 +73,7 @@ class Trainer:
         on: Sequence[Host],
         contender: Contender,
         workload: Workload,
-        schedule: AnySchedule | None,
+        schedule: Schedule | None,
         port: int,
     ) -> None:
         self._rank = rank
@@ -288,7 +287,7 @@ def main(
     on: Sequence[Host],
     contender: Contender,
     workload: Workload,
-    schedule: AnySchedule | None,
+    schedule: Schedule | None,
     port: int,
 ) -> Answer:
     """Run one rank of a contender; see ``processes.ranks``."""

@@ -123,7 +123,7 @@ def _sendings(buffers: Buffers, cost: CostCurve, options: Options) -> Iterator[S
     limit = float(options.max_segment_bytes or np.inf)
     _refuse_tiny_segments(buffers, limit)
     latency = cost.durations_s[0]
-    for factor in PATIENCE_FACTORS if options.target == "pace" else (np.inf,):
+    for factor in PATIENCE_FACTORS if options.framework is None else (np.inf,):
         patience = factor * latency if latency > 0 or factor == 0 else np.inf
         sending = cut_while_sending(buffers, cost, patience_s=patience, max_segment_bytes=limit)
         if sending is not None:

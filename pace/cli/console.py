@@ -17,8 +17,8 @@ ProfileArgument = Annotated[
     Path, typer.Argument(help="A profile document.", exists=True, dir_okay=False, readable=True)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
-Exchange = Literal["allreduce", "ps"]
-ServersOption = Annotated[int | None, typer.Option(help="How many parameter servers; with --exchange ps.")]
+SimulatedExchange = Literal["allreduce", "servers"]
+ServersOption = Annotated[int | None, typer.Option(help="How many parameter servers.")]
 ColocatedOption = Annotated[
     bool, typer.Option("--colocated", help="The servers run on the workers' hosts, not on their own.")
 ]

@@ -8,15 +8,15 @@ import typer
 from pace.cli.console import (
     ClusterOption,
     ColocatedOption,
-    Exchange,
     JsonOption,
     ProfileArgument,
     ServersOption,
+    SimulatedExchange,
     make_console,
     make_table,
 )
 from pace.cli.reporting import reported
-from pace.cli.servers.plans import cluster_of
+from pace.cli.servers.clusters import described_cluster
 from pace.documents.profile import load_profile
 from pace.errors import InvalidOptions
 
@@ -35,32 +35,32 @@ def simulate(
     ] = None,
     trials: Annotated[int, typer.Option(help="Settings that each search tries.")] = 40,
     exchange: Annotated[
-        Exchange, typer.Option(help="All-reduce, or push to parameter servers and pull.")
+        SimulatedExchange, typer.Option(help="All-reduce, or push to parameter servers and pull.")
     ] = "allreduce",
     servers: ServersOption = None,
     colocated: ColocatedOption = False,
     cluster: ClusterOption = None,
     asynchronous: Annotated[
-        bool, typer.Option("--async", help="Servers answer every push at once; with --exchange ps.")
+        bool, typer.Option("--async", help="Servers answer every push at once; with --exchange servers.")
     ] = False,
     staleness: Annotated[
-        int | None, typer.Option(help="Windows that a worker may be ahead; with --exchange ps.")
+        int | None, typer.Option(help="Windows that a worker may be ahead; with --exchange servers.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a profile under the policies of the field."""
-    from pace.schedule_choice import lower_bound_s
+    from pace.planning import lower_bound_s
     from pace.simulation import POLICIES, knobs_of, make_policy
     from pace.simulation import simulate as run
 
     with reported():
         loaded = load_profile(profile)
-        if exchange == "ps":
+        if exchange == "servers":
             from pace.cli.servers.simulate import report_exchange
 
             report_exchange(
                 loaded,
-                cluster_of(loaded, cluster, servers, colocated=colocated),
+                described_cluster(loaded, cluster, servers, colocated=colocated),
                 policy,
                 knob or [],
                 iterations=iterations,
@@ -75,7 +75,7 @@ def simulate(
             return
         if servers is not None or cluster is not None or colocated or asynchronous or staleness is not None:
             raise InvalidOptions(
-                "--servers, --colocated, --cluster, --async and --staleness belong to --exchange ps"
+                "--servers, --colocated, --cluster, --async and --staleness belong to --exchange servers"
             )
         knobs = _knobs(knob or [], policy or list(POLICIES))
         if tune is not None:

@@ -5,11 +5,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pace.documents.any_schedule import AnySchedule
 from pace.documents.base import Document
 from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.documents.schedule import Sha256
+from pace.documents.schedule import Schedule, Sha256
 
 # No control characters: PostgreSQL cannot store NUL, and the rest are nobody's name.
 JobName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -150,7 +149,7 @@ class ScheduleResource(Document):
     created_at
         When it was asked for first.
     schedule
-        Of version 2 where the profile's links are those of parameter servers.
+        With exchange "servers" where the profile's links are those of parameter servers.
     """
 
     id: ResourceId
@@ -158,7 +157,7 @@ class ScheduleResource(Document):
     fingerprint: Sha256
     profile_sha256: Sha256
     created_at: datetime
-    schedule: Annotated[AnySchedule, Field(discriminator="schema_version")]
+    schedule: Schedule
 
 
 class Problem(BaseModel):

@@ -60,9 +60,9 @@ def _fuse(problem: FusionProblem, options: Options, bounds: Bounds | None) -> Fu
         return FusionResult(
             partitions=(_single(problem) + problem.unsent(),), method="one group per gradient"
         )
-    if options.target != "pace":
+    if options.framework is not None:
         return _fuse_for_barrier(problem, options)
-    if options.fusion == "pace":
+    if options.fusion == "paper":
         return _fuse_as_paper(problem, options)
     return _fuse_optimally(problem, options, bounds or Bounds(problem))
 

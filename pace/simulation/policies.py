@@ -161,11 +161,11 @@ def _tao(**knobs: Any) -> TicTac:
 
 
 def _pace(**knobs: Any) -> Scheduled:
-    return Scheduled(fusion="pace", **knobs)
+    return Scheduled(fusion="paper", **knobs)
 
 
 def _ddp_best() -> Scheduled:
-    return Scheduled(target="ddp")
+    return Scheduled(framework="ddp")
 
 
 _MAKERS: dict[str, tuple[Callable[..., Policy], type, frozenset[str]]] = {
@@ -178,11 +178,11 @@ _MAKERS: dict[str, tuple[Callable[..., Policy], type, frozenset[str]]] = {
     "p3": (_p3, Partitioned, frozenset()),
     "bytescheduler": (Partitioned, Partitioned, frozenset()),
     "dear": (Dear, Dear, frozenset()),
-    "ddp-best": (_ddp_best, Scheduled, frozenset({"fusion", "preemption", "target"})),
+    "ddp-best": (_ddp_best, Scheduled, frozenset({"fusion", "preemption", "framework"})),
     "zero-1": (ZeroOne, ZeroOne, frozenset()),
     "zero-redundancy": (ZeroRedundancy, ZeroRedundancy, frozenset()),
-    "pace": (_pace, Scheduled, frozenset({"fusion", "target"})),
-    "optimal": (Scheduled, Scheduled, frozenset({"fusion", "target"})),
+    "pace": (_pace, Scheduled, frozenset({"fusion", "framework"})),
+    "optimal": (Scheduled, Scheduled, frozenset({"fusion", "framework"})),
     "sharded": (Sharded, Sharded, frozenset()),
 }
 

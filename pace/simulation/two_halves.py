@@ -232,7 +232,7 @@ class Sharded:
 
     def prepare(self, profile: Profile) -> "PlannedHalves":
         """Optimize for the profile."""
-        plan = sharded_plan_for(profile, Options(target="sharded"))
+        plan = sharded_plan_for(profile, Options(exchange="sharded"))
         first, second = profile.clocked_half_costs
         return PlannedHalves(
             plan=plan,

@@ -17,7 +17,7 @@ import pytest
 
 from pace import optimize, parse_profile
 from pace.simulation import make_policy, simulate
-from pace.view.timeline import chrome_trace
+from pace.view.perfetto import chrome_trace
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 

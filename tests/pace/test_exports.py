@@ -15,11 +15,13 @@ SKIPPED = ("pace.api.storage.migrations.env", "pace.api.workers.dask_", "pace.ru
 def test_exported_names() -> None:
     """The public surface: a name that goes needs a line in the changelog."""
     assert sorted(pace.__all__) == [
+        "Cluster",
         "CommunicationFailed",
         "Fleet",
         "FormatError",
         "Gradient",
         "Grid",
+        "InvalidCluster",
         "InvalidOptions",
         "InvalidProfile",
         "InvalidSchedule",
@@ -38,9 +40,9 @@ def test_exported_names() -> None:
         "StepsDocument",
         "ThroughputPrediction",
         "__version__",
-        "best_schedule",
         "check",
         "fit_cost",
+        "load_cluster",
         "load_profile",
         "load_schedule",
         "load_steps",

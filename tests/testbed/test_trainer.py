@@ -17,8 +17,8 @@ from benchmarks.testbed.reference import TOLERANCE, expected_weights, norm_to_cl
 from benchmarks.testbed.replay import renamed
 from benchmarks.testbed.results import as_document, from_document
 from benchmarks.testbed.scaling import Fitted
-from pace.documents.any_schedule import AnySchedule
 from pace.documents.profile import Profile, UpdateRule
+from pace.documents.schedule import Schedule
 
 pytestmark = [
     pytest.mark.netns,
@@ -108,7 +108,7 @@ def test_one_setting_end_to_end(
     assert sum(segment.size_bytes for segment in report.segments) == result.total_bytes
 
 
-def _reversed(schedule: AnySchedule | None) -> AnySchedule | None:
+def _reversed(schedule: Schedule | None) -> Schedule | None:
     return schedule and schedule.model_copy(update={"fingerprint": schedule.fingerprint[::-1]})
 
 

@@ -10,15 +10,11 @@ from typing import Any, Literal
 import numpy as np
 
 from pace.documents.cluster import Cluster
+from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.documents.push_pull_schedule import (
-    ExchangeGroup,
-    ExchangeSegment,
-    PushPullSchedule,
-    SendOrder,
-)
+from pace.documents.schedule import Group, Schedule, Segment, SendDiscipline
 from pace.fusion.problem import FusionProblem
-from pace.parameter_server.optimize import optimize_exchange
+from pace.parameter_server.optimize import optimize_servers
 from pace.simulation.parameter_server import make_exchange_policy, simulate_exchange
 from pace.simulation.parameter_server.traffic import ExchangePolicy, ExchangeTraffic, ranks
 
@@ -51,7 +47,7 @@ class ExchangeContender:
     policy: str = ""
     knobs: tuple[tuple[str, Any], ...] = ()
     scaled: frozenset[str] = frozenset()
-    order: SendOrder = "overtake"
+    order: SendDiscipline = "overtake"
     peer: bool = False
 
     def simulated(self, size_factor: float) -> ExchangePolicy:
@@ -151,12 +147,12 @@ def predict_exchange(
 
 def schedule_of(
     contender: ExchangeContender, profile: Profile, cluster: Cluster, traffic: ExchangeTraffic
-) -> PushPullSchedule:
+) -> Schedule:
     """Return our plan, or a schedule that has the runtime send exactly the traffic's partitions.
 
     Times and proofs of the latter are those of our own plan: the runtime does not read them.
     """
-    ours = optimize_exchange(profile, cluster)
+    ours = optimize_servers(profile, Options(cluster=cluster))
     if contender.family == "pace":
         return ours
     problem = FusionProblem.of(profile)
@@ -167,23 +163,21 @@ def schedule_of(
     for at, (group, size, server) in enumerate(
         zip(traffic.part_groups.tolist(), traffic.sizes.tolist(), traffic.server.tolist(), strict=True)
     ):
-        segments.append(
-            ExchangeSegment(
-                group=group,
-                offset_bytes=filled[group],
-                size_bytes=size,
-                link=server,
-                priority=int(priority[at]),
-                push_start_s=0.0,
-                push_end_s=0.0,
-                pull_start_s=0.0,
-                pull_end_s=0.0,
-            )
+        push = Segment(
+            op="push",
+            group=group,
+            offset_bytes=filled[group],
+            size_bytes=size,
+            link=2 * server,
+            priority=int(priority[at]),
+            start_s=0.0,
+            end_s=0.0,
         )
+        segments += [push, push.model_copy(update={"op": "pull", "link": push.link + 1})]
         filled[group] += size
     groups = tuple(
-        ExchangeGroup(
-            gradients=tuple(profile.gradients[number].name for number in members),
+        Group(
+            tensors=tuple(profile.gradients[number].name for number in members),
             size_bytes=int(buffers.sizes[at]),
             dtype=profile.gradients[members[0]].dtype,
             ready_s=float(buffers.ready[at]),
@@ -191,4 +185,4 @@ def schedule_of(
         )
         for at, members in enumerate(traffic.groups)
     )
-    return ours.model_copy(update={"groups": groups, "segments": tuple(segments)})
+    return ours.model_copy(update={"groups": groups, "transfers": tuple(segments)})

@@ -27,11 +27,12 @@ from benchmarks.testbed.replay import renamed
 from benchmarks.testbed.results import ContenderResult
 from benchmarks.testbed.scaling import Fitted
 from benchmarks.testbed.trainer import Workload
-from pace.allreduce.optimize import optimize
+from pace.allreduce.optimize import optimize_allreduce
 from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import AllReduce
+from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.parameter_server.optimize import optimize_exchange
+from pace.parameter_server.optimize import optimize_servers
 
 _FIRST_PORT = 22000
 
@@ -216,7 +217,7 @@ def _over_servers(
         contender=contender,
         start=start,
         predicted_s=predict_exchange(profile, cluster, traffic, windows=effort.windows),
-        bound_s=optimize_exchange(profile, cluster).predicted.lower_bound_s,
+        bound_s=optimize_servers(profile, Options(cluster=cluster)).predicted.lower_bound_s,
     )
 
 
@@ -241,5 +242,5 @@ def _over_a_ring(
         contender=contender,
         start=start,
         predicted_s=predict(known, priced, workload.size_factor, schedule),
-        bound_s=optimize(priced).predicted.lower_bound_s,
+        bound_s=optimize_allreduce(priced).predicted.lower_bound_s,
     )

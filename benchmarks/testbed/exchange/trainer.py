@@ -16,7 +16,7 @@ from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.joining import PATIENCE_S, join_torch
 from benchmarks.testbed.processes import Answer
 from benchmarks.testbed.trainer import Trainer, Workload
-from pace.documents.push_pull_schedule import PushPullSchedule
+from pace.documents.schedule import Schedule
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.optimizer.start import released_on_failure
@@ -41,7 +41,7 @@ class Exchanging:
     contender: ExchangeContender
     layout: Layout
     traffic: ExchangeTraffic
-    schedule: PushPullSchedule
+    schedule: Schedule
     pacing_bytes_per_s: float | None
     port: int
 

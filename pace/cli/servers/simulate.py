@@ -1,4 +1,4 @@
-"""``pace simulate --exchange ps``: a profile on parameter servers under the policies of the field."""
+"""``pace simulate --exchange servers``: a profile on parameter servers under the policies of the field."""
 
 import json
 from typing import Any
@@ -27,7 +27,8 @@ def report_exchange(
     as_json: bool,
 ) -> None:
     """Simulate `policies` (all by default) on a cluster and print what each takes, or tune them."""
-    from pace.parameter_server.optimize import optimize_exchange
+    from pace.documents.options import Options
+    from pace.parameter_server.optimize import optimize_servers
     from pace.simulation.parameter_server import (
         EXCHANGE_POLICIES,
         exchange_knobs,
@@ -41,7 +42,7 @@ def report_exchange(
         _tune(profile, cluster, policies, given, search=tune, trials=trials, seed=seed, as_json=as_json)
         return
     stale = asynchronous or bool(staleness)
-    bound = 0.0 if stale else optimize_exchange(profile, cluster).predicted.lower_bound_s
+    bound = 0.0 if stale else optimize_servers(profile, Options(cluster=cluster)).predicted.lower_bound_s
     results: list[dict[str, Any]] = []
     for name in chosen:
         if stale and policies is None and name in ("ps-tio", "ps-tao"):

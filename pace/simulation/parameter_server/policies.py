@@ -9,10 +9,11 @@ from pydantic import ValidationError
 
 from pace.documents.base import explain
 from pace.documents.cluster import Cluster
+from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.fusion.problem import FusionProblem
-from pace.parameter_server.optimize import ExchangeOptions, plan_exchange
+from pace.parameter_server.optimize import plan_exchange
 from pace.parameter_server.problem import ExchangeProblem
 from pace.simulation.grouped import cut_evenly
 from pace.simulation.knobs import Bytes, SomeBytes, knobs
@@ -237,7 +238,7 @@ class PlannedExchange:
     def traffic(self, profile: Profile, cluster: Cluster) -> ExchangeTraffic:
         """Plan for the profile and the cluster; parts of 0 bytes mean that their size is searched for."""
         problem = ExchangeProblem.of(profile, cluster)
-        plan, _ = plan_exchange(problem, ExchangeOptions(partition_bytes=self.partition_bytes or None))
+        plan, _ = plan_exchange(problem, Options(partition_bytes=self.partition_bytes or None))
         by_group = np.argsort(plan.groups, kind="stable")
         sent, groups = np.unique(plan.groups[by_group], return_inverse=True)
         sizes = (plan.elements * plan.buffers.element_bytes[plan.groups])[by_group]

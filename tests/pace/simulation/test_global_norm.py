@@ -5,7 +5,7 @@ from hypothesis import given
 
 from pace import Options, Profile, check, optimize
 from pace.documents.half_costs import AffineHalf
-from pace.schedule_choice import best_schedule, lower_bound_s
+from pace.planning import lower_bound_s
 from pace.simulation import POLICIES, make_policy, simulate
 from tests.strategies import affine, layered, profiles, properties
 
@@ -49,7 +49,7 @@ def test_rivals_in_two_halves_by_hand() -> None:
 def test_our_plan_is_simulated_as_it_is_predicted() -> None:
     """With and without a norm."""
     for profile in (TWO, CLIPPED):
-        predicted = best_schedule(profile, Options(target="sharded")).predicted.iteration_s
+        predicted = optimize(profile, Options(exchange="sharded")).predicted.iteration_s
         assert window("sharded", profile) == pytest.approx(predicted)
 
 

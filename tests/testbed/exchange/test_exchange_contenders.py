@@ -14,9 +14,10 @@ from benchmarks.testbed.exchange.layouts import Layout, parse_layout
 from benchmarks.testbed.replay import renamed
 from pace.checker import check
 from pace.documents.cluster import Cluster
+from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
-from pace.parameter_server.optimize import optimize_exchange
+from pace.parameter_server.optimize import optimize_servers
 from pace.runtime.engine.plan import GradientSize, plan_from_schedule
 
 OVER_SERVERS = [contender for contender in CONTENDERS if contender.family != "ring"]
@@ -34,9 +35,9 @@ def test_whole_tensors_go_in_turn_to_servers(layered: Profile, cluster: Cluster)
     profile = renamed(layered)
     traffic = traffic_of(contender, profile, cluster, 1.0, paced=True)
     schedule = schedule_of(contender, profile, cluster, traffic)
-    assert [segment.link for segment in schedule.segments] == [0, 1, 0, 1]
-    assert [segment.size_bytes for segment in schedule.segments] == [48, 16, 20, 400]
-    assert [segment.priority for segment in schedule.segments] == [0, 1, 2, 3]
+    assert [segment.link for segment in schedule.transfers] == [0, 1, 0, 1]
+    assert [segment.size_bytes for segment in schedule.transfers] == [48, 16, 20, 400]
+    assert [segment.priority for segment in schedule.transfers] == [0, 1, 2, 3]
     assert traffic.rules.arrival_pushes
     assert traffic.rules.paced
 
@@ -85,7 +86,7 @@ def test_every_contender_can_be_run_and_is_predicted(
         plan = plan_from_schedule(schedule, sizes, 2, servers=2)
         sent = sorted((segment.size_bytes, segment.link or 0) for segment in plan.segments)
         assert sent == sorted(zip(traffic.sizes.tolist(), traffic.server.tolist(), strict=True))
-        bound = optimize_exchange(profile, cluster).predicted.lower_bound_s
+        bound = optimize_servers(profile, Options(cluster=cluster)).predicted.lower_bound_s
         assert predict_exchange(profile, cluster, traffic) >= bound * (1 - 1e-9)
     if contender.family == "pace":
         assert check(profile, schedule) == []
@@ -106,7 +107,7 @@ def test_our_parts_are_not_below_what_the_cluster_allows(layered: Profile, clust
         coarse = cluster.model_copy(update={"exchange": exchange})
         traffic = traffic_of(contender, profile, coarse, 1.0, paced=True)
         schedule = schedule_of(contender, profile, coarse, traffic)
-        sizes = [segment.size_bytes for segment in schedule.segments]
+        sizes = [segment.size_bytes for segment in schedule.transfers]
         assert sorted(sizes) == sorted(traffic.sizes.tolist())
         whole = [group.size_bytes for group in schedule.groups]
         assert min(sizes) >= min(least, min(whole))

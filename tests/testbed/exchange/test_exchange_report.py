@@ -107,7 +107,7 @@ def test_json_and_page_show_everyone(
     }
     path = tmp_path / "record.json"
     path.write_text(json.dumps(record))
-    assert main(["--exchange", "ps", "--read", str(path)]) == 0
+    assert main(["--exchange", "servers", "--read", str(path)]) == 0
     page = capsys.readouterr().out
     assert (
         "| vgg16 | 2+2 | 1 | yes | PACE-OVERTAKE | 420 | +5.0 % | x 1.43 | x 1.90 | x 1.43 | FIFO |" in page
@@ -122,11 +122,11 @@ def test_json_and_page_show_everyone(
 
 def test_the_command_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Contenders are listed; unknown ones and layouts are refused."""
-    assert main(["--exchange", "ps", "--list"]) == 0
+    assert main(["--exchange", "servers", "--list"]) == 0
     assert "bytescheduler" in capsys.readouterr().out
     for wrong in (["--contenders", "nobody"], ["--layouts", "one"], ["--models", "alexnet"]):
         with pytest.raises(SystemExit):
-            main(["--exchange", "ps", *wrong])
+            main(["--exchange", "servers", *wrong])
 
 
 def test_filters_make_the_grid() -> None:

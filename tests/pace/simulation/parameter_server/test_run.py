@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from pace import Gradient, Op, Profile
 from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.options import Options
 from pace.errors import InvalidOptions
 from pace.models import build
-from pace.parameter_server.optimize import ExchangeOptions, optimize_exchange
+from pace.parameter_server.optimize import optimize_servers
 from pace.simulation.parameter_server import (
     EXCHANGE_POLICIES,
     exchange_knobs,
@@ -67,7 +68,7 @@ def test_no_policy_beats_the_bounds(data: st.DataObject, profile: Profile) -> No
     """Any profile and servers: no simulated window is shorter than the bound against every partition."""
     profile = profile.replace(update=data.draw(st.sampled_from(["per-gradient", "global-norm"])))
     chosen = data.draw(clusters(profile, uneven=False))
-    bound = optimize_exchange(profile, chosen).predicted.lower_bound_s
+    bound = optimize_servers(profile, Options(cluster=chosen)).predicted.lower_bound_s
     name = data.draw(st.sampled_from(EXCHANGE_POLICIES))
     run = simulate_exchange(profile, chosen, make_exchange_policy(name))
     assert run.iteration_s >= bound * (1 - 1e-9)
@@ -85,7 +86,7 @@ def test_a_plan_takes_what_it_predicts(data: st.DataObject, profile: Profile) ->
     if chosen.exchange.colocated:
         return
     size = data.draw(st.sampled_from([4, 16, 1000]))
-    predicted = optimize_exchange(profile, chosen, ExchangeOptions(partition_bytes=size)).predicted
+    predicted = optimize_servers(profile, Options(cluster=chosen, partition_bytes=size)).predicted
     run = simulate_exchange(profile, chosen, make_exchange_policy("ps-pace", partition_bytes=size))
     assert run.iteration_s == pytest.approx(predicted.iteration_s, rel=1e-9)
 
