@@ -24,7 +24,7 @@ from rich.table import Table
 
 from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Schedule, load_schedule
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 from pace.view.perfetto import chrome_trace
 
 HERE = Path(__file__).parent
@@ -233,7 +233,7 @@ def print_times(console: Console, profile: Profile, schedule: Schedule, backend:
         name: json.loads((out / f"{name}.json").read_text())["iteration_s"] for name in ("plain", "pace")
     }
     policy = make_policy("horovod" if backend == "horovod" else "ddp")
-    predicted = {"plain": simulate(profile, policy).iteration_s, "pace": schedule.predicted.iteration_s}
+    predicted = {"plain": run_policy(profile, policy).iteration_s, "pace": schedule.predicted.iteration_s}
     table = Table("", "predicted ms", "measured ms", "error", title="Iteration time")
     for column in table.columns[1:]:
         column.justify = "right"

@@ -6,7 +6,7 @@ in which order to send the pieces::
     profile = pace.load_profile("profile.json")
     schedule = pace.optimize(profile)
     assert pace.check(profile, schedule) == []
-    pace.simulate(profile, pace.make_policy("ddp")).iteration_s
+    pace.simulate(profile, ["ddp", "optimal"])["ddp"].iteration_s
 
 What is exported here is loaded when it is first used. Where the rest is:
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from pace.formats.shaped_steps import read_execution_trace_profile
     from pace.formats.tf_run_metadata import read_tf_run_metadata
     from pace.planning import optimize
-    from pace.simulation import POLICIES, make_policy, simulate
+    from pace.simulation import POLICIES, SimulationOptions, make_policy, simulate
     from pace.throughput import predict, steps_from_profile
     from pace.whatif import Grid, what_if
 
@@ -82,7 +82,7 @@ _HOMES = {
     "pace.formats.pipedream": ("read_pipedream",),
     "pace.formats.shaped_steps": ("read_execution_trace_profile",),
     "pace.formats.tf_run_metadata": ("read_tf_run_metadata",),
-    "pace.simulation": ("POLICIES", "make_policy", "simulate"),
+    "pace.simulation": ("POLICIES", "SimulationOptions", "make_policy", "simulate"),
     "pace.throughput": ("predict", "steps_from_profile"),
     "pace.whatif": ("Grid", "what_if"),
 }
@@ -110,6 +110,7 @@ __all__ = [
     "Schedule",
     "ScheduleMismatch",
     "ServiceUnavailable",
+    "SimulationOptions",
     "SolverFailed",
     "StepsDocument",
     "ThroughputPrediction",

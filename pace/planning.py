@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from pace.allreduce import optimize as allreduce
 from pace.allreduce.optimize import optimize_allreduce
+from pace.documents.base import refuse_other
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.half_costs import SampledHalf
 from pace.documents.options import Options
@@ -41,11 +42,9 @@ def optimize(profile: Profile, options: Options | None = None) -> Schedule:
     SolverFailed
         If the oracle gives no answer.
     """
-    if not isinstance(profile, Profile):
-        raise InvalidProfile(f"profile is of type {type(profile).__name__}: pace.load_profile reads one")
-    if not isinstance(options, Options | None):
-        raise InvalidOptions(f"options are of type {type(options).__name__}: pace.Options is needed")
-    options = options or Options()
+    options = Options() if options is None else options
+    refuse_other(profile, Profile, InvalidProfile)
+    refuse_other(options, Options, InvalidOptions)
     return _PLANNERS[exchange_for(profile, options)](profile, options)
 
 

@@ -36,7 +36,7 @@ from pace.documents.profile_json import compact_profile
 from pace.documents.schedule import parse_schedule
 from pace.errors import InvalidOptions
 from pace.planning import optimize
-from pace.simulation import make_policy, simulate
+from pace.simulation import SimulationOptions, simulate
 from pace.view.chart import plot
 from pace.view.op_times import phases_of
 from pace.view.perfetto import chrome_trace
@@ -258,18 +258,12 @@ def _window_row(window: Window) -> WindowRow:
 def simulation(profile_document: bytes, request: SimulationRequest) -> bytes:
     """Return the JSON of a SimulationResult."""
     profile = parse_profile(zlib.decompress(profile_document))
-    results = []
-    for name in request.policies:
-        run = simulate(
-            profile,
-            make_policy(name),
-            iterations=request.iterations,
-            jitter=request.jitter,
-            seed=request.seed,
-        )
-        times = tuple(float(iteration_s) for iteration_s in run.iterations_s)
-        results.append(PolicyResult(policy=name, iteration_s=run.iteration_s, iterations_s=times))
-    return SimulationResult(profile_id=profile.sha256, results=tuple(results)).model_dump_json().encode()
+    options = SimulationOptions(iterations=request.iterations, jitter=request.jitter, seed=request.seed)
+    results = tuple(
+        PolicyResult(policy=name, iteration_s=each.iteration_s, iterations_s=each.iterations_s)
+        for name, each in simulate(profile, request.policies, options).items()
+    )
+    return SimulationResult(profile_id=profile.sha256, results=results).model_dump_json().encode()
 
 
 def canonical_json(document: BaseModel, *, exclude_none: bool = False) -> str:

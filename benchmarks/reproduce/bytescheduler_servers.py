@@ -20,8 +20,9 @@ from pace.documents.push_pull import PushPull
 from pace.models import build
 from pace.parameter_server.optimize import optimize_servers
 from pace.parameter_server.problem import ExchangeProblem
-from pace.simulation.parameter_server import make_exchange_policy, simulate_exchange
-from pace.simulation.parameter_server.tune import tune_exchange
+from pace.simulation import make_server_policy
+from pace.simulation.parameter_server.run import run_server_policy
+from pace.simulation.parameter_server.tune import tune_on_servers
 from pace.simulation.tune import SEARCHES
 
 COMPUTE_S = {"vgg16": 0.140, "resnet50": 0.095, "transformer": 0.120}
@@ -65,7 +66,7 @@ def servers(gbps: float, *, theta_s: float = THETA_S) -> Cluster:
 
 def window(profile: Profile, cluster: Cluster, policy: str, **knobs: Any) -> float:
     """Return the window of a policy in seconds."""
-    return simulate_exchange(profile, cluster, make_exchange_policy(policy, **knobs)).iteration_s
+    return run_server_policy(profile, cluster, make_server_policy(policy, **knobs)).iteration_s
 
 
 def example() -> list[tuple[str, list[float]]]:
@@ -88,7 +89,7 @@ def example() -> list[tuple[str, list[float]]]:
 
 def tuned(profile: Profile, cluster: Cluster) -> dict[str, int | float]:
     """Return ByteScheduler's knobs after ten trials of Bayesian optimization."""
-    found = tune_exchange(
+    found = tune_on_servers(
         profile, cluster, "ps-bytescheduler", num_trials=10, fixed={"credit_of": "connection"}
     )
     return found.best.knobs
@@ -156,14 +157,14 @@ def search_costs(seeds: int) -> None:
     for model in COMPUTE_S:
         profile, cluster = trained(model), servers(10)
         fixed = {"credit_of": "connection"}
-        fine = tune_exchange(
+        fine = tune_on_servers(
             profile, cluster, "ps-bytescheduler", search="grid", num_trials=400, fixed=fixed
         ).best.iteration_s
         row = []
         for search in SEARCHES:
             counts = []
             for seed in range(seeds if search != "grid" else 1):
-                found = tune_exchange(
+                found = tune_on_servers(
                     profile, cluster, "ps-bytescheduler", search=search, num_trials=40, seed=seed, fixed=fixed
                 )
                 counts.append(found.trials_to(fine) or 41)
@@ -184,10 +185,10 @@ def orders() -> None:
             bound = optimize_servers(profile, Options(cluster=cluster)).predicted.lower_bound_s
             for jitter in (0.05, 0.2):
                 over = [
-                    simulate_exchange(
+                    run_server_policy(
                         profile,
                         cluster,
-                        make_exchange_policy("ps-pace", order=order, partition_bytes=1_000_000),
+                        make_server_policy("ps-pace", order=order, partition_bytes=1_000_000),
                         jitter=jitter,
                         iterations=10,
                         seed=1,

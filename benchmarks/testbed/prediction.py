@@ -10,7 +10,7 @@ from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, Segment
 from pace.planning import optimize
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 from pace.simulation.scheduled import sender_of
 from pace.simulation.traffic import Policy, Sender
 
@@ -70,7 +70,7 @@ def predict(
     bucket_mib: float | None = None,
 ) -> float:
     """Return the predicted iteration in seconds; `bucket_mib` is what DDP's sweep chose."""
-    return simulate(profile, _policy(contender, size_factor, schedule, bucket_mib)).iteration_s
+    return run_policy(profile, _policy(contender, size_factor, schedule, bucket_mib)).iteration_s
 
 
 def _policy(

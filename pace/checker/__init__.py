@@ -26,8 +26,10 @@ from pace.checker.push_pull import (
 from pace.checker.sharded import check_sharded
 from pace.checker.slots import check_slots
 from pace.checker.transfers import check_transfers
+from pace.documents.base import refuse_other
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
+from pace.errors import InvalidProfile, InvalidSchedule
 
 __all__ = ["allreduce_s", "check", "check_transfers"]
 
@@ -38,6 +40,8 @@ def check(profile: Profile, schedule: Schedule) -> list[str]:
     A schedule may be slower than the best: optimality is claimed by its proofs and bounds, and those
     are re-added here.
     """
+    refuse_other(profile, Profile, InvalidProfile)
+    refuse_other(schedule, Schedule, InvalidSchedule)
     match schedule.exchange:
         case "servers":
             return _check_servers(profile, schedule)

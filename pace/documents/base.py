@@ -1,6 +1,7 @@
 """What all documents share: unknown fields are refused, values do not change, faults are named."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -54,6 +55,19 @@ def repeated(names: Iterable[str]) -> str | None:
     return None
 
 
+def refuse_other(value: object, kind: type, error: type[PaceError]) -> None:
+    """Raise an error of ours unless a value is of this kind."""
+    if not isinstance(value, kind):
+        raise error(f"a {kind.__name__} is needed (got {_short(value)})")
+
+
+def read_file(path: str | Path, error: type[PaceError]) -> bytes:
+    """Return a file's bytes; raises OSError, and an error of ours for what is no path."""
+    if not isinstance(path, str | Path):
+        raise error(f"the path of a file is needed (got {_short(path)})")
+    return Path(path).read_bytes()
+
+
 class Faults(Protocol):
     """An error that lists faults: pydantic's, or FastAPI's for a request."""
 
@@ -92,11 +106,8 @@ def _explain_one(document: Any, fault: Any) -> str:
 
 def _short(value: object) -> str:
     # A whole request may be one string: what is shown of it is enough to find it.
-    return (
-        repr(value)
-        if not isinstance(value, str) or len(value) <= MOST_SHOWN
-        else f"{value[:MOST_SHOWN]!r}..."
-    )
+    shown = repr(value)
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}..."
 
 
 def _step(current: Any, part: int | str) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from pace.documents.base import Bytes, Document, Index, explain
+from pace.documents.base import Bytes, Document, Index, explain, read_file
 from pace.documents.cluster import Cluster
 from pace.documents.profile import DType, Name, Seconds
 from pace.documents.proofs import ChainBound, NormBound, Proof, SetBound
@@ -274,6 +274,6 @@ def parse_schedule(document: bytes | str) -> Schedule:
 def load_schedule(path: str | Path) -> Schedule:
     """Read a schedule from a JSON file; raises InvalidSchedule and OSError."""
     try:
-        return parse_schedule(Path(path).read_bytes())
+        return parse_schedule(read_file(path, InvalidSchedule))
     except InvalidSchedule as error:
         raise InvalidSchedule(f"{path}: {error}") from None

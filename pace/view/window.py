@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.simulation import SimulatedWindow, make_policy, simulate
+from pace.simulation import SimulatedWindow, make_policy, run_policy
 from pace.solver.compute_clock import ComputeClock
 from pace.view.op_times import OpTimes, lanes_of, op_times_after
 
@@ -124,7 +124,7 @@ def lay_out(profile: Profile, schedule: Schedule, name: str = "schedule") -> Win
 
 def lay_out_policy(profile: Profile, name: str) -> Window:
     """Simulate one window under a policy and lay it out; raises InvalidOptions if no policy has this name."""
-    window = simulate(profile, make_policy(name)).windows[0]
+    window = run_policy(profile, make_policy(name)).windows[0]
     arrival = {
         gradient.name: float(arrived)
         for gradient, arrived in zip(profile.gradients, window.arrival_s, strict=True)

@@ -17,7 +17,7 @@ from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
 from pace.planning import lower_bound_s
 from pace.sharding.optimize import optimize_sharded
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def _reachable(profile: Profile) -> Reachable:
     pace = optimize_allreduce(profile)
     # Parameter servers exchange no halves.
     halves = None if isinstance(profile.allreduce, PushPull) else optimize_sharded(profile)
-    ddp_s = simulate(profile, make_policy("ddp")).iteration_s
+    ddp_s = run_policy(profile, make_policy("ddp")).iteration_s
     # Caps that a search finds are never worse than the default ones: those are caps too.
     found = best.predicted.iteration_s < ddp_s
     return Reachable(

@@ -36,6 +36,7 @@ def test_exported_names() -> None:
         "Schedule",
         "ScheduleMismatch",
         "ServiceUnavailable",
+        "SimulationOptions",
         "SolverFailed",
         "StepsDocument",
         "ThroughputPrediction",

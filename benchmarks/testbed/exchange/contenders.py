@@ -15,7 +15,8 @@ from pace.documents.profile import Profile
 from pace.documents.schedule import Group, Schedule, Segment, SendDiscipline
 from pace.fusion.problem import FusionProblem
 from pace.parameter_server.optimize import optimize_servers
-from pace.simulation.parameter_server import make_exchange_policy, simulate_exchange
+from pace.simulation import make_server_policy
+from pace.simulation.parameter_server.run import run_server_policy
 from pace.simulation.parameter_server.traffic import ExchangePolicy, ExchangeTraffic, ranks
 
 Family = Literal["policy", "pace", "ring"]
@@ -55,7 +56,7 @@ class ExchangeContender:
         knobs = dict(self.knobs)
         for name in self.scaled:
             knobs[name] = max(round(knobs[name] * size_factor) // 4, 1) * 4
-        return make_exchange_policy(self.policy, **knobs)
+        return make_server_policy(self.policy, **knobs)
 
 
 CONTENDERS = (
@@ -141,7 +142,7 @@ def predict_exchange(
 
     In a round one more follows, whose messages share the links with the last that counts.
     """
-    run = simulate_exchange(profile, cluster, _Fixed(traffic), iterations=windows + 1)
+    run = run_server_policy(profile, cluster, _Fixed(traffic), iterations=windows + 1)
     return float(np.median(run.iterations_s[:windows]))
 
 

@@ -18,7 +18,7 @@ from pace.checker import check
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 from tests.api.web.chromium import Visitor
@@ -48,7 +48,7 @@ def test_from_a_file_to_everything_that_can_be_taken_along(visitor: Visitor) -> 
     profile = Profile.model_validate(layered_profile(12, name=f"layered {LONG_NAME[:120]}"))
     choose(page, "Drop a file here", ("profile.json", profile.model_dump_json().encode()))
     drawn(page)
-    ddp = simulate(profile, make_policy("ddp")).iteration_s
+    ddp = run_policy(profile, make_policy("ddp")).iteration_s
     row = page.get_by_role("region", name="Policies").get_by_role("row", name="PyTorch DDP")
     expect(row).to_contain_text(milliseconds(ddp))
 
@@ -74,9 +74,9 @@ def test_from_a_file_to_everything_that_can_be_taken_along(visitor: Visitor) -> 
 
     page.get_by_label("FIFO").check()
     fifo = page.get_by_role("region", name="Policies").get_by_role("row", name="FIFO")
-    expect(fifo).to_contain_text(milliseconds(simulate(profile, make_policy("fifo")).iteration_s))
+    expect(fifo).to_contain_text(milliseconds(run_policy(profile, make_policy("fifo")).iteration_s))
     page.get_by_role("switch", name="Clipping").check()
-    clipped = simulate(profile.replace(update="global-norm"), make_policy("ddp")).iteration_s
+    clipped = run_policy(profile.replace(update="global-norm"), make_policy("ddp")).iteration_s
     expect(row).to_contain_text(milliseconds(clipped))
     # Another schedule, whose windows are laid out anew.
     expect(page.get_by_text("This schedule is sharded")).to_be_visible()

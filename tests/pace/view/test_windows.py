@@ -11,7 +11,7 @@ from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions
 from pace.parameter_server.optimize import optimize_servers
 from pace.sharding.optimize import optimize_sharded
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 from pace.view.op_times import phases_of
 from pace.view.window import Window, lay_out, lay_out_policy
 from tests.strategies import affine, profiles, properties
@@ -71,7 +71,7 @@ def test_policies_end_when_they_are_simulated_to(profile: Profile) -> None:
     for name in POLICIES:
         window = lay_out_policy(profile, name)
         assert ends(window) == pytest.approx(window.iteration_s, rel=1e-6, abs=1e-12), name
-        assert window.iteration_s == pytest.approx(simulate(profile, make_policy(name)).iteration_s)
+        assert window.iteration_s == pytest.approx(run_policy(profile, make_policy(name)).iteration_s)
         moved = {gradient for each in window.transfers for gradient in window.cargo[each.cargo].gradients}
         assert {gradient.name for gradient in profile.gradients if gradient.size_bytes} <= moved
 
