@@ -1,4 +1,4 @@
-"""What proves a plan in two halves: for its calls, and against every plan whatever it fuses or cuts."""
+"""What proves a sharded plan: for its calls, and against every plan whatever it fuses or cuts."""
 
 from dataclasses import replace
 

@@ -228,7 +228,7 @@ class ZeroRedundancy:
 
 @knobs
 class Sharded:
-    """Our own schedules in two halves: segments in the planned order."""
+    """Our own sharded schedules: segments in the planned order."""
 
     def prepare(self, profile: Profile) -> "PlannedHalves":
         """Optimize for the profile."""

@@ -39,7 +39,7 @@ class PlannedGroup:
     exchange
         How it is summed in a job that has several ways; None where the transport has only one.
     shards
-        The shards whose matrices are its buffer, one behind the other, in a plan in two halves.
+        The shards whose matrices are its buffer, one behind the other, in a sharded plan.
     """
 
     gradients: tuple[str, ...]
@@ -70,7 +70,7 @@ class PlannedShard:
 class PlannedSegment:
     """A byte range of a group's buffer; its place in `Plan.segments` is its turn.
 
-    In a plan in two halves it is a range of columns, with the bytes of all rows.
+    In a sharded plan it is a range of columns, with the bytes of all rows.
 
     Attributes
     ----------
