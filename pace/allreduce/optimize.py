@@ -149,7 +149,7 @@ def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
             oracle=options.oracle,
             fusion=options.fusion,
             slot_s=options.slot_s,
-            method=found.fusion.method,
+            method=found.fusion.method + plan.note,
         ),
         predicted=Prediction(
             iteration_s=iteration,

@@ -75,7 +75,7 @@ def test_on_layered_models_optimal_is_the_best_of_all_partitions(profile: Profil
     """Affine cost: equal to brute force over every way to group, and said to be exact."""
     problem = FusionProblem.of(profile)
     found = fuse(problem, Options())
-    assert found.method.endswith("exact")
+    assert found.method.endswith("exact if preemption were free")
     assert value(problem, found.partitions[0]) == brute_force(problem)
 
 
@@ -177,10 +177,11 @@ def test_exact_is_said_only_where_it_is() -> None:
     def method(profile: Profile, **chosen: object) -> str:
         return fuse(FusionProblem.of(profile), Options.model_validate(chosen)).method
 
-    assert method(line) == "dynamic program over contiguous groups, exact"
-    assert method(line, max_group_bytes=20) == "dynamic program over contiguous groups, exact"
-    assert method(line, max_group_bytes=10) == "dynamic program over contiguous groups, exact among those"
-    assert method(curve) == "dynamic program over contiguous groups, exact among those"
+    exact = "dynamic program over contiguous groups, exact if preemption were free"
+    assert method(line) == exact
+    assert method(line, max_group_bytes=20) == exact
+    assert method(line, max_group_bytes=10) == f"{exact} among those"
+    assert method(curve) == f"{exact} among those"
     assert method(line, slot_s=1.0).endswith("in continuous time")
     assert method(line, fusion="paper").endswith("heuristic")
 
