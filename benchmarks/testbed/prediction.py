@@ -6,6 +6,7 @@ import numpy as np
 
 from benchmarks.testbed.contenders import DDP_FIRST_MIB, DDP_MIB, HOROVOD_THRESHOLD_BYTES, MEBIBYTE, Contender
 from benchmarks.testbed.replicas import fifo_schedule
+from pace.allreduce.optimize import optimize_allreduce
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, Segment
@@ -23,11 +24,11 @@ def schedule_for(contender: Contender, profile: Profile, size_factor: float) -> 
     if contender.sharded:
         return optimize(profile, contender.options)
     if contender.kind in ("pace", "hsdp"):
-        return optimize(profile, contender.options)
+        return optimize_allreduce(profile, contender.options)
     if contender.kind == "hsdp-fifo":
         return fifo_schedule(profile)
     if contender.kind == "bytescheduler":
-        return _evenly_cut(optimize(profile, Options(fusion="none")), size_factor)
+        return _evenly_cut(optimize_allreduce(profile, Options(fusion="none")), size_factor)
     return None
 
 

@@ -39,7 +39,7 @@ def test_bytescheduler_partitions_evenly(layered: Profile) -> None:
     assert sizes[:10] == [(400, 40)] * 10
     assert sorted(sizes[10:12]) == [(16, 16), (20, 20)]
     assert sizes[12:] == [(48, 40), (48, 8)]
-    assert schedule.execution.max_in_flight == 160
+    assert schedule.execution.max_in_flight * schedule.execution.max_segment_bytes == 160
 
 
 @pytest.mark.parametrize("update", ["per-gradient", "global-norm"])

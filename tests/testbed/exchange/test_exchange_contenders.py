@@ -35,9 +35,9 @@ def test_whole_tensors_go_in_turn_to_servers(layered: Profile, cluster: Cluster)
     profile = renamed(layered)
     traffic = traffic_of(contender, profile, cluster, 1.0, paced=True)
     schedule = schedule_of(contender, profile, cluster, traffic)
-    assert [segment.link for segment in schedule.transfers] == [0, 1, 0, 1]
-    assert [segment.size_bytes for segment in schedule.transfers] == [48, 16, 20, 400]
-    assert [segment.priority for segment in schedule.transfers] == [0, 1, 2, 3]
+    assert [segment.link // 2 for segment in schedule.of_op("push")] == [0, 1, 0, 1]
+    assert [segment.size_bytes for segment in schedule.of_op("push")] == [48, 16, 20, 400]
+    assert [segment.priority for segment in schedule.of_op("push")] == [0, 1, 2, 3]
     assert traffic.rules.arrival_pushes
     assert traffic.rules.paced
 
@@ -107,7 +107,7 @@ def test_our_parts_are_not_below_what_the_cluster_allows(layered: Profile, clust
         coarse = cluster.model_copy(update={"exchange": exchange})
         traffic = traffic_of(contender, profile, coarse, 1.0, paced=True)
         schedule = schedule_of(contender, profile, coarse, traffic)
-        sizes = [segment.size_bytes for segment in schedule.transfers]
+        sizes = [segment.size_bytes for segment in schedule.of_op("push")]
         assert sorted(sizes) == sorted(traffic.sizes.tolist())
         whole = [group.size_bytes for group in schedule.groups]
         assert min(sizes) >= min(least, min(whole))
