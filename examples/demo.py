@@ -24,8 +24,8 @@ from rich.table import Table
 
 from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Schedule, load_schedule
-from pace.simulation import make_policy, simulate
-from pace.view.timeline import chrome_trace
+from pace.simulation import make_policy, run_policy
+from pace.view.perfetto import chrome_trace
 
 HERE = Path(__file__).parent
 JOB = "demo"
@@ -213,7 +213,7 @@ def print_groups(console: Console, schedule: Schedule) -> None:
     for column in table.columns[:6]:
         column.justify = "right"
     needed_s = schedule.predicted.iteration_s
-    for segment in schedule.segments:
+    for segment in schedule.transfers:
         group = schedule.groups[segment.group]
         table.add_row(
             str(segment.priority),
@@ -222,7 +222,7 @@ def print_groups(console: Console, schedule: Schedule) -> None:
             f"{group.ready_s * 1e3:.1f}",
             f"{segment.start_s * 1e3:.1f}",
             f"{(needed_s - group.tail_s) * 1e3:.1f}",
-            ", ".join(group.gradients),
+            ", ".join(group.tensors),
         )
     console.print(table)
 
@@ -233,7 +233,7 @@ def print_times(console: Console, profile: Profile, schedule: Schedule, backend:
         name: json.loads((out / f"{name}.json").read_text())["iteration_s"] for name in ("plain", "pace")
     }
     policy = make_policy("horovod" if backend == "horovod" else "ddp")
-    predicted = {"plain": simulate(profile, policy).iteration_s, "pace": schedule.predicted.iteration_s}
+    predicted = {"plain": run_policy(profile, policy).iteration_s, "pace": schedule.predicted.iteration_s}
     table = Table("", "predicted ms", "measured ms", "error", title="Iteration time")
     for column in table.columns[1:]:
         column.justify = "right"

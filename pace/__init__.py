@@ -6,15 +6,14 @@ in which order to send the pieces::
     profile = pace.load_profile("profile.json")
     schedule = pace.optimize(profile)
     assert pace.check(profile, schedule) == []
-    pace.simulate(profile, pace.make_policy("ddp")).iteration_s
+    pace.simulate(profile, ["ddp", "optimal"])["ddp"].iteration_s
 
 What is exported here is loaded when it is first used. Where the rest is:
 
 - ``pace.runtime.torch``, ``pace.runtime.horovod``: optimizers that train by a schedule.
 - ``pace.documents``: profiles, schedules, options, costs of all-reduces.
-- ``pace.sharding``: schedules in two halves, for clipping by the global norm and for sharded optimizer state;
-  ``best_schedule`` chooses between these and all-reduces.
-- ``pace.allreduce``: fusion, bounds, segments; what to pass to DDP and to Horovod (``frameworks``).
+- ``pace.planning``: which exchange fits a profile. ``pace.allreduce``, ``pace.sharding`` and
+  ``pace.parameter_server`` plan one each; ``pace.allreduce.frameworks``: what to pass to DDP and to Horovod.
 - ``pace.simulation``, ``pace.whatif``: policies of the field; other networks and scales.
 - ``pace.throughput``: how many workers are worth having, for training with parameter servers.
 - ``pace.models``, ``pace.formats``: profiles computed from layer shapes; profiles and costs from other tools.
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from pace.errors import (
     CommunicationFailed,
     FormatError,
+    InvalidCluster,
     InvalidOptions,
     InvalidProfile,
     InvalidSchedule,
@@ -43,8 +43,8 @@ from pace.errors import (
 from pace.version import __version__
 
 if TYPE_CHECKING:
-    from pace.allreduce.optimize import optimize
     from pace.checker import check
+    from pace.documents.cluster import Cluster, load_cluster
     from pace.documents.options import Options
     from pace.documents.profile import Gradient, Op, Profile, load_profile, parse_profile
     from pace.documents.schedule import Schedule, load_schedule, parse_schedule
@@ -59,16 +59,16 @@ if TYPE_CHECKING:
     from pace.formats.pipedream import read_pipedream
     from pace.formats.shaped_steps import read_execution_trace_profile
     from pace.formats.tf_run_metadata import read_tf_run_metadata
-    from pace.schedule_choice import best_schedule
-    from pace.simulation import POLICIES, make_policy, simulate
+    from pace.planning import optimize
+    from pace.simulation import POLICIES, SimulationOptions, make_policy, simulate
     from pace.throughput import predict, steps_from_profile
     from pace.whatif import Grid, what_if
 
 _HOMES = {
-    "pace.allreduce.optimize": ("optimize",),
-    "pace.schedule_choice": ("best_schedule",),
+    "pace.planning": ("optimize",),
     "pace.checker": ("check",),
     "pace.documents.throughput.fleet": ("Fleet",),
+    "pace.documents.cluster": ("Cluster", "load_cluster"),
     "pace.documents.options": ("Options",),
     "pace.documents.throughput.prediction": ("ThroughputPrediction", "PredictionOptions"),
     "pace.documents.profile": ("Gradient", "Op", "Profile", "load_profile", "parse_profile"),
@@ -82,7 +82,7 @@ _HOMES = {
     "pace.formats.pipedream": ("read_pipedream",),
     "pace.formats.shaped_steps": ("read_execution_trace_profile",),
     "pace.formats.tf_run_metadata": ("read_tf_run_metadata",),
-    "pace.simulation": ("POLICIES", "make_policy", "simulate"),
+    "pace.simulation": ("POLICIES", "SimulationOptions", "make_policy", "simulate"),
     "pace.throughput": ("predict", "steps_from_profile"),
     "pace.whatif": ("Grid", "what_if"),
 }
@@ -90,11 +90,13 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "POLICIES",
+    "Cluster",
     "CommunicationFailed",
     "Fleet",
     "FormatError",
     "Gradient",
     "Grid",
+    "InvalidCluster",
     "InvalidOptions",
     "InvalidProfile",
     "InvalidSchedule",
@@ -108,13 +110,14 @@ __all__ = [
     "Schedule",
     "ScheduleMismatch",
     "ServiceUnavailable",
+    "SimulationOptions",
     "SolverFailed",
     "StepsDocument",
     "ThroughputPrediction",
     "__version__",
-    "best_schedule",
     "check",
     "fit_cost",
+    "load_cluster",
     "load_profile",
     "load_schedule",
     "load_steps",

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from pace.documents.schedule import Schedule
-from pace.documents.sharded_schedule import ShardedSchedule
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.control.options import (
     Mode,
@@ -115,7 +114,7 @@ class DistributedOptimizer(WrappedOptimizer):
         process_set: Any = hvd.global_process_set,
         *,
         model: nn.Module,
-        schedule: Schedule | ShardedSchedule | str | Path | None = None,
+        schedule: Schedule | str | Path | None = None,
         service: str | None = None,
         job: str | None = None,
         api_key: str | None = None,

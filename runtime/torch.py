@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pace.documents.any_schedule import AnySchedule
+from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions
 from pace.runtime.control.options import (
     Mode,
@@ -57,7 +57,7 @@ class WrapperArguments:
         See ``WrapperOptions``; for models that DistributedDataParallel carries.
     """
 
-    schedule: AnySchedule | str | Path | None = None
+    schedule: Schedule | str | Path | None = None
     service: str | None = None
     job: str | None = None
     api_key: str | None = None
@@ -291,7 +291,7 @@ class DistributedOptimizer(WrappedOptimizer):
         optimizer: torch.optim.Optimizer,
         model: nn.Module,
         *,
-        schedule: AnySchedule | str | Path | None = None,
+        schedule: Schedule | str | Path | None = None,
         service: str | None = None,
         job: str | None = None,
         api_key: str | None = None,

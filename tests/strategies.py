@@ -266,7 +266,7 @@ def profiles(
 
 def options() -> st.SearchStrategy[Options]:
     """Draw options that fit one another; slots are long enough for the linear program to stay small."""
-    fused = st.sampled_from(["optimal", "pace", "none"])
+    fused = st.sampled_from(["optimal", "paper", "none"])
     cap = st.sampled_from([None, None, 1, 16, 64])
     calls = st.just(200)
     continuous = st.builds(
@@ -288,7 +288,7 @@ def options() -> st.SearchStrategy[Options]:
     barrier = st.builds(
         Options,
         fusion=st.sampled_from(["optimal", "none"]),
-        target=st.sampled_from(["ddp", "horovod"]),
+        framework=st.sampled_from(["ddp", "horovod"]),
         max_group_bytes=cap,
     )
     return st.one_of(continuous, slotted, barrier)

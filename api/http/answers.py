@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from pace.api.earlier_forms import current_schedule
 from pace.api.http.headers import header
 from pace.api.storage.questions import StoredAnswer
 from pace.api.storage.store import StoredProfile, StoredSchedule
@@ -105,7 +106,7 @@ class StreamedAnswer:
 
 
 def schedule_answer(stored: StoredSchedule) -> PreparedAnswer:
-    """Return a ScheduleResource."""
+    """Return a ScheduleResource, whichever release stored the schedule."""
     head: dict[str, Any] = {
         "id": stored.id,
         "job": stored.job,
@@ -113,7 +114,7 @@ def schedule_answer(stored: StoredSchedule) -> PreparedAnswer:
         "profile_sha256": stored.profile_sha256,
         "created_at": stored.created_at.isoformat(),
     }
-    return PreparedAnswer.of(_splice(head, "schedule", stored.document))
+    return PreparedAnswer.of(_splice(head, "schedule", current_schedule(stored.document)))
 
 
 def profile_answer(stored: StoredProfile) -> "PreparedAnswer | StreamedAnswer":

@@ -3,27 +3,25 @@ import { html, useMemo, useState } from "./elements.js";
 import { bytes, count, milliseconds } from "./numbers.js";
 import { Table } from "./parts.js";
 
-// Groups of every kind of schedule as rows.
+// Groups as rows; those of a sharded schedule are called by their op.
+export const groupName = ({ op }, number) => (op ? `${op} ${number}` : number);
+
 function groupRows(schedule) {
-  if (schedule.schema_version === 3) {
-    const critical = { "reduce-scatter": new Set(schedule.certificate.reduce_scatters), "all-gather": new Set(schedule.certificate.all_gathers) };
-    return [["reduce-scatter", schedule.reduce_scatters], ["all-gather", schedule.all_gathers]].flatMap(([half, calls]) => calls.map((call, number) => ({
-      name: `${half} ${number}`, gradients: call.shards.flatMap((shard) => schedule.shards[shard].gradients), size: call.size_bytes,
-      ready: half === "reduce-scatter" ? call.time_s : null, tail: half === "all-gather" ? call.time_s : null, duration: call.duration_s,
-      segments: schedule.segments.filter((segment) => segment.half === half && segment.call === number).length, critical: critical[half].has(number),
-    })));
-  }
-  const critical = new Set(schedule.certificate?.groups || []);
-  // The proof for parameter servers names no groups: it is about gradients that are ready late and needed early.
-  const bound = schedule.schema_version === 2 ? schedule.bound : null;
+  const critical = new Set(schedule.proofs.flatMap(({ set }) => set));
+  const bound = schedule.bound; // of parameter servers: gradients that are ready late and needed early
+  const inSet = (group, number) => (schedule.exchange === "servers"
+    ? group.ready_s >= bound.min_ready_s && group.tail_s >= bound.min_tail_s : critical.has(number));
   const segments = new Array(schedule.groups.length).fill(0);
-  for (const { group } of schedule.segments) segments[group] += 1;
+  for (const { group } of sent(schedule)) segments[group] += 1;
   return schedule.groups.map((group, number) => ({
-    name: number, gradients: group.gradients, size: group.size_bytes, ready: group.ready_s, tail: group.tail_s,
-    duration: group.allreduce_s ?? null, segments: segments[number],
-    critical: bound ? group.ready_s >= bound.min_ready_s && group.tail_s >= bound.min_tail_s : critical.has(number),
+    name: groupName(group, number), gradients: group.tensors, size: group.size_bytes,
+    ready: group.op === "all-gather" ? null : group.ready_s, tail: group.op === "reduce-scatter" ? null : group.tail_s,
+    duration: group.transfer_s ?? null, segments: segments[number], critical: inSet(group, number),
   }));
 }
+
+// Segments by their first transfer: a push stands for its pull too, which is the transfer behind it.
+const sent = (schedule) => schedule.transfers.filter(({ op }) => op !== "pull");
 
 const GROUP_COLUMNS = [
   { name: "group", title: "Group", value: ({ name }) => name, numeric: true },
@@ -47,9 +45,10 @@ const SEGMENT_COLUMNS = [
 ];
 
 export function segmentRows(schedule) {
-  return schedule.segments.map((segment, number) => ({
-    number, group: segment.group ?? `${segment.half} ${segment.call}`, priority: segment.priority, start: segment.start_s ?? segment.push_start_s,
-    end: segment.end_s ?? segment.pull_end_s, size: segment.size_bytes ?? null,
+  const pulls = schedule.transfers.filter(({ op }) => op === "pull");
+  return sent(schedule).map((segment, number) => ({
+    number, group: groupName(schedule.groups[segment.group], segment.group), priority: segment.priority, start: segment.start_s,
+    end: (pulls[number] || segment).end_s, size: segment.size_bytes,
   }));
 }
 

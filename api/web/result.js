@@ -33,14 +33,14 @@ function Chosen({ values }) {
     }
     checkId("profile", values.profile);
     const profileId = values.clip === undefined ? values.profile : await profileWith(values.profile, clipped ? "global-norm" : "per-gradient", signal);
-    const resource = await postTask("v1/schedules", { profile_id: profileId, options: { target: values.target || "pace" } }, { signal, progress });
+    const resource = await postTask("v1/schedules", { profile_id: profileId, options: values.exchange ? { exchange: values.exchange } : {} }, { signal, progress });
     return { resource, profileId };
-  }, [values.profile, values.schedule, values.clip, values.target]);
+  }, [values.profile, values.schedule, values.clip, values.exchange]);
   const windows = useLoaded(async (signal) => {
     if (!solved.value) return null;
     const { resource, profileId } = solved.value;
     // Policies of all-reduces say nothing about a job that pushes and pulls.
-    const asked = resource.schedule.schema_version === 2 ? [] : [...new Set(["ddp", ...policies])];
+    const asked = resource.schedule.exchange === "servers" ? [] : [...new Set(["ddp", ...policies])];
     return postJson("v1/simulations/windows", { profile_id: profileId, schedule_id: resource.id, policies: asked }, { signal });
   }, [solved.value?.resource.id, policies.join(",")]);
   const warnings = useMemo(() => JSON.parse(sessionStorage.getItem(`pace.warnings.${values.profile}`) || "[]"), [values.profile]);
@@ -64,14 +64,14 @@ function Headline({ resource, result, clipped, values }) {
   const { predicted } = resource.schedule;
   const ddp = result?.rows.find(({ name }) => name === "ddp");
   const update = result?.update;
-  const pushed = resource.schedule.schema_version === 2;
+  const pushed = resource.schedule.exchange === "servers";
   const isClipped = values.clip === undefined ? update === "global-norm" : clipped;
   return html`<section class="card headline" aria-label="Result">
     <div class="row between">
       <h2 class="name">${result?.name || "…"}${result && html` <span class="faint">${count(result.workers)} workers</span>`}</h2>
       ${!values.schedule && html`<div class="row">${!pushed && html`<label class="switch" for="exchange">Exchange</label>
-        <select id="exchange" class="short" value=${values.target || "pace"} onChange=${(event) => adjust({ target: event.target.value === "pace" ? "" : event.target.value, from: "", to: "" })}>
-          <option value="pace">as updates allow</option><option value="allreduce">whole all-reduces</option><option value="sharded">two halves</option></select>`}
+        <select id="exchange" class="short" value=${values.exchange || ""} onChange=${(event) => adjust({ exchange: event.target.value, from: "", to: "" })}>
+          <option value="">as updates allow</option><option value="allreduce">whole all-reduces</option><option value="sharded">sharded</option></select>`}
         <label class="switch"><input type="checkbox" role="switch" checked=${isClipped} onChange=${(event) => adjust({ clip: event.target.checked ? "1" : "0", from: "", to: "" })} />
         Clipping by the global norm</label></div>`}
     </div>

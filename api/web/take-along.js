@@ -16,12 +16,12 @@ const WAYS = {
   "ddp-buckets": "PyTorch DDP alone, with the best buckets",
   "horovod-groups": "Horovod alone, with the best groups",
 };
-const TARGETS = { "ddp-buckets": "ddp", "horovod-groups": "horovod" };
+const FRAMEWORKS = { "ddp-buckets": "ddp", "horovod-groups": "horovod" };
 
 function waysOf(schedule) {
-  if (schedule.schema_version === 2) return ["torch"];
-  // Its options took two halves for the best; whole all-reduces are what the others send.
-  return schedule.schema_version === 3 ? ["torch", "horovod", "ddp-buckets", "horovod-groups"] : Object.keys(WAYS);
+  if (schedule.exchange === "servers") return ["torch"];
+  // The others send whole all-reduces.
+  return schedule.exchange === "sharded" ? ["torch", "horovod", "ddp-buckets", "horovod-groups"] : Object.keys(WAYS);
 }
 
 function paceCode(way, schedule, job) {
@@ -29,7 +29,7 @@ function paceCode(way, schedule, job) {
   if (way === "ddp") {
     return `from pace.runtime.ddp import attach\n\nmodel = DistributedDataParallel(model)\nhandle = attach(model, optimizer, ${asks})`;
   }
-  const more = schedule.schema_version === 3 ? 'sharding="on", ' : schedule.schema_version === 2 ? 'backend="ps", ' : "";
+  const more = schedule.exchange === "sharded" ? 'sharding="on", ' : schedule.exchange === "servers" ? 'backend="ps", ' : "";
   return `from pace.runtime.${way} import DistributedOptimizer\n\noptimizer = DistributedOptimizer(optimizer, model, ${more}${asks})`;
 }
 
@@ -38,14 +38,14 @@ const bucketCaps = (schedule) => schedule.groups.filter(({ size_bytes: size }) =
 
 const FRAMEWORK_CODE = {
   "ddp-buckets": (schedule) => `from torch.nn.parallel import DistributedDataParallel\n\nmodel = DistributedDataParallel(model, bucket_cap_mb_list=[${bucketCaps(schedule).join(", ")}])`,
-  "horovod-groups": (schedule) => `import horovod.torch as hvd  # with HOROVOD_DISABLE_GROUP_FUSION=1\n\nnames = ${JSON.stringify(schedule.groups.map(({ gradients }) => gradients))}
+  "horovod-groups": (schedule) => `import horovod.torch as hvd  # with HOROVOD_DISABLE_GROUP_FUSION=1\n\nnames = ${JSON.stringify(schedule.groups.map(({ tensors }) => tensors))}
 parameters = dict(model.named_parameters())
 groups = [[parameters[name] for name in group] for group in names]
 optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), groups=groups)`,
 };
 const FRAMEWORK_FILES = {
   "ddp-buckets": ["Buckets (JSON)", "buckets", (schedule) => ({ bucket_cap_mb_list: bucketCaps(schedule) })],
-  "horovod-groups": ["Groups (JSON)", "groups", (schedule) => ({ groups: schedule.groups.map(({ gradients }) => gradients) })],
+  "horovod-groups": ["Groups (JSON)", "groups", (schedule) => ({ groups: schedule.groups.map(({ tensors }) => tensors) })],
 };
 
 export function TakeAlong({ resource, profileId, ddp, name }) {
@@ -62,14 +62,13 @@ export function TakeAlong({ resource, profileId, ddp, name }) {
   const trace = async () => (await ask(`v1/schedules/${resource.id}/timeline`)).blob();
   const table = () => csv(["segment", "group", "priority", "start_s", "end_s", "size_bytes"],
     segmentRows(schedule).map(({ number, group, priority, start, end, size }) => [number, group, priority, start, end, size]));
-  const traced = schedule.schema_version !== 3;
   return html`<section class="card" aria-labelledby="take-title">
     <h2 id="take-title">Take it along</h2>
     <div class="row">
       <button type="button" onClick=${attempt(() => save(`${name}.schedule.json`, JSON.stringify(schedule, null, 2)))}>Schedule (JSON)</button>
       <button type="button" onClick=${attempt(() => save(`${name}.csv`, table(), "text/csv"))}>Segments (CSV)</button>
-      ${traced && html`<button type="button" onClick=${attempt(async () => save(`${name}.trace.json`, await trace()))}>Chrome trace</button>
-      <button type="button" onClick=${attempt(() => openInPerfetto(trace, name))}>Open in Perfetto ↗</button>`}
+      <button type="button" onClick=${attempt(async () => save(`${name}.trace.json`, await trace()))}>Chrome trace</button>
+      <button type="button" onClick=${attempt(() => openInPerfetto(trace, name))}>Open in Perfetto ↗</button>
     </div>
     <${ProblemNote} error=${error} />
     <${Code} resource=${resource} profileId=${profileId} ddp=${ddp} name=${name} />
@@ -79,23 +78,23 @@ export function TakeAlong({ resource, profileId, ddp, name }) {
 function Code({ resource, profileId, ddp, name }) {
   const [way, setWay] = useState("torch");
   const { schedule, job } = resource;
-  const target = TARGETS[way];
-  const framework = useLoaded(async (signal, progress) => (
-    target ? (await postTask("v1/schedules", { profile_id: profileId, options: { target } }, { signal, progress })).schedule : null), [profileId, target]);
-  const settled = target && framework.value?.target === target ? framework.value : null;
-  const text = target ? settled && FRAMEWORK_CODE[way](settled) : paceCode(way, schedule, job);
+  const framework = FRAMEWORKS[way];
+  const loaded = useLoaded(async (signal, progress) => (
+    framework ? (await postTask("v1/schedules", { profile_id: profileId, options: { framework } }, { signal, progress })).schedule : null), [profileId, framework]);
+  const settled = framework && loaded.value?.framework === framework ? loaded.value : null;
+  const text = framework ? settled && FRAMEWORK_CODE[way](settled) : paceCode(way, schedule, job);
   const [label, part, content] = FRAMEWORK_FILES[way] || [];
   return html`<${Field} id="way" label="In the training job"><select id="way" value=${way} onChange=${(event) => setWay(event.target.value)}>
       ${waysOf(schedule).map((each) => html`<option value=${each}>${WAYS[each]}</option>`)}</select><//>
-    <${ProblemNote} error=${framework.error} retry=${framework.again} />
-    ${target && framework.busy && html`<${Progress} task=${framework.task || { state: "running" }} what="Solving" />`}
+    <${ProblemNote} error=${loaded.error} retry=${loaded.again} />
+    ${framework && loaded.busy && html`<${Progress} task=${loaded.task || { state: "running" }} what="Solving" />`}
     ${settled && html`<${Gain} predicted=${settled.predicted} ours=${schedule.predicted} ddp=${ddp} />`}
     ${text && html`<${Copyable} key=${way} text=${text} label="Code for the training job" />`}
     ${settled && html`<div class="row"><button type="button" onClick=${() => save(`${name}.${part}.json`, JSON.stringify(content(settled), null, 2))}>${label}</button></div>`}
-    ${!target && schedule.schema_version === 3 && html`<p>This schedule is in two halves, with the optimizer's state sharded between them. To clip by the global norm, pass${" "}
+    ${!framework && schedule.exchange === "sharded" && html`<p>This schedule is sharded, with the optimizer's state sharded between them. To clip by the global norm, pass${" "}
       <code>max_grad_norm</code> or call <code>optimizer.clip_grad_norm_</code>.</p>`}
     ${way === "ddp-buckets" && html`<p class="faint">For a PyTorch whose DistributedDataParallel takes <code>bucket_cap_mb_list</code>. Sizes for Megatron-Core, DeepSpeed and XLA:${" "}
-      <code>pace optimize --target ddp</code>.</p>`}`;
+      <code>pace optimize --for ddp</code>.</p>`}`;
 }
 
 function Gain({ predicted, ours, ddp }) {

@@ -85,39 +85,36 @@ function linkLanes(row, kinds) {
 
 // The numbers that add up to the bound, one behind the other.
 export function certificateParts(schedule) {
-  const proof = schedule.certificate;
-  const stretch = { name: "stretch", kind: "ready", value: proof?.stretch_s ?? 0, means: "by this the other transfers slow compute down" };
-  if (schedule.schema_version === 1) {
+  if (schedule.exchange === "servers") {
+    // Every fusion, partition and order, on the link that binds.
+    const { link, min_ready_s: ready, total_bytes: size, seconds_per_byte: rate, latency_s: lost, min_tail_s: tail } = schedule.bound;
     return [
-      { name: "ready", kind: "ready", value: proof.min_ready_s, means: "no gradient of the set is ready earlier" },
-      { name: "all-reduce", kind: "carried", value: proof.total_allreduce_s, means: "the network needs this for the set" },
-      { name: "tail", kind: "tail", value: proof.min_tail_s, means: "compute that follows the last of them at least" },
-      stretch,
-    ].filter(({ name, value }) => name !== "stretch" || value > 0);
+      { name: "ready", kind: "ready", value: ready, means: "no gradient of the set is ready earlier" },
+      { name: link === "up" ? "push" : "pull", kind: "carried", value: size * rate + lost, means: `a worker's link needs this for the set` },
+      { name: "tail", kind: "tail", value: (schedule.bound.round_trip_s ?? 0) + tail, means: "the round trip of the last of them, and the compute that follows" },
+    ];
   }
-  if (schedule.schema_version === 3) {
-    return [
-      { name: "ready", kind: "ready", value: proof.min_ready_s, means: "no gradient of the set is ready earlier" },
-      { name: "reduce-scatter", kind: "carried", value: proof.total_reduce_scatter_s, means: "the first half on the network" },
-      { name: "norm", kind: "ready", value: proof.norm_s, means: "the norm of all gradients" },
-      { name: "all-gather", kind: "carried", value: proof.total_all_gather_s, means: "the second half on the network" },
-      { name: "tail", kind: "tail", value: proof.min_tail_s, means: "compute that follows at least" },
-      stretch,
-    ].filter(({ name, value }) => !["norm", "stretch"].includes(name) || value > 0);
-  }
-  // Parameter servers: every fusion, partition and order, on the link that binds.
-  const { min_ready_s: ready, total_bytes: size, seconds_per_byte: rate, lost_s: lost, latency_s: latency, min_tail_s: tail } = schedule.bound;
-  return [
-    { name: "ready", kind: "ready", value: ready, means: "no gradient of the set is ready earlier" },
-    { name: schedule.bound.link === "up" ? "push" : "pull", kind: "carried", value: size * rate + lost, means: `a worker's link needs this for the set` },
-    { name: "tail", kind: "tail", value: latency + tail, means: "the round trip of the last of them, and the compute that follows" },
+  const [proof] = schedule.proofs;
+  const carried = (op) => proof.set.map((number) => schedule.groups[number]).filter((group) => (group.op ?? null) === op)
+    .reduce((sum, group) => sum + group.transfer_s, 0);
+  const halves = [
+    { name: "reduce-scatter", kind: "carried", value: carried("reduce-scatter"), means: "the first half on the network" },
+    { name: "norm", kind: "ready", value: proof.norm_s ?? 0, means: "the norm of all gradients" },
+    { name: "all-gather", kind: "carried", value: carried("all-gather"), means: "the second half on the network" },
   ];
+  return [
+    { name: "ready", kind: "ready", value: proof.min_ready_s, means: "no gradient of the set is ready earlier" },
+    ...(schedule.exchange === "sharded" ? halves
+      : [{ name: "all-reduce", kind: "carried", value: proof.total_s, means: "the network needs this for the set" }]),
+    { name: "tail", kind: "tail", value: proof.min_tail_s, means: "compute that follows the last of them at least" },
+    { name: "stretch", kind: "ready", value: proof.stretch_s ?? 0, means: "by this the other transfers slow compute down" },
+  ].filter(({ name, value }) => !["norm", "stretch"].includes(name) || value > 0);
 }
 
 // What the parts of the certificate add up to, and what that proves.
 export function certified(schedule) {
-  if (schedule.schema_version === 2) return { sum: schedule.bound.bound_s, proves: "No groups, parts and order of them end earlier." };
-  return { sum: schedule.certificate.bound_s, proves: "No preemptive order of these groups ends earlier." };
+  if (schedule.exchange === "servers") return { sum: schedule.bound.bound_s, proves: "No groups, parts and order of them end earlier." };
+  return { sum: schedule.proofs[0].bound_s, proves: "No preemptive order of these groups ends earlier." };
 }
 
 // Below this share of compute, it is not the network that limits a job.

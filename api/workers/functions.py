@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from pace.api.earlier_forms import current_schedule, read_options, stored_options
 from pace.api.errors import ContentTooLarge, InvalidRequest, NotInstalled
 from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
 from pace.api.workers.ambiguous_documents import refuse_lookalikes, refuse_repeated_keys
@@ -29,25 +30,18 @@ from pace.client.documents import (
 from pace.client.page_documents import WindowGroup, WindowRequest, WindowResult, WindowRow
 from pace.client.what_if_documents import WhatIfQuestion, WhatIfRequest
 from pace.collector import paused_collector
-from pace.documents.any_schedule import parse_any_schedule
 from pace.documents.base import explain
-from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.profile import Profile, parse_profile
 from pace.documents.profile_json import compact_profile
-from pace.documents.push_pull import PushPull
-from pace.documents.push_pull_schedule import PushPullSchedule
-from pace.documents.schedule import Schedule
-from pace.documents.sharded_schedule import ShardedSchedule
-from pace.errors import InvalidOptions, InvalidSchedule
-from pace.parameter_server.optimize import ExchangeOptions, optimize_exchange
-from pace.schedule_choice import best_schedule
-from pace.simulation import make_policy, simulate
-from pace.view.exchange_chart import plot_exchange
-from pace.view.exchange_timeline import exchange_trace
-from pace.view.schedule_chart import plot
-from pace.view.timeline import chrome_trace
-from pace.view.windows import LaidOutWindow, lay_out_policy, lay_out_schedule, phases_of
+from pace.documents.schedule import parse_schedule
+from pace.errors import InvalidOptions
+from pace.planning import optimize
+from pace.simulation import SimulationOptions, simulate
+from pace.view.chart import plot
+from pace.view.op_times import phases_of
+from pace.view.perfetto import chrome_trace
+from pace.view.window import Window, lay_out, lay_out_policy
 from pace.whatif import what_if
 from pace.whatif.target import BRACKETS, answer_all
 
@@ -83,7 +77,7 @@ def read_request(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedRequ
         raise InvalidRequest(explain(error)) from None
     refuse_repeated_keys(body)
     profile = None if request.profile is None else receive(request.profile, limits)
-    options = canonical_json(request.options)
+    options = stored_options(request.options)
     profile_sha256 = request.profile_id if profile is None else profile.sha256
     assert profile_sha256 is not None
     return ReceivedRequest(job=request.job, profile_sha256=profile_sha256, profile=profile, options=options)
@@ -144,14 +138,9 @@ def read_file(
 
 
 def solve(profile_document: bytes, options: str) -> bytes:
-    """Return the schedule document for a stored profile: one of push and pull, if such links are its cost."""
+    """Return the schedule document for a stored profile."""
     profile = parse_profile(zlib.decompress(profile_document))
-    wanted = Options.model_validate_json(options)
-    if not isinstance(profile.allreduce, PushPull) or wanted.target != "pace":
-        return best_schedule(profile, wanted).to_json()
-    cluster = Cluster(name=profile.name, exchange=profile.allreduce)
-    chosen = ExchangeOptions(fusion=wanted.fusion, max_group_bytes=wanted.max_group_bytes)
-    return optimize_exchange(profile, cluster, chosen).to_json()
+    return optimize(profile, read_options(options)).to_json()
 
 
 class DoneCount:
@@ -197,11 +186,7 @@ def what_if_csv(document: bytes) -> bytes:
 def timeline(profile_document: bytes, schedule_document: bytes) -> bytes:
     """Return the predicted window as a Chrome trace."""
     profile = parse_profile(zlib.decompress(profile_document))
-    schedule = _drawn(schedule_document)
-    if isinstance(schedule, PushPullSchedule):
-        trace = exchange_trace(profile, schedule)
-    else:
-        trace = chrome_trace(profile, schedule)
+    trace = chrome_trace(profile, parse_schedule(current_schedule(schedule_document)))
     return json.dumps(trace, separators=(",", ":")).encode()
 
 
@@ -213,21 +198,11 @@ def chart(profile_document: bytes, schedule_document: bytes) -> bytes:
         detail = "charts need matplotlib, which is not installed with this service (pace[plot])"
         raise NotInstalled(detail) from None
     profile = parse_profile(zlib.decompress(profile_document))
-    schedule = _drawn(schedule_document)
+    schedule = parse_schedule(current_schedule(schedule_document))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chart.svg"
-        if isinstance(schedule, PushPullSchedule):
-            plot_exchange(profile, schedule, path)
-        else:
-            plot(profile, schedule, path)
+        plot(profile, schedule, path)
         return path.read_bytes()
-
-
-def _drawn(document: bytes) -> Schedule | PushPullSchedule:
-    schedule = parse_any_schedule(document)
-    if isinstance(schedule, ShardedSchedule):
-        raise InvalidSchedule("there are no timelines and charts of schedules in two halves yet")
-    return schedule
 
 
 def windows(profile_document: bytes, schedule_document: bytes | None, request: WindowRequest) -> bytes:
@@ -235,7 +210,7 @@ def windows(profile_document: bytes, schedule_document: bytes | None, request: W
     profile = parse_profile(zlib.decompress(profile_document))
     rows = []
     if schedule_document is not None:
-        rows.append(lay_out_schedule(profile, parse_any_schedule(schedule_document)))
+        rows.append(lay_out(profile, parse_schedule(current_schedule(schedule_document))))
     rows += [lay_out_policy(profile, name) for name in request.policies]
     replay = profile.metadata.get("replay")
     recorded = sorted(replay["recorded_s"]) if isinstance(replay, dict) and replay.get("recorded_s") else None
@@ -258,7 +233,7 @@ def windows(profile_document: bytes, schedule_document: bytes | None, request: W
     return result.model_dump_json().encode()
 
 
-def _window_row(window: LaidOutWindow) -> WindowRow:
+def _window_row(window: Window) -> WindowRow:
     moved = window.transfers
     return WindowRow(
         name=window.name,
@@ -276,10 +251,10 @@ def _window_row(window: LaidOutWindow) -> WindowRow:
                 size_bytes=group.size_bytes,
                 critical=group.critical,
             )
-            for group in window.carried
+            for group in window.cargo
         ),
         transfer_links=tuple(each.link for each in moved),
-        transfer_groups=tuple(each.carried for each in moved),
+        transfer_groups=tuple(each.cargo for each in moved),
         transfer_bytes=tuple(each.size_bytes for each in moved),
         transfer_starts_s=tuple(round(each.start_s, _DIGITS) for each in moved),
         transfer_ends_s=tuple(round(each.end_s, _DIGITS) for each in moved),
@@ -289,18 +264,12 @@ def _window_row(window: LaidOutWindow) -> WindowRow:
 def simulation(profile_document: bytes, request: SimulationRequest) -> bytes:
     """Return the JSON of a SimulationResult."""
     profile = parse_profile(zlib.decompress(profile_document))
-    results = []
-    for name in request.policies:
-        run = simulate(
-            profile,
-            make_policy(name),
-            iterations=request.iterations,
-            jitter=request.jitter,
-            seed=request.seed,
-        )
-        times = tuple(float(iteration_s) for iteration_s in run.iterations_s)
-        results.append(PolicyResult(policy=name, iteration_s=run.iteration_s, iterations_s=times))
-    return SimulationResult(profile_id=profile.sha256, results=tuple(results)).model_dump_json().encode()
+    options = SimulationOptions(iterations=request.iterations, jitter=request.jitter, seed=request.seed)
+    results = tuple(
+        PolicyResult(policy=name, iteration_s=each.iteration_s, iterations_s=each.iterations_s)
+        for name, each in simulate(profile, request.policies, options).items()
+    )
+    return SimulationResult(profile_id=profile.sha256, results=results).model_dump_json().encode()
 
 
 def canonical_json(document: BaseModel, *, exclude_none: bool = False) -> str:

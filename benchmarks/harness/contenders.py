@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 from pace.documents.options import Options
-from pace.documents.push_pull_schedule import SendOrder
+from pace.documents.schedule import SendDiscipline
 from pace.runtime.control.options import Mode
 from pace.runtime.transports.transport import Order
 
@@ -67,7 +67,7 @@ class Contender:
     peer: bool = False
     environment: dict[str, str] = field(default_factory=dict)
     options: Options | None = None
-    order: Order | SendOrder = "auto"
+    order: Order | SendDiscipline = "auto"
     mode: Mode = "overlap"
     predicted_at: Backend | None = None
     tuning_iterations: int = 0
@@ -90,8 +90,8 @@ _AUTOTUNE = {
 _peer = partial(Contender, peer=True)
 _horovod = partial(_peer, kind="horovod", backend="horovod")
 _pace = partial(Contender, kind="pace", options=Options(), order="static")
-_paper = partial(_pace, options=Options(fusion="pace"))
-_sharded = partial(_pace, options=Options(target="sharded"), sharded=True)
+_paper = partial(_pace, options=Options(fusion="paper"))
+_sharded = partial(_pace, options=Options(exchange="sharded"), sharded=True)
 _over_horovod: dict[str, Any] = {"backend": "horovod", "order": "adaptive"}
 _policy = partial(_peer, kind="policy", backend="servers", order="overtake")
 _over_servers = partial(Contender, kind="pace", backend="servers", policy="ps-pace")

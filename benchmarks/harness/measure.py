@@ -19,11 +19,12 @@ from benchmarks.harness.training import over_servers, trainer
 from benchmarks.harness.workload.reference import TOLERANCE, FloatArray
 from benchmarks.harness.workload.replicas import by_units
 from benchmarks.harness.workload.scaling import slower
+from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.parameter_server.optimize import optimize_exchange
+from pace.parameter_server.optimize import optimize_servers
+from pace.planning import lower_bound_s
 from pace.runtime.profiler import Contention
-from pace.schedule_choice import lower_bound_s
 
 _FIRST_PORT = 20000
 ROUND_TIMEOUT_S = 300.0
@@ -265,7 +266,7 @@ def _over_servers(contest: Contest, contender: Contender, port: int, effort: Eff
         ),
         profile=profile,
         predict=lambda _: predict_over_servers(profile, cluster, traffic, windows=effort.windows),
-        bound_s=optimize_exchange(profile, cluster).predicted.lower_bound_s,
+        bound_s=optimize_servers(profile, Options(cluster=cluster)).predicted.lower_bound_s,
     )
 
 

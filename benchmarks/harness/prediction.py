@@ -6,13 +6,12 @@ import numpy as np
 
 from benchmarks.harness.contenders import DDP_FIRST_MIB, DDP_MIB, HOROVOD_THRESHOLD_BYTES, MEBIBYTE, Contender
 from benchmarks.harness.workload.replicas import fifo_schedule
-from pace.allreduce.optimize import optimize
-from pace.documents.any_schedule import AnySchedule
+from pace.allreduce.optimize import optimize_allreduce
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, Segment
-from pace.schedule_choice import best_schedule
-from pace.simulation import make_policy, simulate
+from pace.planning import optimize
+from pace.simulation import make_policy, run_policy
 from pace.simulation.scheduled import sender_of
 from pace.simulation.traffic import Policy, Sender
 
@@ -20,16 +19,16 @@ from pace.simulation.traffic import Policy, Sender
 PARTITION_BYTES, CREDIT_BYTES = 4_000_000, 16_000_000
 
 
-def schedule_for(contender: Contender, profile: Profile, size_factor: float) -> AnySchedule | None:
+def schedule_for(contender: Contender, profile: Profile, size_factor: float) -> Schedule | None:
     """Return the schedule that a contender follows; None for those that follow none."""
     if contender.sharded:
-        return best_schedule(profile, contender.options)
-    if contender.kind in ("pace", "hsdp"):
         return optimize(profile, contender.options)
+    if contender.kind in ("pace", "hsdp"):
+        return optimize_allreduce(profile, contender.options)
     if contender.kind == "hsdp-fifo":
         return fifo_schedule(profile)
     if contender.kind == "bytescheduler":
-        return _evenly_cut(optimize(profile, Options(fusion="none")), size_factor)
+        return _evenly_cut(optimize_allreduce(profile, Options(fusion="none")), size_factor)
     return None
 
 
@@ -45,14 +44,20 @@ def _evenly_cut(schedule: Schedule, size_factor: float) -> Schedule:
     credit = round(CREDIT_BYTES * size_factor)
     return schedule.model_copy(
         update={
-            "segments": tuple(
+            "transfers": tuple(
                 Segment(
-                    group=group, offset_bytes=offset, size_bytes=size, priority=at, start_s=0.0, end_s=0.0
+                    op="all-reduce",
+                    group=group,
+                    offset_bytes=offset,
+                    size_bytes=size,
+                    priority=at,
+                    start_s=0.0,
+                    end_s=0.0,
                 )
                 for at, (group, offset, size) in enumerate(segments)
             ),
             "execution": schedule.execution.model_copy(
-                update={"credit_bytes": credit, "max_segment_bytes": step}
+                update={"max_in_flight": max(credit // step, 1), "max_segment_bytes": step}
             ),
         }
     )
@@ -62,15 +67,15 @@ def predict(
     contender: Contender,
     profile: Profile,
     size_factor: float,
-    schedule: AnySchedule | None,
+    schedule: Schedule | None,
     bucket_mib: float | None = None,
 ) -> float:
     """Return the predicted iteration in seconds; `bucket_mib` is what DDP's sweep chose."""
-    return simulate(profile, _policy(contender, size_factor, schedule, bucket_mib)).iteration_s
+    return run_policy(profile, _policy(contender, size_factor, schedule, bucket_mib)).iteration_s
 
 
 def _policy(
-    contender: Contender, factor: float, schedule: AnySchedule | None, bucket_mib: float | None
+    contender: Contender, factor: float, schedule: Schedule | None, bucket_mib: float | None
 ) -> Policy:
     if contender.sharded:
         return make_policy("sharded")
@@ -109,8 +114,8 @@ class _Following:
         rank = np.empty(len(groups))
         rank[sorted(range(len(groups)), key=keys.__getitem__)] = np.arange(len(groups))
         # Within a group segments keep their order, as the engine sends them.
-        turn = rank[[segment.group for segment in self._schedule.segments]]
-        rules = replace(
-            sender.rules, in_order=False, credit_bytes=float(self._schedule.execution.credit_bytes)
-        )
+        turn = rank[[segment.group for segment in self._schedule.transfers]]
+        execution = self._schedule.execution
+        credit = execution.max_in_flight * execution.max_segment_bytes if execution.max_in_flight > 1 else 1
+        rules = replace(sender.rules, in_order=False, credit_bytes=float(credit))
         return replace(sender, priority=turn, rules=rules)

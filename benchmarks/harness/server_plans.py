@@ -6,11 +6,13 @@ import numpy as np
 
 from benchmarks.harness.contenders import Contender
 from pace.documents.cluster import Cluster
+from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.documents.push_pull_schedule import ExchangeGroup, ExchangeSegment, PushPullSchedule
+from pace.documents.schedule import Group, Schedule, Segment
 from pace.fusion.problem import FusionProblem
-from pace.parameter_server.optimize import optimize_exchange
-from pace.simulation.parameter_server import make_exchange_policy, simulate_exchange
+from pace.parameter_server.optimize import optimize_servers
+from pace.simulation import make_server_policy
+from pace.simulation.parameter_server.run import run_server_policy
 from pace.simulation.parameter_server.traffic import ExchangeTraffic, ranks
 
 
@@ -32,7 +34,7 @@ def traffic_of(
     knobs = dict(contender.knobs)
     for name in contender.scaled:
         knobs[name] = max(round(knobs[name] * size_factor) // 4, 1) * 4
-    traffic = make_exchange_policy(contender.policy, **knobs).traffic(profile, cluster)
+    traffic = make_server_policy(contender.policy, **knobs).traffic(profile, cluster)
     return replace(traffic, rules=replace(traffic.rules, paced=paced))
 
 
@@ -43,18 +45,18 @@ def predict_over_servers(
 
     One more window follows in a round; its messages share the links with the last one that counts.
     """
-    run = simulate_exchange(profile, cluster, _Fixed(traffic), iterations=windows + 1)
+    run = run_server_policy(profile, cluster, _Fixed(traffic), iterations=windows + 1)
     return float(np.median(run.iterations_s[:windows]))
 
 
 def schedule_over_servers(
     contender: Contender, profile: Profile, cluster: Cluster, traffic: ExchangeTraffic
-) -> PushPullSchedule:
+) -> Schedule:
     """Return our plan, or a schedule that has the runtime send exactly the traffic's partitions.
 
     Times and proofs of the latter are those of our own plan: the runtime does not read them.
     """
-    ours = optimize_exchange(profile, cluster)
+    ours = optimize_servers(profile, Options(cluster=cluster))
     if contender.kind == "pace":
         return ours
     problem = FusionProblem.of(profile)
@@ -65,23 +67,21 @@ def schedule_over_servers(
     for at, (group, size, server) in enumerate(
         zip(traffic.part_groups.tolist(), traffic.sizes.tolist(), traffic.server.tolist(), strict=True)
     ):
-        segments.append(
-            ExchangeSegment(
-                group=group,
-                offset_bytes=filled[group],
-                size_bytes=size,
-                link=server,
-                priority=int(priority[at]),
-                push_start_s=0.0,
-                push_end_s=0.0,
-                pull_start_s=0.0,
-                pull_end_s=0.0,
-            )
+        push = Segment(
+            op="push",
+            group=group,
+            offset_bytes=filled[group],
+            size_bytes=size,
+            link=2 * server,
+            priority=int(priority[at]),
+            start_s=0.0,
+            end_s=0.0,
         )
+        segments += [push, push.model_copy(update={"op": "pull", "link": push.link + 1})]
         filled[group] += size
     groups = tuple(
-        ExchangeGroup(
-            gradients=tuple(profile.gradients[number].name for number in members),
+        Group(
+            tensors=tuple(profile.gradients[number].name for number in members),
             size_bytes=int(buffers.sizes[at]),
             dtype=profile.gradients[members[0]].dtype,
             ready_s=float(buffers.ready[at]),
@@ -89,4 +89,4 @@ def schedule_over_servers(
         )
         for at, members in enumerate(traffic.groups)
     )
-    return ours.model_copy(update={"groups": groups, "segments": tuple(segments)})
+    return ours.model_copy(update={"groups": groups, "transfers": tuple(segments)})

@@ -7,7 +7,7 @@ from typing import Any
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.runtime.engine.report import Report
-from pace.view.timeline import chrome_trace
+from pace.view.perfetto import chrome_trace
 
 MICROSECONDS = 1e6
 

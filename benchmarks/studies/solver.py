@@ -114,7 +114,7 @@ def measure_optimize(repeats: int) -> dict[str, float]:
         times[f"optimize, {label}"] = median_s(lambda p=profile: optimize(p), repeats)  # type: ignore[misc]
     transformer = with_ratio(model("transformer", 1), 1.0)
     times["fusion pace, every number of groups, 164 gradients"] = median_s(
-        lambda: fuse(FusionProblem.of(transformer), Options(fusion="pace")), repeats
+        lambda: fuse(FusionProblem.of(transformer), Options(fusion="paper")), repeats
     )
     return times
 
@@ -137,9 +137,9 @@ def gaps(profile: Profile) -> dict[str, float]:
     windows = {
         "optimal, ideal": ideal(Options()),
         "optimal": schedule.predicted.iteration_s,
-        "pace, ideal": ideal(Options(fusion="pace")),
-        "pace": optimize(profile, Options(fusion="pace")).predicted.iteration_s,
-        "best FIFO": optimize(profile, Options(target="horovod")).predicted.iteration_s,
+        "pace, ideal": ideal(Options(fusion="paper")),
+        "pace": optimize(profile, Options(fusion="paper")).predicted.iteration_s,
+        "best FIFO": optimize(profile, Options(framework="horovod")).predicted.iteration_s,
         "MG-WFBP": window_behind_barrier(problem, mg_wfbp_groups(problem), problem.cost),
         "DDP": window_behind_barrier(problem, ddp_buckets(problem), problem.cost),
     }

@@ -20,4 +20,4 @@ def horovod_groups(schedule: Schedule) -> list[list[str]]:
     Horovod keeps groups apart only with HOROVOD_DISABLE_GROUP_FUSION=1 and a fusion threshold no smaller
     than the largest group.
     """
-    return [list(group.gradients) for group in schedule.groups]
+    return [list(group.tensors) for group in schedule.groups]

@@ -8,17 +8,10 @@ import numpy as np
 from pace.allreduce.realize import RealizedPlan, explained, fastest_plan, stretch_s
 from pace.allreduce.scenarios import stops_at_barrier
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
-from pace.documents.options import Options
+from pace.documents.options import Options, refuse_server_options
 from pace.documents.profile import Gradient, Op, Profile
-from pace.documents.schedule import (
-    Certificate,
-    Execution,
-    Group,
-    Prediction,
-    Schedule,
-    Segment,
-    SolverRecord,
-)
+from pace.documents.proofs import Proof
+from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segment, SolverRecord
 from pace.errors import InvalidOptions
 from pace.fusion.bounds import Bounds
 from pace.fusion.problem import FusionProblem, oracle_instance
@@ -33,13 +26,12 @@ from pace.version import __version__
 ONE_AT_A_TIME = 1
 
 
-def optimize(profile: Profile, options: Options | None = None) -> Schedule:
-    """Return the schedule that minimizes the predicted iteration time of a profile.
+def optimize_allreduce(profile: Profile, options: Options | None = None) -> Schedule:
+    """Return the schedule of whole all-reduces that minimizes the predicted iteration time of a profile.
 
     Same profile and options, same schedule to the byte. The schedule carries the proof that no preemptive
-    schedule of its groups is faster, and a lower bound against every fusion (DESIGN 4.3). Its all-reduces are
-    whole: where updates wait for a global norm, the forward pass waits for the last of them, and a plan in
-    two halves (``pace.best_schedule``) is faster.
+    schedule of its groups is faster, and a lower bound against every fusion (docs/solver.md). Where updates
+    wait for a global norm, the forward pass waits for the last all-reduce, and a sharded schedule is faster.
 
     Raises
     ------
@@ -48,35 +40,19 @@ def optimize(profile: Profile, options: Options | None = None) -> Schedule:
     SolverFailed
         If the oracle gives no answer.
     """
-    options = with_all_reduces(options or Options())
+    options = options or Options()
     return _document(profile, options, _search(profile, options))
 
 
 def plan_for(profile: Profile, options: Options | None = None) -> RealizedPlan:
-    """Return the plan that ``optimize`` documents, without its proofs: for callers that price thousands.
+    """Return the plan that ``optimize_allreduce`` documents, without its proofs: for pricing thousands.
 
     Raises
     ------
     InvalidOptions, SolverFailed
-        As ``optimize`` does.
+        As ``optimize_allreduce`` does.
     """
-    return _search(profile, with_all_reduces(options or Options())).plan
-
-
-def with_all_reduces(options: Options) -> Options:
-    """Return the options with target "pace" for "allreduce": in this room they are the same.
-
-    Raises
-    ------
-    InvalidOptions
-        For target "sharded", which ``pace.sharding.optimize`` answers.
-    """
-    if options.target == "sharded":
-        raise InvalidOptions(
-            'target "sharded" is no schedule of all-reduces: use pace.best_schedule, '
-            "or pace.sharding.optimize.optimize_sharded"
-        )
-    return options.model_copy(update={"target": "pace"}) if options.target == "allreduce" else options
+    return _search(profile, options or Options()).plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,19 +73,25 @@ def _search(profile: Profile, options: Options) -> _Found:
 
 
 def _refuse_misfits(options: Options) -> None:
+    if options.exchange not in (None, "allreduce"):
+        raise InvalidOptions(f'exchange "{options.exchange}" has no all-reduces: use pace.optimize')
+    refuse_server_options(options)
     if options.oracle == "lp" and options.slot_s is None:
         raise InvalidOptions(
             'oracle "lp" works in slots: give slot_s, or use oracle "jackson" for continuous time'
         )
-    if options.target != "pace":
+    if options.framework is not None:
         if options.slot_s is not None:
-            raise InvalidOptions(f'target "{options.target}" sends whole groups: leave slot_s out')
-        if options.fusion == "pace":
+            raise InvalidOptions(f'framework "{options.framework}" sends whole groups: leave slot_s out')
+        if options.fusion == "paper":
             raise InvalidOptions(
-                f'fusion "pace" prices preemption, target "{options.target}" has none: use fusion "optimal"'
+                f'fusion "paper" prices preemption, framework "{options.framework}" has none: '
+                'use fusion "optimal"'
             )
         if options.max_segment_bytes is not None:
-            raise InvalidOptions(f'target "{options.target}" sends whole groups: leave max_segment_bytes out')
+            raise InvalidOptions(
+                f'framework "{options.framework}" sends whole groups: leave max_segment_bytes out'
+            )
     if options.slot_s is not None and (options.max_segment_bytes is not None or options.scenarios):
         raise InvalidOptions(
             "a slotted plan is the oracle's: leave max_segment_bytes and scenarios out, or slot_s"
@@ -133,7 +115,7 @@ def write_lp(schedule: Schedule, path: Path) -> None:
         raise InvalidOptions("the linear program works in slots: give slot_s")
     instance = Instance(
         ready=np.array([group.ready_s for group in schedule.groups]),
-        processing=np.array([group.allreduce_s for group in schedule.groups]),
+        processing=np.array([group.duration_s for group in schedule.groups]),
         tail=np.array([group.tail_s for group in schedule.groups]),
     )
     if path.suffix not in lp_model.SUFFIXES:
@@ -158,15 +140,16 @@ def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
     segments = _segments(plan, slowdown)
     largest = max((segment.size_bytes for segment in segments), default=0)
     return Schedule(
+        exchange="allreduce",
+        framework=options.framework,
         profile_sha256=profile.sha256,
         fingerprint=profile.fingerprint,
-        target=options.target,
         solver=SolverRecord(
             version=__version__,
             oracle=options.oracle,
             fusion=options.fusion,
             slot_s=options.slot_s,
-            method=found.fusion.method,
+            method=found.fusion.method + plan.note,
         ),
         predicted=Prediction(
             iteration_s=iteration,
@@ -176,19 +159,21 @@ def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
             scenarios_s=plan.risk_s,
             gap=iteration / lower - 1 if lower else 0.0,
         ),
-        certificate=Certificate(
-            groups=proof.jobs,
-            min_ready_s=proof.min_ready * unit,
-            total_allreduce_s=proof.total_processing * unit * slowdown,
-            min_tail_s=proof.min_tail * unit,
-            stretch_s=problem.stretch_s(outside),
-            bound_s=proof.bound * unit + problem.stretch_s(carried),
+        proofs=(
+            Proof(
+                set=proof.jobs,
+                min_ready_s=proof.min_ready * unit,
+                total_s=proof.total_processing * unit * slowdown,
+                min_tail_s=proof.min_tail * unit,
+                stretch_s=problem.stretch_s(outside),
+                bound_s=proof.bound * unit + problem.stretch_s(carried),
+            ),
         ),
         bound=found.bounds.fusion,
         chain_bound=found.bounds.chain,
-        execution=Execution(credit_bytes=ONE_AT_A_TIME if segments else 0, max_segment_bytes=largest),
+        execution=Execution(max_in_flight=ONE_AT_A_TIME if segments else 0, max_segment_bytes=largest),
         groups=_groups(profile, plan),
-        segments=segments,
+        transfers=segments,
     )
 
 
@@ -196,12 +181,12 @@ def _groups(profile: Profile, plan: RealizedPlan) -> tuple[Group, ...]:
     durations: FloatArray = profile.cost(plan.buffers.sizes)
     return tuple(
         Group(
-            gradients=tuple(profile.gradients[number].name for number in members),
+            tensors=tuple(profile.gradients[number].name for number in members),
             size_bytes=int(plan.buffers.sizes[at]),
             dtype=profile.gradients[members[0]].dtype,
             ready_s=float(plan.buffers.ready[at]),
             tail_s=float(plan.buffers.tail[at]),
-            allreduce_s=float(durations[at]),
+            transfer_s=float(durations[at]),
         )
         for at, members in enumerate(plan.partition)
     )
@@ -220,6 +205,7 @@ def _segments(plan: RealizedPlan, slowdown: float) -> tuple[Segment, ...]:
         slot = None if plan.start_slots is None else int(plan.start_slots[at])
         segments.append(
             Segment(
+                op="all-reduce",
                 group=group,
                 offset_bytes=offsets[group],
                 size_bytes=size,
@@ -235,7 +221,7 @@ def _segments(plan: RealizedPlan, slowdown: float) -> tuple[Segment, ...]:
 
 
 def warm_up() -> None:
-    """Compile every hot loop that ``optimize`` may call, so that no request waits for a compiler.
+    """Compile every hot loop that ``optimize_allreduce`` may call, so that no request waits for a compiler.
 
     Takes some seconds on a machine's first run and a fraction of one when the compiled code is cached.
     """
@@ -258,5 +244,5 @@ def warm_up() -> None:
         SampledAllReduce(samples=((4, 0.1), (8, 0.4), (16, 0.5))),
     ):
         profile = Profile(name="warm-up", workers=2, ops=tuple(ops), gradients=gradients, allreduce=allreduce)
-        for options in (Options(), Options(fusion="pace"), Options(target="ddp")):
-            optimize(profile, options)
+        for options in (Options(), Options(fusion="paper"), Options(framework="ddp")):
+            optimize_allreduce(profile, options)

@@ -24,6 +24,7 @@ from pace.solver.sending import (
     necessary_segments,
     send_in_order,
 )
+from pace.solver.whole_groups import MOST_GRADIENTS, best_whole_groups
 
 # A cut that spares a longer tail a wait of less than so many latencies is not considered, in several sizes.
 PATIENCE_FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0, np.inf)
@@ -40,7 +41,8 @@ MAX_SEGMENTS = 1_000_000
 class RealizedPlan:
     """What goes out: groups, their buffers, and the segments in order; slots only where there are any.
 
-    Times are those of the compute clock (``pace.solver.compute_clock``), but for `risk_s`.
+    Times are those of the compute clock (``pace.solver.compute_clock``), but for `risk_s`. `note` says what
+    is known of it beside how its groups were found.
     """
 
     partition: Partition
@@ -49,6 +51,7 @@ class RealizedPlan:
     start_slots: IntArray | None = None
     num_slots: IntArray | None = None
     risk_s: float | None = None
+    note: str = ""
 
 
 def fastest_plan(
@@ -69,12 +72,14 @@ def fastest_plan(
         for buffers in (problem.buffers(partition),)
         for sending in _sendings(buffers, problem.cost, options)
     ]
+    plans, note = _with_whole_groups(problem, plans, options)
     if not options.scenarios:
         enough = min(_window(problem, plan) for plan in plans) * (1 + TIE)
-        return min(
+        best = min(
             (plan for plan in plans if _window(problem, plan) <= enough),
             key=lambda plan: (window_when_slower(problem, plan), len(plan.sending.groups)),
         )
+        return replace(best, note=note)
     from pace.allreduce.scenarios import price, sample
 
     scenarios = sample(profile, options)
@@ -87,6 +92,42 @@ def fastest_plan(
         for plan in plans
     ]
     return min(priced, key=lambda plan: (plan.risk_s, _window(problem, plan), len(plan.sending.groups)))
+
+
+def _with_whole_groups(
+    problem: FusionProblem, plans: list[RealizedPlan], options: Options
+) -> tuple[list[RealizedPlan], str]:
+    """Add the fastest plan that cuts no group, where there are few gradients; say what is known then."""
+    sent = problem.sent_by_ready()
+    if (
+        options.fusion != "optimal"
+        or options.framework is not None
+        or options.max_segment_bytes is not None
+        or problem.slowdown != 1
+        or not 0 < len(sent) <= MOST_GRADIENTS
+    ):
+        return plans, ""
+    note = "; no plan of whole groups is faster"
+    window = min(_window(problem, plan) for plan in plans)
+    if window <= problem.compute_s:
+        return plans, note
+    order = best_whole_groups(
+        problem.ready[sent],
+        problem.tail[sent],
+        problem.sizes[sent],
+        problem.dtypes[sent],
+        problem.cost,
+        faster_than=window,
+        max_group_bytes=options.max_group_bytes,
+    )
+    if order is None:
+        return plans, note
+    in_turn = tuple(tuple(int(sent[number]) for number in group) for group in order)
+    partition = _in_order(problem, in_turn + problem.unsent())
+    buffers = problem.buffers(partition)
+    numbers = np.array([partition.index(group) for group in in_turn], dtype=np.int64)
+    sending = send_in_order(buffers, numbers, buffers.elements[numbers], problem.cost)
+    return [*plans, RealizedPlan(partition=partition, buffers=buffers, sending=sending)], note
 
 
 def _window(problem: FusionProblem, plan: RealizedPlan) -> float:
@@ -123,7 +164,7 @@ def _sendings(buffers: Buffers, cost: CostCurve, options: Options) -> Iterator[S
     limit = float(options.max_segment_bytes or np.inf)
     _refuse_tiny_segments(buffers, limit)
     latency = cost.durations_s[0]
-    for factor in PATIENCE_FACTORS if options.target == "pace" else (np.inf,):
+    for factor in PATIENCE_FACTORS if options.framework is None else (np.inf,):
         patience = factor * latency if latency > 0 or factor == 0 else np.inf
         sending = cut_while_sending(buffers, cost, patience_s=patience, max_segment_bytes=limit)
         if sending is not None:

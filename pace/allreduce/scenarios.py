@@ -33,7 +33,7 @@ class SampledWindows:
 
 def stops_at_barrier(profile: Profile, options: Options) -> bool:
     """Whether the forward pass waits for every all-reduce: the framework's doing, or the update rule's."""
-    return options.target != "pace" or profile.update == "global-norm"
+    return options.framework is not None or profile.update == "global-norm"
 
 
 def sample(profile: Profile, options: Options) -> SampledWindows:

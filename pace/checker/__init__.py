@@ -10,15 +10,15 @@ from pace.checker.derived_times import derive
 from pace.checker.plan import check_groups, check_identity, check_segments
 from pace.checker.proofs import (
     check_bound,
-    check_certificate,
     check_chain,
     check_chain_bound,
     check_predictions,
+    check_proof,
 )
 from pace.checker.push_pull import (
     check_exchange_bound,
     check_exchange_predictions,
-    check_link_certificates,
+    check_link_proofs,
     check_messages,
     check_pace,
     check_send_order,
@@ -28,24 +28,32 @@ from pace.checker.push_pull import (
 from pace.checker.sharded import check_sharded
 from pace.checker.slots import check_slots
 from pace.checker.transfers import check_transfers
-from pace.documents.any_schedule import AnySchedule
+from pace.documents.base import refuse_other
 from pace.documents.profile import Profile
-from pace.documents.push_pull_schedule import PushPullSchedule
-from pace.documents.sharded_schedule import ShardedSchedule
+from pace.documents.schedule import Schedule
+from pace.errors import InvalidProfile, InvalidSchedule
 
 __all__ = ["allreduce_s", "check", "check_transfers"]
 
 
-def check(profile: Profile, schedule: AnySchedule) -> list[str]:
+def check(profile: Profile, schedule: Schedule) -> list[str]:
     """Return every way in which `schedule` is not a right answer for `profile`; empty if it is one.
 
-    A schedule may be slower than the best: optimality is claimed by its certificate and bounds, and those
+    A schedule may be slower than the best: optimality is claimed by its proofs and bounds, and those
     are re-added here.
     """
-    if isinstance(schedule, PushPullSchedule):
-        return _check_push_pull(profile, schedule)
-    if isinstance(schedule, ShardedSchedule):
-        return check_sharded(profile, schedule)
+    refuse_other(profile, Profile, InvalidProfile)
+    refuse_other(schedule, Schedule, InvalidSchedule)
+    match schedule.exchange:
+        case "servers":
+            return _check_servers(profile, schedule)
+        case "sharded":
+            return check_sharded(profile, schedule)
+        case "allreduce":
+            return _check_allreduce(profile, schedule)
+
+
+def _check_allreduce(profile: Profile, schedule: Schedule) -> list[str]:
     times = derive(profile, schedule)
     parts = (
         check_identity(profile, schedule),
@@ -53,25 +61,27 @@ def check(profile: Profile, schedule: AnySchedule) -> list[str]:
         check_segments(profile, schedule, times),
         check_slots(schedule, times),
         check_predictions(schedule, times),
-        check_certificate(schedule, times),
+        check_proof(schedule, times),
         check_bound(profile, schedule, times),
         check_chain_bound(profile, schedule, times),
     )
     return [violation for part in parts for violation in part]
 
 
-def _check_push_pull(profile: Profile, schedule: PushPullSchedule) -> list[str]:
+def _check_servers(profile: Profile, schedule: Schedule) -> list[str]:
     times = derive(profile, schedule)
     rates = rates_of(profile, schedule)
     if rates is None:
-        return [f"cluster: {schedule.cluster.exchange.servers} servers do not fit {profile.workers} workers"]
+        return [
+            f"cluster: {schedule.placement.exchange.servers} servers do not fit {profile.workers} workers"
+        ]
     known = {gradient.name for gradient in profile.gradients}
     violations = [*check_identity(profile, schedule), *check_groups(profile, schedule, times)]
-    unknown = [ratio.gradient for ratio in schedule.cluster.ratios if ratio.gradient not in known]
+    unknown = [ratio.gradient for ratio in schedule.placement.ratios if ratio.gradient not in known]
     violations += [
         f'cluster: a ratio names "{name}", which is no gradient of the profile' for name in unknown
     ]
-    if unknown or any(name not in known for group in schedule.groups for name in group.gradients):
+    if unknown or any(name not in known for group in schedule.groups for name in group.tensors):
         return violations
     wire = wire_bytes(profile, schedule, rates)
     parts = (
@@ -79,7 +89,7 @@ def _check_push_pull(profile: Profile, schedule: PushPullSchedule) -> list[str]:
         check_send_order(schedule, rates, times),
         check_pace(profile, schedule),
         check_exchange_predictions(schedule, times),
-        check_link_certificates(schedule, rates, wire, times),
+        check_link_proofs(schedule, rates, wire, times),
         check_exchange_bound(schedule, rates, wire, times),
     )
     violations += [violation for part in parts for violation in part]
@@ -90,7 +100,7 @@ def _check_push_pull(profile: Profile, schedule: PushPullSchedule) -> list[str]:
             != {gradient.size_bytes}
             for gradient in profile.gradients
         )
-        allowed = (schedule.cluster.exchange.partition_s, rates.per_byte_s * (1 + 1e-12))
+        allowed = (schedule.placement.exchange.partition_s, rates.per_byte_s * (1 + 1e-12))
         if chain.latency_s > allowed[0] or chain.seconds_per_byte > allowed[1] or uneven:
             violations.append("chain_bound: its line lies above what the cluster's parts cost")
         behind = 0.0 if rates.shared else rates.latency_s

@@ -7,11 +7,8 @@ from itertools import accumulate
 
 import networkx
 
-from pace.documents.any_schedule import AnySchedule
 from pace.documents.profile import Profile
-from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
-from pace.documents.sharded_schedule import ShardedSchedule
 
 TOLERANCE = 1e-9
 
@@ -53,8 +50,8 @@ class ComputeProgress:
         return moment_s - self._lost * busy_s
 
 
-def derive(profile: Profile, schedule: AnySchedule) -> DerivedTimes:
-    """Return the times that a schedule for its target is judged by."""
+def derive(profile: Profile, schedule: Schedule) -> DerivedTimes:
+    """Return the times that a schedule of its exchange is judged by."""
     graph: networkx.DiGraph[str] = networkx.DiGraph()
     last: dict[str, str] = {}
     for op in profile.ops:
@@ -76,16 +73,16 @@ def derive(profile: Profile, schedule: AnySchedule) -> DerivedTimes:
     for op in profile.ops:
         for name in op.waits_for:
             tail[name] = max(tail[name], after[op.name])
-    behind_all = isinstance(schedule, Schedule) and schedule.target != "pace"
-    if behind_all or (profile.update == "global-norm" and not isinstance(schedule, ShardedSchedule)):
+    behind_norm = profile.update == "global-norm" and schedule.exchange != "sharded"
+    if schedule.framework is not None or behind_norm:
         # DDP and Horovod end an iteration at a barrier, and a norm needs every gradient: the whole forward
-        # pass waits for all of them. Between two halves the norm is an event of its own.
+        # pass waits for all of them. In a sharded schedule the norm is an event of its own.
         tail = dict.fromkeys(tail, max(tail.values(), default=0.0))
     compute = max(end.values(), default=0.0)
     window = max(compute, schedule.predicted.iteration_s, schedule.predicted.ideal_iteration_s)
     ready = {gradient.name: end[gradient.producer] for gradient in profile.gradients}
     # Of pushes and pulls, which use two links at once, no slow-down is modeled.
-    lost = 0.0 if isinstance(schedule, PushPullSchedule) else 1 - 1 / profile.compute_slowdown
+    lost = 0.0 if schedule.exchange == "servers" else 1 - 1 / profile.compute_slowdown
     return DerivedTimes(
         ready=ready,
         tail=tail,

@@ -10,24 +10,25 @@ from pace.checker.slots import slots, slots_served
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.half_costs import SampledHalf
 from pace.documents.profile import Profile
-from pace.documents.schedule import ChainBound, FusionBound, Schedule
+from pace.documents.proofs import ChainBound, SetBound
+from pace.documents.schedule import Schedule
 
 
 def check_predictions(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     """Yield the predictions that do not follow from the segments and the profile."""
     predicted = schedule.predicted
-    carried = [(segment.start_s, segment.end_s) for segment in schedule.segments]
+    carried = [(segment.start_s, segment.end_s) for segment in schedule.transfers]
     progress = ComputeProgress(carried, times)
     # In seconds of compute; all traffic ends within the window, which it lengthens by the same in any order.
     ends = [group.ready_s for group in schedule.groups]
-    for segment in schedule.segments:
+    for segment in schedule.transfers:
         ends[segment.group] = max(ends[segment.group], progress.until(segment.end_s))
     realized = max(
         (end + group.tail_s for end, group in zip(ends, schedule.groups, strict=True)), default=0.0
     )
     realized = max(times.compute_s, realized) + times.lost * sum(end - start for start, end in carried)
     stretch = times.lost * sum(_jobs(schedule, times)[1])
-    bounds = (schedule.bound, schedule.chain_bound)
+    bounds = [bound for bound in (schedule.bound, schedule.chain_bound) if bound is not None]
     hidden = times.compute_s + max(least_stretch_s(times, bound) for bound in bounds)
     lower = max(hidden, *(bound.bound_s for bound in bounds))
     ideal = max(times.compute_s, _strongest_set(schedule, times)) + stretch
@@ -45,35 +46,35 @@ def check_predictions(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
         yield f"predicted.gap is {predicted.gap!r}, derived {gap!r}"
 
 
-def check_certificate(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
-    """Yield why the certificate does not prove the ideal."""
-    proof = schedule.certificate
-    unknown = [number for number in proof.groups if number >= len(schedule.groups)]
-    if unknown or len(set(proof.groups)) < len(proof.groups):
-        yield f"certificate: groups {list(proof.groups)} are not groups of the schedule, each once"
+def check_proof(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
+    """Yield why the proof does not prove the ideal."""
+    (proof,) = schedule.proofs
+    unknown = [number for number in proof.set if number >= len(schedule.groups)]
+    if unknown or len(set(proof.set)) < len(proof.set):
+        yield f"proof: groups {list(proof.set)} are not groups of the schedule, each once"
         return
     ready, duration, tail = _jobs(schedule, times)
-    outside = sum(duration) - sum(duration[n] for n in proof.groups)
+    outside = sum(duration) - sum(duration[n] for n in proof.set)
     hidden = times.compute_s + times.lost * sum(duration)
     expected = (
-        ("min_ready_s", proof.min_ready_s, min((ready[n] for n in proof.groups), default=0.0)),
-        ("total_allreduce_s", proof.total_allreduce_s, sum(duration[n] for n in proof.groups)),
-        ("min_tail_s", proof.min_tail_s, min((tail[n] for n in proof.groups), default=0.0)),
+        ("min_ready_s", proof.min_ready_s, min((ready[n] for n in proof.set), default=0.0)),
+        ("total_s", proof.total_s, sum(duration[n] for n in proof.set)),
+        ("min_tail_s", proof.min_tail_s, min((tail[n] for n in proof.set), default=0.0)),
         ("stretch_s", proof.stretch_s, times.lost * outside),
         (
             "bound_s",
             proof.bound_s,
-            proof.min_ready_s + proof.total_allreduce_s + proof.min_tail_s + proof.stretch_s,
+            proof.min_ready_s + proof.total_s + proof.min_tail_s + proof.stretch_s,
         ),
     )
     for field, stated, derived in expected:
         if not same(stated, derived, times):
-            yield f"certificate.{field} is {stated!r}, derived {derived!r}"
+            yield f"proof.{field} is {stated!r}, derived {derived!r}"
     if not same(max(hidden, proof.bound_s), schedule.predicted.ideal_iteration_s, times):
-        yield f"certificate.bound_s {proof.bound_s!r} does not prove predicted.ideal_iteration_s"
+        yield f"proof.bound_s {proof.bound_s!r} does not prove predicted.ideal_iteration_s"
 
 
-def least_stretch_s(times: DerivedTimes, bound: FusionBound | ChainBound) -> float:
+def least_stretch_s(times: DerivedTimes, bound: SetBound | ChainBound) -> float:
     """Return what all bytes in one call stretch compute by, at the price of a bound's line."""
     return (
         times.lost * (bound.latency_s + times.total_bytes * bound.seconds_per_byte)
@@ -89,7 +90,7 @@ def _jobs(schedule: Schedule, times: DerivedTimes) -> tuple[list[float], list[fl
     """
     slot_s = schedule.solver.slot_s
     ready = [group.ready_s for group in schedule.groups]
-    duration = [group.allreduce_s for group in schedule.groups]
+    duration = [group.duration_s for group in schedule.groups]
     if slot_s is not None:
         ready = [slots(value, slot_s) * slot_s for value in ready]
         rate = 1 - times.lost
@@ -117,11 +118,12 @@ def _strongest_set(schedule: Schedule, times: DerivedTimes) -> float:
 
 def check_bound(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     """Yield why the bound against every fusion does not hold."""
+    assert schedule.bound is not None
     yield from check_set(profile, schedule.bound, times, "bound")
     yield from check_line(profile, times, "bound", schedule.bound)
 
 
-def check_set(profile: Profile, bound: FusionBound, times: DerivedTimes, field: str) -> Iterator[str]:
+def check_set(profile: Profile, bound: SetBound, times: DerivedTimes, field: str) -> Iterator[str]:
     """Yield why a set of gradients does not prove its bound, its line aside."""
     slack = times.slack_s
     inside = [
@@ -148,6 +150,7 @@ def check_set(profile: Profile, bound: FusionBound, times: DerivedTimes, field: 
 def check_chain_bound(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     """Show that no contiguous partition of the relaxed chain is faster than chain_bound says."""
     bound = schedule.chain_bound
+    assert bound is not None
     yield from check_line(profile, times, "chain_bound", bound)
     yield from check_chain(profile, bound, times, behind_s=0.0)
 
@@ -199,7 +202,7 @@ def check_line(
     profile: Profile,
     times: DerivedTimes,
     field: str,
-    bound: FusionBound | ChainBound,
+    bound: SetBound | ChainBound,
     duration_s: Callable[[int], float] | None = None,
 ) -> Iterator[str]:
     """Show that no call costs less than a bound's line says; by default, no all-reduce."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from pace.checker.derived_times import DerivedTimes, same
 from pace.documents.profile import Profile
-from pace.documents.push_pull_schedule import LinkCertificate, PushPullSchedule
+from pace.documents.proofs import Proof
+from pace.documents.schedule import Schedule
 
 # Stated times are rounded, and every message's bytes are a sum over many moments.
 ROUNDINGS = 100
@@ -38,9 +39,9 @@ class ServerRates:
     shared: bool
 
 
-def rates_of(profile: Profile, schedule: PushPullSchedule) -> ServerRates | None:
+def rates_of(profile: Profile, schedule: Schedule) -> ServerRates | None:
     """Return the rates, or None where the servers do not fit the workers."""
-    exchange = schedule.cluster.exchange
+    exchange = schedule.placement.exchange
     workers, servers, rate = profile.workers, exchange.servers, exchange.worker_bytes_per_s
     if exchange.colocated:
         if servers > workers or workers == 1:
@@ -72,53 +73,48 @@ class WireBytes:
     gradient_pulled: dict[str, float]
 
 
-def wire_bytes(profile: Profile, schedule: PushPullSchedule, rates: ServerRates) -> WireBytes:
+def wire_bytes(profile: Profile, schedule: Schedule, rates: ServerRates) -> WireBytes:
     """Apply the cluster's ratios to gradients, and each group's share to its segments."""
     up = {gradient.name: float(gradient.size_bytes) for gradient in profile.gradients}
     down = dict(up)
-    for ratio in schedule.cluster.ratios:
+    for ratio in schedule.placement.ratios:
         up[ratio.gradient] = up.get(ratio.gradient, 0.0) * ratio.push
         down[ratio.gradient] = down.get(ratio.gradient, 0.0) * ratio.pull
     pushed, pulled = [], []
-    for segment in schedule.segments:
+    for segment in schedule.of_op("push"):
         group = schedule.groups[segment.group]
         share = segment.size_bytes / group.size_bytes
-        pushed.append(share * sum(up[name] for name in group.gradients) + rates.overhead)
-        pulled.append(share * sum(down[name] for name in group.gradients) + rates.overhead)
+        pushed.append(share * sum(up[name] for name in group.tensors) + rates.overhead)
+        pulled.append(share * sum(down[name] for name in group.tensors) + rates.overhead)
     return WireBytes(pushed=pushed, pulled=pulled, gradient_pushed=up, gradient_pulled=down)
 
 
 def check_messages(
-    schedule: PushPullSchedule, rates: ServerRates, wire: WireBytes, times: DerivedTimes
+    schedule: Schedule, rates: ServerRates, wire: WireBytes, times: DerivedTimes
 ) -> Iterator[str]:
     """Yield what is wrong with the messages: too early, two on one connection, too fast or too slow."""
     slack = times.slack_s
-    for number, segment in enumerate(schedule.segments):
-        ready = schedule.groups[segment.group].ready_s
-        if segment.push_start_s < ready - slack:
-            yield f"segment {number}: is pushed at {segment.push_start_s!r}, its group is ready at {ready!r}"
-        if segment.pull_start_s < segment.push_end_s + rates.latency_s - slack:
+    pushes, pulls = list(schedule.of_op("push")), list(schedule.of_op("pull"))
+    for number, (push, pull) in enumerate(zip(pushes, pulls, strict=True)):
+        ready = schedule.groups[push.group].ready_s
+        if push.start_s < ready - slack:
+            yield f"segment {number}: is pushed at {push.start_s!r}, its group is ready at {ready!r}"
+        if pull.start_s < push.end_s + rates.latency_s - slack:
             yield f"segment {number}: is pulled before a round trip after its push has passed"
-        if segment.size_bytes > schedule.execution.max_segment_bytes:
-            yield f"segment {number}: {segment.size_bytes} bytes exceed execution.max_segment_bytes"
-        least = schedule.cluster.exchange.min_partition_bytes
-        if segment.size_bytes < min(least, schedule.groups[segment.group].size_bytes):
+        if push.size_bytes > schedule.execution.max_segment_bytes:
+            yield f"segment {number}: {push.size_bytes} bytes exceed execution.max_segment_bytes"
+        least = schedule.placement.exchange.min_partition_bytes
+        if push.size_bytes < min(least, schedule.groups[push.group].size_bytes):
             yield (
-                f"segment {number}: {segment.size_bytes} bytes are part of a group and less than the "
+                f"segment {number}: {push.size_bytes} bytes are part of a group and less than the "
                 f"cluster's min_partition_bytes, {least}"
             )
+    if pushes and schedule.execution.max_in_flight == 0:
+        yield "execution.max_in_flight is 0: no segment may be sent"
     messages = [
-        (name, number, start, end, needed)
-        for name, number, start, end, needed in (
-            *(
-                ("push", number, segment.push_start_s, segment.push_end_s, wire.pushed[number])
-                for number, segment in enumerate(schedule.segments)
-            ),
-            *(
-                ("pull", number, segment.pull_start_s, segment.pull_end_s, wire.pulled[number])
-                for number, segment in enumerate(schedule.segments)
-            ),
-        )
+        (segment.op, number, segment.start_s, segment.end_s, needed)
+        for segments, wanted in ((pushes, wire.pushed), (pulls, wire.pulled))
+        for number, (segment, needed) in enumerate(zip(segments, wanted, strict=True))
     ]
     events = sorted(
         (moment, opens, at)
@@ -136,7 +132,7 @@ def check_messages(
             carried[other] += min(rates.connection, rates.worker / count) * (moment - before)
         before = moment
         direction, number, *_ = messages[at]
-        connection = (direction, schedule.segments[number].link)
+        connection = (direction, pushes[number].link)
         if opens:
             ends_later = busy.get(connection)
             if ends_later is not None and messages[ends_later][3] > moment + slack:
@@ -153,15 +149,16 @@ def check_messages(
             )
 
 
-def check_send_order(schedule: PushPullSchedule, rates: ServerRates, times: DerivedTimes) -> Iterator[str]:
+def check_send_order(schedule: Schedule, rates: ServerRates, times: DerivedTimes) -> Iterator[str]:
     """Yield messages that start before a ready one of a smaller priority on their connection."""
     for direction in ("push", "pull"):
         by_link: dict[int, list[tuple[float, float, int, int]]] = {}
-        for number, segment in enumerate(schedule.segments):
-            ready, start = schedule.groups[segment.group].ready_s, segment.push_start_s
+        pairs = zip(schedule.of_op("push"), schedule.of_op("pull"), strict=True)
+        for number, (push, pull) in enumerate(pairs):
+            ready, start = schedule.groups[push.group].ready_s, push.start_s
             if direction == "pull":
-                ready, start = segment.push_end_s + rates.latency_s, segment.pull_start_s
-            by_link.setdefault(segment.link, []).append((start, ready, segment.priority, number))
+                ready, start = push.end_s + rates.latency_s, pull.start_s
+            by_link.setdefault(push.link, []).append((start, ready, push.priority, number))
         for messages in by_link.values():
             for number, overtaken in _overtaken(messages, times.slack_s):
                 yield (
@@ -188,29 +185,29 @@ def _overtaken(messages: list[tuple[float, float, int, int]], slack_s: float) ->
             yield number, waiting[0][1]
 
 
-def check_pace(profile: Profile, schedule: PushPullSchedule) -> Iterator[str]:
+def check_pace(profile: Profile, schedule: Schedule) -> Iterator[str]:
     """Yield a pace that is not that of the cluster: the stated times would not be kept."""
-    exchange, stated = schedule.cluster.exchange, schedule.execution.pace_bytes_per_s
+    exchange, stated = schedule.placement.exchange, schedule.execution.connection_bytes_per_s
     if stated is None:
         return
     if exchange.colocated:
-        yield f"execution.pace_bytes_per_s is {stated!r}: connections to colocated servers are not paced"
+        yield f"execution.connection_bytes_per_s is {stated!r}: colocated servers' connections are not paced"
         return
     at_server = exchange.server_bytes_per_s or exchange.worker_bytes_per_s
     derived = min(exchange.worker_bytes_per_s / exchange.servers, at_server / profile.workers)
     if abs(stated - derived) > 1e-9 * derived:
-        yield f"execution.pace_bytes_per_s is {stated!r}, derived {derived!r}"
+        yield f"execution.connection_bytes_per_s is {stated!r}, derived {derived!r}"
 
 
-def check_link_certificates(
-    schedule: PushPullSchedule, rates: ServerRates, wire: WireBytes, times: DerivedTimes
+def check_link_proofs(
+    schedule: Schedule, rates: ServerRates, wire: WireBytes, times: DerivedTimes
 ) -> Iterator[str]:
-    """Yield why the certificates do not prove the ideal, each set re-added."""
-    connections = schedule.cluster.exchange.servers * (2 if rates.shared else 1)
+    """Yield why the proofs do not prove the ideal, each set re-added."""
+    connections = schedule.placement.exchange.servers * (2 if rates.shared else 1)
     whole = min(rates.worker, connections * rates.connection)
     alone = min(rates.worker, rates.connection)
     strongest = times.compute_s
-    for place, proof in enumerate(schedule.certificates):
+    for place, proof in enumerate(schedule.proofs):
         jobs = list(_jobs(schedule, proof, rates, wire, whole, alone))
         slack = times.slack_s
         inside = [
@@ -218,30 +215,30 @@ def check_link_certificates(
             for ready, duration, tail in jobs
             if ready >= proof.min_ready_s - slack and tail >= proof.min_tail_s - slack
         ]
-        if proof.num_segments > len(inside):
-            yield f"certificate {place}: {proof.num_segments} segments, at most {len(inside)} qualify"
-        if proof.total_transfer_s > sum(inside) + slack:
-            stated = proof.total_transfer_s
-            yield f"certificate {place}: total_transfer_s is {stated!r}, re-added {sum(inside)!r}"
-        parts = proof.min_ready_s + proof.total_transfer_s + proof.min_tail_s
+        if (proof.num_transfers or 0) > len(inside):
+            yield f"proof {place}: {proof.num_transfers} segments, at most {len(inside)} qualify"
+        if proof.total_s > sum(inside) + slack:
+            stated = proof.total_s
+            yield f"proof {place}: total_s is {stated!r}, re-added {sum(inside)!r}"
+        parts = proof.min_ready_s + proof.total_s + proof.min_tail_s
         # Without a segment nothing is sent after min_ready_s, and nothing is proved.
         if not same(proof.bound_s, parts if inside else 0.0, times):
-            yield f"certificate {place}: bound_s is {proof.bound_s!r}, its parts add up to {parts!r}"
+            yield f"proof {place}: bound_s is {proof.bound_s!r}, its parts add up to {parts!r}"
         strongest = max(strongest, proof.bound_s)
     if not same(schedule.predicted.ideal_iteration_s, strongest, times):
         stated = schedule.predicted.ideal_iteration_s
-        yield f"predicted.ideal_iteration_s is {stated!r}, the certificates prove {strongest!r}"
+        yield f"predicted.ideal_iteration_s is {stated!r}, the proofs prove {strongest!r}"
 
 
 def _jobs(
-    schedule: PushPullSchedule,
-    proof: LinkCertificate,
+    schedule: Schedule,
+    proof: Proof,
     rates: ServerRates,
     wire: WireBytes,
     whole: float,
     alone: float,
 ) -> Iterator[tuple[float, float, float]]:
-    for segment, up, down in zip(schedule.segments, wire.pushed, wire.pulled, strict=True):
+    for segment, up, down in zip(schedule.of_op("push"), wire.pushed, wire.pulled, strict=True):
         group = schedule.groups[segment.group]
         ready, tail = group.ready_s, group.tail_s
         if rates.shared:
@@ -250,15 +247,16 @@ def _jobs(
             yield ready + up / alone + rates.latency_s, down / whole, tail
         elif proof.link == "up":
             yield ready, up / whole, tail + rates.latency_s + down / alone
-        elif segment.link == proof.server:
+        elif segment.link // 2 == proof.server:
             yield ready, up / alone, tail + rates.latency_s + down / alone
 
 
 def check_exchange_bound(
-    schedule: PushPullSchedule, rates: ServerRates, wire: WireBytes, times: DerivedTimes
+    schedule: Schedule, rates: ServerRates, wire: WireBytes, times: DerivedTimes
 ) -> Iterator[str]:
     """Yield why the bound against every partition does not hold."""
     bound = schedule.bound
+    assert bound is not None
     if rates.shared:
         travelling = {name: up + wire.gradient_pulled[name] for name, up in wire.gradient_pushed.items()}
         per_byte, latency = rates.per_byte_s / 2, 0.0
@@ -280,29 +278,30 @@ def check_exchange_bound(
         )
     limits = (
         ("seconds_per_byte", bound.seconds_per_byte, per_byte * (1 + 1e-12)),
-        ("lost_s", bound.lost_s, schedule.cluster.exchange.partition_s),
-        ("latency_s", bound.latency_s, latency),
+        ("latency_s", bound.latency_s, schedule.placement.exchange.partition_s),
+        ("round_trip_s", bound.round_trip_s, latency),
     )
     for field, stated, most in limits:
         if stated > most:
             yield f"bound.{field} is {stated!r}, the cluster allows {most!r}"
-    total = bound.lost_s + bound.latency_s + bound.total_bytes * bound.seconds_per_byte
+    total = bound.latency_s + bound.round_trip_s + bound.total_bytes * bound.seconds_per_byte
     parts = bound.min_ready_s + total + bound.min_tail_s if bound.total_bytes else 0.0
     if not same(bound.bound_s, parts, times):
         yield f"bound.bound_s is {bound.bound_s!r}, its parts add up to {parts!r}"
 
 
-def check_exchange_predictions(schedule: PushPullSchedule, times: DerivedTimes) -> Iterator[str]:
+def check_exchange_predictions(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     """Yield the predictions that do not follow from the segments and the profile."""
     predicted = schedule.predicted
     ends = [group.ready_s for group in schedule.groups]
-    for segment in schedule.segments:
-        ends[segment.group] = max(ends[segment.group], segment.pull_end_s)
+    for segment in schedule.of_op("pull"):
+        ends[segment.group] = max(ends[segment.group], segment.end_s)
     realized = max(
         (end + group.tail_s for end, group in zip(ends, schedule.groups, strict=True)), default=0.0
     )
     chain = schedule.chain_bound.bound_s if schedule.chain_bound else 0.0
-    lower = max(times.compute_s, schedule.bound.bound_s, chain)
+    least = schedule.bound.bound_s if schedule.bound else 0.0
+    lower = max(times.compute_s, least, chain)
     expected = (
         ("compute_s", predicted.compute_s, times.compute_s),
         ("iteration_s", predicted.iteration_s, max(times.compute_s, realized)),

@@ -1,4 +1,4 @@
-"""Schedules in two halves, judged: calls, segments, the norm, predictions, and the proofs."""
+"""Sharded schedules, judged: groups, segments, the norm, predictions, and the proofs."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,53 +13,54 @@ from pace.checker.plan import check_identity
 from pace.checker.proofs import check_chain, check_line, check_set, least_stretch_s
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.documents.push_pull import PushPull
-from pace.documents.sharded_schedule import HalfCall, ShardedSchedule
+from pace.documents.schedule import Group, Schedule
 
 HALVES: tuple[HalfOfExchange, HalfOfExchange] = ("reduce-scatter", "all-gather")
 NORM_BYTES = 8
 
 
-def check_sharded(profile: Profile, schedule: ShardedSchedule) -> list[str]:
-    """Return every way in which a schedule in two halves is not a right answer for `profile`."""
+def check_sharded(profile: Profile, schedule: Schedule) -> list[str]:
+    """Return every way in which a sharded schedule is not a right answer for `profile`."""
     violations = [*check_identity(profile, schedule)]
     if isinstance(profile.allreduce, PushPull):
         return [*violations, "the profile exchanges gradients over parameter servers, which have no halves"]
-    if schedule.workers != profile.workers:
-        violations.append(f"workers is {schedule.workers}, the profile's {profile.workers}")
-    if schedule.update != profile.update:
-        violations.append(f'update is "{schedule.update}", the profile\'s is "{profile.update}"')
+    sharding = schedule.shard_layout
+    if sharding.workers != profile.workers:
+        violations.append(f"workers is {sharding.workers}, the profile's {profile.workers}")
+    if sharding.update != profile.update:
+        violations.append(f'update is "{sharding.update}", the profile\'s is "{profile.update}"')
     times = derive(profile, schedule)
     wrong = [*_check_shards(profile, schedule)]
     if wrong or violations:
         return violations + wrong
     parts = (
-        _check_calls(profile, schedule, times),
+        _check_groups(profile, schedule, times),
         _check_segments(profile, schedule, times),
         _check_order(schedule, times),
         _check_norm(profile, schedule, times),
         _check_predictions(profile, schedule, times),
-        _check_certificate(schedule, times, _floor(profile, times)),
+        _check_proof(schedule, times, _floor(profile, times)),
         _check_bounds(profile, schedule, times),
     )
     return [violation for part in parts for violation in part]
 
 
-def _check_shards(profile: Profile, schedule: ShardedSchedule) -> Iterator[str]:
+def _check_shards(profile: Profile, schedule: Schedule) -> Iterator[str]:
     gradients = {gradient.name: gradient for gradient in profile.gradients}
     placed: set[str] = set()
-    for number, shard in enumerate(schedule.shards):
-        unknown = [name for name in shard.gradients if name not in gradients]
+    for number, shard in enumerate(schedule.shard_layout.shards):
+        unknown = [name for name in shard.tensors if name not in gradients]
         for name in unknown:
             yield f'shard {number}: "{name}" is no gradient of the profile'
-        placed.update(shard.gradients)
+        placed.update(shard.tensors)
         if unknown:
             continue
-        members = [gradients[name] for name in shard.gradients]
+        members = [gradients[name] for name in shard.tensors]
         for gradient in members:
             if gradient.dtype != shard.dtype:
                 yield f'shard {number}: gradient "{gradient.name}" is {gradient.dtype}, not {shard.dtype}'
         elements = sum(gradient.size_bytes // ELEMENT_BYTES[gradient.dtype] for gradient in members)
-        columns = (elements + schedule.workers - 1) // schedule.workers
+        columns = (elements + profile.workers - 1) // profile.workers
         if shard.num_columns != columns:
             yield f"shard {number}: num_columns is {shard.num_columns}, its gradients need {columns}"
     for name in gradients:
@@ -67,95 +68,99 @@ def _check_shards(profile: Profile, schedule: ShardedSchedule) -> Iterator[str]:
             yield f'gradient "{name}" is in no shard'
 
 
-def _names(schedule: ShardedSchedule, call: HalfCall) -> list[str]:
-    return [name for shard in call.shards for name in schedule.shards[shard].gradients]
+def _check_groups(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
+    for number, group in enumerate(schedule.groups):
+        assert group.op is not None
+        scatters = group.op == "reduce-scatter"
+        expected = (
+            ("ready_s", group.ready_s, max(times.ready[name] for name in group.tensors) if scatters else 0.0),
+            ("tail_s", group.tail_s, 0.0 if scatters else max(times.tail[name] for name in group.tensors)),
+            ("transfer_s", group.duration_s, half_s(profile, group.op, group.size_bytes)),
+        )
+        for field, stated, derived in expected:
+            if not same(stated, derived, times):
+                yield f"group {number}: {field} is {stated!r}, derived {derived!r}"
 
 
-def _check_calls(profile: Profile, schedule: ShardedSchedule, times: DerivedTimes) -> Iterator[str]:
-    for half in HALVES:
-        own = times.ready if half == "reduce-scatter" else times.tail
-        for number, call in enumerate(schedule.calls[half]):
-            expected = (
-                ("time_s", call.time_s, max(own[name] for name in _names(schedule, call))),
-                ("duration_s", call.duration_s, half_s(profile, half, call.size_bytes)),
-            )
-            for field, stated, derived in expected:
-                if not same(stated, derived, times):
-                    yield f"{half} {number}: {field} is {stated!r}, derived {derived!r}"
-
-
-def _check_segments(profile: Profile, schedule: ShardedSchedule, times: DerivedTimes) -> Iterator[str]:
+def _check_segments(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     progress = ComputeProgress(_carried(schedule), times)
-    for number, segment in enumerate(schedule.segments):
-        call = schedule.calls[segment.half][segment.call]
-        size = segment.num_columns * schedule.column_bytes_of(call)
-        duration = half_s(profile, segment.half, size)
+    for number, segment in enumerate(schedule.transfers):
+        group = schedule.groups[segment.group]
+        assert group.op is not None
+        duration = half_s(profile, group.op, segment.size_bytes)
         stated = segment.end_s - segment.start_s
         if not same(stated, duration, times):
             yield f"segment {number}: takes {stated!r} s, derived {duration!r}"
-        if size > schedule.execution.max_segment_bytes:
-            yield f"segment {number}: {size} bytes exceed execution.max_segment_bytes"
-        early = progress.until(segment.start_s) < call.time_s - times.slack_s
-        if segment.half == "reduce-scatter" and early:
-            yield f"segment {number}: starts at {segment.start_s!r}, before its call is ready"
-    if schedule.segments and schedule.execution.credit_bytes == 0:
-        yield "execution.credit_bytes is 0: no segment may be sent"
+        if segment.size_bytes > schedule.execution.max_segment_bytes:
+            yield f"segment {number}: {segment.size_bytes} bytes exceed execution.max_segment_bytes"
+        early = progress.until(segment.start_s) < group.ready_s - times.slack_s
+        if group.op == "reduce-scatter" and early:
+            yield f"segment {number}: starts at {segment.start_s!r}, before its group is ready"
+    if schedule.transfers and schedule.execution.max_in_flight == 0:
+        yield "execution.max_in_flight is 0: no segment may be sent"
     by_time = sorted(
-        range(len(schedule.segments)),
+        range(len(schedule.transfers)),
         key=lambda n: (
-            schedule.segments[n].start_s,
-            schedule.segments[n].end_s,
-            schedule.segments[n].priority,
+            schedule.transfers[n].start_s,
+            schedule.transfers[n].end_s,
+            schedule.transfers[n].priority,
         ),
     )
     for first, second in pairwise(by_time):
-        if schedule.segments[second].start_s < schedule.segments[first].end_s - times.slack_s:
+        if schedule.transfers[second].start_s < schedule.transfers[first].end_s - times.slack_s:
             yield f"segments {first} and {second} are on the network at the same time"
-        if schedule.segments[second].priority < schedule.segments[first].priority:
+        if schedule.transfers[second].priority < schedule.transfers[first].priority:
             yield f"segments {first} and {second}: priorities do not follow the order of sending"
 
 
-def _carried(schedule: ShardedSchedule) -> list[tuple[float, float]]:
+def _carried(schedule: Schedule) -> list[tuple[float, float]]:
     """Return when the network carries something; a norm of nothing holds up nothing."""
-    norm = [(schedule.norm.start_s, schedule.norm.end_s)] if schedule.norm and schedule.segments else []
-    return [(segment.start_s, segment.end_s) for segment in schedule.segments] + norm
+    norm = schedule.shard_layout.norm
+    exchanged = [(norm.start_s, norm.end_s)] if norm and schedule.transfers else []
+    return [(segment.start_s, segment.end_s) for segment in schedule.transfers] + exchanged
 
 
-def _all_calls_s(schedule: ShardedSchedule) -> float:
-    """Return how long the network carries something if every call is sent in one piece."""
-    norm = schedule.norm if schedule.segments else None
-    norm_s = 0.0 if norm is None else norm.end_s - norm.start_s
-    return sum((call.duration_s for half in HALVES for call in schedule.calls[half]), norm_s)
+def _norm_s(schedule: Schedule) -> float:
+    norm = schedule.shard_layout.norm
+    return 0.0 if norm is None else norm.end_s - norm.start_s
 
 
-def _ends(schedule: ShardedSchedule) -> dict[HalfOfExchange, list[float]]:
-    ends: dict[HalfOfExchange, list[float]] = {half: [0.0] * len(schedule.calls[half]) for half in HALVES}
-    for segment in schedule.segments:
-        ends[segment.half][segment.call] = max(ends[segment.half][segment.call], segment.end_s)
+def _all_groups_s(schedule: Schedule) -> float:
+    """Return how long the network carries something if every group is sent in one piece."""
+    return sum(
+        (group.duration_s for group in schedule.groups), _norm_s(schedule) if schedule.transfers else 0.0
+    )
+
+
+def _ends(schedule: Schedule) -> list[float]:
+    ends = [0.0] * len(schedule.groups)
+    for segment in schedule.transfers:
+        ends[segment.group] = max(ends[segment.group], segment.end_s)
     return ends
 
 
-def _needs(schedule: ShardedSchedule) -> list[set[int]]:
+def _needs(schedule: Schedule) -> dict[int, set[int]]:
     """Return, for every gather, the reduce-scatters of its shards."""
-    carrier = {shard: number for number, call in enumerate(schedule.reduce_scatters) for shard in call.shards}
-    return [{carrier[shard] for shard in call.shards} for call in schedule.all_gathers]
+    scatters, gathers = (schedule.groups_of(op) for op in HALVES)
+    carrier = {shard: number for number, group in scatters.items() for shard in group.shards}
+    return {number: {carrier[shard] for shard in group.shards} for number, group in gathers.items()}
 
 
-def _check_order(schedule: ShardedSchedule, times: DerivedTimes) -> Iterator[str]:
+def _check_order(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     """Yield the gathers that begin before their shards are summed and updated."""
-    ends, needs = _ends(schedule)["reduce-scatter"], _needs(schedule)
-    for number, segment in enumerate(schedule.segments):
-        if segment.half != "all-gather":
+    ends, needs, norm = _ends(schedule), _needs(schedule), schedule.shard_layout.norm
+    for number, segment in enumerate(schedule.transfers):
+        if segment.op != "all-gather":
             continue
-        summed = max(ends[call] for call in needs[segment.call])
+        summed = max(ends[group] for group in needs[segment.group])
         if segment.start_s < summed - times.slack_s:
             yield f"segment {number}: gathers at {segment.start_s!r} what is summed at {summed!r}"
-        if schedule.norm is not None and segment.start_s < schedule.norm.end_s - times.slack_s:
+        if norm is not None and segment.start_s < norm.end_s - times.slack_s:
             yield f"segment {number}: gathers at {segment.start_s!r}, before the norm is known"
 
 
-def _check_norm(profile: Profile, schedule: ShardedSchedule, times: DerivedTimes) -> Iterator[str]:
-    norm = schedule.norm
+def _check_norm(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
+    norm = schedule.shard_layout.norm
     if (norm is not None) != (profile.update == "global-norm"):
         yield f'norm is {"there" if norm else "null"}, updates are "{profile.update}"'
         return
@@ -164,7 +169,8 @@ def _check_norm(profile: Profile, schedule: ShardedSchedule, times: DerivedTimes
     takes = allreduce_s(profile.allreduce, profile.workers, NORM_BYTES)
     if not same(norm.end_s - norm.start_s, takes, times):
         yield f"norm: takes {norm.end_s - norm.start_s!r} s, derived {takes!r}"
-    summed = max(_ends(schedule)["reduce-scatter"], default=0.0)
+    ends = _ends(schedule)
+    summed = max((ends[number] for number in schedule.groups_of("reduce-scatter")), default=0.0)
     if norm.start_s < summed - times.slack_s:
         yield f"norm: exchanged at {norm.start_s!r}, the last reduce-scatter ends at {summed!r}"
 
@@ -178,17 +184,18 @@ def _floor(profile: Profile, times: DerivedTimes) -> float:
     return max([times.compute_s, *unsent])
 
 
-def _check_predictions(profile: Profile, schedule: ShardedSchedule, times: DerivedTimes) -> Iterator[str]:
+def _check_predictions(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     predicted, floor = schedule.predicted, _floor(profile, times)
-    ends = _ends(schedule)["all-gather"]
+    ends = _ends(schedule)
     progress = ComputeProgress(_carried(schedule), times)
     realized = [
-        progress.until(end) + call.time_s for end, call in zip(ends, schedule.all_gathers, strict=True)
+        progress.until(ends[number]) + group.tail_s
+        for number, group in schedule.groups_of("all-gather").items()
     ]
     stretch = times.lost * sum(end - start for start, end in _carried(schedule))
-    proofs = [bound.bound_s for bound in (schedule.norm_bound, schedule.set_bound) if bound is not None]
+    proofs = [bound.bound_s for bound in (schedule.norm_bound, schedule.bound) if bound is not None]
     lower = max([floor + _least_stretch_s(schedule, times), *proofs])
-    ideal = max(floor, _optimum(schedule, times)) + times.lost * _all_calls_s(schedule)
+    ideal = max(floor, _optimum(schedule, times)) + times.lost * _all_groups_s(schedule)
     expected = (
         ("compute_s", predicted.compute_s, times.compute_s),
         ("iteration_s", predicted.iteration_s, max([floor, *realized]) + stretch),
@@ -203,10 +210,10 @@ def _check_predictions(profile: Profile, schedule: ShardedSchedule, times: Deriv
         yield f"predicted.gap is {predicted.gap!r}, derived {gap!r}"
 
 
-def _least_stretch_s(schedule: ShardedSchedule, times: DerivedTimes) -> float:
+def _least_stretch_s(schedule: Schedule, times: DerivedTimes) -> float:
     """Return what all bytes in one call of each half stretch compute by, priced on the bound's lines."""
-    if schedule.set_bound is not None:
-        return least_stretch_s(times, schedule.set_bound)
+    if schedule.bound is not None:
+        return least_stretch_s(times, schedule.bound)
     norm = schedule.norm_bound
     if norm is None:
         return 0.0
@@ -214,32 +221,28 @@ def _least_stretch_s(schedule: ShardedSchedule, times: DerivedTimes) -> float:
     return sum((least_stretch_s(times, line) for line in lines), times.lost * norm.norm_s)
 
 
-def _jobs(schedule: ShardedSchedule, rate: float) -> tuple[list[float], list[float], list[float]]:
-    """Return ready time, duration and tail of every call, reduce-scatters first; without a norm.
+def _jobs(schedule: Schedule, rate: float) -> tuple[list[float], list[float], list[float]]:
+    """Return ready time, duration and tail of every group; without a norm.
 
     In seconds of compute, of which each second of traffic is `rate`.
     """
-    first, second, needs = schedule.reduce_scatters, schedule.all_gathers, _needs(schedule)
-    heads = [
-        max(first[call].time_s + first[call].duration_s * rate for call in of_gather) for of_gather in needs
-    ]
-    tails = [0.0] * len(first)
-    for gather, of_gather in zip(second, needs, strict=True):
-        for call in of_gather:
-            tails[call] = max(tails[call], gather.duration_s * rate + gather.time_s)
-    return (
-        [call.time_s for call in first] + heads,
-        [call.duration_s * rate for call in (*first, *second)],
-        tails + [call.time_s for call in second],
-    )
+    groups = schedule.groups
+    ready = [group.ready_s for group in groups]
+    duration = [group.duration_s * rate for group in groups]
+    tail = [group.tail_s for group in groups]
+    for gather, needed in _needs(schedule).items():
+        ready[gather] = max(groups[group].ready_s + duration[group] for group in needed)
+        for group in needed:
+            tail[group] = max(tail[group], duration[gather] + groups[gather].tail_s)
+    return ready, duration, tail
 
 
-def _optimum(schedule: ShardedSchedule, times: DerivedTimes) -> float:
-    """Return, in seconds of compute, the window below which no preemptive plan of these calls comes."""
+def _optimum(schedule: Schedule, times: DerivedTimes) -> float:
+    """Return, in seconds of compute, the window below which no preemptive plan of these groups comes."""
     rate = 1 - times.lost
-    if not schedule.reduce_scatters:
+    if not schedule.groups:
         return 0.0
-    if schedule.norm is None:
+    if schedule.shard_layout.norm is None:
         ready, duration, tail = (np.array(values) for values in _jobs(schedule, rate))
         strongest = 0.0
         by_tail = np.argsort(-tail, kind="stable")
@@ -248,77 +251,67 @@ def _optimum(schedule: ShardedSchedule, times: DerivedTimes) -> float:
             inside = ready >= rho
             strongest = max(strongest, float(np.max(rho + np.cumsum(duration[inside]) + tail[inside])))
         return strongest
-    norm_s = schedule.norm.end_s - schedule.norm.start_s
-    longest = _longest(schedule.reduce_scatters, rate) + _longest(schedule.all_gathers, rate)
-    return longest + norm_s * rate
+    halves = [list(schedule.groups_of(op).values()) for op in HALVES]
+    return sum((_longest(half, rate) for half in halves), _norm_s(schedule) * rate)
 
 
-def _longest(calls: tuple[HalfCall, ...], rate: float) -> float:
-    """Return the maximum over the calls of one's time and the durations of all whose time is no less."""
-    time = np.array([call.time_s for call in calls])
+def _longest(groups: list[Group], rate: float) -> float:
+    """Return the maximum over the groups of one's time and the durations of all whose time is no less."""
+    time = np.array([group.ready_s + group.tail_s for group in groups])
     falling = np.argsort(-time, kind="stable")
-    behind = np.cumsum(np.array([call.duration_s for call in calls])[falling]) * rate
+    behind = np.cumsum(np.array([group.duration_s for group in groups])[falling]) * rate
     return float(np.max(time[falling] + behind))
 
 
-def _check_certificate(schedule: ShardedSchedule, times: DerivedTimes, floor_s: float) -> Iterator[str]:
-    proof = schedule.certificate
-    chosen: dict[HalfOfExchange, tuple[int, ...]] = {
-        "reduce-scatter": proof.reduce_scatters,
-        "all-gather": proof.all_gathers,
-    }
-    for half, numbers in chosen.items():
-        unknown = [number for number in numbers if number >= len(schedule.calls[half])]
-        if unknown or len(set(numbers)) < len(numbers):
-            yield f"certificate: {half} {list(numbers)} are not calls of the schedule, each once"
-            return
-    first = [schedule.reduce_scatters[number] for number in proof.reduce_scatters]
-    second = [schedule.all_gathers[number] for number in proof.all_gathers]
+def _check_proof(schedule: Schedule, times: DerivedTimes, floor_s: float) -> Iterator[str]:
+    (proof,), groups = schedule.proofs, schedule.groups
+    unknown = [number for number in proof.set if number >= len(groups)]
+    if unknown or len(set(proof.set)) < len(proof.set):
+        yield f"proof: {list(proof.set)} are not groups of the schedule, each once"
+        return
+    ready, tail = [group.ready_s for group in groups], [group.tail_s for group in groups]
+    first = [number for number in proof.set if groups[number].op == "reduce-scatter"]
+    second = [number for number in proof.set if groups[number].op == "all-gather"]
     norm_s = 0.0
-    if schedule.norm is not None:
-        ready = [call.time_s for call in first]
-        tail = [call.time_s for call in second]
-        if (first or second) and not (first and second):
-            yield "certificate: with a norm it needs calls of both halves"
-        norm_s = schedule.norm.end_s - schedule.norm.start_s if first else 0.0
+    if schedule.shard_layout.norm is not None:
+        if proof.set and not (first and second):
+            yield "proof: with a norm it needs groups of both halves"
+        norm_s = _norm_s(schedule) if first else 0.0
     else:
-        heads, _, tails = _jobs(schedule, 1 - times.lost)
-        count = len(schedule.reduce_scatters)
-        jobs = [*proof.reduce_scatters, *(count + number for number in proof.all_gathers)]
-        ready, tail = [heads[job] for job in jobs], [tails[job] for job in jobs]
-    inside = sum(call.duration_s for call in (*first, *second)) + norm_s
-    every = _all_calls_s(schedule)
+        ready, _, tail = _jobs(schedule, 1 - times.lost)
+        first = second = list(proof.set)
+    inside = sum(groups[number].duration_s for number in proof.set)
+    every = _all_groups_s(schedule)
     expected = (
-        ("min_ready_s", proof.min_ready_s, min(ready, default=0.0)),
-        ("total_reduce_scatter_s", proof.total_reduce_scatter_s, sum(call.duration_s for call in first)),
+        ("min_ready_s", proof.min_ready_s, min((ready[number] for number in first), default=0.0)),
+        ("total_s", proof.total_s, inside),
         ("norm_s", proof.norm_s, norm_s),
-        ("total_all_gather_s", proof.total_all_gather_s, sum(call.duration_s for call in second)),
-        ("min_tail_s", proof.min_tail_s, min(tail, default=0.0)),
-        ("stretch_s", proof.stretch_s, times.lost * (every - inside)),
+        ("min_tail_s", proof.min_tail_s, min((tail[number] for number in second), default=0.0)),
+        ("stretch_s", proof.stretch_s, times.lost * (every - inside - norm_s)),
     )
     for field, stated, derived in expected:
         if not same(stated, derived, times):
-            yield f"certificate.{field} is {stated!r}, derived {derived!r}"
+            yield f"proof.{field} is {stated!r}, derived {derived!r}"
     total = sum(stated for _, stated, _ in expected)
     if not same(proof.bound_s, total, times):
-        yield f"certificate.bound_s is {proof.bound_s!r}, its parts add up to {total!r}"
+        yield f"proof.bound_s is {proof.bound_s!r}, its parts add up to {total!r}"
     hidden = floor_s + times.lost * every
     if not same(max(hidden, proof.bound_s), schedule.predicted.ideal_iteration_s, times):
-        yield f"certificate.bound_s {proof.bound_s!r} does not prove predicted.ideal_iteration_s"
+        yield f"proof.bound_s {proof.bound_s!r} does not prove predicted.ideal_iteration_s"
 
 
-def _check_bounds(profile: Profile, schedule: ShardedSchedule, times: DerivedTimes) -> Iterator[str]:
-    norm, sets = schedule.norm_bound, schedule.set_bound
+def _check_bounds(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
+    norm, sets = schedule.norm_bound, schedule.bound
     if (norm is None) == (profile.update == "global-norm") or (sets is None) == (norm is None):
-        yield "bounds: with a norm norm_bound is the proof, without one set_bound"
+        yield "bounds: with a norm norm_bound is the proof, without one bound"
         return
     if sets is not None:
-        yield from check_set(profile, sets, times, "set_bound")
+        yield from check_set(profile, sets, times, "bound")
 
         def both(size: int) -> float:
             return sum(half_s(profile, half, size) for half in HALVES)
 
-        yield from check_line(profile, times, "set_bound", sets, both)
+        yield from check_line(profile, times, "bound", sets, both)
     if norm is None:
         return
     nothing = dict.fromkeys(times.ready, 0.0)

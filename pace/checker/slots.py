@@ -13,13 +13,13 @@ def check_slots(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     """Yield what is wrong with the slots, or with slots where there should be none."""
     slot_s = schedule.solver.slot_s
     if slot_s is None:
-        for number, segment in enumerate(schedule.segments):
+        for number, segment in enumerate(schedule.transfers):
             if segment.start_slot is not None or segment.num_slots is not None:
                 yield f"segment {number}: has slots in a schedule without slot_s"
         return
     taken: list[tuple[int, int, int]] = []
     used = [0] * len(schedule.groups)
-    for number, segment in enumerate(schedule.segments):
+    for number, segment in enumerate(schedule.transfers):
         if segment.start_slot is None or segment.num_slots is None:
             yield f"segment {number}: has no slots, slot_s is {slot_s!r}"
             continue
@@ -35,14 +35,14 @@ def check_slots(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
         if start < end:
             yield f"segments {first} and {second} share slot {start}"
     for number, group in enumerate(schedule.groups):
-        needed = slots_served(group.allreduce_s * (1 - times.lost), slot_s)
+        needed = slots_served(group.duration_s * (1 - times.lost), slot_s)
         # With fewer elements than slots some slots carry nothing, and have no segment.
         idle = group.size_bytes // ELEMENT_BYTES[group.dtype] < needed
         if used[number] > needed or (used[number] < needed and not idle):
             yield f"group {number}: {used[number]} slots serve it, it needs {needed}"
     ends = [
         (segment.start_slot + segment.num_slots) * slot_s + schedule.groups[segment.group].tail_s
-        for segment in schedule.segments
+        for segment in schedule.transfers
         if segment.start_slot is not None and segment.num_slots is not None
     ]
     # Slots are of seconds of compute; what they serve stretches the window.

@@ -1,7 +1,7 @@
 """What the commands share: arguments of one meaning, tables, and profiles written to files."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,8 +17,7 @@ ProfileArgument = Annotated[
     Path, typer.Argument(help="A profile document.", exists=True, dir_okay=False, readable=True)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
-Exchange = Literal["allreduce", "ps"]
-ServersOption = Annotated[int | None, typer.Option(help="How many parameter servers; with --exchange ps.")]
+ServersOption = Annotated[int | None, typer.Option(help="How many parameter servers.")]
 ColocatedOption = Annotated[
     bool, typer.Option("--colocated", help="The servers run on the workers' hosts, not on their own.")
 ]

@@ -8,14 +8,13 @@ from typing import Annotated
 
 import typer
 
-from pace.cli.check import check
 from pace.cli.fabric import app as fabric_app
 from pace.cli.headroom import headroom
 from pace.cli.imports import app as import_app
 from pace.cli.imports import fit
 from pace.cli.keys import app as keys_app
 from pace.cli.models import model
-from pace.cli.optimize import optimize
+from pace.cli.optimize import check, optimize
 from pace.cli.predict import fit_overhead, predict
 from pace.cli.servers.processes import app as ps_app
 from pace.cli.service import serve, submit

@@ -6,12 +6,9 @@ from typing import Annotated
 import typer
 
 from pace.cli.console import ApiKeyOption, JsonOption, ProfileArgument, make_console
-from pace.cli.optimize import describe, describe_sharded
+from pace.cli.description import describe
 from pace.cli.reporting import reported
-from pace.cli.servers.plans import describe_exchange
 from pace.documents.profile import load_profile
-from pace.documents.push_pull_schedule import PushPullSchedule
-from pace.documents.sharded_schedule import ShardedSchedule
 
 
 def submit(
@@ -31,10 +28,6 @@ def submit(
             schedule = client.create_schedule(loaded, job=job or loaded.name)
         if as_json:
             sys.stdout.buffer.write(schedule.to_json())
-        elif isinstance(schedule, ShardedSchedule):
-            describe_sharded(loaded, schedule, make_console())
-        elif isinstance(schedule, PushPullSchedule):
-            describe_exchange(loaded, schedule, make_console())
         else:
             describe(loaded, schedule, make_console())
 

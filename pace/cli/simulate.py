@@ -1,4 +1,4 @@
-"""``pace simulate``: a profile under the policies of the field."""
+"""``pace simulate``: a profile under the policies of the field, on one network or on parameter servers."""
 
 import json
 from typing import Annotated, Any
@@ -8,7 +8,6 @@ import typer
 from pace.cli.console import (
     ClusterOption,
     ColocatedOption,
-    Exchange,
     JsonOption,
     ProfileArgument,
     ServersOption,
@@ -16,8 +15,10 @@ from pace.cli.console import (
     make_table,
 )
 from pace.cli.reporting import reported
-from pace.cli.servers.plans import cluster_of
-from pace.documents.profile import load_profile
+from pace.cli.servers.clusters import described_cluster
+from pace.documents.cluster import Cluster
+from pace.documents.profile import Profile, load_profile
+from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
 
 
@@ -35,93 +36,113 @@ def simulate(
     ] = None,
     trials: Annotated[int, typer.Option(help="Settings that each search tries.")] = 40,
     exchange: Annotated[
-        Exchange, typer.Option(help="All-reduce, or push to parameter servers and pull.")
-    ] = "allreduce",
+        Exchange | None, typer.Option(help="Only policies of this exchange; by default all of one network.")
+    ] = None,
     servers: ServersOption = None,
     colocated: ColocatedOption = False,
     cluster: ClusterOption = None,
     asynchronous: Annotated[
-        bool, typer.Option("--async", help="Servers answer every push at once; with --exchange ps.")
+        bool, typer.Option("--async", help="Servers answer every push at once; with --exchange servers.")
     ] = False,
     staleness: Annotated[
-        int | None, typer.Option(help="Windows that a worker may be ahead; with --exchange ps.")
+        int | None, typer.Option(help="Windows that a worker may be ahead; with --exchange servers.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a profile under the policies of the field."""
-    from pace.schedule_choice import lower_bound_s
-    from pace.simulation import POLICIES, knobs_of, make_policy
+    from pace.simulation import SimulationOptions
     from pace.simulation import simulate as run
 
     with reported():
         loaded = load_profile(profile)
-        if exchange == "ps":
-            from pace.cli.servers.simulate import report_exchange
-
-            report_exchange(
-                loaded,
-                cluster_of(loaded, cluster, servers, colocated=colocated),
-                policy,
-                knob or [],
-                iterations=iterations,
-                jitter=jitter,
-                seed=seed,
-                asynchronous=asynchronous,
-                staleness=staleness,
-                tune=tune,
-                trials=trials,
-                as_json=as_json,
-            )
-            return
-        if servers is not None or cluster is not None or colocated or asynchronous or staleness is not None:
+        named = servers is not None or cluster is not None or colocated
+        if (named or asynchronous or staleness is not None) and exchange != "servers":
             raise InvalidOptions(
-                "--servers, --colocated, --cluster, --async and --staleness belong to --exchange ps"
+                "--servers, --colocated, --cluster, --async and --staleness belong to --exchange servers"
             )
-        knobs = _knobs(knob or [], policy or list(POLICIES))
+        placed = None
+        if exchange == "servers":
+            placed = described_cluster(loaded, cluster, servers, colocated=colocated)
+        knobs = _knobs(knob or [])
         if tune is not None:
             from pace.cli.tune import report
 
-            report(loaded, policy, knobs, search=tune, num_trials=trials, seed=seed, as_json=as_json)
+            report(loaded, placed, policy, knobs, search=tune, num_trials=trials, seed=seed, as_json=as_json)
             return
-        bound = lower_bound_s(loaded)
-        results: list[dict[str, Any]] = []
-        for name in policy or POLICIES:
-            mine = {key: value for key, value in knobs.items() if key in knobs_of(name)}
-            made = run(loaded, make_policy(name, **mine), iterations=iterations, jitter=jitter, seed=seed)
-            times = made.iterations_s
-            results.append(
-                {
-                    "policy": name,
-                    "knobs": mine,
-                    "iteration_s": made.iteration_s,
-                    "iteration_std_s": float(times.std()),
-                    "over_bound": made.iteration_s / bound - 1 if bound else 0.0,
-                }
-            )
-    if as_json:
-        typer.echo(json.dumps({"profile": loaded.name, "lower_bound_s": bound, "policies": results}))
-        return
-    table = make_table("policy", "iteration ms", "spread ms", "over the bound", left=("policy",))
-    for row in results:
-        spread = f"{row['iteration_std_s'] * 1e3:.3f}"
-        table.add_row(
-            str(row["policy"]), f"{row['iteration_s'] * 1e3:.3f}", spread, f"{row['over_bound'] * 100:.2f} %"
+        options = SimulationOptions(
+            exchange=exchange,
+            cluster=placed,
+            iterations=iterations,
+            jitter=jitter,
+            seed=seed,
+            consistency="async" if asynchronous else "sync",
+            staleness=staleness,
+            knobs=knobs,
         )
+        found = run(loaded, policy, options)
+        bound = None if options.is_stale else _bound(loaded, placed)
+        results = [
+            {
+                "policy": name,
+                "knobs": each.knobs,
+                "iteration_s": each.iteration_s,
+                "over_bound": each.iteration_s / bound - 1 if bound else None if placed else 0.0,
+                **_details(each.run),
+            }
+            for name, each in found.items()
+        ]
+    if as_json:
+        document: dict[str, Any] = {"profile": loaded.name}
+        if placed is not None:
+            document["cluster"] = json.loads(placed.model_dump_json())
+        typer.echo(json.dumps(document | {"lower_bound_s": bound, "policies": results}))
+        return
+    _show(loaded, placed, bound, results)
+
+
+def _bound(profile: Profile, cluster: Cluster | None) -> float:
+    from pace.documents.options import Options
+    from pace.planning import lower_bound_s, optimize
+
+    if cluster is None:
+        return lower_bound_s(profile)
+    return optimize(profile, Options(cluster=cluster)).predicted.lower_bound_s
+
+
+def _details(run: Any) -> dict[str, Any]:
+    from pace.simulation import Simulation
+
+    if isinstance(run, Simulation):
+        return {"iteration_std_s": float(run.iterations_s.std())}
+    return {"straggler_share": run.straggler_share, "lead": run.lead}
+
+
+def _show(
+    profile: Profile, cluster: Cluster | None, bound: float | None, results: list[dict[str, Any]]
+) -> None:
     console = make_console()
-    console.print(f"{loaded.name}: no schedule is faster than {bound * 1e3:.3f} ms", highlight=False)
+    servers = f", {profile.workers} workers, {cluster.exchange.servers} servers" if cluster else ""
+    known = "" if bound is None else f": no schedule is faster than {bound * 1e3:.3f} ms"
+    console.print(f"{profile.name}{servers}{known}", highlight=False)
+    columns = ("spread ms",) if cluster is None else ("waits for stragglers", "lead")
+    table = make_table("policy", "iteration ms", "over the bound", *columns, left=("policy",))
+    for row in results:
+        over = "" if row["over_bound"] is None else f"{row['over_bound'] * 100:.2f} %"
+        if cluster is None:
+            details = [f"{row['iteration_std_s'] * 1e3:.3f}"]
+        else:
+            details = [f"{row['straggler_share'] * 100:.2f} %", str(row["lead"])]
+        table.add_row(row["policy"], f"{row['iteration_s'] * 1e3:.3f}", over, *details)
     console.print(table)
 
 
-def _knobs(given: list[str], policies: list[str]) -> dict[str, Any]:
+def _knobs(given: list[str]) -> dict[str, Any]:
     """Parse NAME=VALUE pairs; a value is JSON where it can be, else a word."""
-    from pace.simulation import knobs_of
-
     knobs: dict[str, Any] = {}
-    known = sorted({name for policy in policies for name in knobs_of(policy)})
     for pair in given:
         name, equals, value = pair.partition("=")
-        if not equals or name not in known:
-            raise InvalidOptions(f'no knob "{name}" (NAME=VALUE): these policies have {", ".join(known)}')
+        if not equals:
+            raise InvalidOptions(f'"{pair}" sets no knob: NAME=VALUE is needed')
         try:
             knobs[name] = json.loads(value)
         except ValueError:

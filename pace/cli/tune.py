@@ -6,14 +6,17 @@ from typing import Any
 import typer
 
 from pace.cli.console import make_console, make_table
+from pace.documents.cluster import Cluster
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.simulation import POLICIES, knobs_of
+from pace.simulation import POLICIES, SERVER_POLICIES, knobs_of
+from pace.simulation.parameter_server.tune import tune_on_servers
 from pace.simulation.tune import SEARCHES, Search, Tuned, tunable, tune
 
 
 def report(
     profile: Profile,
+    cluster: Cluster | None,
     policies: list[str] | None,
     knobs: dict[str, Any],
     *,
@@ -23,7 +26,8 @@ def report(
     as_json: bool,
 ) -> None:
     """Tune `policies` (all that have knobs, by default) and print the result, other searches beside it."""
-    chosen = policies or [name for name in POLICIES if tunable(name)]
+    known = POLICIES if cluster is None else SERVER_POLICIES
+    chosen = policies or [name for name in known if tunable(name)]
     if search not in SEARCHES:
         raise InvalidOptions(f'no search "{search}": choose one of {", ".join(SEARCHES)}')
     results = []
@@ -31,6 +35,10 @@ def report(
         fixed = {key: value for key, value in knobs.items() if key in knobs_of(name)}
         found = {
             way: tune(profile, name, search=way, num_trials=num_trials, seed=seed, fixed=fixed)
+            if cluster is None
+            else tune_on_servers(
+                profile, cluster, name, search=way, num_trials=num_trials, seed=seed, fixed=fixed
+            )
             for way in SEARCHES
         }
         results.append(result_of(found, search))

@@ -6,11 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from pace.documents.any_schedule import AnySchedule
 from pace.documents.base import Document
 from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.documents.schedule import Sha256
+from pace.documents.schedule import Schedule, Sha256
 
 
 def _in_one_form(name: str) -> str:
@@ -161,7 +160,7 @@ class ScheduleResource(Document):
     created_at
         When it was asked for first.
     schedule
-        Of version 2 where the profile's links are those of parameter servers.
+        With exchange "servers" where the profile's links are those of parameter servers.
     """
 
     id: ResourceId
@@ -169,7 +168,7 @@ class ScheduleResource(Document):
     fingerprint: Sha256
     profile_sha256: Sha256
     created_at: datetime
-    schedule: Annotated[AnySchedule, Field(discriminator="schema_version")]
+    schedule: Schedule
 
 
 class Problem(BaseModel):

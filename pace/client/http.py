@@ -17,13 +17,13 @@ from pydantic import BaseModel, ValidationError
 from pace.client.documents import Problem, ReportRequest, ReportResource, ScheduleResource, TaskResource
 from pace.client.exchange import Exchange, HttpAnswer
 from pace.client.fabric_documents import TransferPlanRequest
-from pace.documents.any_schedule import AnySchedule
 from pace.documents.base import explain
 from pace.documents.fabric.batch import UpdateBatch
 from pace.documents.fabric.network import FabricNetwork
 from pace.documents.fabric.transfer_plan import TransferOptions, TransferPlan
 from pace.documents.options import Options
 from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule
 from pace.errors import InvalidFabric, InvalidOptions, InvalidProfile, InvalidSteps, ServiceUnavailable
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Client:
         except (httpx.HTTPError, ServiceUnavailable):
             return False
 
-    def newest_schedule(self, job: str, fingerprint: str) -> AnySchedule | None:
+    def newest_schedule(self, job: str, fingerprint: str) -> Schedule | None:
         """Return a job's newest schedule for a model, or None when it has none."""
         asked = {"job": job, "fingerprint": fingerprint}
         answer = self._request(self._deadline(), "GET", "/v1/schedules", params=asked)
@@ -131,14 +131,14 @@ class Client:
             self._nonsense(f"a schedule with fingerprint {schedule.fingerprint} instead of {fingerprint}")
         return schedule
 
-    def get_schedule(self, schedule_id: str) -> AnySchedule:
+    def get_schedule(self, schedule_id: str) -> Schedule:
         """Return a stored schedule by its id."""
         answer = self._request(self._deadline(), "GET", f"/v1/schedules/{schedule_id}")
         return self._parse(answer, ScheduleResource).schedule
 
     def create_schedule(
         self, profile: Profile, options: Options | None = None, job: str | None = None
-    ) -> AnySchedule:
+    ) -> Schedule:
         """Have a profile scheduled and return the schedule.
 
         Raises
@@ -254,7 +254,7 @@ class Client:
 
     def send_report(
         self,
-        schedule: AnySchedule,
+        schedule: Schedule,
         job: str,
         measured_iteration_s: float,
         num_iterations: int,

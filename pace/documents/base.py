@@ -1,18 +1,48 @@
 """What all documents share: unknown fields are refused, values do not change, faults are named."""
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pace.errors import PaceError
 
 MOST_FAULTS = 20
 MOST_SHOWN = 200
 
+Bytes = Annotated[int, Field(ge=0, lt=2**63)]
+Index = Annotated[int, Field(ge=0)]
+
 
 class Document(BaseModel):
-    """Base of all documents: unknown fields are refused, values do not change."""
+    """Base of all documents: unknown fields are refused, values do not change.
+
+    Attributes
+    ----------
+    refused_as
+        The error for fields that cannot be; by default pydantic's own.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    refused_as: ClassVar[type[PaceError] | None] = None
+
+    if not TYPE_CHECKING:  # type checkers know the fields from their annotations
+
+        def __init__(self, *positional: Any, **fields: Any) -> None:
+            error = type(self).refused_as
+            if error is None:
+                super().__init__(*positional, **fields)
+                return
+            if positional:
+                raise error(f"{type(self).__name__} takes fields by name (got {_short(positional[0])})")
+            try:
+                super().__init__(**fields)
+            except ValidationError as fault:
+                raise error(explain(fault)) from None
+
+        # pydantic calls this for documents built by hand, and not for those inside parsed documents.
+        __init__.__pydantic_base_init__ = True
 
 
 def repeated(names: Iterable[str]) -> str | None:
@@ -23,6 +53,19 @@ def repeated(names: Iterable[str]) -> str | None:
             return name
         seen.add(name)
     return None
+
+
+def refuse_other(value: object, kind: type, error: type[PaceError]) -> None:
+    """Raise an error of ours unless a value is of this kind."""
+    if not isinstance(value, kind):
+        raise error(f"a {kind.__name__} is needed (got {_short(value)})")
+
+
+def read_file(path: str | Path, error: type[PaceError]) -> bytes:
+    """Return a file's bytes; raises OSError, and an error of ours for what is no path."""
+    if not isinstance(path, str | Path):
+        raise error(f"the path of a file is needed (got {_short(path)})")
+    return Path(path).read_bytes()
 
 
 class Faults(Protocol):
@@ -61,13 +104,10 @@ def _explain_one(document: Any, fault: Any) -> str:
     return f"{': '.join(place)}: {message}{shown}" if place else message
 
 
-def _short(value: float | str) -> str:
+def _short(value: object) -> str:
     # A whole request may be one string: what is shown of it is enough to find it.
-    return (
-        repr(value)
-        if not isinstance(value, str) or len(value) <= MOST_SHOWN
-        else f"{value[:MOST_SHOWN]!r}..."
-    )
+    shown = repr(value)
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}..."
 
 
 def _step(current: Any, part: int | str) -> Any:

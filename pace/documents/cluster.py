@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from pace.documents.base import Document, explain, repeated
+from pace.documents.base import Document, explain, read_file, repeated
 from pace.documents.frozen import FrozenDict, frozen
 from pace.documents.profile import Name
 from pace.documents.push_pull import PushPull
@@ -27,6 +27,8 @@ class TransferRatio(Document):
         On the way to the server, and back.
     """
 
+    refused_as = InvalidCluster
+
     gradient: Name
     push: Ratio = 1.0
     pull: Ratio = 1.0
@@ -34,6 +36,8 @@ class TransferRatio(Document):
 
 class Cluster(Document):
     """Parameter servers: how many, where, how fast they are reached, and how many bytes travel."""
+
+    refused_as = InvalidCluster
 
     schema_version: Literal[1] = 1
     name: Name
@@ -63,6 +67,6 @@ def parse_cluster(document: bytes | str) -> Cluster:
 def load_cluster(path: str | Path) -> Cluster:
     """Read a cluster from a JSON file; raises InvalidCluster and OSError."""
     try:
-        return parse_cluster(Path(path).read_bytes())
+        return parse_cluster(read_file(path, InvalidCluster))
     except InvalidCluster as error:
         raise InvalidCluster(f"{path}: {error}") from None

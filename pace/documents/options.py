@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pace.documents.base import Document
-from pace.documents.schedule import AskedTarget, Fusion, Oracle
+from pace.documents.cluster import Cluster
+from pace.documents.schedule import Exchange, Framework, Fusion, Oracle, SendDiscipline
+from pace.errors import InvalidOptions
 
 Risk = Literal["mean", "p95"]
 
@@ -19,11 +21,14 @@ class Options(Document):
         "jackson" (longest tail first, exact in continuous and in slotted time) or "lp" (the totally
         unimodular linear program; needs `slot_s`).
     fusion
-        "optimal", "pace" (the paper's Algorithm 1) or "none".
-    target
-        Whose semantics to optimize for. "allreduce": our runtime with whole all-reduces; "sharded": with
-        reduce-scatters, updates of shards and all-gathers; "pace": "sharded" where the profile's updates wait
-        for a global norm, else "allreduce". "ddp" and "horovod": buckets and groups behind a barrier.
+        "optimal", "paper" (Algorithm 1 of the PACE paper) or "none".
+    exchange
+        How gradients become updates: "allreduce" (whole all-reduces), "sharded" (reduce-scatters, updates of
+        shards, all-gathers) or "servers" (pushes to parameter servers, pulls from them). None: "servers"
+        where the profile's cost or `cluster` is one of parameter servers, "sharded" where its updates wait
+        for a global norm, else "allreduce".
+    framework
+        "ddp" or "horovod": buckets or groups for that framework, behind its barrier. None: our runtime.
     slot_s
         Length of a slot in seconds; None for continuous time.
     max_group_bytes
@@ -37,11 +42,22 @@ class Options(Document):
     search_calls
         Budget of the local search on profiles with parallel branches, in oracle calls, so that the result
         does not depend on the machine's speed.
+    cluster
+        The parameter servers of exchange "servers"; None for those of the profile's cost. With transfer
+        ratios every gradient is a group of its own.
+    partition_bytes
+        With servers: size of the segments; searched for around delta0 if left out. The cluster's
+        ``min_partition_bytes`` is taken if that is more.
+    discipline
+        With servers: what the runtime does when the segment that is planned next is late.
     """
+
+    refused_as = InvalidOptions
 
     oracle: Oracle = "jackson"
     fusion: Fusion = "optimal"
-    target: AskedTarget = "pace"
+    exchange: Exchange | None = None
+    framework: Framework | None = None
     slot_s: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
     max_group_bytes: Annotated[int, Field(gt=0)] | None = None
     max_segment_bytes: Annotated[int, Field(gt=0)] | None = None
@@ -49,3 +65,12 @@ class Options(Document):
     jitter: Annotated[float, Field(ge=0, le=10)] = 0.0
     risk: Risk = "mean"
     search_calls: Annotated[int, Field(ge=1, le=10_000_000)] = 2000
+    cluster: Cluster | None = None
+    partition_bytes: Annotated[int, Field(gt=0)] | None = None
+    discipline: SendDiscipline = "overtake"
+
+
+def refuse_server_options(options: Options) -> None:
+    """Raise InvalidOptions where an exchange without servers is asked for in words for servers."""
+    if options.cluster is not None or options.partition_bytes is not None or options.discipline != "overtake":
+        raise InvalidOptions('cluster, partition_bytes and discipline belong to exchange "servers"')

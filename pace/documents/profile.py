@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from pace.collector import paused_collector
-from pace.documents.base import Document, explain, repeated
+from pace.documents.base import Document, explain, read_file, repeated
 from pace.documents.collective_costs import AllReduce
 from pace.documents.fingerprint import fingerprint
 from pace.documents.frozen import FrozenDict, frozen
@@ -72,6 +72,8 @@ class Op(Document):
         Names of the gradients whose all-reduce must end before it starts.
     """
 
+    refused_as = InvalidProfile
+
     name: Name
     kind: Literal["compute", "communication"] = "compute"
     duration_s: Seconds
@@ -83,6 +85,8 @@ class Op(Document):
 
 class Gradient(Document):
     """A tensor to be all-reduced: its size in bytes, dtype, and the op that produces it."""
+
+    refused_as = InvalidProfile
 
     name: Name
     size_bytes: Annotated[int, Field(ge=0, lt=2**63)]
@@ -134,6 +138,8 @@ class Profile(Document):
         From the constructor, naming the offending op or gradient. ``parse_profile`` and
         ``load_profile`` raise ``InvalidProfile`` instead.
     """
+
+    refused_as = InvalidProfile
 
     schema_version: Literal[1] = 1
     name: Name
@@ -375,7 +381,7 @@ def parse_profile(document: bytes | str) -> Profile:
 def load_profile(path: str | Path) -> Profile:
     """Read a profile from a JSON file; raises InvalidProfile and OSError."""
     try:
-        return parse_profile(Path(path).read_bytes())
+        return parse_profile(read_file(path, InvalidProfile))
     except InvalidProfile as error:
         raise InvalidProfile(f"{path}: {error}") from None
 

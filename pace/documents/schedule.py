@@ -1,24 +1,31 @@
-"""The schedule document: what the solver returns and the runtime follows."""
+"""The schedule document: what the solver returns and the runtime follows, for every exchange."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from pace.documents.base import Document, explain, repeated
-from pace.documents.profile import ELEMENT_BYTES, DType, Name, Seconds
+from pace.documents.base import Bytes, Document, Index, explain, read_file
+from pace.documents.cluster import Cluster
+from pace.documents.profile import DType, Name, Seconds
+from pace.documents.proofs import ChainBound, NormBound, Proof, SetBound
+from pace.documents.schedule_rules import refuse_misfits
+from pace.documents.sharding import Sharding
 from pace.errors import InvalidSchedule
 
-Bytes = Annotated[int, Field(ge=0, lt=2**63)]
-Index = Annotated[int, Field(ge=0)]
-# Left out where it is 0, so that documents without slow-down stay as they are.
-Stretch = Annotated[Seconds, Field(exclude_if=lambda seconds: seconds == 0)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Target = Literal["pace", "ddp", "horovod"]
-AskedTarget = Literal["pace", "allreduce", "sharded", "ddp", "horovod"]
+Exchange = Literal["allreduce", "sharded", "servers"]
+Framework = Literal["ddp", "horovod"]
 Oracle = Literal["jackson", "lp"]
-Fusion = Literal["optimal", "pace", "none"]
+Fusion = Literal["optimal", "paper", "none"]
+SendDiscipline = Literal["overtake", "static"]
+ShardedOp = Literal["reduce-scatter", "all-gather"]
+TransferOp = Literal["all-reduce", "reduce-scatter", "all-gather", "push", "pull"]
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class SolverRecord(Document):
@@ -30,13 +37,29 @@ class SolverRecord(Document):
         Length of a slot in seconds, null in continuous time.
     method
         The algorithm that chose the groups, in words, with "exact" or "heuristic".
+    order
+        With servers: the rule that gave the segments their positions.
+    partition_bytes
+        With servers: most bytes of a segment, except that a rest below the cluster's ``min_partition_bytes``
+        goes with the segment before it.
+    suggested_partition_bytes
+        With servers: delta0 = sqrt(M theta B / (2 S)), where the search for `partition_bytes` began.
     """
 
+    refused_as = InvalidSchedule
+
     version: str
-    oracle: Oracle
+    oracle: Oracle = "jackson"
     fusion: Fusion
     slot_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     method: str
+    order: Annotated[Literal["longest tail", "johnson", "insertion"] | None, Field(exclude_if=_is_none)] = (
+        None
+    )
+    partition_bytes: Annotated[int | None, Field(ge=0, lt=2**63, exclude_if=_is_none)] = None
+    suggested_partition_bytes: Annotated[
+        float | None, Field(ge=0, allow_inf_nan=False, exclude_if=_is_none)
+    ] = None
 
 
 class Prediction(Document):
@@ -47,9 +70,10 @@ class Prediction(Document):
     iteration_s
         With the segments as they are sent: each pays the latency, none is recalled.
     ideal_iteration_s
-        With free preemption: the oracle's optimum for these groups.
+        With free preemption: the oracle's optimum for these groups. With servers: what no order of these
+        segments beats.
     compute_s
-        Without any all-reduce, so without anything that slows compute down.
+        Without any communication, so without anything that slows compute down.
     lower_bound_s
         No schedule of any fusion is faster.
     gap
@@ -57,6 +81,8 @@ class Prediction(Document):
     scenarios_s
         Mean or 95th percentile over the sampled windows by which the plan was chosen; null without them.
     """
+
+    refused_as = InvalidSchedule
 
     iteration_s: Seconds
     ideal_iteration_s: Seconds
@@ -66,104 +92,90 @@ class Prediction(Document):
     scenarios_s: Seconds | None = None
 
 
-class Certificate(Document):
-    """A set of groups that proves ideal_iteration_s: their three numbers add up to it.
-
-    No preemptive schedule of the groups ends before min_ready_s + total_allreduce_s + min_tail_s + stretch_s.
-
-    Attributes
-    ----------
-    stretch_s
-        How much longer compute takes because of the all-reduces of the other groups, which must overlap with
-        it: (1 - 1 / compute_slowdown) of their time.
-    """
-
-    groups: tuple[Index, ...]
-    min_ready_s: Seconds
-    total_allreduce_s: Seconds
-    min_tail_s: Seconds
-    stretch_s: Stretch = 0.0
-    bound_s: Seconds
-
-
-class FusionBound(Document):
-    """A set of gradients that proves lower_bound_s against every fusion.
-
-    All gradients that are ready no earlier than min_ready_s and have a tail no shorter than
-    min_tail_s: whatever carries their bytes is sent after min_ready_s, in at least one call, at no
-    less than latency_s + bytes * seconds_per_byte.
-
-    Attributes
-    ----------
-    stretch_s
-        How much longer compute takes because of the bytes of all other gradients: (1 - 1 / compute_slowdown)
-        times their seconds_per_byte.
-    """
-
-    min_ready_s: Seconds
-    min_tail_s: Seconds
-    num_gradients: Index
-    total_bytes: Bytes
-    latency_s: Seconds
-    seconds_per_byte: Seconds
-    stretch_s: Stretch = 0.0
-    bound_s: Seconds
-
-
-class ChainBound(Document):
-    """A chain of gradients that proves lower_bound_s against every fusion.
-
-    All gradients with bytes, in order of ready time with every tail lowered to the least of those that
-    follow ("ready"), or in order of tail with every ready time lowered likewise ("tail"). On such a chain
-    a group's ready time and tail are those of its last gradient, so no fusion is faster than the best
-    one into contiguous groups, each call priced at latency_s + bytes * seconds_per_byte. Where traffic slows
-    compute, that holds on the compute clock (``pace.solver.compute_clock``), and bound_s contains what one
-    latency and all bytes stretch compute by.
-    """
-
-    order: Literal["ready", "tail"]
-    latency_s: Seconds
-    seconds_per_byte: Seconds
-    bound_s: Seconds
-
-
 class Execution(Document):
-    """How the runtime sends: bytes in flight at once, and the largest segment."""
+    """How the runtime sends.
 
-    credit_bytes: Bytes
+    Attributes
+    ----------
+    max_in_flight
+        How many segments each link carries at once; 0 where nothing is sent.
+    max_segment_bytes
+        The largest segment.
+    discipline
+        With servers: "overtake" if a connection with room takes the waiting segment that is planned first,
+        "static" if it waits for the one that is planned next.
+    connection_bytes_per_s
+        With servers: rate at which each connection is paced; null where pacing gains nothing.
+    """
+
+    refused_as = InvalidSchedule
+
+    max_in_flight: Index
     max_segment_bytes: Bytes
+    discipline: Annotated[SendDiscipline | None, Field(exclude_if=_is_none)] = None
+    connection_bytes_per_s: Annotated[float | None, Field(gt=0, allow_inf_nan=False, exclude_if=_is_none)] = (
+        None
+    )
 
 
 class Group(Document):
-    """Gradients fused into one buffer, in the order in which they lie in it.
+    """Tensors fused into one buffer, in the order in which they lie in it.
 
-    `ready_s` and `tail_s` are compute alone, as if no traffic slowed it down.
+    Attributes
+    ----------
+    ready_s, tail_s
+        In compute alone, as if no traffic slowed it down. In a sharded schedule the tail of a reduce-scatter
+        and the ready time of an all-gather are 0: between the two there is no compute.
+    transfer_s
+        Duration of the group sent in one piece, in wall time; null with servers.
+    op
+        In a sharded schedule: the half in which this group is sent. Null where every op sends every group.
+    shards
+        In a sharded schedule: which shards lie side by side in the buffer.
     """
 
-    gradients: Annotated[tuple[Name, ...], Field(min_length=1)]
+    refused_as = InvalidSchedule
+
+    tensors: Annotated[tuple[Name, ...], Field(min_length=1)]
     size_bytes: Bytes
     dtype: DType
     ready_s: Seconds
     tail_s: Seconds
-    allreduce_s: Seconds
+    transfer_s: Seconds | None = None
+    op: Annotated[ShardedOp | None, Field(exclude_if=_is_none)] = None
+    shards: Annotated[tuple[Index, ...], Field(exclude_if=lambda shards: not shards)] = ()
+
+    @property
+    def duration_s(self) -> float:
+        """`transfer_s`; 0 with servers, where it is not stated."""
+        return self.transfer_s or 0.0
 
 
 class Segment(Document):
-    """A contiguous byte range of a group's buffer: one all-reduce call.
+    """A transfer: a contiguous byte range of a group's buffer, sent in one call on one link.
+
+    In a sharded schedule the buffer is a matrix with a row for each worker, and bytes count column by column.
 
     Attributes
     ----------
+    link
+        Number of the link in ``Schedule.links``.
     priority
-        Smaller goes first: its place in the planned order, or the slot in which it starts.
+        Smaller goes first: its place in the planned order, or the slot in which it starts. A push and its
+        pull have the same.
     start_s, end_s
-        Planned times on the network, from the window's start, in wall time.
+        Planned times on the link, from the window's start, in wall time.
     start_slot, num_slots
         The slotted oracle's plan; null in continuous time. An all-reduce that costs nothing has 0 slots.
     """
 
+    refused_as = InvalidSchedule
+
+    op: TransferOp
     group: Index
     offset_bytes: Bytes
     size_bytes: Annotated[int, Field(gt=0, lt=2**63)]
+    link: Index = 0
     priority: Index
     start_s: Seconds
     end_s: Seconds
@@ -171,102 +183,84 @@ class Segment(Document):
     num_slots: Index | None = None
 
 
-class BufferDocument(Protocol):
-    """A group of a schedule: whose gradients lie in one buffer."""
-
-    @property
-    def gradients(self) -> tuple[str, ...]:
-        """Their names."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the buffer."""
-
-    @property
-    def dtype(self) -> DType:
-        """Of its elements."""
-
-
-class RangeDocument(Protocol):
-    """A segment of a schedule: a range of a group's buffer."""
-
-    @property
-    def group(self) -> int:
-        """The group's number."""
-
-    @property
-    def offset_bytes(self) -> int:
-        """Where it begins."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Its length."""
-
-
-def refuse_repeated(names: Iterable[str]) -> None:
-    """Raise ValueError where a gradient is named twice."""
-    if (twice := repeated(names)) is not None:
-        raise ValueError(f'gradient "{twice}" is in two places')
-
-
-def refuse_uncovered(what: str, parts: Iterable[tuple[int, int]], size: int, *, unit: str) -> None:
-    """Raise ValueError unless parts, each an offset and a length, cover a buffer of `size` exactly once."""
-    covered = 0
-    for offset, length in sorted(parts):
-        if offset != covered:
-            at = min(offset, covered)
-            raise ValueError(f"{what}: segments cover {unit} {at} twice or not at all")
-        covered += length
-    if covered != size:
-        raise ValueError(f"{what}: segments cover {covered} {unit}s of {size}")
-
-
-def refuse_gaps(groups: Sequence[BufferDocument], segments: Sequence[RangeDocument]) -> None:
-    """Raise ValueError unless every gradient is in one place and every byte in one segment."""
-    for number, group in enumerate(groups):
-        if group.size_bytes % ELEMENT_BYTES[group.dtype]:
-            raise ValueError(f"group {number}: {group.size_bytes} bytes cut an element of {group.dtype}")
-    refuse_repeated(name for group in groups for name in group.gradients)
-    ranges: list[list[tuple[int, int]]] = [[] for _ in groups]
-    for number, segment in enumerate(segments):
-        if segment.group >= len(groups):
-            raise ValueError(f"segment {number} belongs to group {segment.group}, which is no group")
-        element = ELEMENT_BYTES[groups[segment.group].dtype]
-        if segment.offset_bytes % element or segment.size_bytes % element:
-            raise ValueError(f"segment {number} of group {segment.group} cuts an element")
-        ranges[segment.group].append((segment.offset_bytes, segment.size_bytes))
-    for number, (group, parts) in enumerate(zip(groups, ranges, strict=True)):
-        refuse_uncovered(f"group {number}", parts, group.size_bytes, unit="byte")
-
-
 class Schedule(Document):
-    """Fused groups, their segments in the order to be sent, predictions and proofs.
+    """Fused groups, their transfers in the order to be sent, predictions and proofs.
 
-    Valid once built: segments cover every group's buffer exactly once and cut no element. Whether
-    it fits a profile is for ``pace.check`` to say.
+    Valid once built: for each op, transfers cover every group's buffer exactly once and cut no element; links
+    exist; a push has its pull. Whether it fits a profile is for ``pace.check`` to say.
+
+    Attributes
+    ----------
+    framework
+        For whose semantics it was made: DDP's or Horovod's, with a barrier; null for our runtime's.
+    links
+        "network"; with servers "up 0", "down 0", "up 1", ...: the two directions of the connection to each.
+    groups
+        In a sharded schedule those of reduce-scatters come first, then those of all-gathers.
+    transfers
+        In the order in which they are planned to start; with servers each push is followed by its pull.
+    proofs
+        They prove ``predicted.ideal_iteration_s``.
+    bound, chain_bound, norm_bound
+        They prove ``predicted.lower_bound_s``. Behind a global norm a sharded schedule has `norm_bound`
+        alone.
+    sharding, cluster
+        What exchange "sharded" and exchange "servers" need beside.
     """
 
+    refused_as = InvalidSchedule
+
     schema_version: Literal[1] = 1
+    exchange: Exchange
+    framework: Annotated[Framework | None, Field(exclude_if=_is_none)] = None
     profile_sha256: Sha256
     fingerprint: Sha256
-    target: Target = "pace"
     solver: SolverRecord
     predicted: Prediction
-    certificate: Certificate
-    bound: FusionBound
-    chain_bound: ChainBound
     execution: Execution
+    links: Annotated[tuple[str, ...], Field(min_length=1)] = ("network",)
     groups: tuple[Group, ...]
-    segments: tuple[Segment, ...]
+    transfers: tuple[Segment, ...]
+    proofs: tuple[Proof, ...]
+    bound: SetBound | None = None
+    chain_bound: ChainBound | None = None
+    norm_bound: Annotated[NormBound | None, Field(exclude_if=_is_none)] = None
+    sharding: Annotated[Sharding | None, Field(exclude_if=_is_none)] = None
+    cluster: Annotated[Cluster | None, Field(exclude_if=_is_none)] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        refuse_gaps(self.groups, self.segments)
+        refuse_misfits(self)
         return self
 
     def to_json(self) -> bytes:
         """Serialize; the same schedule always gives the same bytes."""
         return self.model_dump_json(indent=2).encode() + b"\n"
+
+    def of_op(self, op: TransferOp) -> Iterator[Segment]:
+        """Yield the transfers of one op, as they are planned."""
+        return (transfer for transfer in self.transfers if transfer.op == op)
+
+    def groups_of(self, op: ShardedOp) -> dict[int, Group]:
+        """Return the groups of one half of a sharded schedule by their numbers."""
+        return {number: group for number, group in enumerate(self.groups) if group.op == op}
+
+    @property
+    def num_segments(self) -> int:
+        """In how many pieces buffers are sent; a push and its pull are one."""
+        return len(self.transfers) // (2 if self.exchange == "servers" else 1)
+
+    @property
+    def placement(self) -> Cluster:
+        """The servers of a schedule with exchange "servers"."""
+        assert self.cluster is not None
+        return self.cluster
+
+    @property
+    def shard_layout(self) -> Sharding:
+        """The shards of a schedule with exchange "sharded"."""
+        assert self.sharding is not None
+        return self.sharding
 
 
 def parse_schedule(document: bytes | str) -> Schedule:
@@ -280,6 +274,6 @@ def parse_schedule(document: bytes | str) -> Schedule:
 def load_schedule(path: str | Path) -> Schedule:
     """Read a schedule from a JSON file; raises InvalidSchedule and OSError."""
     try:
-        return parse_schedule(Path(path).read_bytes())
+        return parse_schedule(read_file(path, InvalidSchedule))
     except InvalidSchedule as error:
         raise InvalidSchedule(f"{path}: {error}") from None

@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 from pydantic import ValidationError
 
 from pace.documents.base import explain
-from pace.errors import FormatError
+from pace.errors import FormatError, InvalidProfile, InvalidSteps
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
@@ -168,3 +168,5 @@ def validated(path: object, what: str = "profile") -> Iterator[None]:
         yield
     except ValidationError as error:
         raise FormatError(path, f"makes no valid {what}: {explain(error)}") from None
+    except (InvalidProfile, InvalidSteps) as error:
+        raise FormatError(path, f"makes no valid {what}: {error}") from None

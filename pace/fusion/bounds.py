@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from pace.documents.schedule import ChainBound, FusionBound
+from pace.documents.proofs import ChainBound, SetBound
 from pace.fusion.problem import FusionProblem
 from pace.solver import jackson
 from pace.solver.arrays import FloatArray
@@ -27,7 +27,7 @@ class Bounds:
         self._problem = problem
 
     @cached_property
-    def fusion(self) -> FusionBound:
+    def fusion(self) -> SetBound:
         """The bound by a set of gradients."""
         return fusion_bound(self._problem)
 
@@ -84,7 +84,7 @@ def chain_bound(problem: FusionProblem) -> ChainBound:
     return best
 
 
-def stretch_s(problem: FusionProblem, bound: FusionBound | ChainBound) -> float:
+def stretch_s(problem: FusionProblem, bound: SetBound | ChainBound) -> float:
     """Return the least that traffic stretches any window by: one latency and all bytes on a bound's line."""
     line = Line(latency_s=bound.latency_s, seconds_per_byte=bound.seconds_per_byte)
     return problem.least_stretch_s(line) / problem.slowdown
@@ -94,7 +94,7 @@ def _least_from_here(values: FloatArray) -> FloatArray:
     return np.minimum.accumulate(values[::-1])[::-1]
 
 
-def fusion_bound(problem: FusionProblem) -> FusionBound:
+def fusion_bound(problem: FusionProblem) -> SetBound:
     """Bound the window of every fusion from below (DESIGN 4.3), in O(n log n) for each line under g.
 
     Bytes priced at a line below g, plus one latency: whatever is sent after the first gradient of a set is
@@ -102,7 +102,7 @@ def fusion_bound(problem: FusionProblem) -> FusionBound:
     """
     sent = problem.sizes > 0
     lines = problem.cost.minorants(float(problem.sizes.sum())) if sent.any() else ()
-    best = FusionBound(
+    best = SetBound(
         min_ready_s=0.0,
         min_tail_s=0.0,
         num_gradients=0,
@@ -125,7 +125,7 @@ def fusion_bound(problem: FusionProblem) -> FusionBound:
         value += problem.least_stretch_s(line)
         if value > best.bound_s:
             others = int(problem.sizes.sum()) - total
-            best = FusionBound(
+            best = SetBound(
                 min_ready_s=critical.min_ready,
                 min_tail_s=critical.min_tail,
                 num_gradients=int(np.count_nonzero(inside)),

@@ -60,9 +60,9 @@ def _fuse(problem: FusionProblem, options: Options, bounds: Bounds | None) -> Fu
         return FusionResult(
             partitions=(_single(problem) + problem.unsent(),), method="one group per gradient"
         )
-    if options.target != "pace":
+    if options.framework is not None:
         return _fuse_for_barrier(problem, options)
-    if options.fusion == "pace":
+    if options.fusion == "paper":
         return _fuse_as_paper(problem, options)
     return _fuse_optimally(problem, options, bounds or Bounds(problem))
 
@@ -191,7 +191,7 @@ def _with_unsent(problem: FusionProblem, found: list[Partition], options: Option
 def _method_of_layered(problem: FusionProblem, options: Options) -> str:
     if _is_contracted(problem, problem.chain_of(problem.sent_by_ready())):
         return f"dynamic program over groups of {CONTRACTED} contiguous runs, heuristic"
-    method = "dynamic program over contiguous groups, exact"
+    method = "dynamic program over contiguous groups, exact if preemption were free"
     # A cap makes fusion a bin packing, and so does a cost with steps: groups with gaps can be better then.
     cap = options.max_group_bytes
     if problem.cost.line is None or (cap is not None and cap < problem.sizes.sum()):

@@ -7,11 +7,11 @@ after a round trip.
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from pace.documents.push_pull_schedule import ExchangeBound, LinkCertificate
-from pace.documents.schedule import ChainBound
+from pace.documents.proofs import ChainBound, Proof, ProofLink, SetBound
 from pace.fusion.bounds import chain_bound
 from pace.parameter_server.problem import ExchangeProblem
 from pace.solver.arrays import FloatArray, IntArray
@@ -40,7 +40,7 @@ class SegmentJobs:
     server: IntArray
 
 
-def segment_certificates(problem: ExchangeProblem, segments: SegmentJobs) -> tuple[LinkCertificate, ...]:
+def segment_proofs(problem: ExchangeProblem, segments: SegmentJobs) -> tuple[Proof, ...]:
     """Return the strongest set on every link that the segments cross, in O(n log n) a link."""
     if not len(segments.ready):
         return ()
@@ -52,50 +52,46 @@ def segment_certificates(problem: ExchangeProblem, segments: SegmentJobs) -> tup
     push, pull = segments.push_bytes, segments.pull_bytes
     if links.shared:
         both = (push + pull) / whole
-        return (_certificate(segments, segments.ready, both, segments.tail, link="up"),)
+        return (_proof(segments, segments.ready, both, segments.tail, link="up"),)
     behind = segments.tail + links.latency_s + pull / alone
     before = segments.ready + push / alone + links.latency_s
     found = [
-        _certificate(segments, segments.ready, push / whole, behind, link="up"),
-        _certificate(segments, before, pull / whole, segments.tail, link="down"),
+        _proof(segments, segments.ready, push / whole, behind, link="up"),
+        _proof(segments, before, pull / whole, segments.tail, link="down"),
     ]
     for server in range(links.num_servers):
-        found.append(
-            _certificate(segments, segments.ready, push / alone, behind, link="server", server=server)
-        )
+        found.append(_proof(segments, segments.ready, push / alone, behind, link="server", server=server))
     return tuple(found)
 
 
-def _certificate(
+def _proof(
     segments: SegmentJobs,
     ready: FloatArray,
     duration: FloatArray,
     tail: FloatArray,
     *,
-    link: str,
+    link: ProofLink,
     server: int | None = None,
-) -> LinkCertificate:
+) -> Proof:
     jobs = np.arange(len(ready)) if server is None else np.flatnonzero(segments.server == server)
     found: CriticalSet = one_link_bound(ready[jobs], duration[jobs], tail[jobs])
     inside = jobs[(ready[jobs] >= found.min_ready) & (tail[jobs] >= found.min_tail)]
     total = float(duration[inside].sum())
-    return LinkCertificate.model_validate(
-        {
-            "link": link,
-            "server": server,
-            "num_segments": len(inside),
-            "min_ready_s": found.min_ready,
-            "total_transfer_s": total,
-            "min_tail_s": found.min_tail,
-            "bound_s": found.min_ready + total + found.min_tail if len(inside) else 0.0,
-        }
+    return Proof(
+        link=link,
+        server=server,
+        num_transfers=len(inside),
+        min_ready_s=found.min_ready,
+        total_s=total,
+        min_tail_s=found.min_tail,
+        bound_s=found.min_ready + total + found.min_tail if len(inside) else 0.0,
     )
 
 
-def exchange_bound(problem: ExchangeProblem) -> ExchangeBound:
+def exchange_bound(problem: ExchangeProblem) -> SetBound:
     """Bound the window of every fusion, partition, placement and order from below. O(n log n)."""
     plain = problem.plain
-    directions = (
+    directions: tuple[tuple[Literal["up", "down"], FloatArray, float], ...] = (
         (("up", problem.push_bytes + problem.pull_bytes, problem.seconds_per_byte / 2),)
         if problem.links.shared
         else (
@@ -104,7 +100,7 @@ def exchange_bound(problem: ExchangeProblem) -> ExchangeBound:
         )
     )
     sent = np.flatnonzero(plain.sizes)
-    best: ExchangeBound | None = None
+    best: SetBound | None = None
     for link, travelling, per_byte in directions:
         found = one_link_bound(plain.ready[sent], travelling[sent] * per_byte, plain.tail[sent])
         inside = sent[(plain.ready[sent] >= found.min_ready) & (plain.tail[sent] >= found.min_tail)]
@@ -113,18 +109,16 @@ def exchange_bound(problem: ExchangeProblem) -> ExchangeBound:
         latency = problem.latency_s if len(inside) else 0.0
         value = found.min_ready + lost + total * per_byte + latency + found.min_tail
         if best is None or value > best.bound_s:
-            best = ExchangeBound.model_validate(
-                {
-                    "link": link,
-                    "min_ready_s": found.min_ready,
-                    "min_tail_s": found.min_tail,
-                    "num_gradients": len(inside),
-                    "total_bytes": total,
-                    "lost_s": lost,
-                    "latency_s": latency,
-                    "seconds_per_byte": per_byte,
-                    "bound_s": value,
-                }
+            best = SetBound(
+                link=link,
+                min_ready_s=found.min_ready,
+                min_tail_s=found.min_tail,
+                num_gradients=len(inside),
+                total_bytes=total,
+                latency_s=lost,
+                round_trip_s=latency,
+                seconds_per_byte=per_byte,
+                bound_s=value,
             )
     assert best is not None
     return best

@@ -1,55 +1,24 @@
-"""From a profile and a cluster to the schedule of pushes and pulls: groups, partitions, servers, proofs."""
+"""From a profile and its parameter servers to their schedule: groups, segments, servers, proofs."""
 
-from typing import Annotated
-
-from pydantic import Field
-
-from pace.documents.base import Document
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.documents.push_pull_schedule import (
-    ExchangeExecution,
-    ExchangeGroup,
-    ExchangeSegment,
-    ExchangeSolver,
-    PushPullSchedule,
-    SendOrder,
-)
-from pace.documents.schedule import Fusion, Prediction
+from pace.documents.push_pull import PushPull
+from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segment, SolverRecord
+from pace.documents.schedule_rules import server_links
+from pace.errors import InvalidOptions
 from pace.fusion.bounds import Bounds
 from pace.fusion.search import FusionResult, fuse
-from pace.parameter_server.bounds import exchange_bound, exchange_chain_bound, segment_certificates
+from pace.parameter_server.bounds import exchange_bound, exchange_chain_bound, segment_proofs
 from pace.parameter_server.plans import ExchangePlan, best_plan, offsets
 from pace.parameter_server.problem import ExchangeProblem
 from pace.version import __version__
 
-
-class ExchangeOptions(Document):
-    """Options of ``optimize_exchange``.
-
-    Attributes
-    ----------
-    fusion
-        How gradients are fused; a cluster with ratios keeps one group per gradient.
-    max_group_bytes
-        No group of more than one gradient is larger.
-    partition_bytes
-        Size of the parts; searched for around delta0 if left out. The cluster's ``min_partition_bytes`` is
-        taken if that is more.
-    order
-        What the runtime does when the segment that is planned next is late.
-    """
-
-    fusion: Fusion = "optimal"
-    max_group_bytes: Annotated[int, Field(gt=0)] | None = None
-    partition_bytes: Annotated[int, Field(gt=0)] | None = None
-    order: SendOrder = "overtake"
+# On each link: two would share the connection.
+ONE_AT_A_TIME = 1
 
 
-def optimize_exchange(
-    profile: Profile, cluster: Cluster, options: ExchangeOptions | None = None
-) -> PushPullSchedule:
+def optimize_servers(profile: Profile, options: Options | None = None) -> Schedule:
     """Return the schedule of pushes and pulls that minimizes the predicted iteration time.
 
     Longest tail first on both links is optimal in the fluid limit (``pace.solver.flow_shop.fluid``); what
@@ -60,20 +29,26 @@ def optimize_exchange(
     ------
     InvalidCluster
         If the cluster does not fit the profile.
+    InvalidOptions
+        If options do not fit, or nothing says what servers there are.
     """
-    options = options or ExchangeOptions()
+    options = options or Options()
+    _refuse_misfits(options)
+    cluster = cluster_of(profile, options)
     problem = ExchangeProblem.of(profile, cluster)
     plan, fusion = plan_exchange(problem, options)
-    certificates = segment_certificates(problem, plan.segments)
+    proofs = segment_proofs(problem, plan.segments)
     bound, chain = exchange_bound(problem), exchange_chain_bound(problem)
     compute = problem.plain.compute_s
     lower = max(compute, bound.bound_s, chain.bound_s if chain else 0.0)
-    ideal = max([compute, *(certificate.bound_s for certificate in certificates)])
-    return PushPullSchedule(
+    ideal = max([compute, *(proof.bound_s for proof in proofs)])
+    segments = _segments(plan)
+    return Schedule(
+        exchange="servers",
         profile_sha256=profile.sha256,
         fingerprint=profile.fingerprint,
         cluster=cluster,
-        solver=ExchangeSolver(
+        solver=SolverRecord(
             version=__version__,
             fusion=options.fusion if problem.is_even else "none",
             method=fusion.method,
@@ -88,25 +63,54 @@ def optimize_exchange(
             lower_bound_s=lower,
             gap=plan.window_s / lower - 1 if lower else 0.0,
         ),
-        certificates=certificates,
+        proofs=proofs,
         bound=bound,
         chain_bound=chain,
-        execution=ExchangeExecution(
-            order=options.order,
+        execution=Execution(
+            max_in_flight=ONE_AT_A_TIME if segments else 0,
             max_segment_bytes=max(
                 (plan.elements * plan.buffers.element_bytes[plan.groups]).tolist(), default=0
             ),
-            pace_bytes_per_s=None
+            discipline=options.discipline,
+            connection_bytes_per_s=None
             if cluster.exchange.colocated
             else cluster.exchange.pace_bytes_per_s(profile.workers),
         ),
+        links=server_links(cluster.exchange.servers),
         groups=_groups(profile, plan),
-        segments=_segments(plan),
+        transfers=segments,
     )
 
 
-def plan_exchange(problem: ExchangeProblem, options: ExchangeOptions) -> tuple[ExchangePlan, FusionResult]:
-    """Return the plan that ``optimize_exchange`` documents, and how its groups were found."""
+def cluster_of(profile: Profile, options: Options) -> Cluster:
+    """Return the servers that are asked for, or else those on which the profile was measured.
+
+    Raises
+    ------
+    InvalidOptions
+        If there are neither.
+    """
+    if options.cluster is not None:
+        return options.cluster
+    if isinstance(profile.allreduce, PushPull):
+        return Cluster(name=profile.name, exchange=profile.allreduce)
+    raise InvalidOptions('exchange "servers" needs a cluster: the profile was measured without servers')
+
+
+def _refuse_misfits(options: Options) -> None:
+    if options.exchange not in (None, "servers") or options.framework is not None:
+        asked = options.framework or options.exchange
+        raise InvalidOptions(f'"{asked}" uses no servers: leave exchange and framework out')
+    if options.oracle != "jackson" or options.slot_s is not None:
+        raise InvalidOptions("a schedule for servers is continuous: leave slot_s and oracle out")
+    if options.max_segment_bytes is not None:
+        raise InvalidOptions("a schedule for servers has partition_bytes: leave max_segment_bytes out")
+    if options.scenarios or options.jitter:
+        raise InvalidOptions("scenarios choose between plans of all-reduces: leave them out")
+
+
+def plan_exchange(problem: ExchangeProblem, options: Options) -> tuple[ExchangePlan, FusionResult]:
+    """Return the plan that ``optimize_servers`` documents, and how its groups were found."""
     size = max(options.partition_bytes or problem.suggested_partition_bytes(), problem.least_bytes)
     chosen = options.fusion if problem.is_even else "none"
     asked = Options(fusion=chosen, max_group_bytes=options.max_group_bytes)
@@ -122,10 +126,10 @@ def plan_exchange(problem: ExchangeProblem, options: ExchangeOptions) -> tuple[E
     return best_plan(problem, tuple(partitions), options.partition_bytes), found[0]
 
 
-def _groups(profile: Profile, plan: ExchangePlan) -> tuple[ExchangeGroup, ...]:
+def _groups(profile: Profile, plan: ExchangePlan) -> tuple[Group, ...]:
     return tuple(
-        ExchangeGroup(
-            gradients=tuple(profile.gradients[number].name for number in members),
+        Group(
+            tensors=tuple(profile.gradients[number].name for number in members),
             size_bytes=int(plan.buffers.sizes[at]),
             dtype=profile.gradients[members[0]].dtype,
             ready_s=float(plan.buffers.ready[at]),
@@ -135,21 +139,27 @@ def _groups(profile: Profile, plan: ExchangePlan) -> tuple[ExchangeGroup, ...]:
     )
 
 
-def _segments(plan: ExchangePlan) -> tuple[ExchangeSegment, ...]:
+def _segments(plan: ExchangePlan) -> tuple[Segment, ...]:
     times = plan.times
-    return tuple(
-        ExchangeSegment(
+    segments = []
+    for at, (group, elements, offset) in enumerate(
+        zip(plan.groups, plan.elements, offsets(plan), strict=True)
+    ):
+        push = Segment(
+            op="push",
             group=int(group),
             offset_bytes=offset,
             size_bytes=int(elements * plan.buffers.element_bytes[group]),
-            link=int(plan.segments.server[at]),
+            link=2 * int(plan.segments.server[at]),
             priority=at,
-            push_start_s=float(times.push_starts[at]),
-            push_end_s=float(times.push_ends[at]),
-            pull_start_s=float(times.pull_starts[at]),
-            pull_end_s=float(times.pull_ends[at]),
+            start_s=float(times.push_starts[at]),
+            end_s=float(times.push_ends[at]),
         )
-        for at, (group, elements, offset) in enumerate(
-            zip(plan.groups, plan.elements, offsets(plan), strict=True)
-        )
-    )
+        pulled = {
+            "op": "pull",
+            "link": push.link + 1,
+            "start_s": float(times.pull_starts[at]),
+            "end_s": float(times.pull_ends[at]),
+        }
+        segments += [push, push.model_copy(update=pulled)]
+    return tuple(segments)

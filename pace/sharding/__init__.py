@@ -1,1 +1,1 @@
-"""Schedules in two halves: reduce-scatters, updates of shards, all-gathers."""
+"""Sharded schedules: reduce-scatters, updates of shards, all-gathers."""

@@ -1,11 +1,10 @@
-"""What proves a plan in two halves: for its calls, and against every plan whatever it fuses or cuts."""
+"""What proves a sharded plan: for its calls, and against every plan whatever it fuses or cuts."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from pace.documents.schedule import FusionBound
-from pace.documents.sharded_schedule import HalvesCertificate, NormBound
+from pace.documents.proofs import NormBound, Proof, SetBound
 from pace.fusion.bounds import chain_bound, fusion_bound, stretch_s
 from pace.sharding.plans import ShardedPlan
 from pace.sharding.problem import ShardingProblem
@@ -15,20 +14,19 @@ from pace.solver.cost import CostCurve
 from pace.solver.two_halves.chains import chained_instance
 
 
-def certificate(problem: ShardingProblem, plan: ShardedPlan) -> HalvesCertificate:
+def proof_of_calls(problem: ShardingProblem, plan: ShardedPlan) -> Proof:
     """Return the calls whose times add up to the shortest window of these calls."""
     proof = _chained(problem, plan) if problem.norm_s is None else _behind_norm(problem, plan)
     slowdown = problem.gradients.slowdown
     if slowdown == 1:
         return proof
     # From the compute clock to wall time: its calls take longer, and the others stretch compute.
-    inside = proof.total_reduce_scatter_s + proof.norm_s + proof.total_all_gather_s
+    inside = proof.total_s + proof.norm_s
     whole = whole_stretch_s(problem, plan)
     return proof.model_copy(
         update={
-            "total_reduce_scatter_s": proof.total_reduce_scatter_s * slowdown,
+            "total_s": proof.total_s * slowdown,
             "norm_s": proof.norm_s * slowdown,
-            "total_all_gather_s": proof.total_all_gather_s * slowdown,
             "stretch_s": max(whole - problem.gradients.stretch_s(inside), 0.0),
             "bound_s": proof.bound_s + whole,
         }
@@ -41,13 +39,13 @@ def whole_stretch_s(problem: ShardingProblem, plan: ShardedPlan) -> float:
     return problem.stretch_s(first + float(np.sum(plan.gathered.durations(problem.all_gather))))
 
 
-def least_stretch_s(problem: ShardingProblem, proof: NormBound | FusionBound) -> float:
+def least_stretch_s(problem: ShardingProblem, proof: NormBound | SetBound) -> float:
     """Return the least that any plan stretches compute by: each half carries all bytes in a call at least."""
-    lines = (proof,) if isinstance(proof, FusionBound) else (proof.reduce_scatter, proof.all_gather)
+    lines = (proof,) if isinstance(proof, SetBound) else (proof.reduce_scatter, proof.all_gather)
     return sum((stretch_s(problem.gradients, line) for line in lines), problem.stretch_s(0.0))
 
 
-def _chained(problem: ShardingProblem, plan: ShardedPlan) -> HalvesCertificate:
+def _chained(problem: ShardingProblem, plan: ShardedPlan) -> Proof:
     instance = chained_instance(
         plan.scattered,
         plan.gathered,
@@ -55,40 +53,21 @@ def _chained(problem: ShardingProblem, plan: ShardedPlan) -> HalvesCertificate:
         all_gather=problem.all_gather,
     )
     proof = certify(instance, jackson.solve(instance))
-    count = len(plan.scattered)
-    first = tuple(job for job in proof.jobs if job < count)
-    second = tuple(job - count for job in proof.jobs if job >= count)
-    sums = (
-        float(np.sum(instance.processing[[job for job in proof.jobs if (job >= count) is late]]))
-        for late in (False, True)
-    )
-    total_first, total_second = sums
-    return HalvesCertificate(
-        reduce_scatters=first,
-        all_gathers=second,
+    total = float(np.sum(instance.processing[list(proof.jobs)]))
+    return Proof(
+        set=proof.jobs,
         min_ready_s=proof.min_ready,
-        total_reduce_scatter_s=total_first,
-        norm_s=0.0,
-        total_all_gather_s=total_second,
+        total_s=total,
         min_tail_s=proof.min_tail,
-        bound_s=proof.min_ready + total_first + total_second + proof.min_tail,
+        bound_s=proof.min_ready + total + proof.min_tail,
     )
 
 
-def _behind_norm(problem: ShardingProblem, plan: ShardedPlan) -> HalvesCertificate:
+def _behind_norm(problem: ShardingProblem, plan: ShardedPlan) -> Proof:
     assert problem.norm_s is not None
     first, second = plan.scattered, plan.gathered
     if not len(first):
-        return HalvesCertificate(
-            reduce_scatters=(),
-            all_gathers=(),
-            min_ready_s=0.0,
-            total_reduce_scatter_s=0.0,
-            norm_s=0.0,
-            total_all_gather_s=0.0,
-            min_tail_s=0.0,
-            bound_s=0.0,
-        )
+        return Proof(min_ready_s=0.0, total_s=0.0, min_tail_s=0.0, bound_s=0.0)
     by_ready = np.argsort(first.times, kind="stable")
     lasting = first.durations(problem.reduce_scatter)[by_ready]
     # Of all sets that end last, the one whose calls follow one another without a pause.
@@ -97,16 +76,15 @@ def _behind_norm(problem: ShardingProblem, plan: ShardedPlan) -> HalvesCertifica
     gathering = second.durations(problem.all_gather)[by_tail]
     last = int(np.argmax(np.cumsum(gathering) + second.times[by_tail]))
     ready, tail = float(first.times[by_ready[begins]]), float(second.times[by_tail[last]])
-    total_first, total_second = float(np.sum(lasting[begins:])), float(np.sum(gathering[: last + 1]))
-    return HalvesCertificate(
-        reduce_scatters=tuple(sorted(int(call) for call in by_ready[begins:])),
-        all_gathers=tuple(sorted(int(call) for call in by_tail[: last + 1])),
+    total = float(np.sum(lasting[begins:])) + float(np.sum(gathering[: last + 1]))
+    gathers = sorted(len(first) + int(call) for call in by_tail[: last + 1])
+    return Proof(
+        set=(*sorted(int(call) for call in by_ready[begins:]), *gathers),
         min_ready_s=ready,
-        total_reduce_scatter_s=total_first,
+        total_s=total,
         norm_s=problem.norm_s,
-        total_all_gather_s=total_second,
         min_tail_s=tail,
-        bound_s=ready + total_first + problem.norm_s + total_second + tail,
+        bound_s=ready + total + problem.norm_s + tail,
     )
 
 
@@ -131,7 +109,7 @@ def norm_bound(problem: ShardingProblem) -> NormBound:
     )
 
 
-def set_bound(problem: ShardingProblem) -> FusionBound:
+def set_bound(problem: ShardingProblem) -> SetBound:
     """Bound the window of every plan without a norm by a set of gradients.
 
     The bytes of all gradients that are ready no earlier than rho and have a tail of at least theta are summed
@@ -139,7 +117,7 @@ def set_bound(problem: ShardingProblem) -> FusionBound:
     """
     gradients = problem.gradients
     total = float(gradients.sizes.sum())
-    best: FusionBound | None = None
+    best: SetBound | None = None
     for first in problem.reduce_scatter.minorants(total) if total else ():
         for second in problem.all_gather.minorants(total):
             line = CostCurve.affine(

@@ -1,21 +1,22 @@
-"""From a profile to its schedule in two halves: groups, shards, segments, predictions, proofs."""
+"""From a profile to its sharded schedule: groups, shards, segments, predictions, proofs."""
 
 import numpy as np
 
-from pace.documents.options import Options
-from pace.documents.profile import Profile
-from pace.documents.schedule import Execution, FusionBound, Prediction
-from pace.documents.sharded_schedule import (
-    HalfCall,
-    HalfSegment,
-    NormBound,
-    NormExchange,
-    ShardedSchedule,
-    ShardedSolver,
-    ShardGroup,
+from pace.documents.options import Options, refuse_server_options
+from pace.documents.profile import ELEMENT_BYTES, Profile
+from pace.documents.proofs import NormBound, SetBound
+from pace.documents.schedule import (
+    Execution,
+    Group,
+    Prediction,
+    Schedule,
+    Segment,
+    ShardedOp,
+    SolverRecord,
 )
+from pace.documents.sharding import NormExchange, ShardGroup, Sharding
 from pace.errors import InvalidOptions
-from pace.sharding.bounds import certificate, least_stretch_s, norm_bound, set_bound, whole_stretch_s
+from pace.sharding.bounds import least_stretch_s, norm_bound, proof_of_calls, set_bound, whole_stretch_s
 from pace.sharding.plans import ShardedPlan, best_plan, stretch_s
 from pace.sharding.problem import ShardingProblem
 from pace.solver.compute_clock import ComputeClock
@@ -27,8 +28,8 @@ from pace.version import __version__
 ONE_AT_A_TIME = 1
 
 
-def optimize_sharded(profile: Profile, options: Options | None = None) -> ShardedSchedule:
-    """Return the schedule in two halves that minimizes the predicted iteration time of a profile.
+def optimize_sharded(profile: Profile, options: Options | None = None) -> Schedule:
+    """Return the sharded schedule that minimizes the predicted iteration time of a profile.
 
     With a global norm the plan is exact where the costs are affine and gradients have one dtype
     (``pace.solver.two_halves.behind_norm``); without one, it is a search (``...chains``). Same profile and
@@ -41,21 +42,32 @@ def optimize_sharded(profile: Profile, options: Options | None = None) -> Sharde
     """
     options = options or Options()
     problem, plan, method = _search(profile, options)
-    proof = certificate(problem, plan)
+    proof = proof_of_calls(problem, plan)
     bound = set_bound(problem) if problem.norm_s is None else norm_bound(problem)
     floor = problem.floor_s
     slowdown = profile.compute_slowdown
     lower = max(floor + least_stretch_s(problem, bound), bound.bound_s)
     iteration = max(floor, plan.sending.objective) + stretch_s(problem, plan)
     clock = _clock(plan, slowdown)
-    segments = _segments(plan, clock)
+    shards = _shards(profile, plan)
+    groups = (
+        *_groups(
+            "reduce-scatter",
+            shards,
+            plan.scattered,
+            plan.scattered_shards,
+            problem.reduce_scatter,
+            slowdown,
+        ),
+        *_groups("all-gather", shards, plan.gathered, plan.gathered_shards, problem.all_gather, slowdown),
+    )
+    segments = _segments(plan, clock, groups, profile.workers)
     sending = plan.sending
-    return ShardedSchedule(
+    return Schedule(
+        exchange="sharded",
         profile_sha256=profile.sha256,
         fingerprint=profile.fingerprint,
-        workers=profile.workers,
-        update=profile.update,
-        solver=ShardedSolver(version=__version__, fusion=options.fusion, method=method),
+        solver=SolverRecord(version=__version__, fusion=options.fusion, method=method),
         predicted=Prediction(
             iteration_s=iteration,
             ideal_iteration_s=max(floor + whole_stretch_s(problem, plan), proof.bound_s),
@@ -63,22 +75,26 @@ def optimize_sharded(profile: Profile, options: Options | None = None) -> Sharde
             lower_bound_s=lower,
             gap=iteration / lower - 1 if lower else 0.0,
         ),
-        certificate=proof,
-        norm_bound=bound if isinstance(bound, NormBound) else None,
-        set_bound=bound if isinstance(bound, FusionBound) else None,
         execution=Execution(
-            credit_bytes=ONE_AT_A_TIME if segments else 0,
+            max_in_flight=ONE_AT_A_TIME if segments else 0,
             max_segment_bytes=max(plan.segment_bytes().tolist(), default=0),
         ),
-        shards=_shards(profile, plan),
-        reduce_scatters=_calls(plan.scattered, plan.scattered_shards, problem.reduce_scatter, slowdown),
-        norm=None
-        if sending.norm_start_s is None or sending.norm_end_s is None
-        else NormExchange(
-            start_s=float(clock.wall_s(sending.norm_start_s)), end_s=float(clock.wall_s(sending.norm_end_s))
+        groups=groups,
+        transfers=segments,
+        proofs=(proof,),
+        bound=bound if isinstance(bound, SetBound) else None,
+        norm_bound=bound if isinstance(bound, NormBound) else None,
+        sharding=Sharding(
+            workers=profile.workers,
+            update=profile.update,
+            shards=shards,
+            norm=None
+            if sending.norm_start_s is None or sending.norm_end_s is None
+            else NormExchange(
+                start_s=float(clock.wall_s(sending.norm_start_s)),
+                end_s=float(clock.wall_s(sending.norm_end_s)),
+            ),
         ),
-        all_gathers=_calls(plan.gathered, plan.gathered_shards, problem.all_gather, slowdown),
-        segments=segments,
     )
 
 
@@ -100,12 +116,14 @@ def _search(profile: Profile, options: Options) -> tuple[ShardingProblem, Sharde
 
 
 def _refuse_misfits(options: Options) -> None:
-    if options.target not in ("pace", "sharded"):
-        raise InvalidOptions(f'target "{options.target}" does not shard: use target "sharded" or "pace"')
+    if options.exchange not in (None, "sharded") or options.framework is not None:
+        asked = options.framework or options.exchange
+        raise InvalidOptions(f'"{asked}" does not shard: leave exchange and framework out')
+    refuse_server_options(options)
     if options.oracle != "jackson" or options.slot_s is not None:
-        raise InvalidOptions("a schedule in two halves is continuous: leave slot_s and oracle out")
-    if options.fusion == "pace":
-        raise InvalidOptions('fusion "pace" is defined on all-reduces: use "optimal" or "none"')
+        raise InvalidOptions("a sharded schedule is continuous: leave slot_s and oracle out")
+    if options.fusion == "paper":
+        raise InvalidOptions('fusion "paper" is defined on all-reduces: use "optimal" or "none"')
     if options.scenarios:
         raise InvalidOptions("scenarios choose between plans of all-reduces: leave them out")
 
@@ -113,14 +131,14 @@ def _refuse_misfits(options: Options) -> None:
 def _shards(profile: Profile, plan: ShardedPlan) -> tuple[ShardGroup, ...]:
     sent = [
         ShardGroup(
-            gradients=tuple(profile.gradients[number].name for number in members),
+            tensors=tuple(profile.gradients[number].name for number in members),
             dtype=profile.gradients[members[0]].dtype,
             num_columns=int(columns),
         )
         for members, columns in zip(plan.shards, plan.columns, strict=True)
     ]
     unsent = [
-        ShardGroup(gradients=(gradient.name,), dtype=gradient.dtype, num_columns=0)
+        ShardGroup(tensors=(gradient.name,), dtype=gradient.dtype, num_columns=0)
         for gradient in profile.gradients
         if not gradient.size_bytes
     ]
@@ -136,35 +154,51 @@ def _clock(plan: ShardedPlan, slowdown: float) -> ComputeClock:
     )
 
 
-def _calls(
-    half: Half, shards: tuple[tuple[int, ...], ...], cost: CostCurve, slowdown: float
-) -> tuple[HalfCall, ...]:
+def _groups(
+    op: ShardedOp,
+    shards: tuple[ShardGroup, ...],
+    half: Half,
+    carried: tuple[tuple[int, ...], ...],
+    cost: CostCurve,
+    slowdown: float,
+) -> tuple[Group, ...]:
+    scatters = op == "reduce-scatter"
     return tuple(
-        HalfCall(
-            shards=carried, size_bytes=int(size), time_s=float(time), duration_s=float(duration) * slowdown
+        Group(
+            tensors=tuple(name for shard in members for name in shards[shard].tensors),
+            size_bytes=int(size),
+            dtype=shards[members[0]].dtype,
+            ready_s=float(time) if scatters else 0.0,
+            tail_s=0.0 if scatters else float(time),
+            transfer_s=float(duration) * slowdown,
+            op=op,
+            shards=members,
         )
-        for carried, size, time, duration in zip(
-            shards, half.sizes, half.times, half.durations(cost), strict=True
+        for members, size, time, duration in zip(
+            carried, half.sizes, half.times, half.durations(cost), strict=True
         )
     )
 
 
-def _segments(plan: ShardedPlan, clock: ComputeClock) -> tuple[HalfSegment, ...]:
+def _segments(
+    plan: ShardedPlan, clock: ComputeClock, groups: tuple[Group, ...], workers: int
+) -> tuple[Segment, ...]:
     sending, count = plan.sending, len(plan.scattered)
     starts, ends = clock.wall_s(sending.starts), clock.wall_s(sending.ends)
-    sent = [0] * (count + len(plan.gathered))
+    sent = [0] * len(groups)
     segments = []
     for at, (call, columns) in enumerate(zip(sending.calls.tolist(), sending.columns.tolist(), strict=True)):
+        size = columns * workers * ELEMENT_BYTES[groups[call].dtype]
         segments.append(
-            HalfSegment(
-                half="reduce-scatter" if call < count else "all-gather",
-                call=call if call < count else call - count,
-                first_column=sent[call],
-                num_columns=columns,
+            Segment(
+                op="reduce-scatter" if call < count else "all-gather",
+                group=call,
+                offset_bytes=sent[call],
+                size_bytes=size,
                 priority=at,
                 start_s=float(starts[at]),
                 end_s=float(ends[at]),
             )
         )
-        sent[call] += columns
+        sent[call] += size
     return tuple(segments)

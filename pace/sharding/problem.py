@@ -1,4 +1,4 @@
-"""The gradients of a profile as the search for a plan in two halves sees them."""
+"""The gradients of a profile as the search for a sharded plan sees them."""
 
 from dataclasses import dataclass
 

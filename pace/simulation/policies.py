@@ -1,24 +1,16 @@
-"""The policies of the field, each with its authors' constants, by name."""
+"""The policies of the field on one network, each with its authors' constants."""
 
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import ValidationError
 
 from pace.allreduce.baselines import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES, ddp_buckets, mg_wfbp_groups
-from pace.documents.base import explain
 from pace.documents.profile import Profile
-from pace.errors import InvalidOptions
 from pace.fusion.problem import FusionProblem, Partition
 from pace.simulation.grouped import GroupedSender, cut_evenly, over_groups
-from pace.simulation.horovod import Horovod
 from pace.simulation.knobs import Bytes, SomeBytes, knobs
-from pace.simulation.scheduled import Scheduled
 from pace.simulation.tictac import TransferDag, tao, tio
-from pace.simulation.traffic import Policy, Rules
-from pace.simulation.two_halves import Dear, Sharded, ZeroOne, ZeroRedundancy
+from pace.simulation.traffic import Rules
 from pace.solver.arrays import FloatArray
 
 
@@ -144,72 +136,3 @@ class Partitioned:
             num_gradients=len(problem.sizes),
             priority=layer[groups] if len(groups) else np.zeros(0),
         )
-
-
-def _p3(**knobs: Any) -> Partitioned:
-    # Slices of 50,000 parameters, stop and wait: the next goes out when the last has been confirmed.
-    sliced: dict[str, Any] = {"partition_bytes": 200_000, "credit_bytes": 0, "admission": "paper"}
-    return Partitioned(**(sliced | knobs))
-
-
-def _tio(**knobs: Any) -> TicTac:
-    return TicTac(order="tio", **knobs)
-
-
-def _tao(**knobs: Any) -> TicTac:
-    return TicTac(order="tao", **knobs)
-
-
-def _pace(**knobs: Any) -> Scheduled:
-    return Scheduled(fusion="pace", **knobs)
-
-
-def _ddp_best() -> Scheduled:
-    return Scheduled(target="ddp")
-
-
-_MAKERS: dict[str, tuple[Callable[..., Policy], type, frozenset[str]]] = {
-    "fifo": (Fifo, Fifo, frozenset()),
-    "horovod": (Horovod, Horovod, frozenset()),
-    "ddp": (Ddp, Ddp, frozenset()),
-    "mg-wfbp": (MgWfbp, MgWfbp, frozenset()),
-    "tio": (_tio, TicTac, frozenset({"order"})),
-    "tao": (_tao, TicTac, frozenset({"order"})),
-    "p3": (_p3, Partitioned, frozenset()),
-    "bytescheduler": (Partitioned, Partitioned, frozenset()),
-    "dear": (Dear, Dear, frozenset()),
-    "ddp-best": (_ddp_best, Scheduled, frozenset({"fusion", "preemption", "target"})),
-    "zero-1": (ZeroOne, ZeroOne, frozenset()),
-    "zero-redundancy": (ZeroRedundancy, ZeroRedundancy, frozenset()),
-    "pace": (_pace, Scheduled, frozenset({"fusion", "target"})),
-    "optimal": (Scheduled, Scheduled, frozenset({"fusion", "target"})),
-    "sharded": (Sharded, Sharded, frozenset()),
-}
-
-POLICIES = tuple(_MAKERS)
-
-
-def knobs_of(name: str) -> tuple[str, ...]:
-    """Return the names of a policy's knobs; raises InvalidOptions for an unknown policy."""
-    if name not in _MAKERS:
-        raise InvalidOptions(f'no policy "{name}": choose one of {", ".join(POLICIES)}')
-    _, kind, fixed = _MAKERS[name]
-    return tuple(field.name for field in fields(kind) if field.name not in fixed)
-
-
-def make_policy(name: str, **knobs: Any) -> Policy:
-    """Return a policy by name, with some of its knobs set.
-
-    Raises
-    ------
-    InvalidOptions
-        If the policy or a knob is unknown (the message lists the known ones) or a knob's value is wrong.
-    """
-    known = knobs_of(name)
-    for knob in knobs:
-        if knob not in known:
-            raise InvalidOptions(f'policy "{name}" has no knob "{knob}": it has {", ".join(known) or "none"}')
-    try:
-        return _MAKERS[name][0](**knobs)
-    except ValidationError as error:
-        raise InvalidOptions(f'policy "{name}": {explain(error)}') from None

@@ -61,7 +61,7 @@ class Simulation:
         return float(self.iterations_s.mean())
 
 
-def simulate(
+def run_policy(
     profile: Profile, policy: Policy, *, iterations: int = 1, jitter: float = 0.0, seed: int = 0
 ) -> Simulation:
     """Simulate `iterations` windows of a profile under a policy.

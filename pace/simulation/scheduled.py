@@ -32,19 +32,19 @@ class Scheduled:
     preemption
         "real": segments that each pay g in full and are never recalled. "free": the oracle's schedule of the
         best groups, which is what the PACE paper's model assumes.
-    target
+    framework
         "ddp": the best bucket list for DDP, first in, first out, with its barrier.
     """
 
     fusion: Fusion = "optimal"
     preemption: Literal["real", "free"] = "real"
-    target: Literal["pace", "ddp"] = "pace"
+    framework: Literal["ddp"] | None = None
 
     def prepare(self, profile: Profile) -> "GroupedSender | FreelyPreempting":
         """Optimize for the profile."""
         if self.preemption == "real":
-            plan = plan_for(profile, Options(fusion=self.fusion, target=self.target))
-            return _sender_of_plan(profile, plan, barrier=self.target != "pace")
+            plan = plan_for(profile, Options(fusion=self.fusion, framework=self.framework))
+            return _sender_of_plan(profile, plan, barrier=self.framework is not None)
         problem = FusionProblem.of(profile)
         partition = fuse(problem, Options(fusion=self.fusion)).partitions[0]
         return FreelyPreempting(
@@ -73,13 +73,13 @@ def sender_of(profile: Profile, schedule: Schedule) -> GroupedSender:
     """Return what sends a schedule of this profile, its segments strictly in order of priority."""
     index = {gradient.name: number for number, gradient in enumerate(profile.gradients)}
     return GroupedSender(
-        groups=tuple(tuple(index[name] for name in group.gradients) for group in schedule.groups),
-        segment_groups=np.array([segment.group for segment in schedule.segments], dtype=np.int64),
-        segment_bytes=np.array([segment.size_bytes for segment in schedule.segments], dtype=np.int64),
+        groups=tuple(tuple(index[name] for name in group.tensors) for group in schedule.groups),
+        segment_groups=np.array([segment.group for segment in schedule.transfers], dtype=np.int64),
+        segment_bytes=np.array([segment.size_bytes for segment in schedule.transfers], dtype=np.int64),
         cost=profile.clocked_cost,
-        rules=Rules(in_order=True, barrier=schedule.target != "pace"),
+        rules=Rules(in_order=True, barrier=schedule.framework is not None),
         num_gradients=len(profile.gradients),
-        priority=np.array([segment.priority for segment in schedule.segments], dtype=np.float64),
+        priority=np.array([segment.priority for segment in schedule.transfers], dtype=np.float64),
     )
 
 

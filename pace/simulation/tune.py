@@ -14,8 +14,8 @@ import numpy as np
 
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.simulation.policies import knobs_of, make_policy
-from pace.simulation.run import simulate
+from pace.simulation.registry import knobs_of, make_policy
+from pace.simulation.run import run_policy
 from pace.solver.arrays import FloatArray
 
 Search = Literal["bayesian", "grid", "random", "momentum"]
@@ -111,7 +111,7 @@ def tune(
     return tune_policy(
         policy,
         tuple(knob for knob in tunable(policy) if knob not in fixed),
-        lambda settings: simulate(profile, make_policy(policy, **fixed, **settings)).iteration_s,
+        lambda settings: run_policy(profile, make_policy(policy, **fixed, **settings)).iteration_s,
         make_policy(policy, **fixed),
         search=search,
         num_trials=num_trials,

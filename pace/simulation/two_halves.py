@@ -228,11 +228,11 @@ class ZeroRedundancy:
 
 @knobs
 class Sharded:
-    """Our own schedules in two halves: segments in the planned order."""
+    """Our own sharded schedules: segments in the planned order."""
 
     def prepare(self, profile: Profile) -> "PlannedHalves":
         """Optimize for the profile."""
-        plan = sharded_plan_for(profile, Options(target="sharded"))
+        plan = sharded_plan_for(profile, Options(exchange="sharded"))
         first, second = profile.clocked_half_costs
         return PlannedHalves(
             plan=plan,

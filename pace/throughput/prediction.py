@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from pace.documents.base import refuse_other
 from pace.documents.throughput.fleet import Fleet
 from pace.documents.throughput.prediction import (
     CoarseModels,
@@ -21,7 +22,7 @@ from pace.documents.throughput.prediction import (
     Trusted,
 )
 from pace.documents.throughput.steps import WINDOWED, StepLink, StepsDocument, StepTimes
-from pace.errors import InvalidOptions
+from pace.errors import InvalidOptions, InvalidSteps
 from pace.throughput.coarse import bound_rate, closed_network_rate, compute_s, cynthia_rate, link_s
 from pace.throughput.graph import with_servers
 from pace.throughput.simulate import StepSimulation, simulate_steps
@@ -67,7 +68,9 @@ def predict(
     InvalidOptions
         If options do not fit the document.
     """
-    options = options or PredictionOptions()
+    options = PredictionOptions() if options is None else options
+    refuse_other(steps, StepsDocument, InvalidSteps)
+    refuse_other(options, PredictionOptions, InvalidOptions)
     base = _with_link(steps, options)
     replay = replay_error(steps)
     alone_s = recorded_step_s(steps)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from pace.allreduce.frameworks import bucket_cap_mb_list
-from pace.allreduce.optimize import optimize
+from pace.allreduce.optimize import optimize_allreduce
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
-from pace.schedule_choice import lower_bound_s
+from pace.planning import lower_bound_s
 from pace.sharding.optimize import optimize_sharded
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Reachable:
     sharded_s
         In two halves, with the optimizer's state sharded; None where gradients have no such halves.
     bound_s
-        See ``pace.schedule_choice.lower_bound_s``.
+        See ``pace.planning.lower_bound_s``.
     """
 
     ddp_s: float
@@ -105,11 +105,11 @@ def headroom(profile: Profile, *, clip: bool = False, doubts: tuple[str, ...] = 
 
 
 def _reachable(profile: Profile) -> Reachable:
-    best = optimize(profile, Options(target="ddp"))
-    pace = optimize(profile)
+    best = optimize_allreduce(profile, Options(framework="ddp"))
+    pace = optimize_allreduce(profile)
     # Parameter servers exchange no halves.
     halves = None if isinstance(profile.allreduce, PushPull) else optimize_sharded(profile)
-    ddp_s = simulate(profile, make_policy("ddp")).iteration_s
+    ddp_s = run_policy(profile, make_policy("ddp")).iteration_s
     # Caps that a search finds are never worse than the default ones: those are caps too.
     found = best.predicted.iteration_s < ddp_s
     return Reachable(

@@ -10,9 +10,10 @@ from functools import lru_cache
 from itertools import islice, pairwise
 from multiprocessing import get_context
 
+from pace.documents.base import refuse_other
 from pace.documents.profile import Profile
-from pace.errors import InvalidOptions
-from pace.simulation import make_policy, simulate
+from pace.errors import InvalidOptions, InvalidProfile
+from pace.simulation import make_policy, run_policy
 from pace.whatif.grid import Grid
 from pace.whatif.results import Cell, WhatIf
 from pace.whatif.scenario import Scenario, computed_at, measured_batch, networked_at
@@ -45,6 +46,7 @@ def what_if(
     InvalidOptions
         If the profile cannot answer for the grid.
     """
+    refuse_other(profile, Profile, InvalidProfile)
     grid.refuse_misfits(profile)
     if processes is None:
         processes = _num_processors() if grid.num_points >= POINTS_WORTH_PROCESSES else 1
@@ -97,7 +99,7 @@ class _Worker:
         """Return the compute bound and every policy's window."""
         changed = self._computed(scenario.compute_speedup, scenario.batch, scenario.compression)
         point = networked_at(changed, scenario, self._grid.two_level)
-        windows = tuple(simulate(point, policy).iteration_s for policy in self._policies)
+        windows = tuple(run_policy(point, policy).iteration_s for policy in self._policies)
         return point.timing.compute_s, windows
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.parameter_server.clusters import cluster_for
-from pace.simulation import make_policy, simulate
-from pace.simulation.parameter_server import make_exchange_policy, simulate_exchange
+from pace.simulation import make_policy, make_server_policy, run_policy
+from pace.simulation.parameter_server.run import run_server_policy
 from pace.whatif.scenario import GBPS, Scenario, networked_at
 
 # Windows of every point when op durations jitter: stale and late workers only show over several.
@@ -110,7 +110,7 @@ def what_if_servers(
         scenario = Scenario(workers=workers, bandwidth_gbps=gbps)
         if (workers, gbps) not in rings:
             ring = networked_at(profile, Scenario(workers=workers, bandwidth_gbps=gbps, algorithm="ring"))
-            rings[workers, gbps] = simulate(ring, make_policy("optimal")).iteration_s
+            rings[workers, gbps] = run_policy(ring, make_policy("optimal")).iteration_s
         point = networked_at(profile, scenario)
         cluster = cluster_for(
             point,
@@ -122,10 +122,10 @@ def what_if_servers(
         mode, staleness = _consistency(consistency)
         first: float | None = None
         for policy in grid.policies:
-            run = simulate_exchange(
+            run = run_server_policy(
                 point,
                 cluster,
-                make_exchange_policy(policy),
+                make_server_policy(policy),
                 iterations=WINDOWS if grid.jitter else 1,
                 jitter=grid.jitter,
                 consistency=mode,

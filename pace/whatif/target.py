@@ -6,7 +6,7 @@ import numpy as np
 
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 from pace.whatif.grid import AXES, Grid
 from pace.whatif.results import Answer
 from pace.whatif.scenario import Scenario, TwoLevel, computed_at, networked_at
@@ -48,7 +48,7 @@ def bandwidth_for(
     def excess(log_gbps: float) -> float:
         at = Scenario(**fixed, bandwidth_gbps=float(np.exp(log_gbps)))
         point = networked_at(base, at, two_level)
-        window = simulate(point, chosen).iteration_s
+        window = run_policy(point, chosen).iteration_s
         return point.timing.compute_s / window - target_efficiency if window else 1.0 - target_efficiency
 
     grid = np.linspace(np.log(LEAST_GBPS), np.log(MOST_GBPS), BRACKETS).tolist()

@@ -20,7 +20,7 @@ from pace.documents.profile import DType, Gradient, Profile
 from pace.errors import InvalidOptions, InvalidProfile
 from pace.runtime.capture.trace import Trace, Tracer
 from pace.runtime.capture.update_rule import UpdateRuleWatch
-from pace.runtime.capture.window import Granularity, Window, lay_out, middle_half
+from pace.runtime.capture.window import CapturedWindow, Granularity, lay_out, middle_half
 from pace.runtime.engine.local_parts import num_bytes
 from pace.runtime.engine.shard_units import Unit
 from pace.runtime.event_log import log
@@ -145,7 +145,7 @@ class Recorder:
         # Stamps of plain iterations: the start, the start and end of what was set aside, the end.
         self._plain: list[list[Any]] = []
         self._stamps: list[Any] = []
-        self.window: Window | None = None
+        self.window: CapturedWindow | None = None
 
     @property
     def finished(self) -> bool:
@@ -273,7 +273,7 @@ class Recorder:
             },
         )
 
-    def _measurement(self) -> tuple[Window, npt.NDArray[np.float64]]:
+    def _measurement(self) -> tuple[CapturedWindow, npt.NDArray[np.float64]]:
         if not self.finished or self.window is None:
             raise InvalidProfile(f"capture ended after {self._iteration} of {self._num_steps} iterations")
         like = [trace for trace in self._traces if tuple(trace.places) == self.window.places]
@@ -287,7 +287,7 @@ class Recorder:
         intervals_s[:, [place.kind == "aside" for place in self.window.places]] = 0.0
         return self.window, intervals_s
 
-    def _unused(self, window: Window) -> list[str]:
+    def _unused(self, window: CapturedWindow) -> list[str]:
         return [name for name in window.unused if self._gradients is None or name in self._gradients]
 
     def _without_asides(self, stamps: list[Any]) -> float:

@@ -41,7 +41,7 @@ class WindowOp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class CapturedWindow:
     """How one iteration's intervals make up a window.
 
     Attributes
@@ -98,7 +98,7 @@ def middle_half(totals_s: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
     return order[quarter : len(order) - quarter]
 
 
-def lay_out(trace: Trace, model: torch.nn.Module, granularity: Granularity = "module") -> Window:
+def lay_out(trace: Trace, model: torch.nn.Module, granularity: Granularity = "module") -> CapturedWindow:
     """Lay out the window of a fully traced iteration. O(intervals + edges of the backward graphs).
 
     A gradient's producer is the backward op in which it was accumulated for the last time. Its
@@ -132,7 +132,7 @@ class _Layout:
         self._heads: list[int] = []
         self._find_heads()
 
-    def window(self) -> Window:
+    def window(self) -> CapturedWindow:
         kept = [i for i, place in enumerate(self._places) if place.kind != "backward" or self._heads[i] == i]
         reduced = {full: number for number, full in enumerate(kept)}
         nodes_to_mark = tuple(
@@ -183,7 +183,7 @@ class _Layout:
         unused = tuple(
             name for name, p in self._model.named_parameters() if p.requires_grad and name not in producers
         )
-        return Window(
+        return CapturedWindow(
             places=tuple(self._places[i] for i in kept),
             nodes_to_mark=nodes_to_mark,
             ops=tuple(ops),

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
-from pace.documents.sharded_schedule import ShardedSchedule
 from pace.errors import InvalidOptions
 from pace.runtime.replanning import Replanning
 from pace.runtime.transports.compression import Compression
@@ -144,7 +142,7 @@ def check_source(schedule: Any, service: Any, job: Any, api_key: Any, replanning
         require_instance(
             "schedule",
             schedule,
-            (Schedule, PushPullSchedule, ShardedSchedule, str, Path),
+            (Schedule, str, Path),
             "a Schedule or the path of one",
         )
     for name, value in {"service": service, "job": job, "api_key": api_key}.items():

@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pace.documents.any_schedule import AnySchedule, load_any_schedule, parse_any_schedule
 from pace.documents.fingerprint import fingerprint
 from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.documents.sharded_schedule import ShardedSchedule
+from pace.documents.schedule import Schedule, load_schedule, parse_schedule
 from pace.errors import InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
 from pace.runtime.control.options import Sharding, check_source
 from pace.runtime.control.report_sender import ReportSender
@@ -45,7 +44,7 @@ class PlanSource:
     replanning
         When to profile; by default what the environment says.
     sharding
-        Whether plans may be, or must be, in two halves.
+        Whether plans may be, or must be, sharded.
 
     Attributes
     ----------
@@ -66,7 +65,7 @@ class PlanSource:
         self,
         transport: Transport,
         *,
-        schedule: AnySchedule | str | Path | None,
+        schedule: Schedule | str | Path | None,
         service: str | None,
         job: str | None,
         credit_bytes: int | None,
@@ -96,7 +95,7 @@ class PlanSource:
         self._gradients: list[GradientSize] = []
         self._seen: set[str] = set()
         self._unfit: set[bytes] = set()
-        self._followed: AnySchedule | None = None
+        self._followed: Schedule | None = None
         self._reports: ReportSender | None = None
         if transport.rank == 0 and self._service is not None and self.job is not None:
             self._reports = ReportSender(self._service, self.job, self._api_key)
@@ -116,7 +115,7 @@ class PlanSource:
         if given is None:
             return None
         try:
-            schedule = given if isinstance(given, AnySchedule) else load_any_schedule(given)
+            schedule = given if isinstance(given, Schedule) else load_schedule(given)
         except OSError as error:
             raise InvalidOptions(
                 f"schedule is {str(given)!r}, which cannot be read: {error.strerror}"
@@ -140,11 +139,11 @@ class PlanSource:
         Raises
         ------
         ScheduleMismatch
-            When the schedule that was given is in two halves, and updates cannot be sharded.
+            When the schedule that was given is sharded, and updates cannot be sharded.
         """
         self._sharding = sharding
         if sharding == "off" and self._plan is not None and self._plan.shards:
-            raise ScheduleMismatch("the schedule is in two halves, and updates cannot be sharded in this job")
+            raise ScheduleMismatch("the schedule is sharded, and updates cannot be sharded in this job")
 
     def make(self, gradients: list[GradientSize]) -> Plan:
         """Return the plan to start with; every rank must call this alike, after ``load`` and ``accept``."""
@@ -168,18 +167,18 @@ class PlanSource:
         """Turn what ``ask`` returned into a plan; None when it is empty."""
         if not payload:
             return None
-        schedule = parse_any_schedule(payload)
+        schedule = parse_schedule(payload)
         self._seen.add(schedule.profile_sha256)
         self._followed = schedule
         return self._with_credit(self._planned(schedule, gradients))
 
-    def _planned(self, schedule: AnySchedule, gradients: list[GradientSize]) -> Plan:
+    def _planned(self, schedule: Schedule, gradients: list[GradientSize]) -> Plan:
         transport = self._transport
-        if isinstance(schedule, ShardedSchedule) and self._sharding != "off":
+        if schedule.exchange == "sharded" and self._sharding != "off":
             return plan_from_sharded_schedule(schedule, gradients, transport.size)
         if self._sharding == "on":
             raise ScheduleMismatch(
-                "the schedule is one of all-reduces, and sharding is 'on': make one with target \"sharded\""
+                "the schedule is one of all-reduces, and sharding is 'on': make one with exchange \"sharded\""
             )
         return plan_from_schedule(schedule, gradients, transport.size, servers=transport.num_servers)
 
@@ -204,7 +203,7 @@ class PlanSource:
             return b""
         return b"" if found.profile_sha256 in self._seen else self._fitting(found, gradients)
 
-    def _fitting(self, found: AnySchedule, gradients: list[GradientSize]) -> bytes:
+    def _fitting(self, found: Schedule, gradients: list[GradientSize]) -> bytes:
         """Return a schedule's bytes; none when it does not fit, which is logged once for each schedule."""
         document = found.to_json()
         try:
@@ -230,9 +229,9 @@ class PlanSource:
         sent = {"service": self._service, "job": self.job, "profile_sha256": profile.sha256}
         options = None
         if self._sharding == "on":
-            options = Options(target="sharded")
+            options = Options(exchange="sharded")
         elif self._sharding == "off" and profile.update == "global-norm":
-            options = Options(target="allreduce")  # the service's first choice is in two halves
+            options = Options(exchange="allreduce")  # the service's first choice is sharded
         try:
             with Client(self._service, api_key=self._api_key, timeout_s=_SUBMIT_TIMEOUT_S) as client:
                 schedule = client.create_schedule(profile, options, job=self.job)

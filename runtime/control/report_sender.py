@@ -2,7 +2,7 @@
 
 import threading
 
-from pace.documents.any_schedule import AnySchedule
+from pace.documents.schedule import Schedule
 from pace.runtime.event_log import log
 
 _TIMEOUT_S = 10.0
@@ -32,7 +32,7 @@ class ReportSender:
 
     def send(
         self,
-        schedule: AnySchedule,
+        schedule: Schedule,
         *,
         measured_s: float,
         num_iterations: int,
@@ -57,7 +57,7 @@ class ReportSender:
 
     def _send(
         self,
-        schedule: AnySchedule,
+        schedule: Schedule,
         measured_s: float,
         num_iterations: int,
         plain_s: float | None,

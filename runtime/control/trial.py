@@ -24,7 +24,7 @@ class Candidate:
     ----------
     name
         "plain" (buckets in order of readiness, then a barrier), "barrier" (the plan, then a barrier),
-        "overlap" or "sharded" (a plan in two halves).
+        "overlap" or "sharded" (a sharded plan).
     """
 
     name: str

@@ -11,12 +11,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
 
-from pace.documents.any_schedule import AnySchedule
 from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import ELEMENT_BYTES
-from pace.documents.push_pull_schedule import ExchangeGroup, ExchangeSegment, PushPullSchedule
-from pace.documents.schedule import Group, Schedule, Segment
-from pace.documents.sharded_schedule import ShardedSchedule
+from pace.documents.schedule import Execution, Schedule
 from pace.errors import ScheduleMismatch
 
 MEBIBYTE = 1 << 20
@@ -42,7 +39,7 @@ class PlannedGroup:
     exchange
         How it is summed in a job that has several ways; None where the transport has only one.
     shards
-        The shards whose matrices are its buffer, one behind the other, in a plan in two halves.
+        The shards whose matrices are its buffer, one behind the other, in a sharded plan.
     """
 
     gradients: tuple[str, ...]
@@ -73,7 +70,7 @@ class PlannedShard:
 class PlannedSegment:
     """A byte range of a group's buffer; its place in `Plan.segments` is its turn.
 
-    In a plan in two halves it is a range of columns, with the bytes of all rows.
+    In a sharded plan it is a range of columns, with the bytes of all rows.
 
     Attributes
     ----------
@@ -101,7 +98,7 @@ class Plan:
     pace_bytes_per_s
         How fast either end of a connection to a server sends; None for no limit.
     shards
-        In a plan in two halves, what is summed and gathered by rows; groups are then calls, all
+        In a sharded plan, what is summed and gathered by rows; groups are then calls, all
         reduce-scatters before all gathers. Empty for a plan of all-reduces.
     """
 
@@ -127,7 +124,7 @@ class Plan:
 
 
 def plan_from_schedule(
-    schedule: AnySchedule,
+    schedule: Schedule,
     gradients: Sequence[GradientSize],
     workers: int,
     *,
@@ -143,13 +140,13 @@ def plan_from_schedule(
     Raises
     ------
     ScheduleMismatch
-        When it was made for other gradients or another number of workers, or is in two halves; the message
-        says what differs.
+        When it was made for other gradients or another number of workers, or is sharded; the message says
+        what differs.
     """
-    if isinstance(schedule, ShardedSchedule):
+    if schedule.exchange == "sharded":
         raise ScheduleMismatch(
-            "the schedule is in two halves (reduce-scatter and all-gather): give sharding='on' as well, or"
-            ' make a schedule with target "allreduce"'
+            "the schedule is sharded (reduce-scatter and all-gather): give sharding='on' as well, or make a"
+            ' schedule with exchange "allreduce"'
         )
     mine = fingerprint(((g.name, g.size_bytes, g.dtype) for g in gradients), workers)
     differences = _differences(schedule, gradients)
@@ -158,7 +155,7 @@ def plan_from_schedule(
             f"the gradients have the same names and sizes, so it was made for another number of workers"
             f" than {workers} or for gradients of other sizes within their groups"
         ]
-    if isinstance(schedule, PushPullSchedule) and schedule.cluster.exchange.servers != servers:
+    if schedule.cluster is not None and schedule.cluster.exchange.servers != servers:
         there = f"there are {servers}" if servers else "this job has none: give backend='ps'"
         differences.append(f"it is for {schedule.cluster.exchange.servers} parameter servers, and {there}")
     if differences:
@@ -167,13 +164,14 @@ def plan_from_schedule(
             f"the schedule does not fit this model (schedule {schedule.fingerprint[:12]}, model {mine[:12]}):"
             f" {'; '.join(shown)}"
         )
-    segments: Sequence[Segment | ExchangeSegment] = schedule.segments
+    on_servers = schedule.exchange == "servers"
+    segments = schedule.of_op("push") if on_servers else schedule.transfers
     order = sorted(segments, key=lambda s: (s.priority, s.group, s.offset_bytes))
     return Plan(
         source="schedule",
         groups=tuple(
             PlannedGroup(
-                gradients=group.gradients,
+                gradients=group.tensors,
                 size_bytes=group.size_bytes,
                 dtype=group.dtype,
                 ready_s=group.ready_s,
@@ -186,19 +184,13 @@ def plan_from_schedule(
                 group=s.group,
                 offset_bytes=s.offset_bytes,
                 size_bytes=s.size_bytes,
-                link=s.link if isinstance(s, ExchangeSegment) else None,
+                link=s.link // 2 if on_servers else None,
             )
             for s in order
         ),
-        credit_bytes=(
-            schedule.execution.max_segment_bytes
-            if isinstance(schedule, PushPullSchedule)
-            else schedule.execution.credit_bytes
-        ),
+        credit_bytes=schedule.execution.max_segment_bytes if on_servers else credit_of(schedule.execution),
         predicted_iteration_s=schedule.predicted.iteration_s,
-        pace_bytes_per_s=(
-            schedule.execution.pace_bytes_per_s if isinstance(schedule, PushPullSchedule) else None
-        ),
+        pace_bytes_per_s=schedule.execution.connection_bytes_per_s,
     )
 
 
@@ -271,23 +263,28 @@ def cut(group: int, size_bytes: int, dtype: str, max_segment_bytes: int) -> list
     ]
 
 
-def _differences(schedule: Schedule | PushPullSchedule, gradients: Sequence[GradientSize]) -> list[str]:
+def credit_of(execution: Execution) -> int:
+    """Return how many bytes may be in flight so that there are no more segments than a schedule says."""
+    return execution.max_in_flight * (execution.max_segment_bytes if execution.max_in_flight > 1 else 1)
+
+
+def _differences(schedule: Schedule, gradients: Sequence[GradientSize]) -> list[str]:
     mine = {gradient.name: gradient for gradient in gradients}
-    groups: Sequence[Group | ExchangeGroup] = schedule.groups
-    planned = {name for group in groups for name in group.gradients}
+    groups = schedule.groups
+    planned = {name for group in groups for name in group.tensors}
     found = [f'the model has no gradient "{name}"' for name in sorted(planned - mine.keys())]
     found += [f'the schedule does not send gradient "{name}"' for name in sorted(mine.keys() - planned)]
     for number, group in enumerate(groups):
-        members = [mine[name] for name in group.gradients if name in mine]
+        members = [mine[name] for name in group.tensors if name in mine]
         found += [
             f'gradient "{member.name}" is {member.dtype}, the schedule takes it for {group.dtype}'
             for member in members
             if member.dtype != group.dtype
         ]
         size_bytes = sum(member.size_bytes for member in members)
-        if len(members) == len(group.gradients) and size_bytes != group.size_bytes:
+        if len(members) == len(group.tensors) and size_bytes != group.size_bytes:
             found.append(
-                f"group {number} ({', '.join(group.gradients[:3])}{', ...' if len(members) > 3 else ''}) "
+                f"group {number} ({', '.join(group.tensors[:3])}{', ...' if len(members) > 3 else ''}) "
                 f"has {size_bytes} bytes in the model and {group.size_bytes} in the schedule"
             )
     return found

@@ -1,6 +1,6 @@
 """Groups that are filled while others are sent: what makes a buffer runs as soon as what it needs is there.
 
-In a plan in two halves the gather of updated parameters needs the sums of some reduce-scatters, and then the
+In a sharded plan the gather of updated parameters needs the sums of some reduce-scatters, and then the
 update. Neither the training thread, which computes the next forward pass, nor the engine's, which sends,
 waits for them.
 """

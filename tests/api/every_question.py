@@ -39,10 +39,13 @@ def ask_everything() -> None:
     document = _packed(profile)
     for options in (
         Options(),
-        Options(fusion="pace"),
+        Options(fusion="paper"),
         Options(oracle="lp", slot_s=0.001),
         Options(max_segment_bytes=4000, scenarios=4, jitter=0.1),
-        *(Options(target=name) for name in ("allreduce", "sharded", "ddp", "horovod")),
+        Options(exchange="allreduce"),
+        Options(exchange="sharded"),
+        Options(framework="ddp"),
+        Options(framework="horovod"),
     ):
         solve(document, options.model_dump_json())
     solve(_packed(profile | {"update": "global-norm"}), Options().model_dump_json())

@@ -154,10 +154,10 @@ def _same_answers(caller: Caller, early: httpx.Response) -> None:
 def _killed_worker(caller: Caller, cluster: Cluster) -> None:
     document = layered_profile(4000)
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(caller.post_schedule, document, options={"fusion": "pace"})
+        answer = pool.submit(caller.post_schedule, document, options={"fusion": "paper"})
         _busy_worker(cluster).kill()
         assert answer.result().status_code == 201, answer.result().text
-    expected = optimize(parse_profile(json.dumps(document)), Options(fusion="pace"))
+    expected = optimize(parse_profile(json.dumps(document)), Options(fusion="paper"))
     assert answer.result().json()["schedule"] == json.loads(expected.to_json())
     assert caller.events("solved", 2) == 2
 
@@ -215,7 +215,7 @@ def test_a_runaway_on_the_cluster_is_stopped(cluster: Cluster, tmp_path: Path) -
     cluster.add_worker("--no-nanny")
     executor = f"dask+{cluster.address}"
     with ServiceProcess(tmp_path, executor=executor, solve_timeout_s=0.3) as service:
-        runaway = service.post_schedule(layered_profile(5000), options={"fusion": "pace"})
+        runaway = service.post_schedule(layered_profile(5000), options={"fusion": "paper"})
         assert runaway.status_code == 422, runaway.text
         assert "0.3 s" in runaway.json()["detail"]
         assert service.post_schedule(layered_profile(3)).status_code == 201
@@ -231,7 +231,7 @@ def test_a_lost_scheduler_loses_no_task(cluster: Cluster, tmp_path: Path) -> Non
     ):
         _wait_for_capacity(service, 1)
         document = layered_profile(4000)
-        question = {"profile": document, "options": {"fusion": "pace"}}
+        question = {"profile": document, "options": {"fusion": "paper"}}
         path = caller.http.post("/v1/schedules", json=question, headers=ASYNC).headers["location"]
         _busy_worker(cluster)
         cluster.lose_scheduler()
@@ -246,5 +246,5 @@ def test_a_lost_scheduler_loses_no_task(cluster: Cluster, tmp_path: Path) -> Non
                 assert task["state"] in ("queued", "running"), task
                 time.sleep(0.05)
         answer = caller.http.get(caller.http.get(path).json()["location"]).json()
-    expected = optimize(parse_profile(json.dumps(document)), Options(fusion="pace"))
+    expected = optimize(parse_profile(json.dumps(document)), Options(fusion="paper"))
     assert answer["schedule"] == json.loads(expected.to_json())

@@ -12,7 +12,7 @@ from pace.api.storage.migrations import upgrade
 from pace.api.storage.pages import JobList
 from pace.api.storage.records import ReportRecord, ScheduleRecord, SolutionRecord
 from pace.documents.profile import Profile
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
@@ -153,7 +153,7 @@ def test_windows_are_those_of_the_library(service: Caller) -> None:
     profile = Profile.model_validate(layered_profile(3))
     assert [row["name"] for row in found["rows"]] == ["schedule", "ddp", "bytescheduler"]
     times = [row["iteration_s"] for row in found["rows"]]
-    expected = [simulate(profile, make_policy(name)).iteration_s for name in ("ddp", "bytescheduler")]
+    expected = [run_policy(profile, make_policy(name)).iteration_s for name in ("ddp", "bytescheduler")]
     assert times == pytest.approx([made["schedule"]["predicted"]["iteration_s"], *expected])
     assert found["op_phases"] == ["backward"] * 3 + ["forward"] * 3
     other = solve(service, None, num_layers=4)

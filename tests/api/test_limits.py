@@ -38,7 +38,7 @@ def _worker_pids(service: ServiceProcess) -> set[int]:
 def test_a_solve_beyond_its_time_is_stopped_and_reported(tmp_path: Path, database_url: str) -> None:
     """The runaway is ended, the caller is told why, and the next solve finds a new process."""
     with ServiceProcess(tmp_path, database_url, solve_timeout_s=0.3) as service:
-        runaway = service.post_schedule(layered_profile(5000), options={"fusion": "pace"})
+        runaway = service.post_schedule(layered_profile(5000), options={"fusion": "paper"})
         assert runaway.status_code == 422
         assert runaway.json()["type"] == "urn:pace:problem:limit-exceeded"
         assert "0.3 s" in runaway.json()["detail"]
@@ -122,7 +122,7 @@ def test_a_solve_whose_worker_was_killed_is_done_by_another(victim: ServiceProce
     """The caller notices nothing but the time it took."""
     assert victim.post_schedule(layered_profile(3)).status_code == 201
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(victim.post_schedule, layered_profile(3000), options={"fusion": "pace"})
+        answer = pool.submit(victim.post_schedule, layered_profile(3000), options={"fusion": "paper"})
         _kill_workers_at_work(victim, answer)
         assert answer.result().status_code == 201
     assert victim.events("worker-died", 1)
@@ -133,7 +133,7 @@ def test_a_solve_that_keeps_killing_its_worker_is_reported(tmp_path: Path, datab
     """After so many attempts the caller hears how it ended; other solves work."""
     with ServiceProcess(tmp_path, database_url, max_attempts=1) as service, ThreadPoolExecutor(1) as pool:
         assert service.post_schedule(layered_profile(3)).status_code == 201
-        answer = pool.submit(service.post_schedule, layered_profile(3000), options={"fusion": "pace"})
+        answer = pool.submit(service.post_schedule, layered_profile(3000), options={"fusion": "paper"})
         _kill_workers_at_work(service, answer)
         assert answer.result().status_code == 500
         assert answer.result().json()["type"] == "urn:pace:problem:worker-died"
@@ -248,7 +248,7 @@ def test_profiles_beyond_the_limits_are_refused(tmp_path: Path, limit: str) -> N
 def test_a_stopping_service_lets_solves_end(tmp_path: Path, database_url: str) -> None:
     """SIGTERM during a solve: the caller still gets the schedule, the process ends with status 0."""
     with ServiceProcess(tmp_path, database_url) as service, ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(service.post_schedule, layered_profile(1500), options={"fusion": "pace"})
+        answer = pool.submit(service.post_schedule, layered_profile(1500), options={"fusion": "paper"})
         while service.http.get("/metrics").text.find("pace_tasks_running 1.0") < 0:
             assert not answer.done()
         service.terminate()
@@ -259,7 +259,7 @@ def test_a_stopping_service_lets_solves_end(tmp_path: Path, database_url: str) -
 def test_a_service_stopped_in_a_hurry_keeps_its_tasks(tmp_path: Path, database_url: str) -> None:
     """What could not end within the drain is queued again, and done after the restart."""
     with ServiceProcess(tmp_path, database_url, drain_s=0.1) as service:
-        request = {"profile": layered_profile(2500), "options": {"fusion": "pace"}}
+        request = {"profile": layered_profile(2500), "options": {"fusion": "paper"}}
         accepted = service.http.post("/v1/schedules", json=request, headers=ASYNC)
         assert accepted.status_code == 202
         service.stop()

@@ -195,7 +195,7 @@ def test_lines_of_a_task_have_the_id_of_its_request(tmp_path: Path) -> None:
         for number in range(5):
             service.http.post(
                 "/v1/schedules",
-                json={"profile": layered_profile(100 + number), "options": {"fusion": "pace"}},
+                json={"profile": layered_profile(100 + number), "options": {"fusion": "paper"}},
                 headers={"X-Request-ID": f"request-{number}", "Prefer": "respond-async"},
             ).raise_for_status()
         solved = service.events("solved", 5)
@@ -208,7 +208,7 @@ def test_the_id_of_its_request_outlives_a_restart(tmp_path: Path, database_url: 
         for number, layers in enumerate((3000, 100, 100)):
             service.http.post(
                 "/v1/schedules",
-                json={"profile": layered_profile(layers, name=f"{number}"), "options": {"fusion": "pace"}},
+                json={"profile": layered_profile(layers, name=f"{number}"), "options": {"fusion": "paper"}},
                 headers={"X-Request-ID": f"request-{number}", "Prefer": "respond-async"},
             ).raise_for_status()
         service.kill()

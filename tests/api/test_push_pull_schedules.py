@@ -11,7 +11,7 @@ from pace.client.documents import ScheduleResource
 from pace.documents.options import Options
 from pace.documents.profile import Gradient, Op, Profile
 from pace.documents.push_pull import PushPull
-from pace.documents.push_pull_schedule import PushPullSchedule, parse_push_pull_schedule
+from pace.documents.schedule import parse_schedule
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +33,13 @@ def profile() -> Profile:
     )
 
 
-def test_such_a_profile_gets_a_schedule_of_version_2(profile: Profile) -> None:
+def test_such_a_profile_gets_a_schedule_for_servers(profile: Profile) -> None:
     """With its servers, in the resource that clients read, and with a timeline of every connection."""
     stored = zlib.compress(profile.to_json())
     document = solve(stored, Options(max_group_bytes=5000).model_dump_json())
-    schedule = parse_push_pull_schedule(document)
-    assert schedule.cluster.exchange == profile.allreduce
-    assert all(len(group.gradients) == 1 for group in schedule.groups)
+    schedule = parse_schedule(document)
+    assert schedule.placement.exchange == profile.allreduce
+    assert all(len(group.tensors) == 1 for group in schedule.groups)
     resource = {
         "id": "0" * 32,
         "job": None,
@@ -49,23 +49,22 @@ def test_such_a_profile_gets_a_schedule_of_version_2(profile: Profile) -> None:
         "schedule": json.loads(document),
     }
     read = ScheduleResource.model_validate_json(json.dumps(resource)).schedule
-    assert isinstance(read, PushPullSchedule)
     assert read == schedule
     trace = json.loads(timeline(stored, document))["traceEvents"]
     rows = {each["tid"]: each["args"]["name"] for each in trace if each["name"] == "thread_name"}
     assert list(rows.values())[1:] == [
         f"{way} server {server}" for server in (0, 1) for way in ("push to", "pull from")
     ]
-    for segment in schedule.segments:
+    for segment in schedule.of_op("pull"):
         pulls = [
             each
             for each in trace
             if each["ph"] == "X"
-            and rows[each["tid"]] == f"pull from server {segment.link}"
+            and rows[each["tid"]] == f"pull from server {segment.link // 2}"
             and each["args"]["priority"] == segment.priority
         ]
         (pull,) = pulls
-        assert pull["ts"] + pull["dur"] == pytest.approx(segment.pull_end_s * 1e6)
+        assert pull["ts"] + pull["dur"] == pytest.approx(segment.end_s * 1e6)
     last = max(each["ts"] + each["dur"] for each in trace if each["ph"] == "X")
     assert last == pytest.approx(schedule.predicted.iteration_s * 1e6)
     assert b"<svg" in chart(stored, document)

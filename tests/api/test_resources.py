@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from pace import optimize, parse_profile
-from pace.simulation import make_policy, simulate
-from pace.view.timeline import chrome_trace
+from pace.simulation import make_policy, run_policy
+from pace.view.perfetto import chrome_trace
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 
@@ -250,7 +250,7 @@ def test_policies_can_be_simulated(service: Caller) -> None:
     assert answer.status_code == 200
     profile = parse_profile(json.dumps(document))
     for result in answer.json()["results"]:
-        expected = simulate(profile, make_policy(result["policy"]), iterations=3, jitter=0.1)
+        expected = run_policy(profile, make_policy(result["policy"]), iterations=3, jitter=0.1)
         assert result["iterations_s"] == list(expected.iterations_s)
     unknown = service.http.post("/v1/simulations", json=request | {"policies": ["magic"]})
     assert (unknown.status_code, unknown.json()["type"]) == (422, "urn:pace:problem:invalid-options")

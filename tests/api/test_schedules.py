@@ -11,9 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pace import Options, best_schedule, check, optimize, parse_profile
+from pace import Options, check, optimize, parse_profile
 from pace.client.documents import ScheduleResource, example_profile
-from pace.documents.sharded_schedule import ShardedSchedule
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
@@ -21,11 +20,11 @@ from tests.api.profiles import layered_profile
 def test_a_posted_profile_comes_back_as_its_schedule(service: Caller) -> None:
     """The answer is the very schedule that the library computes, and can be read again."""
     document = layered_profile(20)
-    answer = service.post_schedule(document, options={"fusion": "pace"}, job="train")
+    answer = service.post_schedule(document, options={"fusion": "paper"}, job="train")
     assert answer.status_code == 201
     resource = ScheduleResource.model_validate_json(answer.content)
     profile = parse_profile(json.dumps(document))
-    assert resource.schedule == optimize(profile, Options(fusion="pace"))
+    assert resource.schedule == optimize(profile, Options(fusion="paper"))
     assert (resource.job, resource.fingerprint) == ("train", profile.fingerprint)
     assert answer.headers["location"] == f"/v1/schedules/{resource.id}"
     again = service.http.get(answer.headers["location"])
@@ -33,21 +32,21 @@ def test_a_posted_profile_comes_back_as_its_schedule(service: Caller) -> None:
     assert again.content == answer.content
 
 
-def test_profiles_with_a_norm_come_back_in_two_halves(service: Caller) -> None:
-    """Target pace follows the update rule, sharded and allreduce do not; a chart is of all-reduces only."""
+def test_profiles_with_a_norm_come_back_sharded(service: Caller) -> None:
+    """The default follows the update rule, what is asked for does not; every exchange has its timeline."""
     document = layered_profile(6) | {"update": "global-norm"}
     profile = parse_profile(json.dumps(document))
     answer = service.post_schedule(document)
     resource = ScheduleResource.model_validate_json(answer.content)
-    assert isinstance(resource.schedule, ShardedSchedule)
-    assert resource.schedule == best_schedule(profile)
+    assert resource.schedule.exchange == "sharded"
+    assert resource.schedule == optimize(profile)
     assert check(profile, resource.schedule) == []
-    whole = service.post_schedule(document, options={"target": "allreduce"}).json()["schedule"]
-    assert (whole["schema_version"], whole["target"]) == (1, "pace")
-    refused = service.http.get(f"{answer.headers['location']}/timeline")
-    assert refused.status_code == 422
-    assert "two halves" in refused.json()["detail"]
-    assert service.post_schedule(document, options={"target": "sharded", "slot_s": 1.0}).status_code == 422
+    whole = service.post_schedule(document, options={"exchange": "allreduce"}).json()["schedule"]
+    assert whole["exchange"] == "allreduce"
+    trace = service.http.get(f"{answer.headers['location']}/timeline")
+    assert trace.status_code == 200
+    assert trace.json()["traceEvents"]
+    assert service.post_schedule(document, options={"exchange": "sharded", "slot_s": 1.0}).status_code == 422
 
 
 def test_the_newest_schedule_of_a_job_is_the_one_asked_for_last(service: Caller) -> None:
@@ -128,7 +127,7 @@ def test_the_service_answers_others_while_it_solves(service: Caller) -> None:
         ) as http:
             answers.append(
                 http.post(
-                    "/v1/schedules", json={"profile": layered_profile(3000), "options": {"fusion": "pace"}}
+                    "/v1/schedules", json={"profile": layered_profile(3000), "options": {"fusion": "paper"}}
                 )
             )
         solved.set()

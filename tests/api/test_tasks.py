@@ -179,7 +179,7 @@ def test_large_solves_leave_a_place_for_small_ones(queue: TaskQueue) -> None:
     ("num_layers", "options", "small"),
     [
         (3, {}, True),
-        (3, {"fusion": "none", "max_group_bytes": 4096, "slot_s": 1.0, "target": "ddp"}, True),
+        (3, {"fusion": "none", "max_group_bytes": 4096, "slot_s": 1.0, "framework": "ddp"}, True),
         (MOST_GRADIENTS, {}, True),
         (MOST_GRADIENTS + 1, {}, False),
         (3, {"scenarios": 1}, False),

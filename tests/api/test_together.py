@@ -33,7 +33,7 @@ def test_a_dead_services_tasks_are_done_by_another(tmp_path: Path, database_url:
         accepted = [
             one.http.post(
                 "/v1/schedules",
-                json={"profile": layered_profile(600, duration_s=number), "options": {"fusion": "pace"}},
+                json={"profile": layered_profile(600, duration_s=number), "options": {"fusion": "paper"}},
                 headers=ASYNC,
             )
             for number in range(1, 7)

@@ -11,18 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from pace import InvalidProfile, Op, Profile, check, make_policy, optimize, parse_profile, simulate
+from pace import InvalidProfile, Op, Profile, check, make_policy, optimize, parse_profile
 from pace.allreduce.thresholds import megatron_bucket_size
 from pace.cli import app
 from pace.documents.options import Options
 from pace.documents.profile_json import canonical_profile
 from pace.models import build
-from pace.schedule_choice import best_schedule
-from pace.simulation import POLICIES
+from pace.simulation import POLICIES, run_policy
 from pace.solver.compute_clock import ComputeClock
 from pace.solver.instance import Instance
 from pace.solver.jackson import solve
-from pace.view.windows import lay_out_policy, lay_out_schedule
+from pace.view.window import lay_out, lay_out_policy
 from pace.whatif import Grid, what_if
 from pace.whatif.scenario import profile_at
 from tests.strategies import affine, layered, layered_profiles, options, profiles, properties, set_partitions
@@ -92,7 +91,7 @@ def test_a_window_worked_out_by_hand() -> None:
     ).replace(compute_slowdown=2.0)
     assert profile.cost(4) == 2.0
     # Sent at 1, when backward has 1 s left, which ends at 3; then the other from 3 to 5, and forward waits.
-    window = simulate(profile, make_policy("fifo", barrier=False)).windows[0]
+    window = run_policy(profile, make_policy("fifo", barrier=False)).windows[0]
     assert window.starts_s.tolist() == [1.0, 3.0]
     assert window.ends_s.tolist() == [3.0, 5.0]
     assert window.iteration_s == 7.0
@@ -107,10 +106,10 @@ def test_a_schedule_takes_as_long_as_it_says(profile: Profile, slowdown: float, 
     schedule = optimize(profile, asked)
     assert check(profile, schedule) == []
     transfers = [
-        (schedule.groups[segment.group].gradients, float(profile.cost(segment.size_bytes)))
-        for segment in schedule.segments
+        (schedule.groups[segment.group].tensors, float(profile.cost(segment.size_bytes)))
+        for segment in schedule.transfers
     ]
-    wall = played(profile, transfers, barrier=schedule.target != "pace")
+    wall = played(profile, transfers, barrier=schedule.framework is not None)
     assert schedule.predicted.iteration_s == pytest.approx(wall, rel=1e-9)
     assert schedule.predicted.lower_bound_s <= wall * (1 + 1e-9)
 
@@ -120,7 +119,7 @@ def test_a_schedule_takes_as_long_as_it_says(profile: Profile, slowdown: float, 
 def test_halves_are_right_by_the_independent_checker(profile: Profile, slowdown: float, update: str) -> None:
     """In two halves too, with a norm between them and without."""
     profile = profile.replace(compute_slowdown=slowdown, update=update)
-    schedule = best_schedule(profile, Options(target="sharded"))
+    schedule = optimize(profile, Options(exchange="sharded"))
     assert check(profile, schedule) == []
 
 
@@ -179,7 +178,7 @@ def test_longest_tail_first_stays_optimal(jobs: list[tuple[int, int, int]], slow
 def test_every_policy_takes_as_long_as_its_transfers_say(name: str) -> None:
     """Played again in wall time, in the order in which the simulator sent them."""
     profile = build("vgg16", device_tflops=8.0, batch=64, workers=8).replace(compute_slowdown=1.3)
-    window = simulate(profile, make_policy(name)).windows[0]
+    window = run_policy(profile, make_policy(name)).windows[0]
     order = np.argsort(window.starts_s, kind="stable").tolist()
     lasting = window.ends_s - window.starts_s
     np.testing.assert_allclose(lasting, window.traffic.duration_s)
@@ -192,7 +191,7 @@ def test_every_policy_takes_as_long_as_its_transfers_say(name: str) -> None:
     # First halves carry nothing that is needed by itself, so in order alone they might go before it is ready.
     assert wall <= window.iteration_s * (1 + 1e-9)
     assert wall >= window.iteration_s * (1 - slack - 1e-9)
-    plain = simulate(profile.replace(compute_slowdown=1.0), make_policy(name)).iteration_s
+    plain = run_policy(profile.replace(compute_slowdown=1.0), make_policy(name)).iteration_s
     assert window.iteration_s >= plain * (1 - 1e-9)
     laid_out = lay_out_policy(profile, name)
     assert laid_out.times.ends_s.max() == pytest.approx(laid_out.iteration_s, rel=1e-9)
@@ -203,7 +202,7 @@ def test_the_cycles_of_horovod_pass_in_wall_time() -> None:
     profile = layered(
         [4, 4], allreduce=affine(0.0, 0.5), backward_s=[1.0, 3.0], forward_s=[1.0, 1.0]
     ).replace(compute_slowdown=2.0)
-    window = simulate(profile, make_policy("horovod", cycle_s=2.0)).windows[0]
+    window = run_policy(profile, make_policy("horovod", cycle_s=2.0)).windows[0]
     # Carried from 2 to 4: of the second 3 s of backward, 1 is done at 2, 2 at 4, 3 at 5; sent at 6.
     assert window.starts_s.tolist() == [2.0, 6.0]
     assert window.ends_s.tolist() == [4.0, 8.0]
@@ -213,9 +212,9 @@ def test_the_cycles_of_horovod_pass_in_wall_time() -> None:
 def test_a_drawn_schedule_ends_when_it_is_predicted_to() -> None:
     """The ops of charts and timelines are as long as traffic makes them."""
     profile = build("resnet50", device_tflops=8.0, batch=32, workers=8).replace(compute_slowdown=1.4)
-    for asked in (Options(), Options(target="ddp"), Options(target="sharded")):
-        schedule = best_schedule(profile, asked)
-        window = lay_out_schedule(profile, schedule)
+    for asked in (Options(), Options(framework="ddp"), Options(exchange="sharded")):
+        schedule = optimize(profile, asked)
+        window = lay_out(profile, schedule)
         assert window.times.ends_s.max() == pytest.approx(schedule.predicted.iteration_s, rel=1e-9)
 
 
@@ -245,14 +244,15 @@ def test_the_two_clocks_translate_into_one_another() -> None:
 
 
 @pytest.mark.parametrize("field", ["bound_s", "stretch_s"])
-@pytest.mark.parametrize("proof", ["certificate", "bound"])
+@pytest.mark.parametrize("proof", ["proofs", "bound"])
 def test_the_checker_refuses_a_wrong_stretch(proof: str, field: str) -> None:
     """The proofs of a slowed window are derived anew."""
     profile = build("resnet50", device_tflops=8.0, batch=32, workers=8).replace(compute_slowdown=1.4)
     document = json.loads(optimize(profile).to_json())
-    document[proof][field] = document[proof].get(field, 0.0) + 0.001
+    changed = document["proofs"][0] if proof == "proofs" else document[proof]
+    changed[field] = changed.get(field, 0.0) + 0.001
     schedule = type(optimize(profile)).model_validate_json(json.dumps(document))
-    assert any(proof in violation for violation in check(profile, schedule))
+    assert any(proof.removesuffix("s") in violation for violation in check(profile, schedule))
 
 
 def test_what_if_keeps_the_slow_down_on_another_network() -> None:
@@ -262,8 +262,8 @@ def test_what_if_keeps_the_slow_down_on_another_network() -> None:
     for cell in what_if(profile, grid, processes=1).cells:
         point = profile_at(profile, cell.scenario)
         assert point.compute_slowdown == 1.4
-        assert cell.iteration_s == simulate(point, make_policy(cell.policy)).iteration_s
-        plain = simulate(point.replace(compute_slowdown=1.0), make_policy(cell.policy)).iteration_s
+        assert cell.iteration_s == run_policy(point, make_policy(cell.policy)).iteration_s
+        plain = run_policy(point.replace(compute_slowdown=1.0), make_policy(cell.policy)).iteration_s
         assert cell.iteration_s >= plain * (1 - 1e-9)
 
 

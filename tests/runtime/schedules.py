@@ -4,7 +4,7 @@ import random
 
 from torch import nn
 
-from pace.allreduce.optimize import optimize
+from pace.allreduce.optimize import optimize_allreduce
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import ELEMENT_BYTES, Gradient, Op, Profile
@@ -49,12 +49,12 @@ def make_schedule(
         (dtype,) = (name for name in ELEMENT_BYTES if name == members[0].dtype)
         groups.append(
             Group(
-                gradients=tuple(member.name for member in members),
+                tensors=tuple(member.name for member in members),
                 size_bytes=sum(member.size_bytes for member in members),
                 dtype=dtype,
                 ready_s=chance.random(),
                 tail_s=chance.random(),
-                allreduce_s=0.001,
+                transfer_s=0.001,
             )
         )
     pieces = [
@@ -65,6 +65,7 @@ def make_schedule(
     chance.shuffle(pieces)
     segments = tuple(
         Segment(
+            op="all-reduce",
             group=piece.group,
             offset_bytes=piece.offset_bytes,
             size_bytes=piece.size_bytes,
@@ -75,13 +76,13 @@ def make_schedule(
         for place, piece in enumerate(pieces)
     )
     # What proves optimality does not concern the runtime: it stays that of the schedule it came from.
-    made = optimize(profile_of(sizes, workers))
+    made = optimize_allreduce(profile_of(sizes, workers))
     return made.model_copy(
         update={
             "fingerprint": fingerprint(((s.name, s.size_bytes, s.dtype) for s in sizes), workers),
-            "execution": Execution(credit_bytes=4000, max_segment_bytes=max_segment_bytes),
+            "execution": Execution(max_in_flight=4, max_segment_bytes=max_segment_bytes),
             "groups": tuple(groups),
-            "segments": segments,
+            "transfers": segments,
         }
     )
 

@@ -21,9 +21,9 @@ if sys.argv[2] == "sampled":
     profile = profile.replace(allreduce=SampledAllReduce(samples=samples))
 for options in (
     Options(search_calls=30),
-    Options(fusion="pace"),
+    Options(fusion="paper"),
     Options(slot_s=profile.timing.compute_s / 50),
-    Options(target="ddp"),
+    Options(framework="ddp"),
 ):
     sys.stdout.buffer.write(optimize(profile, options).to_json())
 """

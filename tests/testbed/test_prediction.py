@@ -9,7 +9,7 @@ from pace.checker import check
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile, UpdateRule
 from pace.documents.schedule import Schedule
-from pace.schedule_choice import lower_bound_s
+from pace.planning import lower_bound_s
 from pace.sharding.optimize import optimize_sharded
 
 
@@ -34,12 +34,12 @@ def test_bytescheduler_partitions_evenly(layered: Profile) -> None:
     profile = renamed(layered)
     schedule = schedule_for(BY_NAME["bytescheduler"], profile, 1e-5)
     assert isinstance(schedule, Schedule)
-    assert [len(group.gradients) for group in schedule.groups] == [1, 1, 1, 1]
-    sizes = [(schedule.groups[s.group].size_bytes, s.size_bytes) for s in schedule.segments]
+    assert [len(group.tensors) for group in schedule.groups] == [1, 1, 1, 1]
+    sizes = [(schedule.groups[s.group].size_bytes, s.size_bytes) for s in schedule.transfers]
     assert sizes[:10] == [(400, 40)] * 10
     assert sorted(sizes[10:12]) == [(16, 16), (20, 20)]
     assert sizes[12:] == [(48, 40), (48, 8)]
-    assert schedule.execution.credit_bytes == 160
+    assert schedule.execution.max_in_flight * schedule.execution.max_segment_bytes == 160
 
 
 @pytest.mark.parametrize("update", ["per-gradient", "global-norm"])

@@ -8,9 +8,10 @@ from benchmarks.harness.server_plans import predict_over_servers, schedule_over_
 from benchmarks.harness.workload.replay import renamed
 from pace.checker import check
 from pace.documents.cluster import Cluster
+from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
-from pace.parameter_server.optimize import optimize_exchange
+from pace.parameter_server.optimize import optimize_servers
 from pace.runtime.engine.plan import GradientSize, plan_from_schedule
 
 
@@ -26,9 +27,9 @@ def test_whole_tensors_go_in_turn_to_servers(layered: Profile, cluster: Cluster)
     profile = renamed(layered)
     traffic = traffic_of(contender, profile, cluster, 1.0, paced=True)
     schedule = schedule_over_servers(contender, profile, cluster, traffic)
-    assert [segment.link for segment in schedule.segments] == [0, 1, 0, 1]
-    assert [segment.size_bytes for segment in schedule.segments] == [48, 16, 20, 400]
-    assert [segment.priority for segment in schedule.segments] == [0, 1, 2, 3]
+    assert [segment.link // 2 for segment in schedule.of_op("push")] == [0, 1, 0, 1]
+    assert [segment.size_bytes for segment in schedule.of_op("push")] == [48, 16, 20, 400]
+    assert [segment.priority for segment in schedule.of_op("push")] == [0, 1, 2, 3]
     assert traffic.rules.arrival_pushes
     assert traffic.rules.paced
 
@@ -77,7 +78,7 @@ def test_every_contender_can_be_run_and_is_predicted(
         plan = plan_from_schedule(schedule, sizes, 2, servers=2)
         sent = sorted((segment.size_bytes, segment.link or 0) for segment in plan.segments)
         assert sent == sorted(zip(traffic.sizes.tolist(), traffic.server.tolist(), strict=True))
-        bound = optimize_exchange(profile, cluster).predicted.lower_bound_s
+        bound = optimize_servers(profile, Options(cluster=cluster)).predicted.lower_bound_s
         assert predict_over_servers(profile, cluster, traffic) >= bound * (1 - 1e-9)
     if contender.kind == "pace":
         assert check(profile, schedule) == []
@@ -98,7 +99,7 @@ def test_our_parts_are_not_below_what_the_cluster_allows(layered: Profile, clust
         coarse = cluster.model_copy(update={"exchange": exchange})
         traffic = traffic_of(contender, profile, coarse, 1.0, paced=True)
         schedule = schedule_over_servers(contender, profile, coarse, traffic)
-        sizes = [segment.size_bytes for segment in schedule.segments]
+        sizes = [segment.size_bytes for segment in schedule.of_op("push")]
         assert sorted(sizes) == sorted(traffic.sizes.tolist())
         whole = [group.size_bytes for group in schedule.groups]
         assert min(sizes) >= min(least, min(whole))

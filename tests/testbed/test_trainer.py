@@ -19,8 +19,8 @@ from benchmarks.harness.training import trainer
 from benchmarks.harness.workload.reference import TOLERANCE, expected_weights, norm_to_clip_to
 from benchmarks.harness.workload.replay import renamed
 from benchmarks.harness.workload.scaling import Fitted
-from pace.documents.any_schedule import AnySchedule
 from pace.documents.profile import Profile, UpdateRule
+from pace.documents.schedule import Schedule
 
 pytestmark = [
     pytest.mark.netns,
@@ -123,7 +123,7 @@ def test_one_setting_end_to_end(
     assert sum(segment.size_bytes for segment in report.segments) == result.total_bytes
 
 
-def _reversed(schedule: AnySchedule | None) -> AnySchedule | None:
+def _reversed(schedule: Schedule | None) -> Schedule | None:
     return schedule and schedule.model_copy(update={"fingerprint": schedule.fingerprint[::-1]})
 
 

@@ -32,7 +32,7 @@ from pace.client.documents import (
 router = APIRouter(prefix="/v1")
 
 SVG = "image/svg+xml"
-_EXAMPLE = {"profile": example_profile(), "options": {"fusion": "pace"}, "job": "two-layers"}
+_EXAMPLE = {"profile": example_profile(), "options": {"fusion": "paper"}, "job": "two-layers"}
 
 
 @router.post(

@@ -20,7 +20,6 @@ from benchmarks.harness.workload.real import RealModel
 from benchmarks.harness.workload.reference import LEARNING_RATE, FloatArray, scale_of, sha256
 from benchmarks.harness.workload.replay import Replay
 from benchmarks.harness.workload.replicas import shard
-from pace.documents.any_schedule import AnySchedule
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.runtime.engine.local_parts import local_part
@@ -74,7 +73,7 @@ class Job:
     layout: Layout
     contender: Contender
     workload: Workload
-    schedule: AnySchedule | None = None
+    schedule: Schedule | None = None
     port: int = 0
     rules: ExchangeRules | None = None
     pacing_bytes_per_s: float | None = None

@@ -14,7 +14,7 @@ from torch import nn
 
 from benchmarks.harness.network.hosts import INNER_INTERFACE, INTERFACE, Host
 from benchmarks.harness.workload.replay import Replay, StagePlan, plan_replay
-from pace.allreduce.optimize import optimize
+from pace.allreduce.optimize import optimize_allreduce
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Group, Schedule, Segment
@@ -65,16 +65,17 @@ def by_units(profile: Profile) -> Profile:
 
 def fifo_schedule(profile: Profile) -> Schedule:
     """Return the plan of one all-reduce a unit, first ready first sent, nothing waiting for anything else."""
-    single = optimize(profile, Options(fusion="none"))
-    of_name = {group.gradients[0]: group for group in single.groups}
+    single = optimize_allreduce(profile, Options(fusion="none"))
+    of_name = {group.tensors[0]: group for group in single.groups}
     producers = {gradient.name: gradient.producer for gradient in profile.gradients}
     ordered = sorted(of_name, key=lambda name: (of_name[name].ready_s, producers[name]))
     groups = tuple(_fused([of_name[name] for name in names]) for names in _runs(ordered, producers))
     return single.model_copy(
         update={
             "groups": groups,
-            "segments": tuple(
+            "transfers": tuple(
                 Segment(
+                    op="all-reduce",
                     group=number,
                     offset_bytes=0,
                     size_bytes=group.size_bytes,
@@ -86,7 +87,7 @@ def fifo_schedule(profile: Profile) -> Schedule:
             ),
             "execution": single.execution.model_copy(
                 update={
-                    "credit_bytes": sum(group.size_bytes for group in groups),
+                    "max_in_flight": len(groups),
                     "max_segment_bytes": max(group.size_bytes for group in groups),
                 }
             ),
@@ -102,7 +103,7 @@ def _runs(ordered: Sequence[str], producers: dict[str, str]) -> Iterator[list[st
 def _fused(members: Sequence[Group]) -> Group:
     return members[0].model_copy(
         update={
-            "gradients": tuple(name for member in members for name in member.gradients),
+            "tensors": tuple(name for member in members for name in member.tensors),
             "size_bytes": sum(member.size_bytes for member in members),
         }
     )

@@ -130,13 +130,13 @@ class Rank:
         )
         shared: list[Any] = [None]
         if self._rank == 0:
-            from pace.allreduce.optimize import optimize
-            from pace.simulation.policies import make_policy
-            from pace.simulation.run import simulate
+            from pace.allreduce.optimize import optimize_allreduce
+            from pace.simulation import make_policy
+            from pace.simulation.run import run_policy
 
             profile = capture.profile("ResNet-50", workers=2, allreduce=measured.document)
-            schedule = optimize(profile)
-            ddp = simulate(profile, make_policy("ddp"))
+            schedule = optimize_allreduce(profile)
+            ddp = run_policy(profile, make_policy("ddp"))
             shared = [(schedule.to_json(), ddp.iteration_s)]
             self._fact("compute ms", profile_ms(profile))
             self._fact("error of the captured profile", capture.report.error)

@@ -8,7 +8,7 @@ from itertools import product
 from pace import Gradient, Op, Profile
 from pace.documents.collective_costs import AffineAllReduce, RingAllReduce
 from pace.models import build, with_ratio
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 
 BATCHES = {"vgg16": 64, "resnet50": 32, "transformer": 2048}
 # ByteScheduler's best partition and credit under NCCL, in MB (Table 1).
@@ -45,9 +45,9 @@ def three_layers(
 def example_s() -> tuple[float, float]:
     """Return the example's window under FIFO and under priority with parts of one second."""
     profile = three_layers()
-    fifo = simulate(profile, make_policy("fifo", barrier=False)).iteration_s
+    fifo = run_policy(profile, make_policy("fifo", barrier=False)).iteration_s
     parts = make_policy("bytescheduler", partition_bytes=1, credit_bytes=0)
-    return fifo, simulate(profile, parts).iteration_s
+    return fifo, run_policy(profile, parts).iteration_s
 
 
 def best_partition(profile: Profile) -> tuple[float, float, float]:
@@ -59,7 +59,7 @@ def best_partition(profile: Profile) -> tuple[float, float, float]:
             partition_bytes=int(partition * 1e6),
             credit_bytes=int(partition * parts * 1e6),
         )
-        tried.append((simulate(profile, policy).iteration_s, partition, partition * parts))
+        tried.append((run_policy(profile, policy).iteration_s, partition, partition * parts))
     least = min(tried)[0]
     good = [trial for trial in tried if trial[0] <= least * TIE]
     time, partition, credit = min(good, key=lambda trial: trial[1:])

@@ -15,11 +15,13 @@ from benchmarks.studies.papers.bytescheduler import three_layers
 from benchmarks.studies.papers.profiles import add_layers, profile_of
 from pace import Profile
 from pace.documents.cluster import Cluster
+from pace.documents.options import Options
 from pace.documents.push_pull import PushPull
-from pace.parameter_server.optimize import optimize_exchange
+from pace.parameter_server.optimize import optimize_servers
 from pace.parameter_server.problem import ExchangeProblem
-from pace.simulation.parameter_server import make_exchange_policy, simulate_exchange
-from pace.simulation.parameter_server.tune import tune_exchange
+from pace.simulation import make_server_policy
+from pace.simulation.parameter_server.run import run_server_policy
+from pace.simulation.parameter_server.tune import tune_on_servers
 from pace.simulation.tune import SEARCHES
 
 COMPUTE_S = {"vgg16": 0.140, "resnet50": 0.095, "transformer": 0.120}
@@ -59,7 +61,7 @@ def servers(gbps: float, *, theta_s: float = THETA_S) -> Cluster:
 
 def window(profile: Profile, cluster: Cluster, policy: str, **knobs: Any) -> float:
     """Return the window of a policy in seconds."""
-    return simulate_exchange(profile, cluster, make_exchange_policy(policy, **knobs)).iteration_s
+    return run_server_policy(profile, cluster, make_server_policy(policy, **knobs)).iteration_s
 
 
 def example() -> list[tuple[str, list[float]]]:
@@ -74,7 +76,7 @@ def example() -> list[tuple[str, list[float]]]:
             window(profile, alone, "ps-bytescheduler", partition_bytes=1000, **wait),
             window(profile, alone, "ps-fifo", keys="parts", partition_bytes=1),
             window(profile, alone, "ps-bytescheduler", partition_bytes=1, **wait),
-            optimize_exchange(profile, alone).predicted.lower_bound_s,
+            optimize_servers(profile, Options(cluster=alone)).predicted.lower_bound_s,
         ]
         rows.append((f"{sizes}; forward {forward_s:g}", times))
     return rows
@@ -82,7 +84,7 @@ def example() -> list[tuple[str, list[float]]]:
 
 def tuned(profile: Profile, cluster: Cluster) -> dict[str, int | float]:
     """Return ByteScheduler's knobs after ten trials of Bayesian optimization."""
-    found = tune_exchange(
+    found = tune_on_servers(
         profile, cluster, "ps-bytescheduler", num_trials=10, fixed={"credit_of": "connection"}
     )
     return found.best.knobs
@@ -97,7 +99,7 @@ def speeds() -> None:
         fixed = tuned(profile, servers(GBPS[0]))
         for gbps in GBPS:
             cluster = servers(gbps)
-            bound = optimize_exchange(profile, cluster).predicted.lower_bound_s
+            bound = optimize_servers(profile, Options(cluster=cluster)).predicted.lower_bound_s
             fifo, p3, ours = (window(profile, cluster, name) for name in ("ps-fifo", "ps-p3", "ps-pace"))
             best = window(
                 profile, cluster, "ps-bytescheduler", credit_of="connection", **tuned(profile, cluster)
@@ -150,14 +152,14 @@ def search_costs(seeds: int) -> None:
     for model in COMPUTE_S:
         profile, cluster = trained(model), servers(10)
         fixed = {"credit_of": "connection"}
-        fine = tune_exchange(
+        fine = tune_on_servers(
             profile, cluster, "ps-bytescheduler", search="grid", num_trials=400, fixed=fixed
         ).best.iteration_s
         row = []
         for search in SEARCHES:
             counts = []
             for seed in range(seeds if search != "grid" else 1):
-                found = tune_exchange(
+                found = tune_on_servers(
                     profile, cluster, "ps-bytescheduler", search=search, num_trials=40, seed=seed, fixed=fixed
                 )
                 counts.append(found.trials_to(fine) or 41)
@@ -175,13 +177,13 @@ def orders() -> None:
             profile = trained(model).replace(workers=workers)
             exchange = servers(10).exchange.model_copy(update={"servers": workers})
             cluster = Cluster(name="10 Gb/s", exchange=exchange)
-            bound = optimize_exchange(profile, cluster).predicted.lower_bound_s
+            bound = optimize_servers(profile, Options(cluster=cluster)).predicted.lower_bound_s
             for jitter in (0.05, 0.2):
                 over = [
-                    simulate_exchange(
+                    run_server_policy(
                         profile,
                         cluster,
-                        make_exchange_policy("ps-pace", order=order, partition_bytes=1_000_000),
+                        make_server_policy("ps-pace", order=order, partition_bytes=1_000_000),
                         jitter=jitter,
                         iterations=10,
                         seed=1,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pace.documents.collective_costs import RingAllReduce
 from pace.documents.profile import Profile
 from pace.models import build
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 from pace.simulation.traffic import Policy
 from pace.whatif import Scenario, profile_at
 
@@ -66,7 +66,7 @@ def rows(
     for count in workers:
         for bandwidth in gbps:
             point = profile_at(base, Scenario(workers=count, bandwidth_gbps=float(bandwidth)))
-            times = {name: simulate(point, policy).iteration_s for name, policy in policies().items()}
+            times = {name: run_policy(point, policy).iteration_s for name, policy in policies().items()}
             yield Row(model=model, workers=count, bandwidth_gbps=bandwidth, iteration_s=times)
 
 

@@ -19,8 +19,8 @@ from pace import Gradient, Op, Profile
 from pace.documents.cluster import Cluster, TransferRatio
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.push_pull import PushPull
-from pace.simulation.parameter_server import ExchangeSimulation, simulate_exchange
 from pace.simulation.parameter_server.policies import TicTacExchange
+from pace.simulation.parameter_server.run import ExchangeSimulation, run_server_policy
 from pace.simulation.tictac import ordering_efficiency
 
 MODELS = {"alexnet": 512, "vgg16": 32, "inception-v3": 32, "resnet50": 32}
@@ -67,7 +67,7 @@ def setting(profile: Profile, workers: int, pulls_of_compute: float, *, training
 def steps(made: Setting, order: str, windows: int, seed: int = 0) -> ExchangeSimulation:
     """Return simulated windows under an order."""
     policy = TicTacExchange(order=order)  # type: ignore[arg-type]  # one of ORDERS
-    return simulate_exchange(made.profile, made.cluster, policy, iterations=windows, jitter=NOISE, seed=seed)
+    return run_server_policy(made.profile, made.cluster, policy, iterations=windows, jitter=NOISE, seed=seed)
 
 
 def efficiency(made: Setting, windows_s: np.ndarray) -> np.ndarray:

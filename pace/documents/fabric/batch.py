@@ -5,9 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pace.documents.base import Document, repeated
+from pace.documents.base import Bytes, Document, repeated
 from pace.documents.profile import Name, Seconds
-from pace.documents.schedule import Bytes
 
 Norm = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Version = Annotated[int, Field(ge=0, lt=2**53)]

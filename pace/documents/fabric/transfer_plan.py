@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from pace.documents.base import Document
+from pace.documents.base import Bytes, Document, Index
 from pace.documents.fabric.batch import Version
 from pace.documents.profile import Name, Seconds
-from pace.documents.schedule import Bytes, Index, Sha256
+from pace.documents.schedule import Sha256
 
 PlanRule = Literal["strict", "paper"]
 PlanOrder = Literal["greedy", "search", "exact"]

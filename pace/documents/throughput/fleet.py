@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from pace.documents.base import Document
 from pace.documents.throughput.steps import Rate
+from pace.errors import InvalidOptions
 
 Speed = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Moment = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
@@ -37,6 +38,8 @@ class Fleet(Document):
     late
         What becomes of a step that ends after its round: "count" it for the present round, or "drop" it.
     """
+
+    refused_as = InvalidOptions
 
     speed: tuple[Speed, ...] = ()
     download_bytes_per_s: tuple[Rate, ...] = ()

@@ -15,6 +15,7 @@ from pace.documents.throughput.steps import (
     ShareSpreadBytes,
     refuse_size_without_spread,
 )
+from pace.errors import InvalidOptions
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
 
@@ -42,6 +43,8 @@ class PredictionOptions(Document):
     advice
         Whether to find out what one more worker, one more server, a faster link and faster compute are worth.
     """
+
+    refused_as = InvalidOptions
 
     workers: Annotated[tuple[Count, ...], Field(max_length=1000)] = (1, 2, 3, 4, 5, 6, 7, 8)
     servers: Annotated[tuple[Count, ...], Field(max_length=100)] = ()

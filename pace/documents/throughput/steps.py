@@ -163,6 +163,8 @@ class StepsDocument(Document):
         From the constructor. ``parse_steps`` and ``load_steps`` raise ``InvalidSteps`` instead.
     """
 
+    refused_as = InvalidSteps
+
     schema_version: Literal[1] = 1
     kind: Literal["parameter-server-steps"] = "parameter-server-steps"
     name: Name

@@ -1,23 +1,19 @@
-"""The policies of the parameter-server world, each with its authors' constants, by name."""
+"""The policies of the field on parameter servers, each with its authors' constants."""
 
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import ValidationError
 
-from pace.documents.base import explain
 from pace.documents.cluster import Cluster
+from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.errors import InvalidOptions
 from pace.fusion.problem import FusionProblem
-from pace.parameter_server.optimize import ExchangeOptions, plan_exchange
+from pace.parameter_server.optimize import plan_exchange
 from pace.parameter_server.problem import ExchangeProblem
 from pace.simulation.grouped import cut_evenly
 from pace.simulation.knobs import Bytes, SomeBytes, knobs
 from pace.simulation.parameter_server.keys import byteps_keys, mxnet_parts, round_robin
-from pace.simulation.parameter_server.traffic import ExchangePolicy, ExchangeRules, ExchangeTraffic
+from pace.simulation.parameter_server.traffic import ExchangeRules, ExchangeTraffic
 from pace.simulation.tictac import TransferDag, tao, tio
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.flow_shop.fluid import least_loaded
@@ -237,7 +233,7 @@ class PlannedExchange:
     def traffic(self, profile: Profile, cluster: Cluster) -> ExchangeTraffic:
         """Plan for the profile and the cluster; parts of 0 bytes mean that their size is searched for."""
         problem = ExchangeProblem.of(profile, cluster)
-        plan, _ = plan_exchange(problem, ExchangeOptions(partition_bytes=self.partition_bytes or None))
+        plan, _ = plan_exchange(problem, Options(partition_bytes=self.partition_bytes or None))
         by_group = np.argsort(plan.groups, kind="stable")
         sent, groups = np.unique(plan.groups[by_group], return_inverse=True)
         sizes = (plan.elements * plan.buffers.element_bytes[plan.groups])[by_group]
@@ -254,62 +250,3 @@ class PlannedExchange:
             pull_priority=priority,
             rules=ExchangeRules(push_in_order=strict, pull_in_order=strict, paced=self.paced),
         )
-
-
-def _p3(**given: Any) -> PartitionedExchange:
-    # Upstream MXNet's slices of 40,000 parameters, the next to a server when the last has been acknowledged.
-    sliced: dict[str, Any] = {
-        "partition_bytes": 160_000,
-        "credit_bytes": 0,
-        "admission": "paper",
-        "credit_of": "connection",
-        "acknowledged": True,
-    }
-    return PartitionedExchange(**(sliced | given))
-
-
-def _tio(**given: Any) -> TicTacExchange:
-    return TicTacExchange(order="tio", **given)
-
-
-def _tao(**given: Any) -> TicTacExchange:
-    return TicTacExchange(order="tao", **given)
-
-
-_MAKERS: dict[str, tuple[Callable[..., ExchangePolicy], type, frozenset[str]]] = {
-    "ps-fifo": (FifoExchange, FifoExchange, frozenset()),
-    "ps-p3": (_p3, PartitionedExchange, frozenset()),
-    "ps-bytescheduler": (PartitionedExchange, PartitionedExchange, frozenset()),
-    "ps-byteps": (BytePs, BytePs, frozenset()),
-    "ps-tio": (_tio, TicTacExchange, frozenset({"order"})),
-    "ps-tao": (_tao, TicTacExchange, frozenset({"order"})),
-    "ps-pace": (PlannedExchange, PlannedExchange, frozenset()),
-}
-
-EXCHANGE_POLICIES = tuple(_MAKERS)
-
-
-def exchange_knobs(name: str) -> tuple[str, ...]:
-    """Return the names of a policy's knobs; raises InvalidOptions for an unknown policy."""
-    if name not in _MAKERS:
-        raise InvalidOptions(f'no policy "{name}": choose one of {", ".join(EXCHANGE_POLICIES)}')
-    _, kind, fixed = _MAKERS[name]
-    return tuple(field.name for field in fields(kind) if field.name not in fixed)
-
-
-def make_exchange_policy(name: str, **given: Any) -> ExchangePolicy:
-    """Return a policy by name, with some of its knobs set.
-
-    Raises
-    ------
-    InvalidOptions
-        If the policy or a knob is unknown (the message lists the known ones) or a knob's value is wrong.
-    """
-    known = exchange_knobs(name)
-    for knob in given:
-        if knob not in known:
-            raise InvalidOptions(f'policy "{name}" has no knob "{knob}": it has {", ".join(known)}')
-    try:
-        return _MAKERS[name][0](**given)
-    except ValidationError as error:
-        raise InvalidOptions(f'policy "{name}": {explain(error)}') from None

@@ -78,7 +78,7 @@ class ExchangeSimulation:
         return ahead
 
 
-def simulate_exchange(
+def run_server_policy(
     profile: Profile,
     cluster: Cluster,
     policy: ExchangePolicy,

@@ -5,20 +5,15 @@ from typing import Any
 from pace.documents.cluster import Cluster
 from pace.documents.profile import Profile
 from pace.parameter_server.problem import ExchangeProblem
-from pace.simulation.parameter_server.policies import exchange_knobs, make_exchange_policy
-from pace.simulation.parameter_server.run import simulate_exchange
-from pace.simulation.tune import RANGES, Search, Tuned, tune_policy
+from pace.simulation.parameter_server.run import run_server_policy
+from pace.simulation.registry import make_server_policy
+from pace.simulation.tune import Search, Tuned, tunable, tune_policy
 
 # ByteScheduler's best credits are 3.5 to 5.8 partitions (Table 1).
 CREDIT_IN_PARTITIONS = 4
 
 
-def tunable_exchange(policy: str) -> tuple[str, ...]:
-    """Return the knobs of a policy that a search may set."""
-    return tuple(knob for knob in exchange_knobs(policy) if knob in RANGES)
-
-
-def tune_exchange(
+def tune_on_servers(
     profile: Profile,
     cluster: Cluster,
     policy: str,
@@ -48,14 +43,14 @@ def tune_exchange(
     suggested = ExchangeProblem.of(profile, cluster).suggested_partition_bytes()
 
     def price(settings: dict[str, Any]) -> float:
-        made = make_exchange_policy(policy, **fixed, **settings)
-        return simulate_exchange(profile, cluster, made).iteration_s
+        made = make_server_policy(policy, **fixed, **settings)
+        return run_server_policy(profile, cluster, made).iteration_s
 
     return tune_policy(
         policy,
-        tuple(knob for knob in tunable_exchange(policy) if knob not in fixed),
+        tuple(knob for knob in tunable(policy) if knob not in fixed),
         price,
-        make_exchange_policy(policy, **fixed),
+        make_server_policy(policy, **fixed),
         search=search,
         num_trials=num_trials,
         seed=seed,

@@ -1,1 +1,1 @@
-"""Plans in two halves, reduce-scatters and all-gathers: their groups and the order in which they are sent."""
+"""Sharded plans, reduce-scatters and all-gathers: their groups and the order in which they are sent."""

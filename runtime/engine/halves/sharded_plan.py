@@ -1,6 +1,6 @@
-"""Plans in two halves: reduce-scatters of gradients, then all-gathers of the parameters made of them.
+"""Sharded plans: reduce-scatters of gradients, then all-gathers of the parameters made of them.
 
-From a schedule in two halves, after a check that it was made for this model and this many workers, or
+From a sharded schedule, after a check that it was made for this model and this many workers, or
 computed here. Behind a norm all reduce-scatters come before all gathers; without one, gathers are early.
 """
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import ELEMENT_BYTES
-from pace.documents.sharded_schedule import HalfName, HalfSegment, ShardedSchedule
+from pace.documents.schedule import Schedule, Segment, ShardedOp
 from pace.errors import ScheduleMismatch
-from pace.runtime.engine.halves.early_gathers import CallTimes, order_from_step
+from pace.runtime.engine.halves.early_gathers import SendTimes, order_from_step
 from pace.runtime.engine.plan import (
     MEBIBYTE,
     GradientSize,
@@ -18,16 +18,15 @@ from pace.runtime.engine.plan import (
     PlannedGroup,
     PlannedSegment,
     PlannedShard,
+    credit_of,
     plan_locally,
 )
 
 _ELEMENT_BYTES = {str(name): size for name, size in ELEMENT_BYTES.items()}
 
 
-def plan_from_sharded_schedule(
-    schedule: ShardedSchedule, gradients: Sequence[GradientSize], workers: int
-) -> Plan:
-    """Turn a schedule in two halves into a plan for these gradients.
+def plan_from_sharded_schedule(schedule: Schedule, gradients: Sequence[GradientSize], workers: int) -> Plan:
+    """Turn a sharded schedule into a plan for these gradients.
 
     Raises
     ------
@@ -44,51 +43,42 @@ def plan_from_sharded_schedule(
             f"the schedule does not fit this model (schedule {schedule.fingerprint[:12]}, model {mine[:12]}):"
             f" {'; '.join(shown)}"
         )
-    first = len(schedule.reduce_scatters)
-    ordered: Sequence[HalfSegment]
-    if schedule.norm is None:
+    ordered: Sequence[Segment]
+    if schedule.shard_layout.norm is None:
         early = order_from_step(schedule)
-        times = {"reduce-scatter": early.scattered, "all-gather": early.gathered}
-        ordered, iteration_s = early.segments, early.iteration_s
+        times, ordered, iteration_s = early.groups, early.segments, early.iteration_s
     else:
-        times = {
-            "reduce-scatter": tuple(CallTimes(call.time_s, 0.0) for call in schedule.reduce_scatters),
-            "all-gather": tuple(CallTimes(0.0, call.time_s) for call in schedule.all_gathers),
-        }
-        ordered = sorted(schedule.segments, key=lambda each: (each.half == "all-gather", each.priority))
+        times = tuple(SendTimes(group.ready_s, group.tail_s) for group in schedule.groups)
+        ordered = sorted(schedule.transfers, key=lambda each: (each.op == "all-gather", each.priority))
         iteration_s = schedule.predicted.iteration_s
-    groups = [
-        PlannedGroup(
-            gradients=tuple(name for n in call.shards for name in schedule.shards[n].gradients),
-            size_bytes=call.size_bytes,
-            dtype=schedule.shards[call.shards[0]].dtype,
-            ready_s=when.ready_s,
-            tail_s=when.tail_s,
-            exchange=half,
-            shards=call.shards,
-        )
-        for half, calls in schedule.calls.items()
-        for call, when in zip(calls, times[half], strict=True)
-    ]
-    segments = []
-    for segment in ordered:
-        column_bytes = schedule.column_bytes_of(schedule.calls[segment.half][segment.call])
-        segments.append(
-            PlannedSegment(
-                group=segment.call + (first if segment.half == "all-gather" else 0),
-                offset_bytes=segment.first_column * column_bytes,
-                size_bytes=segment.num_columns * column_bytes,
+    groups = []
+    for group, when in zip(schedule.groups, times, strict=True):
+        assert group.op is not None
+        groups.append(
+            PlannedGroup(
+                gradients=group.tensors,
+                size_bytes=group.size_bytes,
+                dtype=group.dtype,
+                ready_s=when.ready_s,
+                tail_s=when.tail_s,
+                exchange=group.op,
+                shards=group.shards,
             )
         )
     return Plan(
         source="schedule",
         groups=tuple(groups),
-        segments=tuple(segments),
-        credit_bytes=schedule.execution.credit_bytes,
+        segments=tuple(
+            PlannedSegment(
+                group=segment.group, offset_bytes=segment.offset_bytes, size_bytes=segment.size_bytes
+            )
+            for segment in ordered
+        ),
+        credit_bytes=credit_of(schedule.execution),
         predicted_iteration_s=iteration_s,
         shards=tuple(
-            PlannedShard(gradients=each.gradients, dtype=each.dtype, num_columns=each.num_columns)
-            for each in schedule.shards
+            PlannedShard(gradients=each.tensors, dtype=each.dtype, num_columns=each.num_columns)
+            for each in schedule.shard_layout.shards
         ),
     )
 
@@ -117,7 +107,7 @@ def plan_shards_locally(
         for group in fused.groups
     )
     sent = [number for number, shard in enumerate(shards) if shard.num_columns]
-    halves: list[tuple[HalfName, list[int]]] = [("reduce-scatter", sent), ("all-gather", sent[::-1])]
+    halves: list[tuple[ShardedOp, list[int]]] = [("reduce-scatter", sent), ("all-gather", sent[::-1])]
     groups = [
         PlannedGroup(
             gradients=shards[number].gradients,
@@ -147,22 +137,23 @@ def _size_bytes(shard: PlannedShard, workers: int) -> int:
     return workers * shard.num_columns * _ELEMENT_BYTES[shard.dtype]
 
 
-def _differences(schedule: ShardedSchedule, gradients: Sequence[GradientSize], workers: int) -> list[str]:
+def _differences(schedule: Schedule, gradients: Sequence[GradientSize], workers: int) -> list[str]:
+    sharding = schedule.shard_layout
     mine = {gradient.name: gradient for gradient in gradients}
-    planned = {name for shard in schedule.shards for name in shard.gradients}
+    planned = {name for shard in sharding.shards for name in shard.tensors}
     found = [f'the model has no gradient "{name}"' for name in sorted(planned - mine.keys())]
     found += [f'the schedule does not send gradient "{name}"' for name in sorted(mine.keys() - planned)]
-    if schedule.workers != workers:
-        found.append(f"it was made for another number of workers ({schedule.workers}) than {workers}")
-    for number, shard in enumerate(schedule.shards):
-        members = [mine[name] for name in shard.gradients if name in mine]
+    if sharding.workers != workers:
+        found.append(f"it was made for another number of workers ({sharding.workers}) than {workers}")
+    for number, shard in enumerate(sharding.shards):
+        members = [mine[name] for name in shard.tensors if name in mine]
         found += [
             f'gradient "{member.name}" is {member.dtype}, the schedule takes it for {shard.dtype}'
             for member in members
             if member.dtype != shard.dtype
         ]
         elements = sum(member.size_bytes for member in members) // _ELEMENT_BYTES[shard.dtype]
-        if len(members) == len(shard.gradients) and -(-elements // schedule.workers) != shard.num_columns:
+        if len(members) == len(shard.tensors) and -(-elements // sharding.workers) != shard.num_columns:
             found.append(
                 f"shard {number} has {elements} elements in the model, and {shard.num_columns} columns in the"
                 " schedule"

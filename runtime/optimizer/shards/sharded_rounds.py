@@ -57,7 +57,7 @@ class GatherCall:
 
 
 class ShardedRounds(Rounds):
-    """Rounds under a plan in two halves; see ``Rounds``."""
+    """Rounds under a sharded plan; see ``Rounds``."""
 
     reduction: ShardReduction
     _moves_parameters = True

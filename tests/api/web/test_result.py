@@ -13,13 +13,12 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 from playwright.sync_api import Page, expect
 
 from pace.allreduce.frameworks import bucket_cap_mb_list
-from pace.allreduce.optimize import optimize
+from pace.allreduce.optimize import optimize_allreduce
 from pace.checker import check
 from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.documents.push_pull_schedule import PushPullSchedule
 from pace.documents.schedule import Schedule
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 from tests.api.web.chromium import Visitor
@@ -49,7 +48,7 @@ def test_from_a_file_to_everything_that_can_be_taken_along(visitor: Visitor) -> 
     profile = Profile.model_validate(layered_profile(12, name=f"layered {LONG_NAME[:120]}"))
     choose(page, "Drop a file here", ("profile.json", profile.model_dump_json().encode()))
     drawn(page)
-    ddp = simulate(profile, make_policy("ddp")).iteration_s
+    ddp = run_policy(profile, make_policy("ddp")).iteration_s
     row = page.get_by_role("region", name="Policies").get_by_role("row", name="PyTorch DDP")
     expect(row).to_contain_text(milliseconds(ddp))
 
@@ -59,9 +58,9 @@ def test_from_a_file_to_everything_that_can_be_taken_along(visitor: Visitor) -> 
     expect(pace).to_contain_text(milliseconds(schedule.predicted.iteration_s))
     parts = shown_certificate(page)
     assert sum(parts[:3]) == pytest.approx(parts[3], abs=0.002)
-    assert parts[3] == pytest.approx(schedule.certificate.bound_s * 1e3, abs=0.001)
+    assert parts[3] == pytest.approx(schedule.proofs[0].bound_s * 1e3, abs=0.001)
     rows = list(csv.DictReader(download(page, "Segments (CSV)").decode().splitlines()))
-    assert [int(row["size_bytes"]) for row in rows] == [each.size_bytes for each in schedule.segments]
+    assert [int(row["size_bytes"]) for row in rows] == [each.size_bytes for each in schedule.transfers]
     assert json.loads(download(page, "Chrome trace"))["traceEvents"]
     picture = ElementTree.fromstring(download(page, "Chart as SVG"))
     assert picture.tag.endswith("svg")
@@ -75,12 +74,12 @@ def test_from_a_file_to_everything_that_can_be_taken_along(visitor: Visitor) -> 
 
     page.get_by_label("FIFO").check()
     fifo = page.get_by_role("region", name="Policies").get_by_role("row", name="FIFO")
-    expect(fifo).to_contain_text(milliseconds(simulate(profile, make_policy("fifo")).iteration_s))
+    expect(fifo).to_contain_text(milliseconds(run_policy(profile, make_policy("fifo")).iteration_s))
     page.get_by_role("switch", name="Clipping").check()
-    clipped = simulate(profile.replace(update="global-norm"), make_policy("ddp")).iteration_s
+    clipped = run_policy(profile.replace(update="global-norm"), make_policy("ddp")).iteration_s
     expect(row).to_contain_text(milliseconds(clipped))
     # Another schedule, whose windows are laid out anew.
-    expect(page.get_by_text("This schedule is in two halves")).to_be_visible()
+    expect(page.get_by_text("This schedule is sharded")).to_be_visible()
     expect(page.get_by_text("Simulating…")).to_have_count(0)
     page.get_by_role("button", name="Zoom in").click()
     expect(page).to_have_url(re.compile("clip=1.*from="))
@@ -108,7 +107,7 @@ def test_every_policy_of_the_page_can_be_compared(visitor: Visitor, service: Cal
     expect(rows).to_have_count(boxes.count() + 1)
     expect(rows.filter(has_text="TicTac")).to_contain_text(
         milliseconds(
-            simulate(Profile.model_validate(layered_profile(6)), make_policy("tao")).iteration_s,
+            run_policy(Profile.model_validate(layered_profile(6)), make_policy("tao")).iteration_s,
         )
     )
     expect(page.locator(".gantt .band-title")).to_have_count(boxes.count() + 1)
@@ -142,7 +141,7 @@ def test_the_code_to_paste_is_that_of_the_way_into_the_job(visitor: Visitor, ser
     way = page.get_by_label("In the training job")
     way.select_option(label="PACE under DistributedDataParallel")
     expect(code).to_contain_text("handle = attach(model, optimizer, service=")
-    best = optimize(profile, Options(target="ddp"))
+    best = optimize_allreduce(profile, Options(framework="ddp"))
     way.select_option(label="PyTorch DDP alone, with the best buckets")
     expect(page.get_by_text("With them an iteration takes")).to_be_visible()
     said: dict[str, Any] = {"DistributedDataParallel": lambda _, **given: given}
@@ -151,8 +150,8 @@ def test_the_code_to_paste_is_that_of_the_way_into_the_job(visitor: Visitor, ser
     assert json.loads(download(page, "Buckets (JSON)")) == said["model"]
     way.select_option(label="Horovod alone, with the best groups")
     expect(code).to_contain_text("groups=groups")
-    groups = optimize(profile, Options(target="horovod")).groups
-    assert json.loads(download(page, "Groups (JSON)"))["groups"] == [list(each.gradients) for each in groups]
+    groups = optimize_allreduce(profile, Options(framework="horovod")).groups
+    assert json.loads(download(page, "Groups (JSON)"))["groups"] == [list(each.tensors) for each in groups]
 
 
 def test_perfetto_is_handed_the_trace(visitor: Visitor, service: Caller) -> None:
@@ -185,7 +184,8 @@ def test_pushes_and_pulls_have_their_chart_and_their_proof(visitor: Visitor) -> 
         *(f"{way} server {number}" for number in (0, 1) for way in ("push to", "pull from")),
         "certificate",
     ]
-    schedule = PushPullSchedule.model_validate_json(download(page, "Schedule (JSON)"))
+    schedule = Schedule.model_validate_json(download(page, "Schedule (JSON)"))
+    assert schedule.bound is not None
     parts = shown_certificate(page)
     assert sum(parts[:3]) == pytest.approx(parts[3], abs=0.002)
     assert parts[3] == pytest.approx(schedule.bound.bound_s * 1e3, abs=0.001)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pace import Options, Profile, optimize
 from pace.checker import check
 from pace.documents.profile import Gradient, Op, parse_profile
-from pace.simulation import POLICIES, make_policy, simulate
+from pace.simulation import POLICIES, make_policy, run_policy
 from pace.whatif.scenario import Scenario, computed_at
 from tests.strategies import affine, profiles, properties
 
@@ -50,7 +50,7 @@ def test_all_reduces_run_beside_an_exchange() -> None:
     schedule = optimize(profile)
     assert schedule.predicted.iteration_s == 10.0
     assert schedule.predicted.lower_bound_s == 10.0
-    assert simulate(profile, make_policy("fifo")).iteration_s == 10.0
+    assert run_policy(profile, make_policy("fifo")).iteration_s == 10.0
     assert check(profile, schedule) == []
 
 
@@ -59,7 +59,7 @@ def test_without_time_for_exchanges_all_reduces_are_what_takes_time() -> None:
     profile = _profile(0.0)
     schedule = optimize(profile, Options(fusion="none"))
     assert schedule.predicted.ideal_iteration_s == 8.0
-    assert simulate(profile, make_policy("fifo")).iteration_s == 9.0
+    assert run_policy(profile, make_policy("fifo")).iteration_s == 9.0
     assert check(profile, schedule) == []
 
 
@@ -103,7 +103,7 @@ def test_communication_among_ops_is_no_special_case(profile: Profile, data: st.D
     assert check(changed, schedule) == []
     for name in POLICIES[:3]:
         least = schedule.predicted.lower_bound_s
-        assert simulate(changed, make_policy(name)).iteration_s >= least * (1 - 1e-9)
-    assert simulate(changed, make_policy("fifo")).iteration_s == pytest.approx(
-        simulate(profile, make_policy("fifo")).iteration_s
+        assert run_policy(changed, make_policy(name)).iteration_s >= least * (1 - 1e-9)
+    assert run_policy(changed, make_policy("fifo")).iteration_s == pytest.approx(
+        run_policy(profile, make_policy("fifo")).iteration_s
     )

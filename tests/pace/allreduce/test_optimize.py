@@ -57,7 +57,7 @@ def predicted(schedule: Schedule) -> tuple[float, ...]:
     return (p.iteration_s, p.ideal_iteration_s, p.compute_s, p.lower_bound_s)
 
 
-@given(profiles(cost=AFFINE), st.sampled_from([0.25, 1024.0]), st.sampled_from(["optimal", "pace", "none"]))
+@given(profiles(cost=AFFINE), st.sampled_from([0.25, 1024.0]), st.sampled_from(["optimal", "paper", "none"]))
 @properties(80)
 def test_scaling_all_times_by_a_power_of_two_scales_every_time_exactly(
     profile: Profile, factor: float, fusion: str
@@ -66,10 +66,10 @@ def test_scaling_all_times_by_a_power_of_two_scales_every_time_exactly(
     chosen = Options.model_validate({"fusion": fusion, "search_calls": 200})
     one, other = optimize(profile, chosen), optimize(scaled(profile, factor), chosen)
     assert [t * factor for t in predicted(one)] == list(predicted(other))
-    assert [g.gradients for g in one.groups] == [g.gradients for g in other.groups]
+    assert [g.tensors for g in one.groups] == [g.tensors for g in other.groups]
     assert [
-        (s.group, s.offset_bytes, s.size_bytes, s.priority, s.start_s * factor) for s in one.segments
-    ] == [(s.group, s.offset_bytes, s.size_bytes, s.priority, s.start_s) for s in other.segments]
+        (s.group, s.offset_bytes, s.size_bytes, s.priority, s.start_s * factor) for s in one.transfers
+    ] == [(s.group, s.offset_bytes, s.size_bytes, s.priority, s.start_s) for s in other.transfers]
 
 
 @given(profiles(cost=AFFINE), st.sampled_from([0.25, 1024.0]))
@@ -79,7 +79,7 @@ def test_scaling_slots_too_scales_the_slotted_answer(profile: Profile, factor: f
     one = optimize(profile, Options(slot_s=0.5, search_calls=100))
     other = optimize(scaled(profile, factor), Options(slot_s=0.5 * factor, search_calls=100))
     assert [t * factor for t in predicted(one)] == list(predicted(other))
-    assert [s.start_slot for s in one.segments] == [s.start_slot for s in other.segments]
+    assert [s.start_slot for s in one.transfers] == [s.start_slot for s in other.transfers]
 
 
 @given(layered_profiles(cost=AFFINE), st.sampled_from([1e-6, 0.3, 7.0, 1e5]))
@@ -158,7 +158,7 @@ def test_the_order_of_gradients_changes_nothing_but_their_order(
     assert one.predicted == other.predicted
     assert one.fingerprint == other.fingerprint
     assert one.solver == other.solver
-    assert [s.size_bytes for s in one.segments] == [s.size_bytes for s in other.segments]
+    assert [s.size_bytes for s in one.transfers] == [s.size_bytes for s in other.transfers]
 
 
 @given(profiles(), st.randoms(use_true_random=False))
@@ -205,7 +205,7 @@ def test_times_are_in_order(profile: Profile, chosen: Options) -> None:
     p = optimize(profile, chosen).predicted
     slack = 1e-9 * p.iteration_s
     assert p.compute_s <= p.lower_bound_s <= p.iteration_s + slack
-    if chosen.target == "pace":
+    if chosen.framework is None:
         assert p.lower_bound_s <= p.ideal_iteration_s + slack
     if chosen.slot_s is None and profile.cost.line is not None:
         assert p.ideal_iteration_s <= p.iteration_s + slack
@@ -228,7 +228,7 @@ def test_both_oracles_give_the_same_document(profile: Profile, slot_s: float) ->
 def test_segments_are_no_larger_than_asked_for(profile: Profile, most: int) -> None:
     """But one element always goes."""
     schedule = optimize(profile, Options(max_segment_bytes=most, search_calls=50))
-    for segment in schedule.segments:
+    for segment in schedule.transfers:
         assert segment.size_bytes <= max(most, ELEMENT_BYTES[schedule.groups[segment.group].dtype])
 
 
@@ -237,15 +237,15 @@ def test_segments_are_no_larger_than_asked_for(profile: Profile, most: int) -> N
 def test_a_barrier_is_never_faster_than_its_bound_or_than_sending_nothing(profile: Profile) -> None:
     """DDP and Horovod: whole groups in order of ready time, one segment each, no earlier than any bound."""
     for target in ("ddp", "horovod"):
-        schedule = optimize(profile, Options.model_validate({"target": target}))
+        schedule = optimize(profile, Options.model_validate({"framework": target}))
         sent = [group for group in schedule.groups if group.size_bytes]
-        assert len(schedule.segments) == len(sent)
-        ready = [schedule.groups[segment.group].ready_s for segment in schedule.segments]
+        assert len(schedule.transfers) == len(sent)
+        ready = [schedule.groups[segment.group].ready_s for segment in schedule.transfers]
         assert ready == sorted(ready)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-@pytest.mark.parametrize("fusion", ["optimal", "pace", "none"])
+@pytest.mark.parametrize("fusion", ["optimal", "paper", "none"])
 def test_bundled_profiles(path: Path, fusion: str) -> None:
     """Accepted by the checker; where the search is exact, what it finds is at the bound."""
     profile = load_profile(path)

@@ -26,12 +26,12 @@ def assert_right(profile: Profile, chosen: Options | None = None) -> Schedule:
 
 EVERY_KIND = [
     Options(),
-    Options(fusion="pace"),
+    Options(fusion="paper"),
     Options(fusion="none"),
     Options(slot_s=0.5),
     Options(slot_s=0.5, oracle="lp"),
-    Options(target="ddp"),
-    Options(target="horovod"),
+    Options(framework="ddp"),
+    Options(framework="horovod"),
     Options(scenarios=3, jitter=0.1),
 ]
 
@@ -69,7 +69,7 @@ def test_a_gradient_without_bytes_can_make_the_window() -> None:
     )
     schedule = assert_right(profile)
     assert schedule.predicted.iteration_s == 8
-    assert schedule.segments == ()
+    assert schedule.transfers == ()
 
 
 @pytest.mark.parametrize("chosen", EVERY_KIND, ids=str)
@@ -107,8 +107,8 @@ def test_a_million_slots() -> None:
     """Longest tail first does not walk slots; the linear program says which length would fit."""
     profile = layered([3, 5, 2], allreduce=affine(0.5, 0.25), backward_s=[1, 1, 1], forward_s=[1, 1, 1])
     schedule = assert_right(profile, Options(slot_s=1e-5))
-    assert schedule.segments[-1].start_slot is not None
-    assert schedule.segments[-1].start_slot > 100_000
+    assert schedule.transfers[-1].start_slot is not None
+    assert schedule.transfers[-1].start_slot > 100_000
     with pytest.raises(InvalidOptions, match=r"slot_s of .* would fit"):
         optimize(profile, Options(oracle="lp", slot_s=1e-7))
 
@@ -122,7 +122,7 @@ def test_the_slot_length_that_is_said_to_fit_fits() -> None:
     schedule = optimize(profile, Options(slot_s=fitting, fusion="none"))
     ready, processing, tail = (
         np.array([getattr(group, name) for group in schedule.groups])
-        for name in ("ready_s", "allreduce_s", "tail_s")
+        for name in ("ready_s", "duration_s", "tail_s")
     )
     assert (
         num_variables(Instance(ready=ready, processing=processing, tail=tail).in_slots(fitting))
@@ -132,9 +132,9 @@ def test_the_slot_length_that_is_said_to_fit_fits() -> None:
 
 MISFITS: list[tuple[dict[str, object], Sequence[str]]] = [
     ({"oracle": "lp"}, ["slot_s", "jackson"]),
-    ({"target": "ddp", "slot_s": 1.0}, ["slot_s", "ddp"]),
-    ({"target": "horovod", "fusion": "pace"}, ["pace", "horovod", "optimal"]),
-    ({"target": "ddp", "max_segment_bytes": 8}, ["max_segment_bytes"]),
+    ({"framework": "ddp", "slot_s": 1.0}, ["slot_s", "ddp"]),
+    ({"framework": "horovod", "fusion": "paper"}, ["paper", "horovod", "optimal"]),
+    ({"framework": "ddp", "max_segment_bytes": 8}, ["max_segment_bytes"]),
     ({"slot_s": 1.0, "max_segment_bytes": 8}, ["max_segment_bytes", "slot_s"]),
     ({"slot_s": 1.0, "scenarios": 3}, ["scenarios", "slot_s"]),
     ({"jitter": 0.5}, ["scenarios"]),
@@ -160,7 +160,8 @@ def test_options_that_do_not_fit_are_refused_in_one_sentence(
     [
         {"oracle": "guess"},
         {"fusion": "all"},
-        {"target": "mpi"},
+        {"framework": "mpi"},
+        {"exchange": "gossip"},
         {"slot_s": 0},
         {"slot_s": -1},
         {"slot_s": float("nan")},
@@ -206,9 +207,9 @@ def test_jitter_changes_what_is_compared_and_not_what_is_predicted() -> None:
 def test_small_segments_are_cut_as_many_as_it_takes(path: Path) -> None:
     """64 KiB of a large model: hundreds of segments a group."""
     profile = load_profile(path)
-    schedule = assert_right(profile, Options(max_segment_bytes=65_536, fusion="pace"))
-    assert max(segment.size_bytes for segment in schedule.segments) <= 65_536
-    assert len(schedule.segments) >= sum(gradient.size_bytes for gradient in profile.gradients) / 65_536
+    schedule = assert_right(profile, Options(max_segment_bytes=65_536, fusion="paper"))
+    assert max(segment.size_bytes for segment in schedule.transfers) <= 65_536
+    assert len(schedule.transfers) >= sum(gradient.size_bytes for gradient in profile.gradients) / 65_536
 
 
 def test_segments_beyond_counting_are_refused() -> None:

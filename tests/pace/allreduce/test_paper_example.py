@@ -21,7 +21,7 @@ import pytest
 
 from pace import Options, Schedule, optimize
 from pace.checker import check
-from pace.view.timeline import op_times
+from pace.view.window import lay_out
 from tests.strategies import affine, layered
 
 PROFILE = layered([4, 2, 1], allreduce=affine(0, 1), backward_s=[1, 1, 1], forward_s=[1, 2, 1], workers=2)
@@ -38,8 +38,8 @@ ORACLES = {
 def sent(schedule: Schedule) -> list[tuple[str, float, float]]:
     """Return (gradient, start, end) of every segment."""
     return [
-        (schedule.groups[segment.group].gradients[0], segment.start_s, segment.end_s)
-        for segment in schedule.segments
+        (schedule.groups[segment.group].tensors[0], segment.start_s, segment.end_s)
+        for segment in schedule.transfers
     ]
 
 
@@ -73,7 +73,7 @@ def test_preemption_takes_three_quarters_of_that(options: Options) -> None:
     """Every oracle sends the same five segments, proves 9 s by all three gradients, and is accepted."""
     schedule = optimize(PROFILE, options)
     assert sent(schedule) == [("g3", 1, 2), ("g2", 2, 3), ("g1", 3, 4), ("g2", 4, 5), ("g3", 5, 8)]
-    assert [(segment.offset_bytes, segment.size_bytes) for segment in schedule.segments] == [
+    assert [(segment.offset_bytes, segment.size_bytes) for segment in schedule.transfers] == [
         (0, 1),
         (0, 1),
         (0, 1),
@@ -84,9 +84,9 @@ def test_preemption_takes_three_quarters_of_that(options: Options) -> None:
     assert schedule.predicted.ideal_iteration_s == 9
     assert schedule.predicted.lower_bound_s == 9
     assert schedule.predicted.gap == 0
-    proof = schedule.certificate
-    assert proof.groups == (0, 1, 2)
-    assert (proof.min_ready_s, proof.total_allreduce_s, proof.min_tail_s) == (1, 7, 1)
+    proof = schedule.proofs[0]
+    assert proof.set == (0, 1, 2)
+    assert (proof.min_ready_s, proof.total_s, proof.min_tail_s) == (1, 7, 1)
     assert proof.bound_s == 9
     assert check(PROFILE, schedule) == []
 
@@ -94,13 +94,13 @@ def test_preemption_takes_three_quarters_of_that(options: Options) -> None:
 def test_priorities_are_slots() -> None:
     """With slots of 1 s a segment's priority is the slot in which it starts."""
     schedule = optimize(PROFILE, ORACLES["linear program"])
-    assert [segment.priority for segment in schedule.segments] == [1, 2, 3, 4, 5]
-    assert [segment.num_slots for segment in schedule.segments] == [1, 1, 1, 1, 3]
+    assert [segment.priority for segment in schedule.transfers] == [1, 2, 3, 4, 5]
+    assert [segment.num_slots for segment in schedule.transfers] == [1, 1, 1, 1, 3]
 
 
 def test_forward_ops_start_as_worked_out() -> None:
     """fwd/1 at 4, fwd/2 at 5, and fwd/3 at 8, when g3 has arrived."""
-    times = op_times(PROFILE, optimize(PROFILE, ORACLES["continuous"]))
+    times = lay_out(PROFILE, optimize(PROFILE, ORACLES["continuous"])).times
     np.testing.assert_array_equal(times.starts_s, [0, 1, 2, 4, 5, 8])
     np.testing.assert_array_equal(times.ends_s, [1, 2, 3, 5, 7, 9])
 
@@ -108,4 +108,4 @@ def test_forward_ops_start_as_worked_out() -> None:
 def test_the_defaults_are_no_slower_and_behind_a_barrier_it_takes_twelve() -> None:
     """Fusion has nothing to gain without latency; DDP sends whole buckets and waits for the last."""
     assert optimize(PROFILE).predicted.iteration_s == 9
-    assert optimize(PROFILE, Options(target="ddp", fusion="none")).predicted.iteration_s == 12
+    assert optimize(PROFILE, Options(framework="ddp", fusion="none")).predicted.iteration_s == 12

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pace import Gradient, Op, Profile, make_policy, optimize, simulate
+from pace import Gradient, Op, Profile, make_policy, optimize
 from pace.allreduce.optimize import plan_for
 from pace.allreduce.realize import SLOWER_NETWORK, TIE, fastest_plan, window_when_slower
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.options import Options
 from pace.fusion.problem import FusionProblem
 from pace.fusion.search import fuse
+from pace.simulation import run_policy
 from pace.solver.cost import CostCurve
 from pace.solver.sending import cut_while_sending, send_in_order
 from tests.strategies import profiles, properties
@@ -60,7 +61,7 @@ def test_no_policy_of_whole_gradients_or_first_in_first_out_is_faster(profile: P
     """Neither single gradients nor buckets, sent in order of ready time."""
     iteration = optimize(profile).predicted.iteration_s
     for policy in ("fifo", "ddp"):
-        assert iteration <= simulate(profile, make_policy(policy)).iteration_s * (1 + TIE)
+        assert iteration <= run_policy(profile, make_policy(policy)).iteration_s * (1 + TIE)
 
 
 def test_groups_that_end_first_are_tried_where_the_best_under_preemption_cannot_be_cut() -> None:
@@ -91,4 +92,4 @@ def test_groups_that_end_first_are_tried_where_the_best_under_preemption_cannot_
         allreduce=SampledAllReduce(samples=((8_000, 4.0), (16_000, 8.0))),
     )
     assert optimize(profile).predicted.iteration_s == 32.0
-    assert simulate(profile, make_policy("fifo")).iteration_s == 32.0
+    assert run_policy(profile, make_policy("fifo")).iteration_s == 32.0

@@ -81,7 +81,7 @@ def test_no_size_is_better(rule: str, profile: Profile) -> None:
     assert made.iteration_s == pytest.approx(best, rel=1e-12)
     assert window(profile, in_words(profile, rule, made.size)) == pytest.approx(best, rel=1e-12)
     assert window(profile, made.buckets) == pytest.approx(best, rel=1e-12)
-    assert made.iteration_s >= optimize(profile, Options(target="ddp")).predicted.iteration_s * (1 - 1e-9)
+    assert made.iteration_s >= optimize(profile, Options(framework="ddp")).predicted.iteration_s * (1 - 1e-9)
 
 
 def test_rules_by_hand() -> None:

@@ -39,14 +39,14 @@ def both(*changes: Change) -> Change:
 def shift(first: int, amount: float) -> Change:
     """Return a change that moves the segment `first` in time."""
     return both(
-        add("segments", first, "start_s", amount=amount), add("segments", first, "end_s", amount=amount)
+        add("transfers", first, "start_s", amount=amount), add("transfers", first, "end_s", amount=amount)
     )
 
 
 def swapped(document: dict[str, Any]) -> dict[str, Any]:
     """Exchange the priorities of the first two segments."""
-    one, other = (document["segments"][at]["priority"] for at in (0, 1))
-    return both(put("segments", 0, "priority", value=other), put("segments", 1, "priority", value=one))(
+    one, other = (document["transfers"][at]["priority"] for at in (0, 1))
+    return both(put("transfers", 0, "priority", value=other), put("transfers", 1, "priority", value=one))(
         document
     )
 
@@ -94,7 +94,7 @@ def with_bound(document: dict[str, Any], bound: dict[str, Any]) -> dict[str, Any
 def bound_of_nothing(document: dict[str, Any]) -> dict[str, Any]:
     """Let no gradient prove that nothing is faster."""
     iteration = document["predicted"]["iteration_s"] + 1
-    nothing = dict.fromkeys(document["bound"], 0)
+    nothing = dict.fromkeys(document["bound"], 0) | {"link": "network"}
     return with_bound(document, nothing | {"min_ready_s": iteration, "bound_s": iteration})
 
 
@@ -138,33 +138,33 @@ def chain_bound_above_the_cost(document: dict[str, Any]) -> dict[str, Any]:
     return document | {"chain_bound": chain_bound}
 
 
-def empty_certificate(document: dict[str, Any]) -> dict[str, Any]:
+def empty_proof(document: dict[str, Any]) -> dict[str, Any]:
     """Let no group prove the ideal."""
     ideal = document["predicted"]["ideal_iteration_s"]
     proof = {
-        "groups": [],
+        "set": [],
         "min_ready_s": ideal,
-        "total_allreduce_s": 0.0,
+        "total_s": 0.0,
         "min_tail_s": 0.0,
         "bound_s": ideal,
     }
-    return document | {"certificate": proof}
+    return document | {"proofs": [proof]}
 
 
 def ideal_too_low(document: dict[str, Any]) -> dict[str, Any]:
     """State an ideal that one group alone seems to prove."""
     group = document["groups"][0]
     proof = {
-        "groups": [0],
+        "set": [0],
         "min_ready_s": group["ready_s"],
-        "total_allreduce_s": group["allreduce_s"],
+        "total_s": group["transfer_s"],
         "min_tail_s": group["tail_s"],
-        "bound_s": group["ready_s"] + group["allreduce_s"] + group["tail_s"],
+        "bound_s": group["ready_s"] + group["transfer_s"] + group["tail_s"],
     }
     ideal = max(proof["bound_s"], document["predicted"]["compute_s"])
     assert ideal < document["predicted"]["ideal_iteration_s"]
     return document | {
-        "certificate": proof,
+        "proofs": [proof],
         "predicted": document["predicted"] | {"ideal_iteration_s": ideal},
     }
 
@@ -172,18 +172,18 @@ def ideal_too_low(document: dict[str, Any]) -> dict[str, Any]:
 def twice(document: dict[str, Any]) -> dict[str, Any]:
     """Put a gradient into a second group as well, bytes and segments included."""
     again = document["groups"][0]
-    segment = document["segments"][-1]
+    segment = document["transfers"][-1]
     extra = segment | {
         "group": len(document["groups"]),
         "offset_bytes": 0,
         "size_bytes": again["size_bytes"],
         "priority": segment["priority"] + 1000,
         "start_s": segment["end_s"],
-        "end_s": segment["end_s"] + again["allreduce_s"],
+        "end_s": segment["end_s"] + again["transfer_s"],
     }
     return document | {
         "groups": [*document["groups"], again],
-        "segments": [*document["segments"], extra],
+        "transfers": [*document["transfers"], extra],
     }
 
 
@@ -192,9 +192,9 @@ def missing(document: dict[str, Any]) -> dict[str, Any]:
     gone = 0
     return document | {
         "groups": document["groups"][1:],
-        "segments": [
+        "transfers": [
             segment | {"group": segment["group"] - 1}
-            for segment in document["segments"]
+            for segment in document["transfers"]
             if segment["group"] != gone
         ],
     }
@@ -209,42 +209,42 @@ def mixed(document: dict[str, Any]) -> dict[str, Any]:
 CORRUPTIONS: dict[str, Change] = {
     "another profile": put("profile_sha256", value="0" * 64),
     "another model": put("fingerprint", value="0" * 64),
-    "another target": lambda document: (
-        document | {"target": "ddp" if document["target"] == "pace" else "pace"}
+    "another framework": lambda document: (
+        document | {"framework": None if document.get("framework") else "ddp"}
     ),
     "a segment starts before its group is ready": shift(0, -0.25),
     "two segments at once": shift(1, -0.0625),
-    "a segment takes too long": add("segments", -1, "end_s", amount=0.0625),
-    "a segment takes too little": add("segments", -1, "end_s", amount=-0.0625),
+    "a segment takes too long": add("transfers", -1, "end_s", amount=0.0625),
+    "a segment takes too little": add("transfers", -1, "end_s", amount=-0.0625),
     "the last segment ends later than predicted": shift(-1, 0.25),
     "priorities in another order": swapped,
     "equal priorities": lambda document: put(
-        "segments", 1, "priority", value=document["segments"][0]["priority"]
+        "transfers", 1, "priority", value=document["transfers"][0]["priority"]
     )(document),
     "segments listed twice": lambda document: (
-        document | {"segments": [*document["segments"], document["segments"][-1]]}
+        document | {"transfers": [*document["transfers"], document["transfers"][-1]]}
     ),
-    "a segment left out": without("segments", 0),
-    "a byte sent by nobody": add("segments", 0, "size_bytes", amount=-2),
-    "a byte sent twice": add("segments", 0, "size_bytes", amount=2),
-    "an offset moved": add("segments", -1, "offset_bytes", amount=2),
-    "an element cut": both(add("segments", 0, "size_bytes", amount=-1)),
-    "a segment of no group": put("segments", 0, "group", value=99),
-    "a segment of no bytes": put("segments", 0, "size_bytes", value=0),
+    "a segment left out": without("transfers", 0),
+    "a byte sent by nobody": add("transfers", 0, "size_bytes", amount=-2),
+    "a byte sent twice": add("transfers", 0, "size_bytes", amount=2),
+    "an offset moved": add("transfers", -1, "offset_bytes", amount=2),
+    "an element cut": both(add("transfers", 0, "size_bytes", amount=-1)),
+    "a segment of no group": put("transfers", 0, "group", value=99),
+    "a segment of no bytes": put("transfers", 0, "size_bytes", value=0),
     "segments larger than stated": put("execution", "max_segment_bytes", value=1),
-    "nothing may be in flight": put("execution", "credit_bytes", value=0),
+    "nothing may be in flight": put("execution", "max_in_flight", value=0),
     "a group too large": add("groups", 0, "size_bytes", amount=2),
     "ready too early": add("groups", 0, "ready_s", amount=-0.5),
     "ready too late": add("groups", 0, "ready_s", amount=0.001),
     "a tail too short": add("groups", 0, "tail_s", amount=-0.5),
     "a tail too long": add("groups", -1, "tail_s", amount=0.001),
-    "an all-reduce too short": add("groups", 0, "allreduce_s", amount=-0.125),
-    "an all-reduce too long": add("groups", 0, "allreduce_s", amount=0.001),
-    "an unknown gradient": put("groups", 0, "gradients", value=["nobody's"]),
+    "an all-reduce too short": add("groups", 0, "transfer_s", amount=-0.125),
+    "an all-reduce too long": add("groups", 0, "transfer_s", amount=0.001),
+    "an unknown gradient": put("groups", 0, "tensors", value=["nobody's"]),
     "a gradient left out": missing,
     "a gradient in two groups": twice,
     "a gradient twice in a group": lambda document: put(
-        "groups", 0, "gradients", value=document["groups"][0]["gradients"] * 2
+        "groups", 0, "gradients", value=document["groups"][0]["tensors"] * 2
     )(document),
     "dtypes mixed": mixed,
     "a faster window": faster,
@@ -256,16 +256,16 @@ CORRUPTIONS: dict[str, Change] = {
     "a higher bound": add("predicted", "lower_bound_s", amount=0.25),
     "a lower bound": add("predicted", "lower_bound_s", amount=-0.25),
     "another gap": add("predicted", "gap", amount=-0.01),
-    "a certificate of other groups": put("certificate", "groups", value=[0]),
-    "a certificate of no group": put("certificate", "groups", value=[99]),
-    "a certificate of one group twice": lambda document: put(
-        "certificate", "groups", value=document["certificate"]["groups"] * 2
+    "a proof of other groups": put("proofs", 0, "set", value=[0]),
+    "a proof of no group": put("proofs", 0, "set", value=[99]),
+    "a proof of one group twice": lambda document: put(
+        "proofs", 0, "set", value=document["proofs"][0]["set"] * 2
     )(document),
-    "an empty certificate": empty_certificate,
-    "a certificate ready later": add("certificate", "min_ready_s", amount=0.25),
-    "a certificate with more to send": add("certificate", "total_allreduce_s", amount=0.25),
-    "a certificate with longer tails": add("certificate", "min_tail_s", amount=0.25),
-    "a certificate that does not add up": add("certificate", "bound_s", amount=0.25),
+    "an empty proof": empty_proof,
+    "a proof ready later": add("proofs", 0, "min_ready_s", amount=0.25),
+    "a proof with more to send": add("proofs", 0, "total_s", amount=0.25),
+    "a proof with longer tails": add("proofs", 0, "min_tail_s", amount=0.25),
+    "a proof that does not add up": add("proofs", 0, "bound_s", amount=0.25),
     "a bound that does not add up": add("bound", "bound_s", amount=0.25),
     "a bound of more gradients than qualify": put("bound", "num_gradients", value=99),
     "a bound of more bytes than qualify": bound_with_more_bytes,
@@ -279,7 +279,7 @@ CORRUPTIONS: dict[str, Change] = {
 }
 
 IN_CONTINUOUS_TIME: dict[str, Change] = {
-    "slots in continuous time": put("segments", 0, "start_slot", value=3),
+    "slots in continuous time": put("transfers", 0, "start_slot", value=3),
     "an ideal below the strongest set": ideal_too_low,
     "a slot length that was not used": put("solver", "slot_s", value=0.25),
 }
@@ -287,18 +287,18 @@ IN_CONTINUOUS_TIME: dict[str, Change] = {
 IN_SLOTS: dict[str, Change] = {
     "no slot length": put("solver", "slot_s", value=None),
     "another slot length": put("solver", "slot_s", value=0.5),
-    "no start slot": put("segments", 0, "start_slot", value=None),
-    "no number of slots": put("segments", 0, "num_slots", value=None),
+    "no start slot": put("transfers", 0, "start_slot", value=None),
+    "no number of slots": put("transfers", 0, "num_slots", value=None),
     "a slot too early": both(
-        put("segments", 0, "start_slot", value=0), put("segments", 0, "priority", value=0)
+        put("transfers", 0, "start_slot", value=0), put("transfers", 0, "priority", value=0)
     ),
-    "slots too few": add("segments", 0, "num_slots", amount=-1),
-    "slots too many": add("segments", -1, "num_slots", amount=1),
+    "slots too few": add("transfers", 0, "num_slots", amount=-1),
+    "slots too many": add("transfers", -1, "num_slots", amount=1),
     "slots that end too late": both(
-        add("segments", -1, "start_slot", amount=40), add("segments", -1, "priority", amount=40)
+        add("transfers", -1, "start_slot", amount=40), add("transfers", -1, "priority", amount=40)
     ),
     "a shared slot": both(
-        add("segments", 1, "start_slot", amount=-1), add("segments", 1, "priority", amount=-1)
+        add("transfers", 1, "start_slot", amount=-1), add("transfers", 1, "priority", amount=-1)
     ),
-    "a priority that is no slot": add("segments", -1, "priority", amount=1),
+    "a priority that is no slot": add("transfers", -1, "priority", amount=1),
 }

@@ -80,7 +80,7 @@ def test_both_oracles_print_the_same_time_and_the_same_segments(path: Path, tmp_
     assert documents["jackson"]["solver"].pop("oracle") == "jackson"
     assert documents["lp"]["solver"].pop("oracle") == "lp"
     assert documents["jackson"] == documents["lp"]
-    assert len(documents["lp"]["segments"]) > 1
+    assert len(documents["lp"]["transfers"]) > 1
 
 
 def test_check_accepts_with_exit_code_0(solved: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_broken_profile_ends_with_exit_code_1(solved: Path, tmp_path: Path) ->
         (["--slot-s", "nan"], "slot_s"),
         (["--slot-s", "1e-15"], "would fit"),
         (["--oracle", "lp", "--slot-s", "1e-7"], "would fit"),
-        (["--target", "ddp", "--slot-s", "0.001"], "slot_s"),
+        (["--for", "ddp", "--slot-s", "0.001"], "slot_s"),
         (["--max-group-bytes", "0"], "max_group_bytes"),
         (["--jitter", "0.1"], "scenarios"),
         (["--no-such-option"], "no-such-option"),
@@ -171,12 +171,12 @@ def test_timeline_and_program_are_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["ddp", "horovod"])
 def test_frameworks_are_told_what_to_pass(target: str) -> None:
-    """The bucket sizes or groups, and what the barrier costs against target pace."""
-    printed = succeeded("optimize", VGG, "--target", target)
-    assert "slower than target pace" in printed
+    """The bucket sizes or groups, and what the barrier costs."""
+    printed = succeeded("optimize", VGG, "--for", target)
+    assert "slower than without the barrier" in printed
     assert {"ddp": "bucket_cap_mb_list=[", "horovod": "groups (names"}[target] in printed
     assert ("--ddp-bucket-size" in printed) == (target == "ddp")
-    assert json.loads(succeeded("optimize", VGG, "--target", target, "--json"))["target"] == target
+    assert json.loads(succeeded("optimize", VGG, "--for", target, "--json"))["framework"] == target
 
 
 def test_model_computes_a_profile(tmp_path: Path) -> None:

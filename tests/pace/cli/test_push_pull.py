@@ -9,10 +9,10 @@ from typer.testing import CliRunner, Result
 
 from pace.cli import app
 from pace.documents.cluster import parse_cluster
-from pace.documents.push_pull_schedule import parse_push_pull_schedule
+from pace.documents.schedule import parse_schedule
 from pace.models import build
 
-PS = ("--exchange", "ps")
+PS = ("--exchange", "servers")
 
 
 def run(*arguments: object) -> Result:
@@ -29,18 +29,18 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_plan_is_written_checked_and_read(profile: Path, tmp_path: Path) -> None:
-    """Version 2, valid for its profile; a change is found, exit 1."""
+    """Valid for its profile; a change is found, exit 1."""
     plan = tmp_path / "plan.json"
     shown = run("optimize", profile, *PS, "--servers", 2, "-o", plan)
     assert shown.exit_code == 0, shown.output
     assert "2 servers" in shown.stdout
-    schedule = parse_push_pull_schedule(plan.read_bytes())
-    smallest = min(segment.size_bytes for segment in schedule.segments)
-    assert f"parts       {len(schedule.segments)}, the smallest of {smallest:,} bytes" in shown.stdout
-    assert {segment.link for segment in schedule.segments} == {0, 1}
+    schedule = parse_schedule(plan.read_bytes())
+    smallest = min(segment.size_bytes for segment in schedule.transfers)
+    assert f"parts       {schedule.num_segments}, the smallest of {smallest:,} bytes" in shown.stdout
+    assert {segment.link for segment in schedule.transfers} == {0, 1, 2, 3}
     assert run("check", profile, plan).exit_code == 0
     broken = json.loads(plan.read_bytes())
-    broken["segments"][0]["push_end_s"] /= 2
+    broken["transfers"][0]["end_s"] /= 2
     plan.write_text(json.dumps(broken))
     refused = run("check", profile, plan)
     assert refused.exit_code == 1
@@ -63,7 +63,7 @@ def test_the_chart_of_a_plan_is_written(profile: Path, tmp_path: Path) -> None:
 def test_json_is_one_document(profile: Path) -> None:
     """Every command's --json prints one document and nothing else."""
     plan = json.loads(run("optimize", profile, *PS, "--servers", 4, "--colocated", "--json").stdout)
-    assert (plan["schema_version"], plan["exchange"]) == (2, "push-pull")
+    assert plan["exchange"] == "servers"
     simulated = json.loads(
         run("simulate", profile, *PS, "--servers", 4, "--policy", "ps-pace", "--json").stdout
     )
@@ -117,7 +117,8 @@ def test_tuning_shows_every_search(profile: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("optimize", "--servers", "2"),
+        ("optimize", "--servers", "2", "--exchange", "sharded"),
+        ("optimize", "--partition-bytes", "4096"),
         ("optimize", *PS),
         ("optimize", *PS, "--servers", "2", "--oracle", "lp"),
         ("optimize", *PS, "--servers", "0"),

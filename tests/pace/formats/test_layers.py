@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pace.allreduce.optimize import optimize
+from pace.allreduce.optimize import optimize_allreduce
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile
 from pace.errors import FormatError
@@ -180,4 +180,4 @@ def test_schedules_of_layer_tables_are_within_one_percent_of_the_bound(
         assert sum(gradient.size_bytes for gradient in profile.gradients) == total
         assert profile.timing.compute_s == pytest.approx(computed.timing.compute_s)
         ring = profile.replace(workers=computed.workers, allreduce=computed.allreduce)
-        assert optimize(with_ratio(ring, ratio)).predicted.gap < 0.01
+        assert optimize_allreduce(with_ratio(ring, ratio)).predicted.gap < 0.01

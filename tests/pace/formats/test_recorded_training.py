@@ -10,7 +10,7 @@ from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile
 from pace.formats.kineto import read_kineto
 from pace.formats.shaped_steps import read_execution_trace_profile
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -56,7 +56,7 @@ def test_resnet50_under_ddp_has_its_gradients_and_its_five_buckets(recorded: Pat
     ]
     assert profile.metadata["recorded_allreduces_match"] is True
     assert profile.metadata["steps"] == 2
-    simulated = simulate(profile, make_policy("ddp")).windows[0].traffic
+    simulated = run_policy(profile, make_policy("ddp")).windows[0].traffic
     assert [size // 4 for size in simulated.size_bytes.tolist()] == [size for _, size in _groups(profile)]
 
 

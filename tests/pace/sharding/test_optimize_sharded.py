@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 
 from pace import Options, Profile
 from pace.checker import check
-from pace.documents.any_schedule import parse_any_schedule
 from pace.documents.collective_costs import RingAllReduce
 from pace.documents.half_costs import AffineHalf, HalfCost, SampledHalf
 from pace.documents.push_pull import PushPull
-from pace.documents.schedule import Schedule
-from pace.documents.sharded_schedule import ShardedSchedule, parse_sharded_schedule
+from pace.documents.schedule import parse_schedule
 from pace.errors import InvalidOptions, InvalidSchedule
 from pace.models import build
-from pace.schedule_choice import best_schedule
+from pace.planning import optimize
 from pace.sharding.bounds import norm_bound, set_bound
 from pace.sharding.optimize import optimize_sharded
 from pace.sharding.problem import ShardingProblem
@@ -58,7 +56,7 @@ def sharded_profiles(draw: st.DrawFn) -> Profile:
 
 sharded_options = st.builds(
     Options,
-    target=st.just("sharded"),
+    exchange=st.just("sharded"),
     fusion=st.sampled_from(["optimal", "optimal", "none"]),
     max_group_bytes=st.sampled_from([None, None, 1, 16]),
     max_segment_bytes=st.sampled_from([None, None, 1, 8]),
@@ -74,9 +72,10 @@ def test_two_layers_with_a_norm_by_hand() -> None:
     """Norm of 8 bytes: 8 s, from 4 to 12. AG1 12-14 with tail 2, AG2 14-15 with tail 1: 16 s."""
     made = optimize_sharded(TWO_LAYERS.replace(update="global-norm"))
     assert made.predicted.iteration_s == made.predicted.lower_bound_s == 16
-    assert made.norm is not None
-    assert (made.norm.start_s, made.norm.end_s) == (4, 12)
-    assert [(s.half, s.start_s, s.end_s) for s in made.segments] == [
+    norm = made.shard_layout.norm
+    assert norm is not None
+    assert (norm.start_s, norm.end_s) == (4, 12)
+    assert [(s.op, s.start_s, s.end_s) for s in made.transfers] == [
         ("reduce-scatter", 1, 2),
         ("reduce-scatter", 2, 4),
         ("all-gather", 12, 14),
@@ -86,11 +85,11 @@ def test_two_layers_with_a_norm_by_hand() -> None:
 
 def test_two_layers_without_a_norm_by_hand() -> None:
     """RS2 1-2, RS1 2-4, AG1 4-6 with tail 2, AG2 6-7 with tail 1: 8 s; no cut gains anything."""
-    made = optimize_sharded(TWO_LAYERS, Options(target="sharded"))
+    made = optimize_sharded(TWO_LAYERS, Options(exchange="sharded"))
     assert made.predicted.iteration_s == made.predicted.ideal_iteration_s == 8
-    assert made.norm is None
+    assert made.shard_layout.norm is None
     # RS1, AG1 and what follows: 2 + 2 + 2 + 2.
-    assert made.certificate.bound_s == 8
+    assert made.proofs[0].bound_s == 8
     assert made.predicted.lower_bound_s == 8
 
 
@@ -108,23 +107,24 @@ def test_shards_that_both_halves_share() -> None:
         all_gather=AffineHalf(latency_s=0, seconds_per_byte=0.125),
     )
     made = optimize_sharded(profile)
-    assert len(made.reduce_scatters) == 1
-    assert len(made.all_gathers) > 1
-    assert sorted(name for shard in made.shards for name in shard.gradients) == ["g1", "g2", "g3"]
-    assert {shard.num_columns for shard in made.shards} <= {2, 3, 5}
+    assert len(made.groups_of("reduce-scatter")) == 1
+    assert len(made.groups_of("all-gather")) > 1
+    shards = made.shard_layout.shards
+    assert sorted(name for shard in shards for name in shard.tensors) == ["g1", "g2", "g3"]
+    assert {shard.num_columns for shard in shards} <= {2, 3, 5}
     assert check(profile, made) == []
 
 
 @given(sharded_profiles(), sharded_options)
 @properties(70)
-def test_every_schedule_in_two_halves_is_accepted(profile: Profile, chosen: Options) -> None:
+def test_every_sharded_schedule_is_accepted(profile: Profile, chosen: Options) -> None:
     """Any profile, any options: nothing to object to, no faster than its bounds, and read back as it was."""
     made = optimize_sharded(profile, chosen)
     assert check(profile, made) == []
     slack = 1e-9 * made.predicted.iteration_s
     assert made.predicted.iteration_s >= made.predicted.ideal_iteration_s - slack
     assert made.predicted.iteration_s >= made.predicted.lower_bound_s - slack
-    assert parse_any_schedule(made.to_json()) == made
+    assert parse_schedule(made.to_json()) == made
 
 
 @given(layered_profiles(max_layers=5, cost=st.builds(affine, eighths(1), st.sampled_from([0.0, 0.25]))))
@@ -170,7 +170,7 @@ def test_no_pair_of_partitions_beats_the_bounds(profile: Profile, norm: bool) ->
             least = min(least, window)
     bound = norm_bound(problem).bound_s if norm else set_bound(problem).bound_s
     assert bound <= least * (1 + 1e-9)
-    made = optimize_sharded(rule, Options(target="sharded")).predicted
+    made = optimize_sharded(rule, Options(exchange="sharded")).predicted
     assert made.iteration_s >= min(least, made.iteration_s) * (1 - 1e-9)
     assert made.lower_bound_s <= max(least, made.compute_s) * (1 + 1e-9)
 
@@ -184,35 +184,35 @@ def test_the_windows_of_the_literature_models() -> None:
         profile = build(name, device_tflops=8.0, batch=batch, workers=8, allreduce=ring)
         clipped = profile.replace(update="global-norm")
         windows = (
-            best_schedule(profile),
-            best_schedule(clipped, Options(target="allreduce")),
-            best_schedule(clipped),
+            optimize(profile),
+            optimize(clipped, Options(exchange="allreduce")),
+            optimize(clipped),
         )
         milliseconds = [made.predicted.iteration_s * 1e3 for made in windows]
         assert milliseconds == pytest.approx([unclipped, whole, halves], abs=0.6)
         assert windows[2].predicted.gap < 1e-6
 
 
-def test_what_is_asked_for_decides_the_kind_of_schedule() -> None:
-    """Target pace is in two halves behind a norm only; sharded always; the others never."""
+def test_what_is_asked_for_decides_the_exchange() -> None:
+    """By default sharded behind a norm only; what is asked for in any case."""
     clipped = TWO_LAYERS.replace(update="global-norm")
-    assert isinstance(best_schedule(TWO_LAYERS), Schedule)
-    assert isinstance(best_schedule(clipped), ShardedSchedule)
-    assert isinstance(best_schedule(clipped, Options(target="allreduce")), Schedule)
-    assert isinstance(best_schedule(clipped, Options(target="ddp")), Schedule)
-    assert isinstance(best_schedule(TWO_LAYERS, Options(target="sharded")), ShardedSchedule)
-    assert best_schedule(TWO_LAYERS, Options(target="allreduce")) == best_schedule(TWO_LAYERS)
+    assert optimize(TWO_LAYERS).exchange == "allreduce"
+    assert optimize(clipped).exchange == "sharded"
+    assert optimize(clipped, Options(exchange="allreduce")).exchange == "allreduce"
+    assert optimize(clipped, Options(framework="ddp")).exchange == "allreduce"
+    assert optimize(TWO_LAYERS, Options(exchange="sharded")).exchange == "sharded"
+    assert optimize(TWO_LAYERS, Options(exchange="allreduce")) == optimize(TWO_LAYERS)
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        Options(target="sharded", fusion="pace"),
-        Options(target="sharded", slot_s=1.0),
-        Options(target="sharded", oracle="lp", slot_s=1.0),
-        Options(target="sharded", scenarios=3),
-        Options(target="ddp"),
-        Options(target="sharded", max_segment_bytes=1),
+        Options(exchange="sharded", fusion="paper"),
+        Options(exchange="sharded", slot_s=1.0),
+        Options(exchange="sharded", oracle="lp", slot_s=1.0),
+        Options(exchange="sharded", scenarios=3),
+        Options(framework="ddp"),
+        Options(exchange="sharded", max_segment_bytes=1),
     ],
 )
 def test_options_that_do_not_fit_are_refused(given: Options) -> None:
@@ -229,28 +229,35 @@ def test_parameter_servers_have_no_halves() -> None:
         optimize_sharded(profile)
 
 
+# Groups 0 and 1 are reduce-scatters, 2 and 3 all-gathers.
 CORRUPTIONS: dict[str, Change] = {
-    "a gather before the norm": add("segments", 2, "start_s", amount=-3),
-    "a reduce-scatter too early": add("segments", 0, "start_s", amount=-1),
-    "a segment too short": add("segments", 3, "end_s", amount=-0.5),
-    "priorities exchanged": put("segments", 0, "priority", value=9),
-    "a column sent twice": put("segments", 1, "first_column", value=1),
-    "a column never sent": add("segments", 3, "num_columns", amount=-1),
-    "a segment missing": without("segments", 3),
-    "a shard in no call": put("all_gathers", 1, "shards", value=[1]),
-    "a shard that is too small": add("shards", 0, "num_columns", amount=-1),
-    "a gradient twice": put("shards", 1, "gradients", value=["g2"]),
-    "an unknown gradient": put("shards", 0, "gradients", value=["g9"]),
-    "another dtype": put("shards", 0, "dtype", value="uint8"),
-    "another ready time": add("reduce_scatters", 0, "time_s", amount=1),
-    "another tail": add("all_gathers", 0, "time_s", amount=-1),
-    "another duration": add("all_gathers", 0, "duration_s", amount=-1),
-    "another size": add("reduce_scatters", 0, "size_bytes", amount=2),
-    "a short norm": add("norm", "end_s", amount=-1),
-    "an early norm": put("norm", value={"start_s": 3, "end_s": 11}),
-    "no norm": put("norm", value=None),
-    "another update rule": put("update", value="per-gradient"),
-    "other workers": put("workers", value=1),
+    "a gather before the norm": add("transfers", 2, "start_s", amount=-3),
+    "a reduce-scatter too early": add("transfers", 0, "start_s", amount=-1),
+    "a segment too short": add("transfers", 3, "end_s", amount=-0.5),
+    "priorities exchanged": put("transfers", 0, "priority", value=9),
+    "a column sent twice": put("transfers", 1, "offset_bytes", value=2),
+    "a column never sent": add("transfers", 3, "size_bytes", amount=-2),
+    "a column cut": add("transfers", 3, "size_bytes", amount=-1),
+    "a segment missing": without("transfers", 3),
+    "a gather called a sum": put("transfers", 3, "op", value="reduce-scatter"),
+    "a segment on no link": put("transfers", 3, "link", value=1),
+    "a shard in no group": put("groups", 3, "shards", value=[1]),
+    "a shard that is too small": add("sharding", "shards", 0, "num_columns", amount=-1),
+    "a gradient twice": put("sharding", "shards", 1, "tensors", value=["g2"]),
+    "an unknown gradient": put("sharding", "shards", 0, "tensors", value=["g9"]),
+    "tensors of other shards": put("groups", 0, "tensors", value=["g1", "g2"]),
+    "another dtype": put("sharding", "shards", 0, "dtype", value="uint8"),
+    "another ready time": add("groups", 0, "ready_s", amount=1),
+    "a tail of a sum": add("groups", 0, "tail_s", amount=1),
+    "another tail": add("groups", 2, "tail_s", amount=-1),
+    "a ready time of a gather": add("groups", 2, "ready_s", amount=1),
+    "another duration": add("groups", 2, "transfer_s", amount=-1),
+    "another size": add("groups", 0, "size_bytes", amount=2),
+    "a short norm": add("sharding", "norm", "end_s", amount=-1),
+    "an early norm": put("sharding", "norm", value={"start_s": 3, "end_s": 11}),
+    "no norm": put("sharding", "norm", value=None),
+    "another update rule": put("sharding", "update", value="per-gradient"),
+    "other workers": put("sharding", "workers", value=1),
     "another profile": put("profile_sha256", value="0" * 64),
     "another model": put("fingerprint", value="0" * 64),
     "a window too short": add("predicted", "iteration_s", amount=-1),
@@ -258,10 +265,11 @@ CORRUPTIONS: dict[str, Change] = {
     "less compute": add("predicted", "compute_s", amount=-1),
     "a bound too high": add("predicted", "lower_bound_s", amount=1),
     "a gap too small": add("predicted", "gap", amount=-0.1),
-    "a certificate without calls": put("certificate", "reduce_scatters", value=[]),
-    "a certificate with unknown calls": put("certificate", "all_gathers", value=[7]),
-    "a certificate of another sum": add("certificate", "bound_s", amount=1),
-    "a certificate with more work": add("certificate", "total_all_gather_s", amount=1),
+    "a proof without gathers": put("proofs", 0, "set", value=[0, 1]),
+    "a proof with unknown groups": put("proofs", 0, "set", value=[7]),
+    "a proof of another sum": add("proofs", 0, "bound_s", amount=1),
+    "a proof with more work": add("proofs", 0, "total_s", amount=1),
+    "a proof with a longer norm": add("proofs", 0, "norm_s", amount=1),
     "a chain that says more": add("norm_bound", "reduce_scatter", "bound_s", amount=1),
     "gathers that say more": add("norm_bound", "all_gather", "bound_s", amount=1),
     "a line that lies too high": add("norm_bound", "all_gather", "seconds_per_byte", amount=1),
@@ -269,13 +277,13 @@ CORRUPTIONS: dict[str, Change] = {
     "a bound that does not add up": add("norm_bound", "bound_s", amount=1),
     "no bound": put("norm_bound", value=None),
     "segments that are too large": put("execution", "max_segment_bytes", value=1),
-    "nothing in flight": put("execution", "credit_bytes", value=0),
+    "nothing in flight": put("execution", "max_in_flight", value=0),
 }
 
 
 def _objections(profile: Profile, document: dict[str, Any]) -> list[str]:
     try:
-        return check(profile, parse_sharded_schedule(json.dumps(document)))
+        return check(profile, parse_schedule(json.dumps(document)))
     except InvalidSchedule as error:
         return str(error).splitlines()
 
@@ -292,18 +300,18 @@ def test_corrupted_plans_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        add("set_bound", "bound_s", amount=1),
-        add("set_bound", "total_bytes", amount=4),
-        add("set_bound", "seconds_per_byte", amount=1),
-        put("set_bound", value=None),
-        add("segments", 2, "start_s", amount=-2.5),
-        add("certificate", "min_tail_s", amount=1),
-        put("certificate", "all_gathers", value=[0]),
-        put("norm", value={"start_s": 4, "end_s": 12}),
+        add("bound", "bound_s", amount=1),
+        add("bound", "total_bytes", amount=4),
+        add("bound", "seconds_per_byte", amount=1),
+        put("bound", value=None),
+        add("transfers", 2, "start_s", amount=-2.5),
+        add("proofs", 0, "min_tail_s", amount=1),
+        put("proofs", 0, "set", value=[2]),
+        put("sharding", "norm", value={"start_s": 4, "end_s": 12}),
     ],
 )
 def test_corrupted_plans_without_a_norm_are_refused(change: Change) -> None:
-    """The set's bound, the chains' order and the certificate."""
+    """The set's bound, the chains' order and the proof."""
     document = json.loads(optimize_sharded(TWO_LAYERS).to_json())
     assert _objections(TWO_LAYERS, document) == []
     assert _objections(TWO_LAYERS, change(document))
@@ -320,6 +328,6 @@ def test_gradients_without_bytes_are_in_no_call(count: int) -> None:
     """Nothing to send: no calls, and the window is compute."""
     profile = layered([0] * count, allreduce=affine(1.0, 1.0)).replace(update="global-norm")
     made = optimize_sharded(profile)
-    assert made.segments == ()
+    assert made.transfers == ()
     assert made.predicted.iteration_s == made.predicted.compute_s
     assert check(profile, made) == []

@@ -5,8 +5,8 @@ from hypothesis import given
 
 from pace import Options, Profile, check, optimize
 from pace.documents.half_costs import AffineHalf
-from pace.schedule_choice import best_schedule, lower_bound_s
-from pace.simulation import POLICIES, make_policy, simulate
+from pace.planning import lower_bound_s
+from pace.simulation import POLICIES, make_policy, run_policy
 from tests.strategies import affine, layered, profiles, properties
 
 # Two layers: g2 of 2 bytes is ready at 1, g1 of 4 bytes at 2; forward 1 s each. A byte takes 1 s in each half
@@ -18,7 +18,7 @@ CLIPPED = TWO.replace(update="global-norm")
 
 def window(name: str, profile: Profile, **knobs: object) -> float:
     """Return the window under a policy."""
-    return simulate(profile, make_policy(name, **knobs)).iteration_s
+    return run_policy(profile, make_policy(name, **knobs)).iteration_s
 
 
 def test_whole_all_reduces_by_hand() -> None:
@@ -49,7 +49,7 @@ def test_rivals_in_two_halves_by_hand() -> None:
 def test_our_plan_is_simulated_as_it_is_predicted() -> None:
     """With and without a norm."""
     for profile in (TWO, CLIPPED):
-        predicted = best_schedule(profile, Options(target="sharded")).predicted.iteration_s
+        predicted = optimize(profile, Options(exchange="sharded")).predicted.iteration_s
         assert window("sharded", profile) == pytest.approx(predicted)
 
 
@@ -61,7 +61,7 @@ def test_no_policy_beats_the_bound_behind_a_norm(drawn: Profile) -> None:
     bound = lower_bound_s(profile)
     for name in ("fifo", "ddp-best", "optimal", "sharded"):
         assert window(name, profile) >= bound * (1 - 1e-9)
-    schedule = optimize(profile)
+    schedule = optimize(profile, Options(exchange="allreduce"))
     assert check(profile, schedule) == []
     assert schedule.predicted.iteration_s == pytest.approx(window("optimal", profile))
 

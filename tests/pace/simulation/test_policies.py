@@ -12,7 +12,7 @@ from pace import Gradient, InvalidOptions, Op, Options, Profile, optimize, parse
 from pace.documents.collective_costs import AffineAllReduce, AllReduce
 from pace.fusion.problem import FusionProblem
 from pace.models import build
-from pace.simulation import POLICIES, knobs_of, make_policy, simulate
+from pace.simulation import POLICIES, knobs_of, make_policy, run_policy
 from pace.simulation.grouped import GroupedSender
 from pace.simulation.horovod import fuse_responses
 from pace.simulation.scheduled import sender_of
@@ -67,7 +67,7 @@ IN_TWO_HALVES = ("dear", "zero-1", "zero-redundancy", "sharded")
 @given(profile=profiles())
 def test_every_byte_is_sent_once(name: str, profile: Profile) -> None:
     """Every gradient with bytes is carried, by transfers that carry as many bytes as its group has."""
-    window = simulate(profile, make_policy(name)).windows[0]
+    window = run_policy(profile, make_policy(name)).windows[0]
     traffic = window.traffic
     total = sum(gradient.size_bytes for gradient in profile.gradients)
     halves = 2 if name in IN_TWO_HALVES else 1
@@ -97,16 +97,16 @@ def test_no_policy_beats_the_bound(name: str, profile: Profile) -> None:
     if name == "dear":
         return
     bound = optimize(profile).predicted.lower_bound_s
-    assert simulate(profile, make_policy(name)).iteration_s >= bound * (1 - 1e-9)
+    assert run_policy(profile, make_policy(name)).iteration_s >= bound * (1 - 1e-9)
 
 
 @properties(60)
 @given(profile=profiles(), name=st.sampled_from(["optimal", "pace"]))
 def test_a_schedules_document_is_sent_as_the_policy_sends(profile: Profile, name: Any) -> None:
     """The policy skips the document; a schedule read back from one sends the same segments."""
-    schedule = optimize(profile, Options(fusion=name))
+    schedule = optimize(profile, Options(fusion="paper" if name == "pace" else name))
     sender = sender_of(profile, parse_schedule(schedule.to_json()))
-    ours = simulate(profile, make_policy(name)).windows[0].traffic
+    ours = run_policy(profile, make_policy(name)).windows[0].traffic
     theirs = sender.traffic(profile.timing.ready_s)
     assert ours.release_s.tolist() == theirs.release_s.tolist()
     assert ours.size_bytes.tolist() == theirs.size_bytes.tolist()
@@ -118,9 +118,9 @@ def test_a_schedules_document_is_sent_as_the_policy_sends(profile: Profile, name
 def test_optimal_takes_what_was_predicted(profile: Profile) -> None:
     """The simulator and the solver price a plan alike; free preemption is never behind the oracle's ideal."""
     predicted = optimize(profile).predicted
-    simulated = simulate(profile, make_policy("optimal")).iteration_s
+    simulated = run_policy(profile, make_policy("optimal")).iteration_s
     assert simulated == pytest.approx(predicted.iteration_s, rel=1e-12, abs=1e-12)
-    free = simulate(profile, make_policy("optimal", preemption="free")).iteration_s
+    free = run_policy(profile, make_policy("optimal", preemption="free")).iteration_s
     assert predicted.lower_bound_s * (1 - 1e-12) - 1e-12 <= free
     assert free <= predicted.ideal_iteration_s * (1 + 1e-12) + 1e-12
 
@@ -142,7 +142,7 @@ def test_bytes_sent_by_layer_are_the_oracle(profile: Profile) -> None:
         Instance(ready=problem.ready, processing=problem.cost(problem.sizes), tail=problem.tail)
     )
     by_byte = make_policy("bytescheduler", partition_bytes=1, credit_bytes=0)
-    assert simulate(profile, by_byte).iteration_s == max(oracle.objective, problem.compute_s)
+    assert run_policy(profile, by_byte).iteration_s == max(oracle.objective, problem.compute_s)
 
 
 # PyTorch DDP
@@ -259,7 +259,7 @@ def test_look_ahead_worked_by_hand() -> None:
 
 def test_horovods_cycles_worked_by_hand() -> None:
     """Ready at 1, 2, 3, 4 s, a cycle every 2.5 s: cycles at 2.5 (two) and 5 (two); 0.5 + bytes / 8 each."""
-    window = simulate(chain_of([8, 8, 16, 4]), make_policy("horovod", cycle_s=2.5)).windows[0]
+    window = run_policy(chain_of([8, 8, 16, 4]), make_policy("horovod", cycle_s=2.5)).windows[0]
     assert window.traffic.size_bytes.tolist() == [16, 20]
     assert window.starts_s.tolist() == [2.5, 5.0]
     assert window.ends_s.tolist() == [5.0, 8.0]
@@ -269,11 +269,11 @@ def test_horovods_cycles_worked_by_hand() -> None:
 def test_a_blocked_coordinator_does_not_go_back_in_time() -> None:
     """All-reduces of 4.5 s block the loop; what became ready meanwhile goes out together when it ends."""
     policy = make_policy("horovod", cycle_s=0.5, blocking=True)
-    window = simulate(chain_of([32, 8, 8, 8]), policy).windows[0]
+    window = run_policy(chain_of([32, 8, 8, 8]), policy).windows[0]
     assert window.traffic.size_bytes.tolist() == [32, 24]
     assert window.starts_s.tolist() == [1.0, 5.5]
     # The next is ready before the loop is free, and the loop stays where it is.
-    late = simulate(chain_of([8, 80]), make_policy("horovod", cycle_s=3.0, blocking=True)).windows[0]
+    late = run_policy(chain_of([8, 80]), make_policy("horovod", cycle_s=3.0, blocking=True)).windows[0]
     assert late.traffic.release_s.tolist() == [3.0]
 
 
@@ -334,7 +334,7 @@ def test_partitions_are_even_and_whole_elements() -> None:
 def test_both_admission_rules() -> None:
     """Credit 10, segments of 6. Algorithm 1 lets one fly, the code two: the second is admitted on 4 left."""
     code, paper = (
-        simulate(
+        run_policy(
             chain_of([6, 24]),
             make_policy("bytescheduler", partition_bytes=6, credit_bytes=10, admission=admission),
         ).windows[0]
@@ -343,7 +343,7 @@ def test_both_admission_rules() -> None:
     # g0 is ready at 1 s, g1 at 2 s, and g1 is needed first; a segment takes 1.25 s.
     assert code.starts_s.tolist() == paper.starts_s.tolist() == [1.0, 2.25, 3.5, 4.75, 6.0]
     late = [
-        simulate(
+        run_policy(
             chain_of([24, 6]),
             make_policy("bytescheduler", partition_bytes=6, credit_bytes=10, admission=admission),
         ).windows[0]
@@ -355,7 +355,7 @@ def test_both_admission_rules() -> None:
 
 def test_dear_gathers_behind_its_last_reduce_scatter() -> None:
     """Two groups of 8 bytes: halves of 0.75 s; reduce-scatters at 1 and 2 s, then the gathers."""
-    window = simulate(chain_of([8, 8]), make_policy("dear", group_bytes=8)).windows[0]
+    window = run_policy(chain_of([8, 8]), make_policy("dear", group_bytes=8)).windows[0]
     arrival = dict(zip("01", window.arrival_s.tolist(), strict=True))
     assert sorted(window.starts_s.tolist()) == [1.0, 2.0, 2.75, 3.5]
     assert arrival == {"0": 4.25, "1": 3.5}

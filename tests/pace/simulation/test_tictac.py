@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pace import InvalidProfile
 from pace.models import build
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 from pace.simulation.tictac import TransferDag, ordering_efficiency, properties, tao, tio
 from pace.simulation.worker import (
     WorkerDag,
@@ -256,7 +256,7 @@ def test_a_parameter_servers_worker() -> None:
 def test_metrics_of_a_window() -> None:
     """A window lies between L and U; without streams there is no device to call busy."""
     profile = build("resnet50", device_tflops=8.0, batch=32, workers=4)
-    window = simulate(profile, make_policy("tao")).iteration_s
+    window = run_policy(profile, make_policy("tao")).iteration_s
     metrics = window_efficiency(profile, window)
     assert metrics.best_s <= window <= metrics.worst_s
     assert 0 <= metrics.efficiency <= 1

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from pace import InvalidOptions
 from pace.cli import app
 from pace.models import build
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 from pace.simulation.tune import RANGES, SEARCHES, Search, TriedKnobs, Tuned, tunable, tune
 
 PROFILE = build("vgg16", device_tflops=8.0, batch=64, workers=8)
@@ -29,7 +29,7 @@ def test_a_search_keeps_to_its_rules(search: Search, policy: str) -> None:
             assert RANGES[knob][0] * 0.999 <= value <= RANGES[knob][1] * 1.001
     tried = [trial.iteration_s for trial in (found.default, *found.trials)]
     assert found.best.iteration_s == min(tried)
-    again = simulate(PROFILE, make_policy(policy, **found.best.knobs)).iteration_s
+    again = run_policy(PROFILE, make_policy(policy, **found.best.knobs)).iteration_s
     assert again == found.best.iteration_s
     assert found == tune(PROFILE, policy, search=search, num_trials=9, seed=3)
 

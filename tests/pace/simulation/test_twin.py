@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pace import Gradient, Op, Profile
 from pace.documents.collective_costs import AffineAllReduce
-from pace.simulation import POLICIES, make_policy, simulate
+from pace.simulation import POLICIES, make_policy, run_policy
 from pace.simulation.network import carry
 from pace.simulation.traffic import Rules, Traffic
 from tests.pace.simulation.twin import run_twin
@@ -60,7 +60,7 @@ def test_the_twin_sees_the_same_events(name: str, knobs: dict[str, Any]) -> None
         profile = drawn.replace(update="global-norm") if norm else drawn
         policy = make_policy(name, **knobs)
         sender = policy.prepare(profile)
-        window = simulate(profile, policy).windows[0]
+        window = run_policy(profile, policy).windows[0]
         twin = run_twin(profile, window.traffic, sender.rules)
         assert twin.ready_s == profile.timing.ready_s.tolist()
         np.testing.assert_allclose(window.starts_s, twin.starts_s, rtol=1e-12, atol=1e-12)
@@ -182,11 +182,11 @@ def test_a_worked_window() -> None:
         ),
         allreduce=AffineAllReduce(latency_s=0.0, seconds_per_byte=0.25),
     )
-    assert simulate(profile, make_policy("fifo")).iteration_s == 7.0
-    assert simulate(profile, make_policy("tao")).iteration_s == 7.0
+    assert run_policy(profile, make_policy("fifo")).iteration_s == 7.0
+    assert run_policy(profile, make_policy("tao")).iteration_s == 7.0
     halves = make_policy("bytescheduler", partition_bytes=4, credit_bytes=0)
-    window = simulate(profile, halves).windows[0]
+    window = run_policy(profile, halves).windows[0]
     assert window.starts_s.tolist() == [1.0, 4.0, 2.0, 3.0]
     assert window.arrival_s.tolist() == [5.0, 4.0]
     assert window.iteration_s == 6.0
-    assert simulate(profile, make_policy("optimal")).iteration_s == 6.0
+    assert run_policy(profile, make_policy("optimal")).iteration_s == 6.0

@@ -7,9 +7,10 @@ import matplotlib
 
 from pace import Gradient, Op, Profile
 from pace.documents.cluster import Cluster
+from pace.documents.options import Options
 from pace.documents.push_pull import PushPull
-from pace.parameter_server.optimize import ExchangeOptions, optimize_exchange
-from pace.view.exchange_chart import plot_exchange
+from pace.parameter_server.optimize import optimize_servers
+from pace.view.chart import plot
 
 
 def test_the_chart_shows_compute_and_every_connection(tmp_path: Path) -> None:
@@ -30,11 +31,13 @@ def test_the_chart_shows_compute_and_every_connection(tmp_path: Path) -> None:
         allreduce=PushPull(servers=2, worker_bytes_per_s=4e8),
     )
     exchange = PushPull(servers=2, worker_bytes_per_s=4e8, partition_s=0.0, round_trip_s=0.0)
-    options = ExchangeOptions(fusion="none", partition_bytes=4_000_000)
-    schedule = optimize_exchange(profile, Cluster(name="two", exchange=exchange), options)
-    assert [segment.link for segment in schedule.segments] == [0, 1, 0, 1]  # each group half and half
+    options = Options(
+        cluster=Cluster(name="two", exchange=exchange), fusion="none", partition_bytes=4_000_000
+    )
+    schedule = optimize_servers(profile, options)
+    assert [segment.link for segment in schedule.of_op("push")] == [0, 2, 0, 2]  # each group half and half
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        plot_exchange(profile, schedule, tmp_path / "window.svg")
+        plot(profile, schedule, tmp_path / "window.svg")
     words = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "window.svg").read_text())
     for server in (0, 1):
         assert words.count(f"push to server {server}") == words.count(f"pull from server {server}") == 1

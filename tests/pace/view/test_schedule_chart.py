@@ -9,7 +9,7 @@ import pytest
 
 from pace import Gradient, Op, Options, Profile, optimize
 from pace.documents.collective_costs import AffineAllReduce
-from pace.view.schedule_chart import plot
+from pace.view.chart import plot
 
 
 def _profile() -> Profile:
@@ -48,7 +48,7 @@ def test_the_chart_says_what_is_where(tmp_path: Path) -> None:
         plot(profile, schedule, tmp_path / "window.svg")
     words = _words(tmp_path / "window.svg")
     assert words.count("compute") == words.count("network") == 1
-    numbers = [str(segment.group) for segment in schedule.segments]
+    numbers = [str(segment.group) for segment in schedule.transfers]
     assert numbers == ["0", "1", "0"]
     assert words.count("1") == 1
     assert words.count("0") == 2 + 1  # and the axis begins at 0

@@ -10,7 +10,8 @@ from hypothesis import given
 
 from pace import Options, Profile, optimize
 from pace.view.chrome_trace import MICROSECONDS
-from pace.view.timeline import chrome_trace, op_times
+from pace.view.perfetto import chrome_trace
+from pace.view.window import lay_out
 from tests.strategies import affine, layered, options, profiles, properties
 
 
@@ -19,8 +20,8 @@ from tests.strategies import affine, layered, options, profiles, properties
 def test_the_window_ends_when_it_is_predicted_to(profile: Profile, chosen: Options) -> None:
     """Running every op as early as its gradients allow gives iteration_s, whatever the target and oracle."""
     schedule = optimize(profile, chosen)
-    times = op_times(profile, schedule)
-    arrivals = [segment.end_s for segment in schedule.segments]
+    times = lay_out(profile, schedule).times
+    arrivals = [segment.end_s for segment in schedule.transfers]
     # A gradient that nobody waits for ends the window too, with a tail of 0.
     last = max([0.0, *times.ends_s.tolist(), *arrivals])
     assert last == pytest.approx(schedule.predicted.iteration_s, rel=1e-9)
@@ -31,11 +32,11 @@ def test_the_window_ends_when_it_is_predicted_to(profile: Profile, chosen: Optio
 def test_ops_wait_for_their_predecessors_stream_and_gradients(profile: Profile, chosen: Options) -> None:
     """No op starts before what it depends on has ended."""
     schedule = optimize(profile, chosen)
-    times = op_times(profile, schedule)
+    times = lay_out(profile, schedule).times
     number = {op.name: at for at, op in enumerate(profile.ops)}
     arrival: dict[str, float] = defaultdict(float)
-    for segment in schedule.segments:
-        for name in schedule.groups[segment.group].gradients:
+    for segment in schedule.transfers:
+        for name in schedule.groups[segment.group].tensors:
             arrival[name] = max(arrival[name], segment.end_s)
     streams: dict[str, float] = {}
     for at, op in enumerate(profile.ops):
@@ -55,7 +56,7 @@ def test_the_trace_is_well_formed(profile: Profile, chosen: Options) -> None:
     trace = json.loads(json.dumps(chrome_trace(profile, schedule), allow_nan=False))
     events = trace["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
-    assert len(slices) == len(profile.ops) + len(schedule.segments)
+    assert len(slices) == len(profile.ops) + len(schedule.transfers)
     lanes: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for event in slices:
         assert event["dur"] >= 0
@@ -71,7 +72,7 @@ def test_the_trace_is_well_formed(profile: Profile, chosen: Options) -> None:
     for event in events:
         if event["ph"] in "stf":
             flows[event["id"]].append(event)
-    assert len(flows) == len(schedule.segments)
+    assert len(flows) == len(schedule.transfers)
     for flow in flows.values():
         kinds = "".join(event["ph"] for event in flow)
         assert kinds in ("sf", "stf")

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 
 from pace import Options, Profile, optimize
-from pace.documents.any_schedule import AnySchedule
 from pace.documents.cluster import Cluster
 from pace.documents.profile import Gradient, Op
 from pace.documents.push_pull import PushPull
-from pace.documents.sharded_schedule import ShardedSchedule
+from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions
-from pace.parameter_server.optimize import optimize_exchange
+from pace.parameter_server.optimize import optimize_servers
 from pace.sharding.optimize import optimize_sharded
-from pace.simulation import make_policy, simulate
-from pace.view.windows import LaidOutWindow, lay_out_policy, lay_out_schedule, phases_of
+from pace.simulation import make_policy, run_policy
+from pace.view.op_times import phases_of
+from pace.view.window import Window, lay_out, lay_out_policy
 from tests.strategies import affine, profiles, properties
 
 POLICIES = ("fifo", "ddp", "bytescheduler", "p3", "dear")
@@ -38,7 +38,7 @@ def two_layers() -> Profile:
     )
 
 
-def ends(window: LaidOutWindow) -> float:
+def ends(window: Window) -> float:
     """Return when the last op and the last transfer have ended."""
     return max([0.0, *map(float, window.times.ends_s), *(moved.end_s for moved in window.transfers)])
 
@@ -54,7 +54,7 @@ def test_fifo_worked_out_by_hand() -> None:
     assert [moved.start_s for moved in window.transfers] == pytest.approx([0.001, 0.004])
     assert [moved.end_s for moved in window.transfers] == pytest.approx([0.004, 0.005])
     assert [moved.size_bytes for moved in window.transfers] == [3000, 1000]
-    assert [window.carried[moved.carried].gradients for moved in window.transfers] == [("2",), ("1",)]
+    assert [window.cargo[moved.cargo].gradients for moved in window.transfers] == [("2",), ("1",)]
     assert phases_of(two_layers()) == ("backward", "backward", "forward", "forward")
 
 
@@ -71,16 +71,16 @@ def test_policies_end_when_they_are_simulated_to(profile: Profile) -> None:
     for name in POLICIES:
         window = lay_out_policy(profile, name)
         assert ends(window) == pytest.approx(window.iteration_s, rel=1e-6, abs=1e-12), name
-        assert window.iteration_s == pytest.approx(simulate(profile, make_policy(name)).iteration_s)
-        moved = {gradient for each in window.transfers for gradient in window.carried[each.carried].gradients}
+        assert window.iteration_s == pytest.approx(run_policy(profile, make_policy(name)).iteration_s)
+        moved = {gradient for each in window.transfers for gradient in window.cargo[each.cargo].gradients}
         assert {gradient.name for gradient in profile.gradients if gradient.size_bytes} <= moved
 
 
 @given(profiles())
 @properties(30)
-def test_schedules_of_every_kind_end_when_they_are_predicted_to(profile: Profile) -> None:
-    """All-reduces and halves, with and without a norm; every byte of a schedule's groups is drawn once."""
-    made: list[tuple[Profile, AnySchedule]] = [(profile, optimize(profile, Options()))]
+def test_schedules_of_every_exchange_end_when_they_are_predicted_to(profile: Profile) -> None:
+    """All-reduces and shards, with and without a norm; every byte of a schedule's groups is drawn once."""
+    made: list[tuple[Profile, Schedule]] = [(profile, optimize(profile, Options()))]
     for rule in ("per-gradient", "global-norm"):
         ruled = profile.replace(update=rule)
         if (halves := optimize_sharded(ruled)) is not None:
@@ -88,26 +88,26 @@ def test_schedules_of_every_kind_end_when_they_are_predicted_to(profile: Profile
     read = {name for op in profile.ops for name in op.waits_for}
     all_read = bool(read) and read == {gradient.name for gradient in profile.gradients}
     for ruled, schedule in made:
-        window = lay_out_schedule(ruled, schedule)
+        window = lay_out(ruled, schedule)
         predicted_s = pytest.approx(schedule.predicted.iteration_s, rel=1e-6, abs=1e-12)
-        if isinstance(schedule, ShardedSchedule) and not all_read:
+        if schedule.exchange == "sharded" and not all_read:
             # A plan of halves counts neither gathers of parameters that no op reads nor a norm of nothing.
             limit_s = schedule.predicted.iteration_s * (1 + 1e-6) + 1e-12
             assert max(window.times.ends_s.tolist(), default=0.0) <= limit_s
         else:
             assert ends(window) == predicted_s
-        drawn = dict.fromkeys(range(len(window.carried)), 0)
+        drawn = dict.fromkeys(range(len(window.cargo)), 0)
         for moved in window.transfers:
-            drawn[moved.carried] += moved.size_bytes
-        assert list(drawn.values()) == [carried.size_bytes for carried in window.carried]
+            drawn[moved.cargo] += moved.size_bytes
+        assert list(drawn.values()) == [cargo.size_bytes for cargo in window.cargo]
 
 
 def test_pushes_and_pulls_have_a_row_for_each_way() -> None:
     """Each byte is pushed once and pulled once."""
     exchange = PushPull(worker_bytes_per_s=1e6, servers=2)
     profile = two_layers().replace(allreduce=exchange)
-    schedule = optimize_exchange(profile, Cluster(name="two", exchange=exchange))
-    window = lay_out_schedule(profile, schedule)
+    schedule = optimize_servers(profile, Options(cluster=Cluster(name="two", exchange=exchange)))
+    window = lay_out(profile, schedule)
     assert window.links == (
         "push to server 0",
         "pull from server 0",

@@ -14,7 +14,7 @@ from pace.documents.collective_costs import (
     TwoLevelAllReduce,
 )
 from pace.models import build
-from pace.simulation import make_policy, simulate
+from pace.simulation import make_policy, run_policy
 from pace.whatif import Grid, Scenario, bandwidth_for, estimate_s, profile_at, what_if
 from pace.whatif.scenario import GBPS, TwoLevel
 from pace.whatif.target import answer_all
@@ -68,7 +68,7 @@ def test_a_worked_grid() -> None:
 )
 def test_a_scenario_worked_by_hand(scenario: Scenario, window: float) -> None:
     """Each axis alone and some together."""
-    assert simulate(profile_at(PLAIN, scenario), make_policy("fifo")).iteration_s == pytest.approx(window)
+    assert run_policy(profile_at(PLAIN, scenario), make_policy("fifo")).iteration_s == pytest.approx(window)
 
 
 def test_compression_leaves_whole_elements() -> None:
@@ -152,7 +152,7 @@ def test_a_point_is_what_simulating_its_profile_gives() -> None:
             ),
             allreduce=VGG.allreduce.model_copy(update={"bandwidth_bytes_per_s": bandwidth * GBPS}),
         )
-        expected = simulate(anew, make_policy(policy)).iteration_s
+        expected = run_policy(anew, make_policy(policy)).iteration_s
         assert cell.iteration_s == pytest.approx(expected, rel=1e-9)
         assert cell.compute_s == pytest.approx(anew.timing.compute_s, rel=1e-9)
 
@@ -209,7 +209,7 @@ def test_the_bandwidth_for_a_target_is_a_root() -> None:
 
     def efficiency(gbps: float) -> float:
         point = profile_at(VGG, Scenario(bandwidth_gbps=gbps))
-        return point.timing.compute_s / simulate(point, make_policy("optimal")).iteration_s
+        return point.timing.compute_s / run_policy(point, make_policy("optimal")).iteration_s
 
     assert efficiency(found) >= 0.9 > efficiency(found * 0.999)
 

@@ -227,7 +227,7 @@ def test_an_answer_that_does_not_fit_is_not_the_last() -> None:
     """The service is asked again; the same unfit schedule is refused once, and a fitting one adopted."""
     schedule = shuffled_schedule(build("conv"), 2, seed=1)
     document = json.loads(schedule.to_json())
-    document["groups"][0]["gradients"][0] = "somebody.else"
+    document["groups"][0]["tensors"][0] = "somebody.else"
     answers = [_resource(schedule, groups=document["groups"])] * 4
 
     def answer(handler: BaseHTTPRequestHandler) -> None:

@@ -3,11 +3,12 @@
 import pytest
 
 from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.options import Options
 from pace.documents.profile import Gradient, Op, Profile
-from pace.documents.push_pull_schedule import PushPullSchedule
+from pace.documents.schedule import Schedule
 from pace.errors import ScheduleMismatch
 from pace.parameter_server.clusters import cluster_for
-from pace.parameter_server.optimize import optimize_exchange
+from pace.parameter_server.optimize import optimize_servers
 from pace.runtime.engine.plan import plan_from_schedule
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import build
@@ -16,7 +17,7 @@ from tests.runtime.schedules import sizes_of
 from tests.runtime.training import Case, difference, equal_bits, train_plainly
 
 
-def _schedule(workers: int, servers: int) -> PushPullSchedule:
+def _schedule(workers: int, servers: int) -> Schedule:
     """A plan for the tests' convolutional model, of small segments."""
     sizes = sizes_of(build("conv"))
     ops = [Op(name=f"bwd/{size.name}", duration_s=0.001, stream="compute") for size in reversed(sizes)]
@@ -35,15 +36,16 @@ def _schedule(workers: int, servers: int) -> PushPullSchedule:
         gradients=gradients,
         allreduce=AffineAllReduce(latency_s=1e-5, seconds_per_byte=1e-6),
     )
-    return optimize_exchange(profile, cluster_for(profile, servers=servers, worker_bytes_per_s=1e6))
+    cluster = cluster_for(profile, servers=servers, worker_bytes_per_s=1e6)
+    return optimize_servers(profile, Options(cluster=cluster))
 
 
 def test_the_placement_of_a_schedule_is_kept() -> None:
     """Every segment has the schedule's server, in the schedule's order."""
     schedule = _schedule(2, 2)
     plan = plan_from_schedule(schedule, sizes_of(build("conv")), 2, servers=2)
-    planned = sorted(schedule.segments, key=lambda segment: segment.priority)
-    assert [segment.link for segment in plan.segments] == [segment.link for segment in planned]
+    planned = sorted(schedule.of_op("push"), key=lambda segment: segment.priority)
+    assert [segment.link for segment in plan.segments] == [segment.link // 2 for segment in planned]
     assert {segment.link for segment in plan.segments} == {0, 1}
 
 

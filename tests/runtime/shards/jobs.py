@@ -8,8 +8,8 @@ from typing import Any, Literal
 from torch import nn
 
 from pace.documents.options import Options
-from pace.documents.sharded_schedule import ShardedSchedule
-from pace.schedule_choice import best_schedule
+from pace.documents.schedule import Schedule
+from pace.planning import optimize
 from tests.runtime.models import batches, build, weights
 from tests.runtime.schedules import profile_of, sizes_of
 from tests.runtime.training import OPTIMIZERS, Weights, backward, trainable, wrap
@@ -17,18 +17,22 @@ from tests.runtime.training import OPTIMIZERS, Weights, backward, trainable, wra
 
 def halves_schedule(
     model: nn.Module, workers: int, seed: int, fusion: Literal["optimal", "none"] | None = None
-) -> ShardedSchedule:
-    """A schedule in two halves with segments cut at random, and times that put gathers among the sums."""
+) -> Schedule:
+    """A sharded schedule with segments cut at random, and times that put gathers among the sums."""
     chance = random.Random(seed)
-    options = Options(target="sharded", fusion=fusion or chance.choice(["optimal", "none", "none"]))
-    made = best_schedule(profile_of(sizes_of(model), workers), options)
-    assert isinstance(made, ShardedSchedule)
+    options = Options(exchange="sharded", fusion=fusion or chance.choice(["optimal", "none", "none"]))
+    made = optimize(profile_of(sizes_of(model), workers), options)
     pieces = []
-    for segment in made.segments:
-        cuts = {0, segment.num_columns, *(chance.randrange(segment.num_columns) for _ in range(2))}
+    for segment in made.transfers:
+        column = made.shard_layout.column_bytes(made.groups[segment.group].dtype)
+        columns = segment.size_bytes // column
+        cuts = {0, columns, *(chance.randrange(columns) for _ in range(2))}
         pieces += [
             segment.model_copy(
-                update={"first_column": segment.first_column + start, "num_columns": end - start}
+                update={
+                    "offset_bytes": segment.offset_bytes + start * column,
+                    "size_bytes": (end - start) * column,
+                }
             )
             for start, end in pairwise(sorted(cuts))
         ]
@@ -36,12 +40,14 @@ def halves_schedule(
     numbered = [piece.model_copy(update={"priority": place}) for place, piece in enumerate(pieces)]
     return made.model_copy(
         update={
-            "segments": tuple(numbered),
-            "reduce_scatters": tuple(
-                call.model_copy(update={"time_s": chance.random() * 0.01}) for call in made.reduce_scatters
-            ),
-            "all_gathers": tuple(
-                call.model_copy(update={"time_s": chance.random()}) for call in made.all_gathers
+            "transfers": tuple(numbered),
+            "groups": tuple(
+                group.model_copy(
+                    update={"ready_s": chance.random() * 0.01}
+                    if group.op == "reduce-scatter"
+                    else {"tail_s": chance.random()}
+                )
+                for group in made.groups
             ),
         }
     )

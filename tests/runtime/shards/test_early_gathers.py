@@ -13,9 +13,9 @@ from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.half_costs import AffineHalf
 from pace.documents.options import Options
 from pace.documents.profile import Gradient, Op, Profile
-from pace.documents.sharded_schedule import ShardedSchedule
+from pace.documents.schedule import Schedule
+from pace.planning import optimize
 from pace.runtime.engine.halves.early_gathers import order_from_step
-from pace.schedule_choice import best_schedule
 from tests.runtime.models import batches, build, weights
 from tests.runtime.rank_pool import Failed, RankPool
 from tests.runtime.shards.jobs import halves_schedule
@@ -55,12 +55,10 @@ def _layers(sizes: tuple[int, ...]) -> Profile:
 
 def test_after_the_backward_pass_the_longest_tail_goes_first() -> None:
     """Worked by hand: as layer 0 becomes ready at 3 s, it overtakes all, and its gather the other sums."""
-    made = best_schedule(_layers((8, 8, 32)), Options(target="sharded", fusion="none"))
-    assert isinstance(made, ShardedSchedule)
+    made = optimize(_layers((8, 8, 32)), Options(exchange="sharded", fusion="none"))
     early = order_from_step(made)
     order = [
-        ("sum" if segment.half == "reduce-scatter" else "gather")
-        + made.shards[made.calls[segment.half][segment.call].shards[0]].gradients[0]
+        ("sum" if segment.op == "reduce-scatter" else "gather") + made.groups[segment.group].tensors[0]
         for segment in early.segments
     ]
     merged = [name for place, name in enumerate(order) if place == 0 or order[place - 1] != name]
@@ -84,23 +82,20 @@ def run(pool: RankPool, task: Any, *arguments: Any) -> list[Any]:
     return found
 
 
-def urgent_first(model: nn.Module, workers: int) -> ShardedSchedule:
+def urgent_first(model: nn.Module, workers: int) -> Schedule:
     """Gather the model's first parameter before anything else but it is summed."""
     made = halves_schedule(model, workers, seed=2, fusion="none")
     first = next(name for name, parameter in model.named_parameters() if parameter.requires_grad)
-    urgent = {
-        half: next(n for n, call in enumerate(calls) if made.shards[call.shards[0]].gradients[0] == first)
-        for half, calls in made.calls.items()
-    }
     return made.model_copy(
         update={
-            "reduce_scatters": tuple(
-                call.model_copy(update={"time_s": 0.0}) for call in made.reduce_scatters
-            ),
-            "all_gathers": tuple(
-                call.model_copy(update={"time_s": 5.0 if number == urgent["all-gather"] else call.time_s})
-                for number, call in enumerate(made.all_gathers)
-            ),
+            "groups": tuple(
+                group.model_copy(
+                    update={"ready_s": 0.0}
+                    if group.op == "reduce-scatter"
+                    else {"tail_s": 5.0 if group.tensors[0] == first else group.tail_s}
+                )
+                for group in made.groups
+            )
         }
     )
 

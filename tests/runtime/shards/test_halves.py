@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from pace.documents.options import Options
-from pace.documents.sharded_schedule import ShardedSchedule
+from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, ScheduleMismatch
+from pace.planning import optimize
 from pace.runtime.control.agreement import decode_plan, encode_plan
 from pace.runtime.engine.halves.sharded_plan import plan_from_sharded_schedule, plan_shards_locally
 from pace.runtime.engine.plan import GradientSize
-from pace.schedule_choice import best_schedule
 from tests.runtime.launch import Backend, run_ranks
 from tests.runtime.models import build
 from tests.runtime.schedules import profile_of, shuffled_schedule, sizes_of
@@ -180,8 +180,8 @@ def test_a_local_plan_has_the_same_groups_in_both_halves() -> None:
 def test_a_schedule_in_two_halves_becomes_a_plan_or_is_refused() -> None:
     """Behind a norm reduce-scatters come first; another model or world is named."""
     profile = profile_of(_GRADIENTS, 4).replace(update="global-norm")
-    schedule = best_schedule(profile, Options(target="sharded"))
-    assert isinstance(schedule, ShardedSchedule)
+    schedule = optimize(profile, Options(exchange="sharded"))
+    assert isinstance(schedule, Schedule)
     plan = plan_from_sharded_schedule(schedule, _GRADIENTS, 4)
     halves = [str(plan.groups[segment.group].exchange) for segment in plan.segments]
     assert halves == sorted(halves, reverse=True)
@@ -200,7 +200,7 @@ def test_a_schedule_in_two_halves_becomes_a_plan_or_is_refused() -> None:
 def _refusals(rank: int, _size: int) -> Any:
     del rank
     said = []
-    halves = best_schedule(profile_of(sizes_of(build("conv")), 2), Options(target="sharded"))
+    halves = optimize(profile_of(sizes_of(build("conv")), 2), Options(exchange="sharded"))
     for name, options in (
         ("adafactor", {"sharding": "on"}),
         ("sgd", {"sharding": "on", "compression": "fp16"}),
@@ -230,6 +230,6 @@ def test_what_cannot_be_sharded_is_refused_or_runs_as_without() -> None:
         assert "sharding is 'sometimes'; 'off', 'auto' or 'on' is needed" in said[2]
         assert "max_grad_norm is 0.0; a positive number is needed" in said[3]
         assert "the schedule is one of all-reduces, and sharding is 'on'" in said[4]
-        assert "in two halves" in said[5]
+        assert "the schedule is sharded" in said[5]
         assert "updates cannot be sharded in this job" in said[6]
         assert said[7] == "overlap"

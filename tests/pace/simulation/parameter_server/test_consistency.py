@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from pace.simulation.parameter_server import make_exchange_policy, simulate_exchange
+from pace.simulation import make_server_policy
+from pace.simulation.parameter_server.run import run_server_policy
 from tests.pace.parameter_server.clusters import cluster, three_layers
 
 
@@ -27,8 +28,8 @@ def test_the_slowest_worker_counts(how: dict[str, Any], ends: list[int], expecte
     durations = {"bwd/1": 1.0, "fwd/1": 1.0}
     ops = (op.model_copy(update={"duration_s": durations.get(op.name, 0.0)}) for op in profile.ops)
     profile = profile.replace(ops=tuple(ops))
-    policy = make_exchange_policy("ps-fifo", keys="round-robin")
-    run = simulate_exchange(profile, cluster(2, colocated=True), policy, **how)
+    policy = make_server_policy("ps-fifo", keys="round-robin")
+    run = run_server_policy(profile, cluster(2, colocated=True), policy, **how)
     assert run.window_ends_s[0].tolist() == ends
     assert run.iteration_s == pytest.approx(expected)
 
@@ -37,20 +38,20 @@ def test_the_slowest_worker_counts(how: dict[str, Any], ends: list[int], expecte
 def test_no_worker_leads_by_more_than_its_staleness(staleness: int, most: int) -> None:
     """One worker three times as slow: the others end at most K windows more, and one under way."""
     profile = three_layers((1, 1, 1), 1, workers=3)
-    run = simulate_exchange(
+    run = run_server_policy(
         profile,
         cluster(1, bytes_per_s=1000.0),
-        make_exchange_policy("ps-fifo"),
+        make_server_policy("ps-fifo"),
         iterations=30,
         jitter=0.8,
         seed=2,
         staleness=staleness,
     )
     assert run.lead <= most
-    free = simulate_exchange(
+    free = run_server_policy(
         profile,
         cluster(1, bytes_per_s=1000.0),
-        make_exchange_policy("ps-fifo"),
+        make_server_policy("ps-fifo"),
         iterations=30,
         jitter=0.8,
         seed=2,
@@ -64,10 +65,10 @@ def test_async_hides_stragglers() -> None:
     """Without a worker's wait for others, windows cost what its own compute and messages cost."""
     profile = three_layers((1, 1, 1), 1, workers=4)
     runs = {
-        consistency: simulate_exchange(
+        consistency: run_server_policy(
             profile,
             cluster(4, bytes_per_s=1000.0),
-            make_exchange_policy("ps-pace"),
+            make_server_policy("ps-pace"),
             iterations=20,
             jitter=0.5,
             seed=4,

@@ -9,16 +9,13 @@ from hypothesis import strategies as st
 
 from pace import Gradient, Op, Profile
 from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.options import Options
 from pace.errors import InvalidOptions
 from pace.models import build
-from pace.parameter_server.optimize import ExchangeOptions, optimize_exchange
-from pace.simulation.parameter_server import (
-    EXCHANGE_POLICIES,
-    exchange_knobs,
-    make_exchange_policy,
-    simulate_exchange,
-)
+from pace.parameter_server.optimize import optimize_servers
+from pace.simulation import SERVER_POLICIES, knobs_of, make_server_policy
 from pace.simulation.parameter_server.keys import byteps_keys, djb2_server, mxnet_parts
+from pace.simulation.parameter_server.run import run_server_policy
 from pace.simulation.parameter_server.traffic import gates
 from tests.pace.parameter_server.clusters import cluster, clusters, three_layers
 from tests.strategies import affine, layered, profiles, properties
@@ -28,7 +25,7 @@ STOP_AND_WAIT: dict[str, Any] = {"credit_bytes": 0, "admission": "paper"}
 
 def window(profile: Profile, name: str, servers: Any, **knobs: Any) -> float:
     """Return the window under a policy."""
-    return simulate_exchange(profile, servers, make_exchange_policy(name, **knobs)).iteration_s
+    return run_server_policy(profile, servers, make_server_policy(name, **knobs)).iteration_s
 
 
 @pytest.mark.parametrize(
@@ -56,7 +53,7 @@ def test_three_layers_by_hand(
 def test_windows_follow_one_another() -> None:
     """Without jitter each of ten windows takes what the first takes, and all workers end together."""
     profile = three_layers((1, 2, 3), 1, workers=3)
-    run = simulate_exchange(profile, cluster(3), make_exchange_policy("ps-fifo"), iterations=10)
+    run = run_server_policy(profile, cluster(3), make_server_policy("ps-fifo"), iterations=10)
     assert run.iterations_s == pytest.approx([run.iterations_s[0]] * 10)
     assert (run.window_ends_s.max(axis=1) == run.window_ends_s.min(axis=1)).all()
 
@@ -67,9 +64,9 @@ def test_no_policy_beats_the_bounds(data: st.DataObject, profile: Profile) -> No
     """Any profile and servers: no simulated window is shorter than the bound against every partition."""
     profile = profile.replace(update=data.draw(st.sampled_from(["per-gradient", "global-norm"])))
     chosen = data.draw(clusters(profile, uneven=False))
-    bound = optimize_exchange(profile, chosen).predicted.lower_bound_s
-    name = data.draw(st.sampled_from(EXCHANGE_POLICIES))
-    run = simulate_exchange(profile, chosen, make_exchange_policy(name))
+    bound = optimize_servers(profile, Options(cluster=chosen)).predicted.lower_bound_s
+    name = data.draw(st.sampled_from(SERVER_POLICIES))
+    run = run_server_policy(profile, chosen, make_server_policy(name))
     assert run.iteration_s >= bound * (1 - 1e-9)
     assert (run.push_starts_s <= run.push_ends_s).all()
     assert (run.pull_starts_s >= run.push_ends_s.max(axis=1, keepdims=True) - 1e-12).all()
@@ -85,8 +82,8 @@ def test_a_plan_takes_what_it_predicts(data: st.DataObject, profile: Profile) ->
     if chosen.exchange.colocated:
         return
     size = data.draw(st.sampled_from([4, 16, 1000]))
-    predicted = optimize_exchange(profile, chosen, ExchangeOptions(partition_bytes=size)).predicted
-    run = simulate_exchange(profile, chosen, make_exchange_policy("ps-pace", partition_bytes=size))
+    predicted = optimize_servers(profile, Options(cluster=chosen, partition_bytes=size)).predicted
+    run = run_server_policy(profile, chosen, make_server_policy("ps-pace", partition_bytes=size))
     assert run.iteration_s == pytest.approx(predicted.iteration_s, rel=1e-9)
 
 
@@ -137,8 +134,8 @@ def test_admission_with_less_credit_than_a_part() -> None:
     )
     knobs = {"partition_bytes": 4, "credit_bytes": 6}
     by_rule = {
-        rule: simulate_exchange(
-            profile, cluster(), make_exchange_policy("ps-bytescheduler", admission=rule, **knobs)
+        rule: run_server_policy(
+            profile, cluster(), make_server_policy("ps-bytescheduler", admission=rule, **knobs)
         )
         for rule in ("paper", "code")
     }
@@ -159,16 +156,16 @@ def test_stop_and_wait_is_a_credit_of_one_part(vgg: Profile) -> None:
 
 def test_the_first_worker_may_decide_for_all(vgg: Profile) -> None:
     """The released code: with jitter, nobody pushes a part before worker 0 has handed it over."""
-    policy = make_exchange_policy(
+    policy = make_server_policy(
         "ps-bytescheduler", lead="first", partition_bytes=8_000_000, credit_bytes=0, admission="paper"
     )
-    run = simulate_exchange(vgg, FOUR, policy, jitter=0.3, seed=3, iterations=2)
+    run = run_server_policy(vgg, FOUR, policy, jitter=0.3, seed=3, iterations=2)
     first = run.push_starts_s[:, :1]
     assert (run.push_starts_s >= first).all()
-    each = make_exchange_policy(
+    each = make_server_policy(
         "ps-bytescheduler", partition_bytes=8_000_000, credit_bytes=0, admission="paper"
     )
-    free = simulate_exchange(vgg, FOUR, each, jitter=0.3, seed=3, iterations=2)
+    free = run_server_policy(vgg, FOUR, each, jitter=0.3, seed=3, iterations=2)
     assert not (free.push_starts_s >= free.push_starts_s[:, :1]).all()
 
 
@@ -177,11 +174,11 @@ def test_overtaking_never_idles_and_equals_static_when_nothing_is_late() -> None
     profile = three_layers((2, 4, 6), 1, workers=4)
     servers = cluster(1, partition_s=0.05)
     static, overtake = (
-        make_exchange_policy("ps-pace", order=order, partition_bytes=1) for order in ("static", "overtake")
+        make_server_policy("ps-pace", order=order, partition_bytes=1) for order in ("static", "overtake")
     )
-    steady = [simulate_exchange(profile, servers, policy).iteration_s for policy in (static, overtake)]
+    steady = [run_server_policy(profile, servers, policy).iteration_s for policy in (static, overtake)]
     assert steady[0] == pytest.approx(steady[1])
-    run = simulate_exchange(profile, cluster(3), overtake)
+    run = run_server_policy(profile, cluster(3), overtake)
     ready = np.array([profile.timing.ready_s[group].max() for group in map(list, run.traffic.groups)])
     for server in range(3):
         on_it = np.flatnonzero(run.traffic.server == server)
@@ -196,10 +193,10 @@ def test_overtaking_never_idles_and_equals_static_when_nothing_is_late() -> None
 def test_a_shared_plan_beats_every_worker_for_itself_under_jitter(vgg: Profile) -> None:
     """20 % jitter, parts of 1 MB: workers that follow one plan push the same parts, and sums complete."""
     found = {
-        order: simulate_exchange(
+        order: run_server_policy(
             vgg,
             FOUR,
-            make_exchange_policy("ps-pace", order=order, partition_bytes=1_000_000),
+            make_server_policy("ps-pace", order=order, partition_bytes=1_000_000),
             jitter=0.2,
             iterations=20,
             seed=1,
@@ -240,12 +237,12 @@ def test_seq_has_one_best_order_and_par_none() -> None:
     """TicTac's toy models: an order helps the chain, and cannot help ops that wait for nothing else."""
     chain, servers = seq_n(6, 2), cluster(1, bytes_per_s=8.0)
     random = [
-        simulate_exchange(chain, servers, make_exchange_policy("ps-tao"), seed=seed).iteration_s
+        run_server_policy(chain, servers, make_server_policy("ps-tao"), seed=seed).iteration_s
         for seed in range(3)
     ]
     assert len(set(random)) == 1
-    unordered = simulate_exchange(
-        chain, servers, make_exchange_policy("ps-fifo", keys="round-robin"), iterations=1
+    unordered = run_server_policy(
+        chain, servers, make_server_policy("ps-fifo", keys="round-robin"), iterations=1
     )
     assert unordered.iteration_s > random[0] - 1e-9
     parallel = par_n(5)
@@ -271,8 +268,8 @@ def test_a_transfer_that_no_op_requests_holds_up_none(policy: str) -> None:
     ]
     pruned = chain.model_copy(update={"ops": tuple(ops)})
     assert any(idle in op.waits_for for op in chain.ops)
-    servers, made = cluster(1, bytes_per_s=8.0), make_exchange_policy(policy)
-    run = simulate_exchange(pruned, servers, made, iterations=3, jitter=0.2)
+    servers, made = cluster(1, bytes_per_s=8.0), make_server_policy(policy)
+    run = run_server_policy(pruned, servers, made, iterations=3, jitter=0.2)
     assert np.isfinite(run.pull_starts_s).all()
     assert np.isfinite(run.iteration_s)
     orders = {
@@ -285,12 +282,12 @@ def test_a_transfer_that_no_op_requests_holds_up_none(policy: str) -> None:
 def test_servers_keep_the_order() -> None:
     """Under TAO every worker pulls in one order from a server; without an order they differ."""
     chain, servers = seq_n(8, 4), cluster(1, bytes_per_s=8.0)
-    ordered = simulate_exchange(chain, servers, make_exchange_policy("ps-tao"), iterations=3, jitter=0.2)
+    ordered = run_server_policy(chain, servers, make_server_policy("ps-tao"), iterations=3, jitter=0.2)
     orders = {tuple(np.argsort(row).tolist()) for row in ordered.pull_starts_s.reshape(-1, 8)}
     assert len(orders) == 1
     from pace.simulation.parameter_server.policies import TicTacExchange
 
-    free = simulate_exchange(chain, servers, TicTacExchange(order="random"), iterations=3, jitter=0.2)
+    free = run_server_policy(chain, servers, TicTacExchange(order="random"), iterations=3, jitter=0.2)
     assert len({tuple(np.argsort(row).tolist()) for row in free.pull_starts_s.reshape(-1, 8)}) > 6
 
 
@@ -307,25 +304,25 @@ def test_keys_of_mxnet_and_byteps() -> None:
     assert byteps_keys(np.array([0, 0, 1]), 7).tolist() == [djb2_server(key, 7) for key in (0, 1, 1 << 16)]
 
 
-@pytest.mark.parametrize("name", EXCHANGE_POLICIES)
+@pytest.mark.parametrize("name", SERVER_POLICIES)
 def test_wrong_knobs_are_refused(name: str) -> None:
     """Unknown policies and knobs, and values that cannot be: the message lists what there is."""
     with pytest.raises(InvalidOptions, match="has no knob"):
-        make_exchange_policy(name, colour=1)
-    knob = exchange_knobs(name)[0]
+        make_server_policy(name, colour=1)
+    knob = knobs_of(name)[0]
     with pytest.raises(InvalidOptions, match=knob):
-        make_exchange_policy(name, **{knob: -1})
+        make_server_policy(name, **{knob: -1})
     with pytest.raises(InvalidOptions, match="ps-fifo"):
-        make_exchange_policy("ps-nobody")
+        make_server_policy("ps-nobody")
 
 
 def test_impossible_runs_are_refused(vgg: Profile) -> None:
     """No windows, negative jitter, staleness without sync, a barrier at every step without it."""
-    fifo = make_exchange_policy("ps-fifo")
+    fifo = make_server_policy("ps-fifo")
     for given_ in ({"iterations": 0}, {"jitter": -1.0}, {"staleness": -1}):
         with pytest.raises(InvalidOptions):
-            simulate_exchange(vgg, FOUR, fifo, **given_)
+            run_server_policy(vgg, FOUR, fifo, **given_)
     with pytest.raises(InvalidOptions, match="staleness"):
-        simulate_exchange(vgg, FOUR, fifo, consistency="async", staleness=1)
+        run_server_policy(vgg, FOUR, fifo, consistency="async", staleness=1)
     with pytest.raises(InvalidOptions, match="stale"):
-        simulate_exchange(vgg, FOUR, make_exchange_policy("ps-tao"), consistency="async")
+        run_server_policy(vgg, FOUR, make_server_policy("ps-tao"), consistency="async")

@@ -13,8 +13,8 @@ from pace import Gradient, Op, Profile
 from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import AffineAllReduce
 from pace.parameter_server.problem import ExchangeProblem
-from pace.simulation.parameter_server import EXCHANGE_POLICIES, make_exchange_policy, simulate_exchange
-from pace.simulation.parameter_server.run import _durations, _work
+from pace.simulation import SERVER_POLICIES, make_server_policy
+from pace.simulation.parameter_server.run import _durations, _work, run_server_policy
 from pace.simulation.parameter_server.traffic import ExchangeRules, ExchangeTraffic
 from tests.pace.parameter_server.clusters import cluster
 from tests.pace.simulation.parameter_server.twin import Twin
@@ -33,7 +33,7 @@ KNOBS: dict[str, list[dict[str, Any]]] = {
     "ps-tao": [{}, {"streams": 3}],
     "ps-pace": [{"partition_bytes": 6}, {"order": "static"}, {"order": "by-layer", "paced": True}],
 }
-CASES = [(name, knobs) for name in EXCHANGE_POLICIES for knobs in KNOBS[name]]
+CASES = [(name, knobs) for name in SERVER_POLICIES for knobs in KNOBS[name]]
 
 
 @st.composite
@@ -137,7 +137,7 @@ def compare(
 ) -> None:
     """Run both and compare every time."""
     consistency: Any = "async" if staleness is None else "sync"
-    found = simulate_exchange(
+    found = run_server_policy(
         profile,
         chosen,
         Fixed(traffic),
@@ -178,7 +178,7 @@ def test_every_policy_agrees_with_the_twin(
 ) -> None:
     """Two windows of up to three workers, every message's four times."""
     profile, chosen = drawn
-    compare(profile, chosen, make_exchange_policy(name, **knobs).traffic(profile, chosen), 2, 0)
+    compare(profile, chosen, make_server_policy(name, **knobs).traffic(profile, chosen), 2, 0)
 
 
 @properties(120)

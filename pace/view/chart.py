@@ -1,13 +1,14 @@
 """The predicted window as a chart: compute and network over time, groups in colors, bounds marked."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pace.documents.profile import Profile
-from pace.documents.schedule import Schedule
-from pace.view.timeline import Lanes, OpTimes, lanes_of, op_times
+from pace.documents.schedule import Prediction, Schedule
+from pace.view.op_times import phases_of
+from pace.view.window import Window, lay_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,52 +27,36 @@ DIGIT_IN = 0.075  # a digit of that size, with what it needs beside it
 EDGE_SHARE = 0.005
 
 
-class Bounded(Protocol):
-    """What a schedule predicts."""
-
-    @property
-    def iteration_s(self) -> float:
-        """The window."""
-
-    @property
-    def lower_bound_s(self) -> float:
-        """What no schedule is faster than."""
-
-    @property
-    def compute_s(self) -> float:
-        """The window without communication."""
-
-
 def plot(profile: Profile, schedule: Schedule, path: Path) -> None:
     """Draw the predicted window to `path`; its ending chooses the format (PNG, SVG, PDF).
 
-    Needs matplotlib (``pace[plot]``). Segments of one group share a color and a number; a triangle of the
-    color marks the moment when the group was ready. Groups of the certificate have a dark edge.
+    Needs matplotlib (``pace[plot]``). Compute and every link have a row. Segments of one group share a
+    color and a number; a triangle of the color marks the moment when the group was ready. Groups of the
+    proof have a dark edge.
     """
     from matplotlib.figure import Figure
 
-    times = op_times(profile, schedule)
-    lanes = lanes_of(profile, times)
+    window = lay_out(profile, schedule)
     predicted = schedule.predicted
     end_ms = max(predicted.iteration_s, predicted.compute_s) * MILLISECONDS * 1.01 or 1.0
-    figure = Figure(figsize=(12, 2.2 + 0.5 * (len(lanes.names) + 1)), layout="constrained")
+    rows = [*window.lanes, *window.links]
+    figure = Figure(figsize=(12, 2.2 + 0.5 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlim(0, end_ms)
-    draw_ops(axes, profile, times, lanes, end_ms)
-    _draw_segments(axes, schedule, len(lanes.names), inches_per_ms=10.8 / end_ms)
-    draw_bounds(axes, predicted)
-    axes.set_yticks(range(len(lanes.names) + 1), [*lanes.names, "network"])
-    axes.set_ylim(len(lanes.names) + 0.65, -0.5)
+    _draw_ops(axes, profile, window, end_ms)
+    _draw_transfers(axes, window, inches_per_ms=10.8 / end_ms)
+    _draw_bounds(axes, predicted)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.35, -0.5)
     axes.set_title(
         f"{profile.name}: {predicted.iteration_s * MILLISECONDS:.1f} ms predicted, {predicted.gap:.1%} over "
-        f"the bound; {len(schedule.groups)} groups in {len(schedule.segments)} segments",
+        f"the bound; {len(schedule.groups)} groups in {schedule.num_segments} segments",
         loc="left",
     )
-    save_figure(figure, axes, path)
+    _save(figure, axes, path)
 
 
-def save_figure(figure: "Figure", axes: "Axes", path: Path) -> None:
-    """Write a window's chart, with its time axis and its legend."""
+def _save(figure: "Figure", axes: "Axes", path: Path) -> None:
     axes.set_xlabel("ms from the start of the backward pass")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -81,21 +66,20 @@ def save_figure(figure: "Figure", axes: "Axes", path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def draw_ops(axes: "Axes", profile: Profile, times: OpTimes, lanes: Lanes, end_ms: float) -> None:
-    """Draw a row for each of the profile's streams."""
-    lane = np.array(lanes.of_op, dtype=int)
-    after_wait = _after_any_wait(profile)
+def _draw_ops(axes: "Axes", profile: Profile, window: Window, end_ms: float) -> None:
+    lane, times = np.array(window.op_lanes, dtype=int), window.times
     starts_ms, widths_ms = times.starts_s * MILLISECONDS, (times.ends_s - times.starts_s) * MILLISECONDS
     wide = widths_ms > EDGE_SHARE * end_ms
-    fixed = np.array([op.kind == "communication" for op in profile.ops], dtype=bool)
-    first_fixed = int(lane[fixed].min(initial=len(lanes.names)))
-    for number in range(len(lanes.names)):
-        for chosen, color, label, first in (
-            (~after_wait & ~fixed, BACKWARD, "compute that waits for no gradient", 0),
-            (after_wait & ~fixed, FORWARD, "compute that waited for gradients", 0),
-            (fixed, COLLECTIVE, "collectives that no schedule moves", first_fixed),
+    phases = np.array(phases_of(profile))
+    fixed = phases == "collective"
+    first_fixed = int(lane[fixed].min(initial=len(window.lanes)))
+    for number in range(len(window.lanes)):
+        for phase, color, label, first in (
+            ("backward", BACKWARD, "compute that waits for no gradient", 0),
+            ("forward", FORWARD, "compute that waited for gradients", 0),
+            ("collective", COLLECTIVE, "collectives that no schedule moves", first_fixed),
         ):
-            picked = (lane == number) & chosen
+            picked = (lane == number) & (phases == phase)
             axes.broken_barh(
                 list(zip(starts_ms[picked], widths_ms[picked], strict=True)),
                 (number - 0.35, 0.7),
@@ -108,30 +92,24 @@ def draw_ops(axes: "Axes", profile: Profile, times: OpTimes, lanes: Lanes, end_m
         )
 
 
-def _after_any_wait(profile: Profile) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    after = np.array([bool(op.waits_for) for op in profile.ops])
-    for number in profile.graph.order:
-        after[number] |= any(after[before] for before in profile.graph.predecessors[number])
-    return after
-
-
-def _draw_segments(axes: "Axes", schedule: Schedule, lane: int, *, inches_per_ms: float) -> None:
-    critical = set(schedule.certificate.groups)
-    for number, group in enumerate(schedule.groups):
-        ready_ms = group.ready_s * MILLISECONDS
-        color = COLORS[number % len(COLORS)]
-        axes.plot(ready_ms, lane - 0.42, "v", color=color, markersize=5, clip_on=False)
+def _draw_transfers(axes: "Axes", window: Window, *, inches_per_ms: float) -> None:
+    first = len(window.lanes)
+    for number, cargo in enumerate(window.cargo):
+        if cargo.ready_s is not None:
+            color = COLORS[number % len(COLORS)]
+            ready_ms = cargo.ready_s * MILLISECONDS
+            axes.plot(ready_ms, first - 0.42, "v", color=color, markersize=5, clip_on=False)
     axes.plot([], [], "v", color="0.4", markersize=5, label="a group is ready")
-    labeled_to_ms = -np.inf
-    for segment in sorted(schedule.segments, key=lambda segment: segment.start_s):
-        start_ms = segment.start_s * MILLISECONDS
-        width_ms = (segment.end_s - segment.start_s) * MILLISECONDS
-        color = COLORS[segment.group % len(COLORS)]
-        text = str(segment.group)
+    labeled_to_ms = dict.fromkeys(range(len(window.links)), -np.inf)
+    for transfer in sorted(window.transfers, key=lambda transfer: transfer.start_s):
+        lane, in_bound = first + transfer.link, window.cargo[transfer.cargo].critical
+        start_ms = transfer.start_s * MILLISECONDS
+        width_ms = (transfer.end_s - transfer.start_s) * MILLISECONDS
+        color = COLORS[transfer.cargo % len(COLORS)]
+        text = str(transfer.cargo)
         needed_ms = DIGIT_IN * len(text) / inches_per_ms
         middle_ms = start_ms + width_ms / 2
         fits = width_ms > 1.3 * needed_ms
-        in_bound = segment.group in critical
         axes.barh(
             lane,
             width_ms,
@@ -145,12 +123,12 @@ def _draw_segments(axes: "Axes", schedule: Schedule, lane: int, *, inches_per_ms
         if fits:
             ink = "white" if is_dark(color) else "black"
             axes.text(middle_ms, lane, text, color=ink, ha="center", va="center", fontsize=LABEL_PT, zorder=4)
-        elif middle_ms - needed_ms / 2 > labeled_to_ms:  # below, where nothing stands yet
+        elif middle_ms - needed_ms / 2 > labeled_to_ms[transfer.link]:  # below, where nothing stands yet
             axes.text(middle_ms, lane + 0.38, text, ha="center", va="top", fontsize=LABEL_PT - 1)
-            labeled_to_ms = middle_ms + needed_ms / 2
-    if critical:
+            labeled_to_ms[transfer.link] = middle_ms + needed_ms / 2
+    if any(cargo.critical for cargo in window.cargo):
         axes.barh(
-            lane,
+            first,
             0,
             left=-1,  # out of sight, for the legend
             color="white",
@@ -166,7 +144,7 @@ def is_dark(color: str) -> bool:
     return 0.299 * red + 0.587 * green + 0.114 * blue < 140
 
 
-def draw_bounds(axes: "Axes", predicted: Bounded) -> None:
+def _draw_bounds(axes: "Axes", predicted: Prediction) -> None:
     """Mark when the schedule ends, when no schedule ends earlier, and when compute alone would."""
     # Thin over thick, so that all three are seen where they coincide.
     for seconds, style, width, color, label in (

@@ -1,0 +1,54 @@
+"""What a sharded schedule says beside its transfers: how gradients lie in shards, when a norm is known."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from pace.documents.base import Document, Index
+from pace.documents.profile import ELEMENT_BYTES, DType, Name, Seconds, UpdateRule
+
+
+class ShardGroup(Document):
+    """Gradients that share both calls, one behind the other in a matrix with a row for each worker.
+
+    Attributes
+    ----------
+    num_columns
+        Elements of a row: those of all gradients, padded at the end to a multiple of the workers.
+    """
+
+    tensors: Annotated[tuple[Name, ...], Field(min_length=1)]
+    dtype: DType
+    num_columns: Index
+
+
+class NormExchange(Document):
+    """When ranks exchange the number on which every update waits, behind the last reduce-scatter."""
+
+    start_s: Seconds
+    end_s: Seconds
+
+
+class Sharding(Document):
+    """How gradients lie in shards.
+
+    Attributes
+    ----------
+    workers
+        How many rows the matrix of a shard has.
+    update
+        What an update waits for.
+    shards
+        The groups' buffers consist of these; shards without columns are in no group.
+    norm
+        None where updates wait for their own gradients only.
+    """
+
+    workers: Annotated[int, Field(ge=1)]
+    update: UpdateRule
+    shards: tuple[ShardGroup, ...]
+    norm: NormExchange | None = None
+
+    def column_bytes(self, dtype: DType) -> int:
+        """Return the bytes of one column of a matrix: an element for every worker."""
+        return self.workers * ELEMENT_BYTES[dtype]

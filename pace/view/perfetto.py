@@ -1,0 +1,105 @@
+"""The predicted window as a Chrome trace, which opens in Perfetto.
+
+Rows for compute and for each link, arrows from the op that completes a group through its transfers to the
+first op that waits for it, and a counter of the bytes that are ready and not yet reduced.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule
+from pace.view.chrome_trace import ChromeTrace
+from pace.view.window import Cargo, Window, lay_out
+
+
+def chrome_trace(profile: Profile, schedule: Schedule) -> dict[str, Any]:
+    """Return the window that a schedule predicts as a Chrome trace document (JSON-ready)."""
+    return window_trace(profile, lay_out(profile, schedule), f"predicted: {profile.name}")
+
+
+def window_trace(profile: Profile, window: Window, title: str) -> dict[str, Any]:
+    """Return a window as a Chrome trace document (JSON-ready)."""
+    trace = ChromeTrace(title)
+    for row, name in enumerate([*window.lanes, *window.links]):
+        trace.add_row(row, name)
+    times = window.times
+    for number, op in enumerate(profile.ops):
+        trace.add_slice(
+            window.op_lanes[number], op.name, float(times.starts_s[number]), float(times.ends_s[number])
+        )
+    first = len(window.lanes)
+    ends = _ends(profile, window)
+    chains: dict[int, list[int]] = {}
+    for number, transfer in enumerate(window.transfers):
+        cargo = window.cargo[transfer.cargo]
+        about = {
+            "group": transfer.cargo,
+            "priority": transfer.priority,
+            "offset_bytes": transfer.offset_bytes,
+            "size_bytes": transfer.size_bytes,
+            "gradients": list(cargo.gradients),
+            "critical": cargo.critical,
+        }
+        trace.add_slice(first + transfer.link, cargo.name, transfer.start_s, transfer.end_s, about)
+        if transfer.follows is None:
+            chains[number] = [number]
+        else:
+            chains[transfer.follows].append(number)
+    for at, chain in enumerate(chains.values()):
+        carried = window.transfers[chain[0]].cargo
+        steps = [(first + window.transfers[n].link, window.transfers[n].start_s) for n in chain]
+        producer, consumer = ends.producers[carried], ends.consumers[carried]
+        if producer is not None:
+            steps.insert(0, (window.op_lanes[producer], float(times.ends_s[producer])))
+        if consumer is not None:
+            steps.append((window.op_lanes[consumer], float(times.starts_s[consumer])))
+        if len(steps) > 1:
+            trace.add_flow(at, window.cargo[carried].name, steps)
+    trace.add_backlog(
+        [
+            *((cargo.ready_s, cargo.size_bytes) for cargo in window.cargo if cargo.ready_s is not None),
+            *(
+                (window.transfers[chain[-1]].end_s, -window.transfers[chain[-1]].size_bytes)
+                for chain in chains.values()
+                if window.cargo[window.transfers[chain[0]].cargo].ready_s is not None
+            ),
+        ]
+    )
+    return trace.document(profile_sha256=profile.sha256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ends:
+    """For every cargo, the op that completes it and the first op that waits for it, if there is one."""
+
+    producers: list[int | None]
+    consumers: list[int | None]
+
+
+def _ends(profile: Profile, window: Window) -> _Ends:
+    times = window.times
+    producer = {
+        gradient.name: int(op) for gradient, op in zip(profile.gradients, profile.producers, strict=True)
+    }
+    consumer: dict[str, int] = {}
+    for number, op in enumerate(profile.ops):
+        for name in op.waits_for:
+            if name not in consumer or times.starts_s[number] < times.starts_s[consumer[name]]:
+                consumer[name] = number
+
+    def last_producer(cargo: Cargo) -> int | None:
+        if cargo.ready_s is None:
+            return None
+        return max(
+            (producer[name] for name in cargo.gradients), key=lambda op: times.ends_s[op], default=None
+        )
+
+    def first_consumer(cargo: Cargo) -> int | None:
+        waiting = (consumer[name] for name in cargo.gradients if name in consumer and cargo.delivers)
+        return min(waiting, key=lambda op: times.starts_s[op], default=None)
+
+    return _Ends(
+        producers=[last_producer(cargo) for cargo in window.cargo],
+        consumers=[first_consumer(cargo) for cargo in window.cargo],
+    )

@@ -1,0 +1,79 @@
+"""What the release before stored in a database both releases use: schedules and options of tasks."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from pace import Options, check, parse_profile, parse_schedule
+from pace.api.earlier_forms import current_schedule, read_options, stored_options
+from pace.documents.cluster import Cluster
+from pace.documents.push_pull import PushPull
+from pace.planning import optimize
+from tests.strategies import options, properties
+
+# A profile with its schedules as that release wrote them: {"profile": ..., "NAME": {"options", "schedule"}}.
+STORED = json.loads(gzip.decompress((Path(__file__).parent / "earlier_schedules.json.gz").read_bytes()))
+KINDS = sorted(STORED["schedules"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stored_schedule_is_converted_when_it_is_read(kind: str) -> None:
+    """It fits its profile, and says what this release answers to the same question."""
+    stored = STORED["schedules"][kind]
+    profile = parse_profile(json.dumps(stored["profile"]))
+    found = parse_schedule(current_schedule(json.dumps(stored["schedule"]).encode()))
+    assert check(profile, found) == []
+    if stored["options"] is None:
+        made = optimize(profile, Options(cluster=found.cluster))
+    else:
+        made = optimize(profile, read_options(json.dumps(stored["options"])))
+    assert found.model_copy(update={"solver": made.solver, "proofs": made.proofs}) == made
+    assert [proof.set for proof in found.proofs] == [proof.set for proof in made.proofs]
+    assert [proof.bound_s for proof in found.proofs] == pytest.approx([p.bound_s for p in made.proofs])
+
+
+def test_a_schedule_of_this_release_is_left_as_it_is() -> None:
+    """Byte for byte."""
+    profile = parse_profile(json.dumps(next(iter(STORED["schedules"].values()))["profile"]))
+    document = optimize(profile).to_json()
+    assert current_schedule(document) is document
+
+
+@given(options())
+@properties(60)
+def test_options_are_read_as_they_were_written(chosen: Options) -> None:
+    """Whatever is asked for."""
+    assert read_options(stored_options(chosen)) == chosen
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Options(exchange="sharded"),
+        Options(exchange="allreduce", framework="ddp"),
+        Options(exchange="servers", partition_bytes=4096, discipline="static"),
+        Options(cluster=Cluster(name="two", exchange=PushPull(servers=2, worker_bytes_per_s=1e9))),
+    ],
+)
+def test_options_of_every_exchange_are_read_as_they_were_written(chosen: Options) -> None:
+    """Those that the release before does not know as well."""
+    assert read_options(stored_options(chosen)) == chosen
+
+
+def test_options_are_written_in_the_words_of_the_release_before() -> None:
+    """Which may take the task: it knows targets, and calls the paper's fusion "pace"."""
+    assert json.loads(stored_options(Options(exchange="sharded", fusion="paper"))) == {
+        "fusion": "pace",
+        "jitter": 0.0,
+        "max_group_bytes": None,
+        "max_segment_bytes": None,
+        "oracle": "jackson",
+        "risk": "mean",
+        "scenarios": 0,
+        "search_calls": 2000,
+        "slot_s": None,
+        "target": "sharded",
+    }
