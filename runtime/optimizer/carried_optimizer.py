@@ -71,12 +71,17 @@ class CarriedOptimizer(WrappedOptimizer):
             route(optimizer, "step", _while_open(self, "step")),
             route(optimizer, "zero_grad", _while_open(self, "zero_grad")),
         ]
+        self._routed_step = optimizer.step
         carrier.wrapper = self
         _wrappers[whole] = weakref.ref(self)
 
     def _step_is_replaced(self) -> bool:
         """Never since it was wrapped: who replaces ``step`` now has the wrapper's, and calls it."""
         return False
+
+    def _own_step(self, *closure: Callable[[], Any]) -> Any:
+        """Take the optimizer's step as it was when it was wrapped: what was put around it since called us."""
+        return self._routed_step(*closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset all gradients; see ``WrappedOptimizer``."""

@@ -293,10 +293,14 @@ class WrappedOptimizer(NormAndState):
                 self._reduce()
                 return mean_loss(loss, self._transport)
 
-            return self.optimizer.step(reduced)
+            return self._own_step(reduced)
         self._reduce()
         with self._rounds.gradients_in_place():
-            return self.optimizer.step()
+            return self._own_step()
+
+    def _own_step(self, *closure: Callable[[], Any]) -> Any:
+        """Take the optimizer's own step, with what somebody may have put in its place."""
+        return self.optimizer.step(*closure)
 
     def _reduce(self) -> None:
         rounds = self._rounds

@@ -14,6 +14,7 @@ MANNERS: dict[str, dict[str, Any]] = {
     "shards tried": {"mode": "auto", "sharding": "auto"},
     "servers": {"mode": "overlap", "backend": "ps"},
     "attached": {"mode": "overlap", "attach": True},
+    "attached with a barrier": {"mode": "barrier", "attach": True},
 }
 
 _SHARED = "something outside of the model shares the memory of"
