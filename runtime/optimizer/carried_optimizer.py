@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pace.runtime.gates.carrier import Carrier
-from pace.runtime.gates.routed_calls import route
+from pace.runtime.gates.optimizer_methods import route
 from pace.runtime.optimizer.start import Prepare, released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.transports.transport import Transport

@@ -13,7 +13,7 @@ from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import FusedGroup, Slot, dense
 from pace.runtime.engine.local_parts import as_part_of, local_part
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient, without_gates
-from pace.runtime.optimizer.replaced_methods import step_was_replaced, unhooked
+from pace.runtime.gates.optimizer_methods import step_was_replaced, unhooked
 
 # Their step updates each parameter from its own gradient and state alone, so that any subset of the
 # parameters may be updated at any time. Adafactor and Muon look at a whole parameter, never at two.

@@ -18,6 +18,7 @@ from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Totals
 from pace.runtime.engine.sends import SegmentMemory
+from pace.runtime.gates.backward_end import after_backward, watch_backward
 from pace.runtime.gates.call_stacks import in_collective
 from pace.runtime.gates.carrier import refuse_local_step, refuse_reducing
 from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
@@ -104,6 +105,7 @@ class Rounds(WholeUpdates):
         # Without updates to come there is nothing to be finished before a parameter is used.
         watched = {slot.parameter: slot for slot in self.slots} if settings.per_group else {}
         self._attention = Attention()
+        watch_backward()
         self._watch = ForwardWatch(
             model,
             watched,
@@ -250,7 +252,7 @@ class Rounds(WholeUpdates):
             return
         self._backward = task
         if task != -1 and self.reduction.kept:
-            torch.autograd.Variable._execution_engine.queue_callback(weakly(self._settle))
+            after_backward(weakly(self._settle))
 
     def _settle(self) -> None:
         if self.closed:

@@ -1,0 +1,46 @@
+"""The end of the outermost backward pass: nested ones (reentrant checkpoints) are parts of it."""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class _Depth(threading.local):
+    passes = 0
+
+
+_depth = _Depth()
+# Hooks run in the threads of devices, too, so whichever outermost pass ends next calls these.
+_due: list[Callable[[], None]] = []
+
+
+def after_backward(call: Callable[[], None]) -> None:
+    """Have a function called as the backward pass under way ends, before ``backward()`` returns."""
+    _due.append(call)
+
+
+def watch_backward() -> None:
+    """Notice the ends of backward passes from now on; idempotent."""
+    own: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # imported there
+    if hasattr(own, "_ends_for_pace"):
+        return
+
+    @functools.wraps(own)
+    def run_backward(*arguments: Any, **named: Any) -> Any:
+        _depth.passes += 1
+        try:
+            found = own(*arguments, **named)
+        except BaseException:
+            _due.clear()
+            raise
+        finally:
+            _depth.passes -= 1
+        while _due and not _depth.passes:
+            _due.pop(0)()
+        return found
+
+    vars(run_backward)["_ends_for_pace"] = True
+    torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]

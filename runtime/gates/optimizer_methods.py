@@ -1,0 +1,71 @@
+"""Methods of an optimizer that are not its class's: a wrapper's, or what user code has put in their place."""
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_MISSING = object()
+
+
+def route(optimizer: torch.optim.Optimizer, name: str, to: Callable[..., Any]) -> Callable[[], None]:
+    """Have ``optimizer.name(...)`` call ``to(own, ...)``, where `own` is the method as it was.
+
+    Returns
+    -------
+    What puts the method back, unless somebody has replaced it since: then `to` still gets the calls.
+    """
+    attributes = vars(optimizer)
+    before = attributes.get(name, _MISSING)
+    own = getattr(optimizer, name)
+
+    @functools.wraps(getattr(own, "__func__", own))  # some look at its signature
+    def routed(_optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any) -> Any:
+        return to(own, *arguments, **named)
+
+    # Schedulers wrap step() to see it called, and warn where somebody else did so after them. The wrapper
+    # tells them.
+    vars(routed)["_wrapped_by_lr_sched"] = True
+    method = types.MethodType(routed, optimizer)
+    attributes[name] = method
+
+    def put_back() -> None:
+        if attributes.get(name) is not method:
+            return
+        if before is _MISSING:
+            del attributes[name]
+        else:
+            attributes[name] = before
+
+    return put_back
+
+
+def unhooked(kind: type[torch.optim.Optimizer]) -> Any:
+    """Return a class's ``step`` without what watches it."""
+    # Optimizer.__init__ wraps the class's step for profiling and hooks, once a class.
+    step: Any = kind.step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+def step_was_replaced(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer has a ``step`` of its own, which is not its class's.
+
+    A learning rate scheduler puts a function around ``step`` that notes that it was called: that is none.
+    """
+    step: Any = vars(optimizer).get("step")
+    while step is not None and getattr(step, "_wrapped_by_lr_sched", False) and hasattr(step, "__wrapped__"):
+        step = step.__wrapped__
+    if step is None:
+        return False
+    function = getattr(step, "__func__", step)
+    own: Any = type(optimizer).step
+    return function is not own and function is not unhooked(type(optimizer))
+
+
+def zero_grad_was_replaced(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer, or its class, has a ``zero_grad`` of its own."""
+    if "zero_grad" in vars(optimizer):
+        return True
+    return type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
