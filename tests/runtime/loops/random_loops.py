@@ -200,10 +200,6 @@ def programs(draw: st.DrawFn, size: int) -> Program:
     operations = defined(tuple(iterations))
     if _names(operations) & {"kept_scale", "kept_read", "flat"}:
         options.pop("op", None)  # sums do not add up in gradients that a loop keeps
-    if _names(operations) & {"keep", "flat"}:
-        # Kept gradients are complete after every backward pass, of which a reentrant checkpoint is one more:
-        # ranks that run others would differ in how many they have.
-        kinds = tuple("linear" if kind == "checkpointed" else kind for kind in kinds)
     if "checkpointed" in kinds:  # torch refuses inputs= where a reentrant checkpoint is recomputed
         operations = _without_parts(operations)
     return Program(
