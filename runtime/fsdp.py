@@ -28,9 +28,9 @@ from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.replanning import Replanning
 from pace.runtime.torch import WrapperArguments
 from pace.runtime.transports.compression import Compression
-from pace.runtime.transports.deadline import call_within
 from pace.runtime.transports.gloo import open_stores
 from pace.runtime.transports.mesh_peers import MeshPeers
+from pace.runtime.transports.torch_threads import call_within
 from pace.runtime.transports.transport import Order, Transport, control_message
 
 __all__ = ["ReplicaOptimizer", "attach", "attached"]

@@ -23,13 +23,13 @@ from torch._C._distributed_c10d import (
 
 from pace.documents.push_pull import PushPull
 from pace.errors import InvalidOptions, InvalidUse
-from pace.runtime.transports.deadline import call_within
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.gloo_groups import broadcast_over, connect_group, release_groups
 from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.peers import Store as PeerStore
 from pace.runtime.transports.ring import Ring
 from pace.runtime.transports.sockets import Sockets
+from pace.runtime.transports.torch_threads import call_within
 from pace.runtime.transports.transport import (
     After,
     Done,

@@ -19,12 +19,11 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from pace.documents.push_pull import PushPull
 from pace.runtime.event_log import log
-from pace.runtime.transports.deadline import call_within
 from pace.runtime.transports.device import Device, apart
 from pace.runtime.transports.gloo_halves import GlooHalves
 from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.sockets import Sockets
-from pace.runtime.transports.torch_threads import torch_thread
+from pace.runtime.transports.torch_threads import call_within, torch_thread
 from pace.runtime.transports.transport import (
     After,
     Done,

@@ -8,9 +8,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from pace.runtime.transports.sockets import Sockets
+
+T = TypeVar("T")
 
 # How long the process waits for threads as it ends: no exit takes for ever. Those whose connections were
 # broken end at once; others may be in a call that nothing can end.
@@ -35,6 +37,33 @@ def torch_thread(
     with _lock:
         _threads[thread] = sockets
     return thread
+
+
+def call_within(timeout_s: float, call: Callable[[], T], *, name: str) -> T:
+    """Return what `call` returns; it runs in a daemon thread, which is left behind when it takes too long.
+
+    Raises
+    ------
+    TimeoutError
+        When it did not end in time. What it raises itself is raised here.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # raised in the calling thread
+            errors.append(error)
+
+    thread = torch_thread(run, name=name)
+    thread.start()
+    thread.join(timeout_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no end within {timeout_s:g} s")
+    return results[0]
 
 
 def finish_torch_threads() -> None:
