@@ -473,14 +473,13 @@ class Rounds(WholeUpdates):
         assert isinstance(group, FusedGroup)
         assert isinstance(self._update, GroupUpdate)
         device = group.buffer.device.type
-        with without_guards():
+        with without_guards(), plain_mode(device):
             self.reduction.resolve(group)
             self.reduction.take_over()
             if device != "cpu":
                 self._unguard(group.slots)  # torch's optimizers choose kernels by the class of parameters
             try:
-                with plain_mode(device):
-                    self._update.apply(group.number)
+                self._update.apply(group.number)
             finally:
                 self._end_pending(group, group.slots)
         for slot in group.slots:
