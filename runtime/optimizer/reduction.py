@@ -224,7 +224,10 @@ class Reduction:
             after = slot.fused.submitted or slot.dropped
             gradient = local_gradient(slot.parameter) if after else None
             if gradient is not None:
-                slot.late = local_part(gradient)
+                if gradient is slot.assigned:
+                    self._follow_assigned(slot)
+                part = local_part(gradient)
+                slot.late = part.clone() if slot.apart else part
                 set_local_gradient(slot.parameter, None)
                 late = True
         return late

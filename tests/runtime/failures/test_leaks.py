@@ -44,7 +44,7 @@ def _refuse_often(rank: int, _size: int, transport: str) -> Any:
             {"timeout_s": 30.0},  # not refused: the model cannot be hooked
         ]
         if number % NUM_KINDS == NUM_KINDS - 1:
-            model.get_submodule("head").register_forward_pre_hook = _cannot  # type: ignore[method-assign]  # to fail late
+            model.register_forward_pre_hook = _cannot  # type: ignore[method-assign]  # to fail late
         with torch.no_grad():
             model.get_parameter("head.bias").add_(rank)
         try:

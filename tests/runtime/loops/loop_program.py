@@ -141,7 +141,7 @@ def carried(program: Program, carrier: str) -> Program:
 
 
 def _in_the_model(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-    """Have no parameter be used outside of the model."""
+    """Have no parameter be used outside of the model, nor the model in torch.func, which DDP cannot."""
     return tuple(
         (operation[0], "once", operation[2])
         if operation[:2] in (("compute", "penalty"), ("compute", "late"))
@@ -149,6 +149,7 @@ def _in_the_model(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
         if operation[0] in ("no_sync", "closure")
         else operation
         for operation in operations
+        if operation[0] != "func"
     )
 
 

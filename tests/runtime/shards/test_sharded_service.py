@@ -73,7 +73,9 @@ def _train(rank: int, url: str, sharding: str, mode: str, how: str) -> ServiceJo
         mode=report.mode,
         trial_s=dict(report.trial_s),
         state_bytes=sum(
-            t.numel() * t.element_size() for s in optimizer.optimizer.state.values() for t in s.values()
+            t.numel() * t.element_size()
+            for s in dict.values(optimizer.optimizer.state)  # past its gate, which would put it together
+            for t in s.values()
         ),
     )
     optimizer.close()
