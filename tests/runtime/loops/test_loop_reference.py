@@ -102,8 +102,9 @@ def train_with_ddp(rank: int, program: Program) -> list[Entry]:
 
 def _as_ddp_can(program: Program) -> Program:
     """Leave out what DDP does not do; every one of its forward passes has a backward pass on every rank."""
-    left_out = ("no_sync", "assign", "log", "closure", "synchronize", "report", "loss", "forward", "freeze")
-    left_out += ("func",)  # torch.func cannot transform DDP's forward pass
+    # torch.func cannot transform DDP's forward pass.
+    left_out = {"no_sync", "assign", "log", "closure", "synchronize", "report", "loss", "forward", "freeze"}
+    left_out |= {"func"}
     operations = []
     for operation in program.operations:
         if operation[0] in left_out:
