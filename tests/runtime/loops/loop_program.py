@@ -108,13 +108,14 @@ def defined(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
     """Leave out what plain training itself cannot define, since ranks would do different things.
 
     Left out are: a gradient that rank 0 alone reads before the others clear theirs or have a further backward
-    pass; an assignment of a tensor that differs between ranks after gradients were read, or while they are kept
-    (they are the same on all ranks then); looking at gradients in no_sync on top of others; a rank without a backward pass that
-    changes gradients reduced before, waits for other ranks in a collective before it steps, or decides about
-    the step by gradients that it cannot see, as a loss scaler does; use of kept gradients where a rank had
-    none, or right after no_sync, when they hold this rank's own. Where a rank had no backward pass, others
-    have looked at gradients and all go on, a step is added: that rank cannot know whether it is among those
-    that others have seen what it computes next. So it is in the end: it would be gone when others look.
+    pass; an assignment of a tensor that differs between ranks after gradients were read, or while they are
+    kept (they are the same on all ranks then); looking at gradients in no_sync on top of others; a rank
+    without a backward pass that changes gradients reduced before, waits for other ranks in a collective
+    before it steps, or decides about the step by gradients that it cannot see, as a loss scaler does; use of
+    kept gradients where a rank had none, or right after no_sync, when they hold this rank's own. Where a rank
+    had no backward pass, others have looked at gradients and all go on, a step is added: that rank cannot
+    know whether it is among those that others have seen what it computes next. So it is in the end: it would
+    be gone when others look.
     """
     whole = _Filter()
     kept = whole.run(operations)
