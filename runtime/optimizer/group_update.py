@@ -10,7 +10,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pace.errors import InvalidUse
-from pace.runtime.engine.buffers import FusedGroup, Slot, dense
+from pace.runtime.engine.buffers import REFERENCES_FROM_TORCH, FusedGroup, Slot, dense, kept_elsewhere
 from pace.runtime.engine.local_parts import as_part_of, local_part
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient, without_gates
 from pace.runtime.gates.optimizer_methods import step_was_replaced, unhooked
@@ -171,7 +171,7 @@ def take_existing(slot: Slot) -> None:
     """Go on with a gradient that was there before, in its own memory: later ones add to it."""
     gradient = local_gradient(slot.parameter)
     if gradient is not None:
-        if gradient.layout is torch.strided:
+        if gradient.layout is torch.strided and kept_elsewhere(gradient, 1 + REFERENCES_FROM_TORCH):
             slot.show_apart(gradient)
         gradient = local_part(gradient)
         with torch.no_grad():

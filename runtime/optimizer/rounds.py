@@ -174,10 +174,13 @@ class Rounds(WholeUpdates):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        kept = {group.number for group in self.groups if group.is_kept}
         for slot, gate in self._gates:
             close_gate(slot.parameter, gate)
             if local_gradient(slot.parameter) is None and slot.base:
-                set_local_gradient(slot.parameter, slot.shown)
+                # Without memory of these rounds, unless somebody has that memory anyway.
+                shown = slot.shown if slot.apart or slot.fused.number in kept else slot.shown.clone()
+                set_local_gradient(slot.parameter, shown)
         self._gates.clear()
         self.engine.close()
 

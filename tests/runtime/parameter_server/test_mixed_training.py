@@ -56,7 +56,7 @@ def _train(rank: int, _size: int, cases: list[Case]) -> list[tuple[Weights, set[
             name
             for number, group in enumerate(optimizer._plan.groups)
             if any(place.startswith(f"pace.1.{number}.") for place in places)
-            for name in group.tensors
+            for name in group.gradients
         }
         threads = [t.name for t in threading.enumerate() if t.name.startswith("pace.1.engine")]
         optimizer.close()
