@@ -54,7 +54,9 @@ def evaluated(run: Run) -> None:
         call(run.batch(step, 2, 3)).pow(2).mean().backward()
         run.average(model)
         optimizer.step()
-        loss, values = in_child(lambda: _evaluate(model))
+        said = in_child(lambda: _evaluate(model))
+        assert not isinstance(said, str), f"step {step}: {said}"
+        loss, values = said
         run.see(loss, [torch.tensor(each, dtype=torch.float64) for each in values])
 
 
