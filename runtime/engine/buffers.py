@@ -296,19 +296,20 @@ class FusedGroup:
         return self._num_references() > self._baseline
 
     def _num_references(self) -> int:
-        return int(_num_uses(self.buffer.untyped_storage()._cdata))
+        return int(num_uses(self.buffer.untyped_storage()._cdata))
 
 
 # What sys.getrefcount says of an object that one attribute refers to.
 _OWN = 2
 
-_num_uses: Any = torch._C._storage_Use_Count  # untyped in torch
+# How many tensors, and handles of Python's, share a storage, by its address; untyped in torch.
+num_uses: Any = torch._C._storage_Use_Count
 
 
 def shared_elsewhere(tensor: torch.Tensor) -> bool:
     """Whether another tensor, or a NumPy array, shares a tensor's memory."""
     storage = local_part(tensor).untyped_storage()
-    uses: int = _num_uses(storage._cdata)
+    uses: int = num_uses(storage._cdata)
     return uses > 2  # the tensor, and `storage`
 
 

@@ -6,15 +6,12 @@ loop or are buffers or frozen parameters of the model.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
-from pace.runtime.engine.buffers import Slot
+from pace.runtime.engine.buffers import Slot, num_uses
 from pace.runtime.engine.local_parts import local_part
 from pace.runtime.gates.guarded_tensors import without_guards
-
-_num_uses: Any = torch._C._storage_Use_Count  # untyped in torch
 
 
 class MemoryWatch:
@@ -50,7 +47,7 @@ class MemoryWatch:
                 # One more for `storage`, which keeps the address valid.
                 expected = known[storage._cdata] + 1
                 if self._own:
-                    expected = max(expected, _num_uses(storage._cdata))
+                    expected = max(expected, num_uses(storage._cdata))
                 if slot in overlapping or _in_shared_memory(storage):
                     expected = -1
                 self._watched.append((slot, part.data_ptr(), storage, storage._cdata, expected))
@@ -62,7 +59,7 @@ class MemoryWatch:
                 if local_part(slot.parameter).data_ptr() != address:
                     self._count()  # the loop has moved parameters
                     break
-            return [slot for slot, _, _, key, expected in self._watched if _num_uses(key) > expected]
+            return [slot for slot, _, _, key, expected in self._watched if num_uses(key) > expected]
 
 
 def _in_shared_memory(storage: torch.UntypedStorage) -> bool:
