@@ -1,6 +1,7 @@
 """Which elements of a group's buffer this rank's gradients have: of a sparse one, its rows alone."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -12,47 +13,27 @@ from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import Transport
 
 
-class BufferRuns:
-    """Collects the runs of a buffer, from its first gradient to its last.
+def buffer_runs(group: FusedGroup, found: Mapping[Slot, torch.Tensor | None]) -> Runs:
+    """Return the runs of a group's buffer that this rank's gradients fill.
 
     Parameters
     ----------
-    wanted
-        Whether the transport takes runs; else nothing is collected.
+    found
+        Coalesced sparse gradients, of which only the rows are filled; None for a gradient that is all zeros.
+        Gradients that are not in it are filled whole.
     """
-
-    def __init__(self, *, wanted: bool) -> None:
-        self._wanted = wanted
-        self._parts: list[Runs] = []
-        self._position = 0
-        self._zeros = False
-
-    def add_all(self, slot: Slot) -> None:
-        """Take all elements of the next gradient."""
-        size = slot.view.numel()
-        self._parts.append(Runs.whole(self._position, size))
-        self._position += size
-
-    def add_none(self, slot: Slot) -> None:
-        """Take no element of the next gradient: all of them are zero."""
-        self._zeros = True
-        self._position += slot.view.numel()
-
-    def add(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Take the next gradient's elements, of a sparse one those of its rows."""
-        if not (self._wanted and gradient.is_sparse and slot.view.is_contiguous()):
-            self.add_all(slot)
-            return
-        self._parts.append(_rows(gradient).shifted(self._position))
-        self._position += slot.view.numel()
-        self._zeros = True
-
-    def of(self, group: FusedGroup) -> Runs | None:
-        """Return the runs of a group's whole buffer; None where no gradient leaves anything zero."""
-        if not (self._wanted and self._zeros):
-            return None
-        behind = Runs.whole(self._position, len(group.buffer) - self._position)
-        return Runs.joined([*self._parts, behind])
+    parts: list[Runs] = []
+    position = filled = 0
+    for slot in group.slots:
+        end = position + slot.view.numel()
+        if slot in found:
+            parts.append(Runs.whole(filled, position - filled))
+            filled = end
+            gradient = found[slot]
+            if gradient is not None:
+                parts.append(_rows(gradient).shifted(position))
+        position = end
+    return Runs.joined([*parts, Runs.whole(filled, len(group.buffer) - filled)])
 
 
 def _rows(gradient: torch.Tensor) -> Runs:

@@ -11,7 +11,8 @@ that is given the tensor without a function of torch (gates on modules see most 
 """
 
 import sys
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ Guard = Callable[[torch.Tensor], None]
 without_guards = torch._C.DisableTorchFunctionSubclass
 """A context in which this thread uses guarded tensors without asking."""
 
-_guards: dict[int, Guard] = {}
+_guards: dict[int, Mapping[int, Guard]] = {}
 _guarded_classes: dict[type, type] = {}
 
 _PROPERTIES = (
@@ -93,18 +94,57 @@ _DESCRIPTIONS = _descriptions()
 
 def guard(tensor: torch.Tensor, by: Guard) -> None:
     """Have `by` called before anybody uses a tensor, until ``unguard``."""
-    _guards[id(tensor)] = by  # first: a thread that finds the class without a guard takes it off again
-    kind = type(tensor)
-    if kind not in _kinds:
-        tensor.__class__ = _guarded_classes.get(kind) or _guarded_class(kind)
+    key = id(tensor)
+    _guards[key] = {key: by}
+    weakref.finalize(tensor, _guards.pop, key, None).atexit = False
+    _switch([tensor])
 
 
 def unguard(tensor: torch.Tensor) -> None:
     """Let a tensor be used; nothing happens where it is not guarded."""
     _guards.pop(id(tensor), None)
-    kind = _kinds.get(type(tensor))
-    if kind is not None:
-        tensor.__class__ = kind
+    unguard_all([tensor])
+
+
+def guard_all(tensors: Iterable[torch.Tensor], guards: Mapping[int, Guard]) -> None:
+    """Have a guard called before anybody uses one of many tensors, until ``unguard_all``.
+
+    Parameters
+    ----------
+    guards
+        One for each tensor, by its ``id()``; known until ``forget_guards``.
+    """
+    _guards[id(guards)] = guards
+    _switch(tensors)
+
+
+def unguard_all(tensors: Iterable[torch.Tensor]) -> None:
+    """Let many tensors be used, guarded or not."""
+    for tensor in tensors:
+        kind = _kinds.get(type(tensor))
+        if kind is not None:
+            tensor.__class__ = kind
+
+
+def forget_guards(guards: Mapping[int, Guard]) -> None:
+    """Let all tensors be used that these guards were given for."""
+    _guards.pop(id(guards), None)
+
+
+def _switch(tensors: Iterable[torch.Tensor]) -> None:
+    # Their guards are known by now: a thread that finds this class without a guard takes it off again.
+    for tensor in tensors:
+        kind = type(tensor)
+        if kind not in _kinds:
+            tensor.__class__ = _guarded_classes.get(kind) or _guarded_class(kind)
+
+
+def _guard_of(tensor: torch.Tensor) -> Guard | None:
+    key = id(tensor)
+    for guards in list(_guards.values()):
+        if key in guards:
+            return guards[key]
+    return None
 
 
 def guarded(tensor: torch.Tensor) -> bool:
@@ -185,10 +225,10 @@ def _ask_arguments(arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
 
 
 def _ask(tensor: torch.Tensor) -> None:
-    by = _guards.get(id(tensor))
+    by = _guard_of(tensor)
     if by is not None:
         by(tensor)
-    if type(tensor) in _kinds and id(tensor) not in _guards:
+    if type(tensor) in _kinds and _guard_of(tensor) is None:
         unguard(tensor)  # another thread has just made it current
 
 

@@ -5,6 +5,8 @@ counted by torch; more than the parameters that are guarded, and what the runtim
 loop or are buffers or frozen parameters of the model.
 """
 
+import operator
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -28,38 +30,44 @@ class MemoryWatch:
 
     def __init__(self, slots: Sequence[Slot], *, own: bool = False) -> None:
         self._slots = slots
+        self._parameters = [slot.parameter for slot in slots]
         self._own = own
-        self._watched: list[tuple[Slot, int, torch.UntypedStorage, int, int]] = []
         self._count()
+
+    def _local_parts(self) -> list[torch.Tensor]:
+        return [local_part(parameter) for parameter in self._parameters]
 
     def _count(self) -> None:
         with without_guards():
+            parts = self._local_parts()
+            # Parts of sharded parameters are looked up anew: torch may replace them.
+            self._parts = parts if all(map(operator.is_, parts, self._parameters)) else None
+            self._addresses = [part.data_ptr() for part in parts]
+            # Kept, so that their addresses stay theirs; torch counts these as well.
+            self._storages = {part.untyped_storage() for part in parts}
+            self._keys = [part.untyped_storage()._cdata for part in parts]
             # Of tensors of the model only those that are guarded: others can be used without being asked for.
-            known: dict[int, int] = {}
-            for slot in self._slots:
-                key = local_part(slot.parameter).untyped_storage()._cdata
-                known[key] = known.get(key, 0) + 1
+            known = Counter(self._keys) + Counter(storage._cdata for storage in self._storages)
+            if self._own:
+                known = Counter({key: max(count, num_uses(key)) for key, count in known.items()})
+            self._expected = [known[key] for key in self._keys]
             overlapping = _overlapping(self._slots)
-            self._watched = []
-            for slot in self._slots:
-                part = local_part(slot.parameter)
-                storage = part.untyped_storage()
-                # One more for `storage`, which keeps the address valid.
-                expected = known[storage._cdata] + 1
-                if self._own:
-                    expected = max(expected, num_uses(storage._cdata))
-                if slot in overlapping or _in_shared_memory(storage):
-                    expected = -1
-                self._watched.append((slot, part.data_ptr(), storage, storage._cdata, expected))
+            self._always = [
+                slot
+                for slot, part in zip(self._slots, parts, strict=True)
+                if slot in overlapping or _in_shared_memory(part.untyped_storage())
+            ]
 
     def shared(self) -> list[Slot]:
         """Return the slots of parameters whose memory the training loop, or another process, has too."""
         with without_guards():
-            for slot, address, _, _, _ in self._watched:
-                if local_part(slot.parameter).data_ptr() != address:
-                    self._count()  # the loop has moved parameters
-                    break
-            return [slot for slot, _, _, key, expected in self._watched if num_uses(key) > expected]
+            if [part.data_ptr() for part in self._parts or self._local_parts()] != self._addresses:
+                self._count()  # the loop has moved parameters
+        uses = [num_uses(key) for key in self._keys]
+        if uses == self._expected:
+            return self._always
+        more = zip(self._slots, uses, self._expected, strict=True)
+        return [*self._always, *(slot for slot, used, expected in more if used > expected)]
 
 
 def _in_shared_memory(storage: torch.UntypedStorage) -> bool:

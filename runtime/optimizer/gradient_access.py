@@ -160,6 +160,10 @@ class GradientAccess:
     def clear(self, slot: Slot) -> None:
         """Take a gradient away, whatever it is made of."""
         self._progress.await_answer()
+        self.clear_now(slot)
+
+    def clear_now(self, slot: Slot) -> None:
+        """Take a gradient away while no answer to another rank is under way."""
         if self._count_clear(slot):
             self._clear_pending(slot)
         else:
@@ -188,6 +192,10 @@ class GradientAccess:
     def zero(self, slot: Slot) -> None:
         """Make a gradient that is present zero."""
         self._progress.await_answer()
+        self.zero_now(slot)
+
+    def zero_now(self, slot: Slot) -> None:
+        """Make a gradient that is present zero while no answer to another rank is under way."""
         if self._count_clear(slot):
             if slot.cleared and not (slot.zeroed or slot.zeroed_later):
                 return  # there is none any more

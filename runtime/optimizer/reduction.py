@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 import torch
 
 from pace.errors import InvalidUse
-from pace.runtime.control.sparse_gradients import BufferRuns
+from pace.runtime.control.sparse_gradients import buffer_runs
 from pace.runtime.engine.buffers import (
     REFERENCES_FROM_TORCH,
     FusedGroup,
@@ -135,7 +135,7 @@ class Reduction:
             self._take_back(group)
             here = []
             views, gradients = [], []
-            found = BufferRuns(wanted=self._transport.takes_runs)
+            partly: dict[Slot, torch.Tensor | None] = {}
             for slot in group.slots:
                 gradient = local_gradient(slot.parameter)
                 slot.gave = gradient is not None
@@ -143,7 +143,8 @@ class Reduction:
                 here.append(slot.here)
                 adds = slot.base and self._averaging.keeps_base
                 if gradient is None:
-                    (found.add_all if adds else found.add_none)(slot)
+                    if not adds:
+                        partly[slot] = None
                     continue
                 if gradient is slot.assigned:
                     self._follow_assigned(slot)
@@ -154,10 +155,10 @@ class Reduction:
                 set_local_gradient(slot.parameter, None)
                 if gradient.is_sparse and not adds:
                     gradient = gradient.coalesce()
-                    found.add(slot, gradient)
+                    if slot.view.is_contiguous():
+                        partly[slot] = gradient
                     slot.view.zero_().add_(gradient)
                     continue
-                found.add_all(slot)
                 if gradient.is_sparse:
                     gradient = gradient.to_dense()
                 if adds:
@@ -169,7 +170,8 @@ class Reduction:
                 torch._foreach_copy_(views, gradients)
             if self._averaging.divisor != 1:
                 group.gradients.div_(self._averaging.divisor)
-            self._send(group, here, code, found.of(group))
+            runs = buffer_runs(group, partly) if partly and self._transport.takes_runs else None
+            self._send(group, here, code, runs)
 
     def _absent(self, slot: Slot) -> bool:
         """Contribute what is there without a new gradient; say whether that counts as one."""

@@ -23,7 +23,13 @@ from pace.runtime.gates.call_stacks import in_collective
 from pace.runtime.gates.carrier import refuse_local_step, refuse_reducing
 from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
 from pace.runtime.gates.gradient_hooks import hook_gradient
-from pace.runtime.gates.guarded_tensors import guard, unguard, without_guards
+from pace.runtime.gates.guarded_tensors import (
+    forget_guards,
+    guard,
+    guard_all,
+    unguard_all,
+    without_guards,
+)
 from pace.runtime.gates.memory_watch import MemoryWatch
 from pace.runtime.gates.parameter_gates import Attention, ForwardWatch
 from pace.runtime.optimizer.gradient_access import Gate, GradientAccess
@@ -114,7 +120,9 @@ class Rounds(WholeUpdates):
             enter=self._enter,
             carrier=self._carrier,
         )
-        self._guards = [(slot, _Guard(self, slot)) for slot in self.slots] if settings.per_group else []
+        guarded = self.slots if settings.per_group else []
+        self._guarded = [slot.parameter for slot in guarded]
+        self._guards = {id(slot.parameter): _Guard(self, slot) for slot in guarded}
         self._held_state = settings.held_state
         self._parameters = [slot.parameter for slot in self.slots]
         self._attend()
@@ -135,7 +143,7 @@ class Rounds(WholeUpdates):
             take_existing(slot)
             open_gate(slot.parameter, gate)
         own = self._moves_parameters or (self._carrier is not None and bool(self._carrier.kinds))
-        self._memory_watch = MemoryWatch([slot for slot, _ in self._guards], own=own)
+        self._memory_watch = MemoryWatch(guarded, own=own)
         if self._learning:
             self._guard()
 
@@ -162,6 +170,8 @@ class Rounds(WholeUpdates):
 
     def _attend(self) -> None:
         self._attention.needed = self._learning or self._num_pending > 0
+        if not self._attention.needed:
+            forget_guards(self._guards)
 
     def _groups_with(self, names: frozenset[str]) -> Sequence[Awaited]:
         return [group for group in self.groups if not names.isdisjoint(group.planned.gradients)]
@@ -170,6 +180,7 @@ class Rounds(WholeUpdates):
         """Take hooks and gates off and stop the engine, which must have nothing left to do."""
         self.closed = True
         self._unguard(self.slots)
+        forget_guards(self._guards)
         self._watch.close()
         for handle in self._handles:
             handle.remove()
@@ -218,12 +229,13 @@ class Rounds(WholeUpdates):
 
     def arrived(self, slot: Slot) -> None:
         """Take in what autograd has just added to a gradient."""
-        self.await_answer()
+        if self._answering:
+            self.await_answer()
         if self._carrier is not None and self._carrier.quiet != self.accumulating:
             self.accumulate(accumulating=self._carrier.quiet, arriving=slot)
         if self.accumulating:
             self._accumulated = True
-            self._settle_after_backward()
+            self._settle_after_backward(torch._C._current_graph_task_id())
             return
         reduction = self.reduction
         if slot.fused.pending:
@@ -232,7 +244,9 @@ class Rounds(WholeUpdates):
                 f" call synchronize() before using it"
             )
         self._num_arrived += 1
-        self._settle_after_backward()
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            self._settle_after_backward(backward)
         if reduction.sealed:
             self._reopen(slot)
         reduction.open = reduction.computed = True
@@ -244,17 +258,14 @@ class Rounds(WholeUpdates):
             with self._lock:
                 reduction.arrive(slot)
 
-    def _settle_after_backward(self) -> None:
+    def _settle_after_backward(self, backward: int) -> None:
         """Have gradients that user code keeps be complete as the backward pass under way ends.
 
         It may look at them and change them without ``parameter.grad``: through tensors from earlier steps,
         or in a flat buffer of its own.
         """
-        task = torch._C._current_graph_task_id()
-        if task == self._backward:
-            return
-        self._backward = task
-        if task != -1 and self.reduction.kept:
+        self._backward = backward
+        if backward != -1 and self.reduction.kept:
             after_backward(weakly(self._settle))
 
     def _settle(self) -> None:
@@ -450,7 +461,7 @@ class Rounds(WholeUpdates):
     def zero(self, *, set_to_none: bool) -> None:
         """Clear all gradients; what is in flight for the last step's update is left alone."""
         self.await_answer()
-        change = self.access.clear if set_to_none else self.access.zero
+        change = self.access.clear_now if set_to_none else self.access.zero_now
         with without_guards():
             for slot in self.slots:
                 change(slot)
@@ -501,19 +512,17 @@ class Rounds(WholeUpdates):
         return slot.fused
 
     def _guard(self) -> None:
-        for slot, by in self._guards:
-            guard(slot.parameter, by)
+        guard_all(self._guarded, self._guards)
 
     @staticmethod
     def _unguard(slots: Iterable[Slot]) -> None:
-        for slot in slots:
-            unguard(slot.parameter)
+        unguard_all([slot.parameter for slot in slots])
 
     def make_current(self, slot: Slot) -> None:
         """Have a parameter be current, as it is about to be used."""
         slot.claimed = True
         self.finish(self.awaited(slot))
-        unguard(slot.parameter)
+        unguard_all([slot.parameter])
 
     def finish_all(self) -> None:
         """Apply every update that is pending."""
@@ -545,7 +554,7 @@ class _Guard:
     def __call__(self, tensor: torch.Tensor) -> None:
         rounds = self._rounds()
         if rounds is None:
-            unguard(tensor)
+            unguard_all([tensor])
         else:
             rounds.make_current(self._slot)
 
