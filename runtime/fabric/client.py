@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
-from pace.runtime.addresses import ServerAddress
 from pace.runtime.fabric.commit_log import Vector
 from pace.runtime.fabric.connection import FabricLink, Incoming, connect
 from pace.runtime.fabric.messages import Message, ModelCall, PushCall, TicketOrder, TransferIntro
 from pace.runtime.fabric.sparse_update import SparseUpdate
 from pace.runtime.fabric.update_records import HeldUpdate, update_id
+from pace.wire.addresses import ServerAddress
 
 UpdateKind = Literal["gradient", "pseudo-gradient", "delta", "rollouts"]
 

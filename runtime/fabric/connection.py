@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 
 from pace.errors import CommunicationFailed, InvalidOptions
-from pace.runtime.addresses import ServerAddress, is_loopback
 from pace.runtime.event_log import log
 from pace.runtime.fabric.messages import Message, TransferIntro, read_message
-from pace.runtime.parameter_server.handshake import Greeting, answer, call
-from pace.runtime.parameter_server.outbox import Outbox, Parcel
-from pace.runtime.parameter_server.streams import Stream, stream_of
-from pace.runtime.parameter_server.wire import HEADER_BYTES, Frame, FrameKind, WireFault
+from pace.wire.addresses import ServerAddress, is_loopback
+from pace.wire.frames import HEADER_BYTES, Frame, FrameKind, WireFault
+from pace.wire.handshake import Greeting, answer, call
+from pace.wire.outbox import Outbox, Parcel
+from pace.wire.streams import Stream, stream_of
 
 BLOCK_BYTES = 128 << 10
 _HELLO_S = 10.0

@@ -12,7 +12,6 @@ from functools import partial
 from types import TracebackType
 
 from pace.errors import InvalidUse
-from pace.runtime.addresses import ServerAddress
 from pace.runtime.event_log import log
 from pace.runtime.fabric.byte_store import PROBE, ByteStore
 from pace.runtime.fabric.connection import FabricLink, Incoming, Listener, connect, own_address_towards
@@ -40,6 +39,7 @@ from pace.runtime.fabric.messages import (
 )
 from pace.runtime.fabric.peer_links import PeerLinks
 from pace.runtime.fabric.scheduler_call import CONNECT_S, SchedulerCall
+from pace.wire.addresses import ServerAddress
 
 
 class HostDaemon:

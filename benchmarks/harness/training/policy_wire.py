@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from pace.runtime.parameter_server.layout import Layout, ServedSegment, memory_of
-from pace.runtime.parameter_server.link import PushPullCall, ServerLink
-from pace.runtime.parameter_server.server import Server
-from pace.runtime.parameter_server.session import Session
-from pace.runtime.parameter_server.sums import Reply
-from pace.runtime.parameter_server.transport.push_pull import PushPullTransport
-from pace.runtime.parameter_server.wire import CHUNK_BYTES, LARGEST_PAYLOAD_BYTES, FrameKind
+from pace.runtime.servers.layout import Layout, ServedSegment, memory_of
+from pace.runtime.servers.link import PushPullCall, ServerLink
+from pace.runtime.servers.server import Server
+from pace.runtime.servers.session import Session
+from pace.runtime.servers.sums import Reply
+from pace.runtime.servers.transport.push_pull import PushPullTransport
 from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import After, Done, SegmentCall
 from pace.simulation.parameter_server.traffic import ExchangeRules
+from pace.wire.frames import CHUNK_BYTES, LARGEST_PAYLOAD_BYTES, FrameKind
 
 # A push counts as gone when the kernel holds no more of it unsent: less would leave the link idle.
 UNSENT_BYTES = 16 << 10

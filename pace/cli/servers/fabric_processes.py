@@ -157,11 +157,11 @@ def scheduler(
     with reported():
         from pace.documents.fabric.batch import DivergenceLimit
         from pace.documents.fabric.reading import load_network
-        from pace.runtime.addresses import read_token
         from pace.runtime.fabric.scheduling.link_rates import MeasuredState, NetworkState, OracleState
         from pace.runtime.fabric.scheduling.scheduler import FabricScheduler
         from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
         from pace.runtime.fabric.scheduling.warm_up import warm_up
+        from pace.wire.addresses import read_token
 
         if divergence is not None and divergence_updates is not None:
             raise InvalidOptions("--divergence and --divergence-updates are two bounds: give one")
@@ -221,8 +221,8 @@ def _run_host(
     replica: bool = False,
     shard: tuple[int, int] = (0, 1),
 ) -> None:
-    from pace.runtime.addresses import parse_address, read_token
     from pace.runtime.fabric.daemon import HostDaemon
+    from pace.wire.addresses import parse_address, read_token
 
     with HostDaemon(
         name,
@@ -306,8 +306,8 @@ def status(
 ) -> None:
     """Show what a running scheduler does."""
     with reported():
-        from pace.runtime.addresses import parse_address, read_token
         from pace.runtime.fabric.status import ask_status
+        from pace.wire.addresses import parse_address, read_token
 
         found = ask_status(
             parse_address(scheduler, "the scheduler"),

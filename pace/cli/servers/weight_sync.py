@@ -40,8 +40,8 @@ def distribute(
 ) -> None:
     """Send weights to many hosts, each of which hands them on; exit 1 if a host does not get them."""
     with reported():
-        from pace.runtime.addresses import parse_address, read_token
         from pace.runtime.fabric.weight_sync import WeightSender
+        from pace.wire.addresses import parse_address, read_token
 
         places = [parse_address(place, place) for place in to.split(",") if place]
         if not places:
@@ -74,8 +74,8 @@ def receive(
 ) -> None:
     """Receive weights and hand them on, until stopped; weights that have arrived are still written."""
     with reported():
-        from pace.runtime.addresses import read_token
         from pace.runtime.fabric.weight_sync import WeightReceiver
+        from pace.wire.addresses import read_token
 
         with WeightReceiver(
             place_of(bind, "--bind"),

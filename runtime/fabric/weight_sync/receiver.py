@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from pace.errors import CommunicationFailed
-from pace.runtime.addresses import ServerAddress
 from pace.runtime.event_log import log
 from pace.runtime.fabric.connection import FabricLink, Incoming, Listener, connect
 from pace.runtime.fabric.messages import Message, RelayNotice, RelayOrder, TransferIntro
+from pace.wire.addresses import ServerAddress
 
 # A link carries one tensor at a time here, so that its number need not be chosen.
 WEIGHTS_TRANSFER = 1

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from pace.errors import CommunicationFailed, InvalidUse
-from pace.runtime.addresses import ServerAddress
 from pace.runtime.fabric.connection import FabricLink, connect
 from pace.runtime.fabric.messages import Message, RelayNotice, RelayOrder, TransferIntro
 from pace.runtime.fabric.weight_sync.receiver import WEIGHTS_TRANSFER
+from pace.wire.addresses import ServerAddress
 
 # The key of a notice that is no receiver's: the connection has ended.
 _LINK_ENDED = "-"
