@@ -1,1 +1,1 @@
-"""The wire between processes of our own: addresses, frames, streams with and without TLS, and how ends greet."""
+"""The wire between our own processes: addresses, frames, streams with or without TLS, and greetings."""

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from pace.cli.console import JsonOption
-from pace.cli.reporting import reported
 from pace.documents.cluster import Cluster
 from pace.errors import InvalidOptions
+from pace.terminal.console import JsonOption
+from pace.terminal.reporting import reported
 
 app = typer.Typer(help="Run parameter servers, and measure the links to them.", no_args_is_help=True)
 

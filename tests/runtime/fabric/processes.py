@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pace.documents.fabric.network import FabricHost, FabricNetwork
+from pace.fabric.documents.network import FabricHost, FabricNetwork
 from pace.runtime.fabric.client import FabricClient, UpdateTicket
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, Vector, read_log, replay
 from pace.runtime.fabric.daemon import HostDaemon

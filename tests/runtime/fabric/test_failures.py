@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pace.documents.fabric.batch import DivergenceLimit
+from pace.fabric.documents.batch import DivergenceLimit
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, violations
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.update_records import worker_and_number
