@@ -17,7 +17,7 @@ from benchmarks.harness.training.policy_wire import (
 from pace.runtime.servers.layout import Layout, ServedSegment, memory_of
 from pace.runtime.servers.link import PushPullCall, ServerAddress
 from pace.runtime.servers.server import Server
-from pace.simulation.parameter_server.traffic import ExchangeRules
+from pace.simulation.servers.traffic import ExchangeRules
 from pace.wire.handshake import Greeting
 
 WITHIN_S = 60.0

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pace.simulation import make_server_policy
-from pace.simulation.parameter_server.run import run_server_policy
+from pace.simulation.servers.run import run_server_policy
 from tests.pace.parameter_server.clusters import cluster, three_layers
 
 

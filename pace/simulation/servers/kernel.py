@@ -6,8 +6,8 @@ their credit admits, free connections start what is handed over, and links are s
 
 import numpy as np
 
-from pace.simulation.parameter_server.heaps import dequeue, enqueue, led_choice, pop, put, without
-from pace.simulation.parameter_server.sharing import lay_links, share
+from pace.simulation.servers.heaps import dequeue, enqueue, led_choice, pop, put, without
+from pace.simulation.servers.sharing import lay_links, share
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.solver.compiled import compiled
 

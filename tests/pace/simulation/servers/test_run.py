@@ -14,9 +14,9 @@ from pace.errors import InvalidOptions
 from pace.models import build
 from pace.parameter_server.optimize import optimize_servers
 from pace.simulation import SERVER_POLICIES, knobs_of, make_server_policy
-from pace.simulation.parameter_server.keys import byteps_keys, djb2_server, mxnet_parts
-from pace.simulation.parameter_server.run import run_server_policy
-from pace.simulation.parameter_server.traffic import gates
+from pace.simulation.servers.keys import byteps_keys, djb2_server, mxnet_parts
+from pace.simulation.servers.run import run_server_policy
+from pace.simulation.servers.traffic import gates
 from tests.pace.parameter_server.clusters import cluster, clusters, three_layers
 from tests.strategies import affine, layered, profiles, properties
 
@@ -285,7 +285,7 @@ def test_servers_keep_the_order() -> None:
     ordered = run_server_policy(chain, servers, make_server_policy("ps-tao"), iterations=3, jitter=0.2)
     orders = {tuple(np.argsort(row).tolist()) for row in ordered.pull_starts_s.reshape(-1, 8)}
     assert len(orders) == 1
-    from pace.simulation.parameter_server.policies import TicTacExchange
+    from pace.simulation.servers.policies import TicTacExchange
 
     free = run_server_policy(chain, servers, TicTacExchange(order="random"), iterations=3, jitter=0.2)
     assert len({tuple(np.argsort(row).tolist()) for row in free.pull_starts_s.reshape(-1, 8)}) > 6

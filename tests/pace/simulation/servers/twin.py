@@ -14,7 +14,7 @@ import simpy
 
 from pace import Profile
 from pace.documents.cluster import Cluster
-from pace.simulation.parameter_server.traffic import ExchangeTraffic
+from pace.simulation.servers.traffic import ExchangeTraffic
 from tests.pace.simulation.twin import Settled
 
 Process = Generator[simpy.Event, Any, None]

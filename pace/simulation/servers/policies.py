@@ -12,8 +12,8 @@ from pace.parameter_server.optimize import plan_exchange
 from pace.parameter_server.problem import ExchangeProblem
 from pace.simulation.grouped import cut_evenly
 from pace.simulation.knobs import Bytes, SomeBytes, knobs
-from pace.simulation.parameter_server.keys import byteps_keys, mxnet_parts, round_robin
-from pace.simulation.parameter_server.traffic import ExchangeRules, ExchangeTraffic
+from pace.simulation.servers.keys import byteps_keys, mxnet_parts, round_robin
+from pace.simulation.servers.traffic import ExchangeRules, ExchangeTraffic
 from pace.simulation.tictac import TransferDag, tao, tio
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.flow_shop.fluid import least_loaded

@@ -11,7 +11,7 @@ from pace.documents.profile import Profile
 from pace.errors import InvalidCluster, InvalidOptions
 from pace.jitter import jittered_durations
 from pace.parameter_server.problem import ExchangeProblem
-from pace.simulation.parameter_server.traffic import ExchangePolicy, ExchangeTraffic, gates, ranks
+from pace.simulation.servers.traffic import ExchangePolicy, ExchangeTraffic, gates, ranks
 from pace.solver.arrays import FloatArray, IntArray
 
 Consistency = Literal["sync", "async"]
@@ -134,7 +134,7 @@ def run_server_policy(
         random = np.random.default_rng(seed + 1)
         keys = random.random((iterations, workers, parts)).argsort(axis=2)
         pull_rank = keys.argsort(axis=2).astype(np.int64)
-    from pace.simulation.parameter_server import kernel
+    from pace.simulation.servers import kernel
 
     done = kernel.run(
         _durations(profile, jitter, iterations, seed),

@@ -5,7 +5,7 @@ import pytest
 from pace import Profile
 from pace.errors import InvalidOptions
 from pace.models import build
-from pace.simulation.parameter_server.tune import tune_on_servers
+from pace.simulation.servers.tune import tune_on_servers
 from pace.simulation.tune import tunable
 from tests.pace.parameter_server.clusters import cluster
 

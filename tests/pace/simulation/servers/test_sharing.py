@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.simulation.parameter_server.sharing import share
+from pace.simulation.servers.sharing import share
 from pace.solver.arrays import FloatArray
 from tests.strategies import properties
 
