@@ -51,7 +51,8 @@ def _push_and_pull(control: Connection, port: int, rank: int, workers: int, part
     import torch
 
     from pace.runtime.servers.layout import Layout, ServedSegment, memory_of
-    from pace.runtime.servers.link import Countdown, PushPullCall, ServerAddress, ServerLink
+    from pace.runtime.servers.link import Countdown, PushPullCall, ServerLink
+    from pace.wire.addresses import ServerAddress
     from pace.wire.handshake import Greeting
 
     torch.set_num_threads(1)

@@ -43,7 +43,8 @@ def _work(_rank: int, servers: Sequence[Host]) -> Answer:
 def _time_urgent(address: str, times: int, notsent_bytes: int) -> list[float]:
     """Return how long the urgent chunk was away, each time."""
     from pace.runtime.servers.layout import Layout, ServedSegment
-    from pace.runtime.servers.link import Countdown, PushPullCall, ServerAddress, ServerLink
+    from pace.runtime.servers.link import Countdown, PushPullCall, ServerLink
+    from pace.wire.addresses import ServerAddress
     from pace.wire.handshake import Greeting
 
     link = ServerLink(

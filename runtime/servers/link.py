@@ -1,10 +1,8 @@
 """A worker's link to one server: what it pushes and has not got back; one thread writes, one reads."""
 
 import contextlib
-import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +13,12 @@ from pace.errors import CommunicationFailed
 from pace.runtime.servers.layout import Layout, bits_of
 from pace.runtime.servers.sparse_frames import parcel_of, read_runs
 from pace.runtime.transports.runs import Runs
-from pace.wire.addresses import ServerAddress as ServerAddress
+from pace.wire.addresses import ServerAddress
 from pace.wire.frames import Frame, FrameKind, WireFault
-from pace.wire.handshake import Greeting, call
+from pace.wire.handshake import Greeting
+from pace.wire.meeting import connect
 from pace.wire.outbox import Outbox, Parcel
-from pace.wire.streams import NOTSENT_BYTES, Stream, stream_of
-
-_RETRY_S = 0.1
+from pace.wire.streams import NOTSENT_BYTES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,50 +130,19 @@ class ServerLink:
         self._number = -1
         self._over = False
         self.gone = self.left = False
-        self._stream = self._connect(greeting, token, ssl_context, within_s, notsent_bytes)
+        self._stream = connect(
+            address,
+            greeting,
+            token=token,
+            within_s=within_s,
+            ssl_context=ssl_context,
+            notsent_bytes=notsent_bytes,
+        )
         self._pacing_bytes_per_s = pacing_bytes_per_s
         self._stream.set_pacing(pacing_bytes_per_s)
         self._outbox = Outbox(self._stream, name="pace.link.out", on_loss=self._lost)
         self._thread = threading.Thread(target=self._read, name="pace.link.in", daemon=True)
         self._thread.start()
-
-    def _connect(
-        self,
-        greeting: Greeting,
-        token: str | None,
-        ssl_context: ssl.SSLContext | None,
-        within_s: float,
-        notsent_bytes: int,
-    ) -> Stream:
-        deadline = time.monotonic() + within_s
-        where = (self.address.host, self.address.port)
-        while True:
-            try:
-                connection = socket.create_connection(where, max(deadline - time.monotonic(), 0.01))
-                break
-            except OSError as error:
-                if time.monotonic() + _RETRY_S >= deadline:
-                    raise CommunicationFailed(
-                        f"{self.address.name} did not answer within {within_s:g} s: {error}"
-                    ) from error
-                time.sleep(_RETRY_S)
-        try:
-            stream = stream_of(
-                connection,
-                ssl_context,
-                silence_s=max(deadline - time.monotonic(), 0.01),
-                server_name=self.address.host,
-                notsent_bytes=notsent_bytes,
-            )
-        except OSError as error:
-            raise CommunicationFailed(f"{self.address.name} is not to be trusted: {error}") from error
-        try:
-            call(stream, token, greeting, self.address.name)
-            stream.set_silence(greeting.silence_s)
-        except (CommunicationFailed, WireFault, EOFError, OSError) as error:
-            stream.close()
-            raise CommunicationFailed(f"{self.address.name}: {error}") from error
-        return stream
 
     @property
     def pacing_bytes_per_s(self) -> int | None:

@@ -4,30 +4,26 @@ One thread accepts; every worker has one that reads and one that writes. Nothing
 before it has proved that it knows the token.
 """
 
-import contextlib
-import socket
 import ssl
 import threading
 import time
-from types import TracebackType
+from collections.abc import Callable
 
 import numpy as np
 
-from pace.errors import InvalidOptions
-from pace.runtime.event_log import log
+from pace.runtime.closing import Closing
+from pace.runtime.event_log import note_refusal
 from pace.runtime.servers.session import Session
-from pace.wire.addresses import is_loopback as is_loopback
-from pace.wire.frames import Frame, FrameKind, WireFault
-from pace.wire.handshake import answer
-from pace.wire.streams import Stream, stream_of
+from pace.wire.frames import WireFault
+from pace.wire.handshake import Greeting
+from pace.wire.meeting import Listener
+from pace.wire.streams import Stream
 
-# A caller that does not finish its hello in this time is dropped.
-_HELLO_S = 10.0
 _MOST_CALLERS = 256
 _MOST_SESSIONS = 64
 
 
-class Server:
+class Server(Closing):
     """Sums and holds tensors for jobs; listening from the start.
 
     Parameters
@@ -61,107 +57,37 @@ class Server:
         ssl_context: ssl.SSLContext | None = None,
         most_bytes: int = 1 << 36,
     ) -> None:
-        if not token and not is_loopback(host):
-            raise InvalidOptions(
-                f"a server on {host} can be reached from other machines: give it a token, or let it listen on"
-                " 127.0.0.1"
-            )
         self._workers = workers
-        self._token = token
-        self._ssl_context = ssl_context
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._callers: set[Stream] = set()
-        self._threads: set[threading.Thread] = set()
         self.sessions: dict[str, Session] = {}
         self._closed = False
-        try:
-            self._socket = socket.create_server((host, port), backlog=512)
-        except OSError as error:
-            raise InvalidOptions(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-        self.host, self.port = self._socket.getsockname()[:2]
-        self._accepting = threading.Thread(target=self._accept, name="pace.server", daemon=True)
-        self._accepting.start()
-
-    def __enter__(self) -> "Server":
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._listener = Listener(
+            host,
+            port,
+            self._let_in,
+            on_refusal=note_refusal,
+            token=token,
+            ssl_context=ssl_context,
+            most_callers=_MOST_CALLERS,
+        )
+        self.host, self.port = self._listener.host, self._listener.port
 
     @property
     def address(self) -> str:
         """Where it listens, as HOST:PORT."""
-        return f"{self.host}:{self.port}"
+        return self._listener.address
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, caller = self._socket.accept()
-            except OSError:
-                if self._closed:
-                    return
-                time.sleep(0.1)  # out of descriptors, say: it may pass
-                continue
-            with self._lock:
-                if self._closed or len(self._threads) >= _MOST_CALLERS + sum(
-                    session.size for session in self.sessions.values()
-                ):
-                    connection.close()
-                    continue
-                thread = threading.Thread(
-                    target=self._receive,
-                    args=(connection, f"{caller[0]}:{caller[1]}"),
-                    name="pace.server.in",
-                    daemon=True,
-                )
-                self._threads.add(thread)
-            thread.start()
+    def _let_in(self, stream: Stream, greeting: Greeting, welcome: bytes, _caller: str) -> Callable[[], None]:
+        session = self._session(greeting.job, greeting.size)
+        member = session.join(greeting, stream, welcome)
 
-    def _receive(self, connection: socket.socket, caller: str) -> None:
-        try:
-            self._let_in(connection, caller)
-        finally:
-            with self._lock:
-                self._threads.discard(threading.current_thread())
+        def serve() -> None:
+            # Sums of scaled gradients overflow, which is the workers' business.
+            with np.errstate(all="ignore"):
+                session.serve(member)
 
-    def _let_in(self, connection: socket.socket, caller: str) -> None:
-        try:
-            stream = stream_of(connection, self._ssl_context, silence_s=_HELLO_S)
-        except OSError as error:
-            log.warning("pace.caller_refused", caller=caller, reason=str(error))
-            return
-        late = threading.Timer(_HELLO_S, stream.shutdown)
-        late.daemon = True
-        late.start()
-        with self._lock:
-            self._callers.add(stream)
-        try:
-            greeting, welcome = answer(stream, self._token)
-            stream.set_silence(min(max(greeting.silence_s, 1.0), 600.0))
-            if greeting.pacing_bytes_per_s is not None:
-                stream.set_pacing(greeting.pacing_bytes_per_s)
-            session = self._session(greeting.job, greeting.size)
-            member = session.join(greeting, stream, welcome)
-        except Exception as error:  # a caller's mistakes are not the server's end
-            log.warning("pace.caller_refused", caller=caller, reason=str(error))
-            if isinstance(error, WireFault):
-                reason = str(error).encode()[:1000]
-                with contextlib.suppress(OSError):
-                    stream.write(Frame(kind=FrameKind.ABORT, length=len(reason)), reason)
-            late.cancel()
-            with self._lock:
-                self._callers.discard(stream)
-            stream.shutdown()
-            stream.close()
-            return
-        late.cancel()
-        with self._lock:
-            self._callers.discard(stream)
-        with np.errstate(all="ignore"):  # sums of scaled gradients overflow, which is the workers' business
-            session.serve(member)
+        return serve
 
     def _session(self, job: str, size: int) -> Session:
         if self._workers is not None and size != self._workers:
@@ -200,27 +126,14 @@ class Server:
         """
         with self._lock:
             self._closed = True
-            sessions, callers = list(self.sessions.values()), list(self._callers)
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        for stream in callers:
-            stream.shutdown()
+            sessions = list(self.sessions.values())
+        self._listener.stop()
         for session in sessions:
             if reason is None:
                 session.finish()
             else:
                 session.abort(reason)
-        deadline = time.monotonic() + within_s
-        self._join(deadline)
+        self._listener.join(within_s)
         for session in sessions:
             session.drop()
-        self._join(time.monotonic() + 1.0)
-        self._accepting.join(1.0)
-
-    def _join(self, deadline: float) -> None:
-        with self._lock:
-            threads = list(self._threads)
-        for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(max(deadline - time.monotonic(), 0.0))
+        self._listener.join(1.0)

@@ -15,9 +15,10 @@ from benchmarks.harness.training.policy_wire import (
     server_type,
 )
 from pace.runtime.servers.layout import Layout, ServedSegment, memory_of
-from pace.runtime.servers.link import PushPullCall, ServerAddress
+from pace.runtime.servers.link import PushPullCall
 from pace.runtime.servers.server import Server
 from pace.simulation.servers.traffic import ExchangeRules
+from pace.wire.addresses import ServerAddress
 from pace.wire.handshake import Greeting
 
 WITHIN_S = 60.0

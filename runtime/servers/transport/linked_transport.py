@@ -16,10 +16,11 @@ import torch.distributed as dist
 
 from pace.errors import CommunicationFailed, InvalidOptions, PaceError
 from pace.runtime.event_log import log
-from pace.runtime.servers.link import ServerAddress, ServerLink
+from pace.runtime.servers.link import ServerLink
 from pace.runtime.servers.options import ServerOptions, own_host, parse_address
 from pace.runtime.servers.server import Server
 from pace.runtime.transports.gloo import GlooTransport
+from pace.wire.addresses import ServerAddress
 from pace.wire.handshake import Greeting
 from pace.wire.streams import NOTSENT_BYTES
 

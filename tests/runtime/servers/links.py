@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import torch
 
 from pace.runtime.servers.layout import Layout, memory_of, segment_of
-from pace.runtime.servers.link import PushPullCall, ServerAddress, ServerLink
+from pace.runtime.servers.link import PushPullCall, ServerLink
 from pace.runtime.servers.server import Server
 from pace.runtime.transports.runs import Runs
+from pace.wire.addresses import ServerAddress
 from pace.wire.frames import FrameKind
 from pace.wire.handshake import Greeting
 

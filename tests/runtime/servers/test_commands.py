@@ -15,8 +15,9 @@ import torch
 
 from pace.errors import CommunicationFailed
 from pace.runtime.servers.layout import memory_of
-from pace.runtime.servers.link import PushPullCall, ServerAddress, ServerLink
+from pace.runtime.servers.link import PushPullCall, ServerLink
 from pace.runtime.servers.server import Server
+from pace.wire.addresses import ServerAddress
 from pace.wire.handshake import Greeting
 from tests.runtime.certificates import NEEDS_OPENSSL, tls_contexts
 from tests.runtime.servers.links import WITHIN_S, Arrival, Worker, layout_of
