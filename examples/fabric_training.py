@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from pace.runtime.addresses import parse_address, read_token
 from pace.runtime.fabric.client import FabricClient
 from pace.runtime.fabric.torch_loop import AsynchronousWorker, OuterStep, row_of
+from pace.wire.addresses import parse_address, read_token
 
 LOCAL_STEPS = 5
 

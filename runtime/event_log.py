@@ -29,3 +29,8 @@ log: structlog.stdlib.BoundLogger = structlog.wrap_logger(
     context_class=dict,
 )
 """Every record has the event's name as `pace_event` and its values as `pace_values`."""
+
+
+def note_refusal(caller: str, error: Exception) -> None:
+    """Log that a caller of a listening process was refused."""
+    log.warning("pace.caller_refused", caller=caller, reason=str(error))

@@ -25,7 +25,8 @@ from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.optimizer.asynchronous_optimizer import AsynchronousOptimizer
 from pace.runtime.optimizer.start import Prepare, released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
-from pace.runtime.parameter_server.options import (
+from pace.runtime.replanning import Replanning
+from pace.runtime.servers.options import (
     Consistency,
     ServerOptions,
     Servers,
@@ -33,14 +34,13 @@ from pace.runtime.parameter_server.options import (
     pushed_gradients,
     read_options,
 )
-from pace.runtime.parameter_server.streams import NOTSENT_BYTES
-from pace.runtime.parameter_server.transport.push_pull import MixedTransport, PushPullTransport
-from pace.runtime.replanning import Replanning
+from pace.runtime.servers.transport.push_pull import MixedTransport, PushPullTransport
 from pace.runtime.transports.compression import Compression
 from pace.runtime.transports.cuda import CudaTransport
 from pace.runtime.transports.device import device_of
 from pace.runtime.transports.gloo import GlooTransport
 from pace.runtime.transports.transport import Order
+from pace.wire.streams import NOTSENT_BYTES
 
 __all__ = ["AsynchronousOptimizer", "DistributedOptimizer", "Stale"]
 

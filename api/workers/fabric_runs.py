@@ -12,9 +12,9 @@ from pace.api.workers.ambiguous_documents import refuse_repeated_keys
 from pace.api.workers.functions import ReadLimits, decompressed
 from pace.client.fabric_documents import FabricPolicyResult, FabricRunRequest, FabricRunResult
 from pace.documents.base import explain
-from pace.documents.fabric.reading import parse_document
-from pace.documents.fabric.scenario import FabricScenario
-from pace.simulation.fabric import simulate_fabric
+from pace.fabric.documents.reading import parse_document
+from pace.fabric.documents.scenario import FabricScenario
+from pace.fabric.simulation import simulate_fabric
 
 # A simulated second of 30 workers takes some milliseconds.
 MOST_WORKER_SECONDS = 1_000_000

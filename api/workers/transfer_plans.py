@@ -9,7 +9,7 @@ from pace.api.errors import ContentTooLarge, InvalidRequest
 from pace.api.workers.ambiguous_documents import refuse_repeated_keys
 from pace.client.fabric_documents import TransferPlanRequest
 from pace.documents.base import explain
-from pace.fabric import plan_transfers
+from pace.fabric.plan import plan_transfers
 
 # A plan of this many takes seconds, and its document some megabytes.
 MOST_UPDATES = 2000

@@ -17,15 +17,15 @@ from pace.documents.half_costs import SampledHalf
 from pace.documents.push_pull import PushPull
 from pace.runtime.capture.allreduce_cost import Collective
 from pace.runtime.capture.self_profile import TransportNetwork
-from pace.runtime.parameter_server.measure import measure_links
-from pace.runtime.parameter_server.options import read_options
-from pace.runtime.parameter_server.server import Server
 from pace.runtime.profiler import (
     AllReduceMeasurement,
     horovod_network,
     measure_allreduce,
     torch_network,
 )
+from pace.runtime.servers.measure import measure_links
+from pace.runtime.servers.options import read_options
+from pace.runtime.servers.server import Server
 from pace.runtime.transports.gloo import GlooTransport
 
 _PORT = 19000

@@ -12,8 +12,8 @@ from pace.documents.schedule import Group, Schedule, Segment
 from pace.fusion.problem import FusionProblem
 from pace.parameter_server.optimize import optimize_servers
 from pace.simulation import make_server_policy
-from pace.simulation.parameter_server.run import run_server_policy
-from pace.simulation.parameter_server.traffic import ExchangeTraffic, ranks
+from pace.simulation.servers.run import run_server_policy
+from pace.simulation.servers.traffic import ExchangeTraffic, ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def _cpu_s() -> float:
 
 def _serve_sums(control: Connection, workers: int) -> None:
     """Be the parameter server."""
-    from pace.runtime.parameter_server.server import Server
+    from pace.runtime.servers.server import Server
 
     with Server(workers=workers) as server:
         control.send(server.port)
@@ -50,9 +50,10 @@ def _push_and_pull(control: Connection, port: int, rank: int, workers: int, part
     """Be a worker."""
     import torch
 
-    from pace.runtime.parameter_server.handshake import Greeting
-    from pace.runtime.parameter_server.layout import Layout, ServedSegment, memory_of
-    from pace.runtime.parameter_server.link import Countdown, PushPullCall, ServerAddress, ServerLink
+    from pace.runtime.servers.layout import Layout, ServedSegment, memory_of
+    from pace.runtime.servers.link import Countdown, PushPullCall, ServerLink
+    from pace.wire.addresses import ServerAddress
+    from pace.wire.handshake import Greeting
 
     torch.set_num_threads(1)
     link = ServerLink(

@@ -30,7 +30,7 @@ _NO_LIMIT = (1 << 31) - 1
 
 
 def _serve(rank: int, on: Sequence[Host]) -> Answer:
-    from pace.runtime.parameter_server.server import Server
+    from pace.runtime.servers.server import Server
 
     server = Server(on[rank].address, _PORT, token=_TOKEN)
     return lambda _request, _arguments: server.port
@@ -42,9 +42,10 @@ def _work(_rank: int, servers: Sequence[Host]) -> Answer:
 
 def _time_urgent(address: str, times: int, notsent_bytes: int) -> list[float]:
     """Return how long the urgent chunk was away, each time."""
-    from pace.runtime.parameter_server.handshake import Greeting
-    from pace.runtime.parameter_server.layout import Layout, ServedSegment
-    from pace.runtime.parameter_server.link import Countdown, PushPullCall, ServerAddress, ServerLink
+    from pace.runtime.servers.layout import Layout, ServedSegment
+    from pace.runtime.servers.link import Countdown, PushPullCall, ServerLink
+    from pace.wire.addresses import ServerAddress
+    from pace.wire.handshake import Greeting
 
     link = ServerLink(
         ServerAddress(host=address, port=_PORT, name="the server"),
@@ -90,7 +91,7 @@ def _ignored(bytes_per_s: float) -> None:
 
 def measure(rate_mbit_s: float, times: int) -> dict[str, Any]:
     """Measure both; JSON-ready."""
-    from pace.runtime.parameter_server.streams import NOTSENT_BYTES
+    from pace.wire.streams import NOTSENT_BYTES
 
     with (
         hosts([Link(rate_mbit_s=rate_mbit_s)] * 2) as on,

@@ -1,4 +1,4 @@
-"""An independent judge of schedules and transfer plans: shares no code with the solver.
+"""An independent judge of schedules: shares no code with the solver.
 
 Every number is derived again. Ready times and tails come from networkx's topological order, durations from
 the formulas written out again, the oracle's optimum from its dual (the strongest of all sets, DESIGN 4.3)
@@ -27,13 +27,12 @@ from pace.checker.push_pull import (
 )
 from pace.checker.sharded import check_sharded
 from pace.checker.slots import check_slots
-from pace.checker.transfers import check_transfers
 from pace.documents.base import refuse_other
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidProfile, InvalidSchedule
 
-__all__ = ["allreduce_s", "check", "check_transfers"]
+__all__ = ["allreduce_s", "check"]
 
 
 def check(profile: Profile, schedule: Schedule) -> list[str]:

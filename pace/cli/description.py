@@ -4,9 +4,9 @@ from functools import partial
 
 from rich.console import Console
 
-from pace.cli.console import make_table
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
+from pace.terminal.console import make_table
 
 SHOWN_SEGMENTS = 120
 

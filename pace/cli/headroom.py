@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from pace.cli.console import JsonOption
-from pace.cli.reporting import reported, tell_slowdown, warn_if_misleading
 from pace.documents.profile import Profile, load_profile
+from pace.terminal.console import JsonOption
+from pace.terminal.reporting import reported, tell_slowdown, warn_if_misleading
 
 _SNIFFED_BYTES = 1 << 16
 

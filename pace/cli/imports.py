@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from pace.cli.console import JsonOption, question_tflops, write_profile
-from pace.cli.reporting import reported
 from pace.documents.base import explain
 from pace.documents.collective_costs import AllReduce, RingAllReduce
 from pace.documents.throughput.steps import StepsDocument
 from pace.errors import InvalidOptions
+from pace.terminal.console import JsonOption, question_tflops, write_profile
+from pace.terminal.reporting import reported
 
 app = typer.Typer(no_args_is_help=True, help="Make a profile from what another tool recorded.")
 

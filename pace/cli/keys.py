@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pace.cli.reporting import reported
+from pace.terminal.reporting import reported
 
 if TYPE_CHECKING:
     from pace.api.storage.keys import ApiKey, KeyRing

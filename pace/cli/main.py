@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from pace.cli.fabric import app as fabric_app
 from pace.cli.headroom import headroom
 from pace.cli.imports import app as import_app
 from pace.cli.imports import fit
@@ -20,6 +19,7 @@ from pace.cli.servers.processes import app as ps_app
 from pace.cli.service import serve, submit
 from pace.cli.simulate import simulate
 from pace.cli.what_if import what_if
+from pace.fabric.commands.app import app as fabric_app
 from pace.version import __version__
 
 app = typer.Typer(

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from pace.cli.console import question_tflops, write_profile
-from pace.cli.reporting import reported
 from pace.models import NAMES, build
+from pace.terminal.console import question_tflops, write_profile
+from pace.terminal.reporting import reported
 
 
 def _list_names(wanted: bool) -> None:

@@ -9,7 +9,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pace.cli.console import (
+from pace.cli.description import describe
+from pace.cli.servers.clusters import described_cluster
+from pace.documents.options import Options, Risk
+from pace.documents.profile import Profile, load_profile
+from pace.documents.schedule import Exchange, Framework, Fusion, Oracle, Schedule, load_schedule
+from pace.errors import InvalidOptions, InvalidSchedule
+from pace.terminal.console import (
     ClusterOption,
     ColocatedOption,
     JsonOption,
@@ -18,13 +24,7 @@ from pace.cli.console import (
     make_console,
     refuse_unknown_ending,
 )
-from pace.cli.description import describe
-from pace.cli.reporting import WRONG, reported, tell_slowdown, warn_if_misleading
-from pace.cli.servers.clusters import described_cluster
-from pace.documents.options import Options, Risk
-from pace.documents.profile import Profile, load_profile
-from pace.documents.schedule import Exchange, Framework, Fusion, Oracle, Schedule, load_schedule
-from pace.errors import InvalidOptions, InvalidSchedule
+from pace.terminal.reporting import WRONG, reported, tell_slowdown, warn_if_misleading
 
 
 def optimize(

@@ -9,13 +9,13 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pace.cli.console import ApiKeyOption, JsonOption, make_console, make_table
-from pace.cli.reporting import reported
 from pace.documents.base import explain
 from pace.documents.throughput.fleet import Fleet
 from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
 from pace.documents.throughput.steps import load_steps
 from pace.errors import InvalidOptions
+from pace.terminal.console import ApiKeyOption, JsonOption, make_console, make_table
+from pace.terminal.reporting import reported
 
 MOST_COUNTS = 10_000
 

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from pace.cli.console import ApiKeyOption, JsonOption, ProfileArgument, make_console
 from pace.cli.description import describe
-from pace.cli.reporting import reported
 from pace.documents.profile import load_profile
+from pace.terminal.console import ApiKeyOption, JsonOption, ProfileArgument, make_console
+from pace.terminal.reporting import reported
 
 
 def submit(

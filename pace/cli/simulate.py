@@ -5,7 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from pace.cli.console import (
+from pace.cli.servers.clusters import described_cluster
+from pace.documents.cluster import Cluster
+from pace.documents.profile import Profile, load_profile
+from pace.documents.schedule import Exchange
+from pace.errors import InvalidOptions
+from pace.terminal.console import (
     ClusterOption,
     ColocatedOption,
     JsonOption,
@@ -14,12 +19,7 @@ from pace.cli.console import (
     make_console,
     make_table,
 )
-from pace.cli.reporting import reported
-from pace.cli.servers.clusters import described_cluster
-from pace.documents.cluster import Cluster
-from pace.documents.profile import Profile, load_profile
-from pace.documents.schedule import Exchange
-from pace.errors import InvalidOptions
+from pace.terminal.reporting import reported
 
 
 def simulate(

@@ -5,13 +5,13 @@ from typing import Any
 
 import typer
 
-from pace.cli.console import make_console, make_table
 from pace.documents.cluster import Cluster
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.simulation import POLICIES, SERVER_POLICIES, knobs_of
-from pace.simulation.parameter_server.tune import tune_on_servers
+from pace.simulation.servers.tune import tune_on_servers
 from pace.simulation.tune import SEARCHES, Search, Tuned, tunable, tune
+from pace.terminal.console import make_console, make_table
 
 
 def report(

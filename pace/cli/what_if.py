@@ -9,7 +9,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pace.cli.console import (
+from pace.cli.servers.what_if import report_servers
+from pace.documents.profile import Profile, load_profile
+from pace.errors import InvalidOptions
+from pace.terminal.console import (
     ApiKeyOption,
     ColocatedOption,
     JsonOption,
@@ -18,10 +21,7 @@ from pace.cli.console import (
     make_table,
     refuse_unknown_ending,
 )
-from pace.cli.reporting import reported, tell_slowdown, warn_if_misleading, warn_of_the_cost
-from pace.cli.servers.what_if import report_servers
-from pace.documents.profile import Profile, load_profile
-from pace.errors import InvalidOptions
+from pace.terminal.reporting import reported, tell_slowdown, warn_if_misleading, warn_of_the_cost
 from pace.whatif import Grid, WhatIf, estimate_s
 from pace.whatif.scenario import TwoLevel
 from pace.whatif.servers import ServerGrid

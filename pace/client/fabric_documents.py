@@ -7,11 +7,11 @@ from pydantic import Field
 
 from pace.client.documents import ResourceId
 from pace.documents.base import Document
-from pace.documents.fabric.batch import UpdateBatch
-from pace.documents.fabric.network import FabricNetwork
-from pace.documents.fabric.scenario import FabricScenario
-from pace.documents.fabric.transfer_plan import TransferOptions
 from pace.documents.schedule import Sha256
+from pace.fabric.documents.batch import UpdateBatch
+from pace.fabric.documents.network import FabricNetwork
+from pace.fabric.documents.scenario import FabricScenario
+from pace.fabric.documents.transfer_plan import TransferOptions
 
 FabricPolicyName = Literal["mlfabric-a", "mlfabric-s", "async", "ring", "tree", "ssp", "fedbuff", "quorum"]
 

@@ -18,13 +18,13 @@ from pace.client.documents import Problem, ReportRequest, ReportResource, Schedu
 from pace.client.exchange import Exchange, HttpAnswer
 from pace.client.fabric_documents import TransferPlanRequest
 from pace.documents.base import explain
-from pace.documents.fabric.batch import UpdateBatch
-from pace.documents.fabric.network import FabricNetwork
-from pace.documents.fabric.transfer_plan import TransferOptions, TransferPlan
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidFabric, InvalidOptions, InvalidProfile, InvalidSteps, ServiceUnavailable
+from pace.fabric.documents.batch import UpdateBatch
+from pace.fabric.documents.network import FabricNetwork
+from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
 
 if TYPE_CHECKING:
     from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction

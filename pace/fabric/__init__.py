@@ -1,5 +1,5 @@
-"""World 3: transfers of many workers' updates over links of unequal and changing speed."""
+"""The fabric: updates of many workers, and weights for them, over links of unequal and changing speed.
 
-from pace.fabric.plan import plan_transfers
-
-__all__ = ["plan_transfers"]
+A vertical of its own: its documents, mathematics, planner, checker, simulation and commands. What runs it is
+``pace.runtime.fabric``.
+"""

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from pace.documents.fabric.batch import UpdateBatch
-from pace.documents.fabric.network import FabricNetwork
-from pace.documents.fabric.transfer_plan import (
+from pace.errors import InvalidFabric, InvalidOptions, SolverFailed
+from pace.fabric.documents.batch import UpdateBatch
+from pace.fabric.documents.network import FabricNetwork
+from pace.fabric.documents.transfer_plan import (
     Commit,
     DroppedUpdate,
     PredictedCommits,
@@ -16,16 +17,15 @@ from pace.documents.fabric.transfer_plan import (
     TransferOptions,
     TransferPlan,
 )
-from pace.errors import InvalidFabric, InvalidOptions, SolverFailed
 from pace.fabric.problem import FabricProblem, problem_of, updates_of
-from pace.solver.fabric.aggregation import Aggregation, Hop, aggregate, fastest_hosts
-from pace.solver.fabric.capacity import Capacities, Reservation
-from pace.solver.fabric.exact import ExactOrder, solve_exactly
-from pace.solver.fabric.lower_bounds import machine_bound, time_indexed_bound
-from pace.solver.fabric.ordering import Drop, Ordering, order_updates
-from pace.solver.fabric.replication import LeadLimit, Replication, replicate
-from pace.solver.fabric.search import search_order
-from pace.solver.fabric.updates import Updates
+from pace.fabric.solver.aggregation import Aggregation, Hop, aggregate, fastest_hosts
+from pace.fabric.solver.capacity import Capacities, Reservation
+from pace.fabric.solver.exact import ExactOrder, solve_exactly
+from pace.fabric.solver.lower_bounds import machine_bound, time_indexed_bound
+from pace.fabric.solver.ordering import Drop, Ordering, order_updates
+from pace.fabric.solver.replication import LeadLimit, Replication, replicate
+from pace.fabric.solver.search import search_order
+from pace.fabric.solver.updates import Updates
 from pace.version import __version__
 
 # Above this many updates the linear program would take longer than the plan.

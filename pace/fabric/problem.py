@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pace.documents.fabric.batch import PendingUpdate, UpdateBatch
-from pace.documents.fabric.network import FabricHost, FabricNetwork
 from pace.errors import InvalidFabric
+from pace.fabric.documents.batch import PendingUpdate, UpdateBatch
+from pace.fabric.documents.network import FabricHost, FabricNetwork
+from pace.fabric.solver.aggregation import AggregateSize
+from pace.fabric.solver.capacity import Capacities
+from pace.fabric.solver.updates import NO_DEADLINE, Updates, deadlines
 from pace.solver.arrays import FloatArray
-from pace.solver.fabric.aggregation import AggregateSize
-from pace.solver.fabric.capacity import Capacities
-from pace.solver.fabric.updates import NO_DEADLINE, Updates, deadlines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from pace.documents.profile import Profile
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions, InvalidProfile
 from pace.parameter_server.optimize import cluster_of
-from pace.simulation.parameter_server.run import Consistency, ExchangeSimulation, run_server_policy
 from pace.simulation.registry import (
     POLICIES,
     SERVER_POLICIES,
@@ -23,6 +22,7 @@ from pace.simulation.registry import (
     make_server_policy,
 )
 from pace.simulation.run import Simulation, run_policy
+from pace.simulation.servers.run import Consistency, ExchangeSimulation, run_server_policy
 
 
 class SimulationOptions(Document):

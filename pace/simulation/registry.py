@@ -10,16 +10,16 @@ from pace.documents.base import explain
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
 from pace.simulation.horovod import Horovod
-from pace.simulation.parameter_server.policies import (
+from pace.simulation.policies import Ddp, Fifo, MgWfbp, Partitioned, TicTac
+from pace.simulation.scheduled import Scheduled
+from pace.simulation.servers.policies import (
     BytePs,
     FifoExchange,
     PartitionedExchange,
     PlannedExchange,
     TicTacExchange,
 )
-from pace.simulation.parameter_server.traffic import ExchangePolicy
-from pace.simulation.policies import Ddp, Fifo, MgWfbp, Partitioned, TicTac
-from pace.simulation.scheduled import Scheduled
+from pace.simulation.servers.traffic import ExchangePolicy
 from pace.simulation.traffic import Policy
 from pace.simulation.two_halves import Dear, Sharded, ZeroOne, ZeroRedundancy
 

@@ -5,19 +5,19 @@ import socket
 import ssl
 import threading
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
-from pace.runtime.addresses import ServerAddress
+from pace.runtime.closing import Closing
 from pace.runtime.fabric.commit_log import Vector
 from pace.runtime.fabric.connection import FabricLink, Incoming, connect
 from pace.runtime.fabric.messages import Message, ModelCall, PushCall, TicketOrder, TransferIntro
 from pace.runtime.fabric.sparse_update import SparseUpdate
 from pace.runtime.fabric.update_records import HeldUpdate, update_id
+from pace.wire.addresses import ServerAddress
 
 UpdateKind = Literal["gradient", "pseudo-gradient", "delta", "rollouts"]
 
@@ -105,7 +105,7 @@ class _Answer:
         self.reason = ""
 
 
-class FabricClient:
+class FabricClient(Closing):
     """A worker's connection to the daemon of its host; any thread may call it.
 
     Parameters
@@ -153,14 +153,6 @@ class FabricClient:
             address, token=token, silence_s=silence_s, within_s=within_s, ssl_context=ssl_context
         )
         self._link.start(self._hear, self._end, self._receive)
-
-    def __enter__(self) -> "FabricClient":
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def push(
         self,

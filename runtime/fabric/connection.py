@@ -12,19 +12,16 @@ import threading
 import time
 from collections.abc import Callable
 
-from pace.errors import CommunicationFailed, InvalidOptions
-from pace.runtime.addresses import ServerAddress, is_loopback
-from pace.runtime.event_log import log
+from pace.runtime.event_log import log, note_refusal
 from pace.runtime.fabric.messages import Message, TransferIntro, read_message
-from pace.runtime.parameter_server.handshake import Greeting, answer, call
-from pace.runtime.parameter_server.outbox import Outbox, Parcel
-from pace.runtime.parameter_server.streams import Stream, stream_of
-from pace.runtime.parameter_server.wire import HEADER_BYTES, Frame, FrameKind, WireFault
+from pace.wire import meeting
+from pace.wire.addresses import ServerAddress
+from pace.wire.frames import HEADER_BYTES, Frame, FrameKind, WireFault
+from pace.wire.handshake import Greeting
+from pace.wire.outbox import Outbox, Parcel
+from pace.wire.streams import Stream
 
 BLOCK_BYTES = 128 << 10
-_HELLO_S = 10.0
-_RETRY_S = 0.1
-_MOST_CALLERS = 1024
 _UNLIMITED = float((1 << 32) - 1)
 
 
@@ -225,7 +222,6 @@ def connect(
     silence_s: float,
     within_s: float,
     ssl_context: ssl.SSLContext | None = None,
-    job: str = "fabric",
 ) -> FabricLink:
     """Call a process of the fabric; both ends prove that they know the token.
 
@@ -234,33 +230,33 @@ def connect(
     CommunicationFailed
         When there is nobody within `within_s`, or it refuses.
     """
-    deadline = time.monotonic() + within_s
-    while True:
-        try:
-            connection = socket.create_connection(
-                (address.host, address.port), max(deadline - time.monotonic(), 0.01)
-            )
-            break
-        except OSError as error:
-            if time.monotonic() + _RETRY_S >= deadline:
-                raise CommunicationFailed(
-                    f"{address.name} at {address.host}:{address.port} did not answer within {within_s:g} s:"
-                    f" {error}"
-                ) from error
-            time.sleep(_RETRY_S)
-    try:
-        stream = stream_of(
-            connection, ssl_context, silence_s=max(within_s, silence_s), server_name=address.host
-        )
-    except OSError as error:
-        raise CommunicationFailed(f"{address.name} is not to be trusted: {error}") from error
-    try:
-        call(stream, token, Greeting(job=job, rank=0, size=1, silence_s=silence_s), address.name)
-        stream.set_silence(silence_s)
-    except (CommunicationFailed, WireFault, EOFError, OSError) as error:
-        stream.close()
-        raise CommunicationFailed(f"{address.name}: {error}") from error
+    greeting = Greeting(job="fabric", rank=0, size=1, silence_s=silence_s)
+    hello_s = max(within_s, silence_s)
+    stream = meeting.connect(
+        address, greeting, token=token, within_s=within_s, hello_s=hello_s, ssl_context=ssl_context
+    )
     return FabricLink(stream, name=address.name)
+
+
+def listen(
+    place: tuple[str, int],
+    on_link: Callable[[FabricLink], None],
+    *,
+    token: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+) -> meeting.Listener:
+    """Accept callers who know the token; each becomes a link that `on_link` starts.
+
+    Raises
+    ------
+    InvalidOptions
+        When it may not, or cannot, listen there.
+    """
+
+    def let_in(stream: Stream, _greeting: Greeting, welcome: bytes, caller: str) -> None:
+        on_link(FabricLink(stream, name=caller, first=welcome))
+
+    return meeting.Listener(*place, let_in, on_refusal=note_refusal, token=token, ssl_context=ssl_context)
 
 
 def own_address_towards(other: ServerAddress) -> str:
@@ -273,97 +269,3 @@ def own_address_towards(other: ServerAddress) -> str:
             return address
     except OSError:
         return "127.0.0.1"
-
-
-class Listener:
-    """Accepts callers who know the token; each becomes a link that `on_link` starts.
-
-    Raises
-    ------
-    InvalidOptions
-        When it may not, or cannot, listen there.
-    """
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        on_link: Callable[[FabricLink], None],
-        *,
-        token: str | None = None,
-        ssl_context: ssl.SSLContext | None = None,
-    ) -> None:
-        if not token and not is_loopback(host):
-            raise InvalidOptions(
-                f"a process on {host} can be reached from other machines: give it a token, or let it listen"
-                " on 127.0.0.1"
-            )
-        self._token, self._ssl_context, self._on_link = token, ssl_context, on_link
-        self._closed = False
-        self._lock = threading.Lock()
-        self._callers: set[threading.Thread] = set()
-        try:
-            self._socket = socket.create_server((host, port), backlog=512)
-        except OSError as error:
-            raise InvalidOptions(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-        self.host, self.port = self._socket.getsockname()[:2]
-        self._thread = threading.Thread(target=self._accept, name="pace.fabric.listen", daemon=True)
-        self._thread.start()
-
-    @property
-    def address(self) -> str:
-        """Where it listens, as HOST:PORT."""
-        return f"{self.host}:{self.port}"
-
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                connection, caller = self._socket.accept()
-            except OSError:
-                if not self._closed:
-                    time.sleep(0.1)  # out of descriptors, say: it may pass
-                continue
-            with self._lock:
-                if len(self._callers) >= _MOST_CALLERS:
-                    connection.close()
-                    continue
-                thread = threading.Thread(
-                    target=self._let_in, args=(connection, f"{caller[0]}:{caller[1]}"), daemon=True
-                )
-                self._callers.add(thread)
-            thread.start()
-
-    def _let_in(self, connection: socket.socket, caller: str) -> None:
-        stream: Stream | None = None
-        late: threading.Timer | None = None
-        try:
-            stream = stream_of(connection, self._ssl_context, silence_s=_HELLO_S)
-            late = threading.Timer(_HELLO_S, stream.shutdown)
-            late.daemon = True
-            late.start()
-            greeting, welcome = answer(stream, self._token)
-            stream.set_silence(min(max(greeting.silence_s, 1.0), 600.0))
-            late.cancel()
-            self._on_link(FabricLink(stream, name=caller, first=welcome))
-        except Exception as error:  # a caller's mistakes are not the process's end
-            if late is not None:
-                late.cancel()
-            log.warning("pace.caller_refused", caller=caller, reason=str(error))
-            if stream is not None:
-                if isinstance(error, WireFault):
-                    reason = str(error).encode()[:1000]
-                    with contextlib.suppress(OSError):
-                        stream.write(Frame(kind=FrameKind.ABORT, length=len(reason)), reason)
-                stream.shutdown()
-                stream.close()
-        finally:
-            with self._lock:
-                self._callers.discard(threading.current_thread())
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._thread.join(2.0)

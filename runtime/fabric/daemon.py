@@ -9,13 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 
 from pace.errors import InvalidUse
-from pace.runtime.addresses import ServerAddress
+from pace.runtime.closing import Closing
 from pace.runtime.event_log import log
 from pace.runtime.fabric.byte_store import PROBE, ByteStore
-from pace.runtime.fabric.connection import FabricLink, Incoming, Listener, connect, own_address_towards
+from pace.runtime.fabric.connection import FabricLink, Incoming, connect, listen, own_address_towards
 from pace.runtime.fabric.held_model import HeldModel
 from pace.runtime.fabric.local_workers import LocalWorkers
 from pace.runtime.fabric.messages import (
@@ -40,9 +39,10 @@ from pace.runtime.fabric.messages import (
 )
 from pace.runtime.fabric.peer_links import PeerLinks
 from pace.runtime.fabric.scheduler_call import CONNECT_S, SchedulerCall
+from pace.wire.addresses import ServerAddress
 
 
-class HostDaemon:
+class HostDaemon(Closing):
     """Running once built.
 
     Parameters
@@ -103,21 +103,13 @@ class HostDaemon:
         self._store = ByteStore()
         self._workers = LocalWorkers(name, self._store, self._scheduler.tell)
         self._peers = PeerLinks(name, self._store, dial, self._scheduler.tell, self._post)
-        self._listener = Listener(*bind, self._accept, token=token, ssl_context=serving)
+        self._listener = listen(bind, self._accept, token=token, ssl_context=serving)
         self.host, self.port = self._listener.host, self._listener.port
         everywhere = self.host in ("0.0.0.0", "::")  # where it listens, but nobody reaches it under that name
         self._advertise = advertise or (own_address_towards(scheduler) if everywhere else self.host)
         self._thread = threading.Thread(target=self._run, name=f"pace.fabric.{name}", daemon=True)
         self._thread.start()
         self._scheduler.start()
-
-    def __enter__(self) -> "HostDaemon":
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def address(self) -> str:
@@ -134,7 +126,7 @@ class HostDaemon:
             return
         self._closed.set()
         self._scheduler.stop()
-        self._listener.close()
+        self._listener.stop()
         self._events.put(None)
         self._thread.join(5.0)
         for link in list(self._callers):

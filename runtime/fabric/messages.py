@@ -18,7 +18,7 @@ from pace.runtime.fabric.update_records import (
     Momentum,
     Text,
 )
-from pace.runtime.parameter_server.wire import WireFault
+from pace.wire.frames import WireFault
 
 
 class HostRegistration(Document):

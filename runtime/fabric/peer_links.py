@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pace.errors import CommunicationFailed
-from pace.runtime.addresses import ServerAddress
 from pace.runtime.fabric.byte_store import ByteStore
 from pace.runtime.fabric.connection import FabricLink
 from pace.runtime.fabric.messages import FailureNotice, Message, RateOrder, TransferIntro, TransferOrder
+from pace.wire.addresses import ServerAddress
 
 
 @dataclass(slots=True)

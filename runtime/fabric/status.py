@@ -6,9 +6,9 @@ import threading
 from typing import Any
 
 from pace.errors import CommunicationFailed
-from pace.runtime.addresses import ServerAddress
 from pace.runtime.fabric.connection import FabricLink, connect
 from pace.runtime.fabric.messages import Message, StatusAnswer, StatusCall
+from pace.wire.addresses import ServerAddress
 
 
 def ask_status(

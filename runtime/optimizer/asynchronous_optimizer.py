@@ -22,8 +22,8 @@ from pace.runtime.engine.weight_share import WeightShare
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped
 from pace.runtime.optimizer.stand_in import StandIn
 from pace.runtime.optimizer.start import Prepare, start_together
-from pace.runtime.parameter_server.link import Countdown
-from pace.runtime.parameter_server.transport.push_pull import PushPullTransport
+from pace.runtime.servers.link import Countdown
+from pace.runtime.servers.transport.push_pull import PushPullTransport
 from pace.runtime.transports.transport import SegmentCall
 
 

@@ -14,8 +14,8 @@ from pace.client.documents import SimulationRequest
 from pace.client.page_documents import WindowRequest
 from pace.documents.options import Options
 from pace.documents.profile import parse_profile
+from pace.fabric.simulation import FABRIC_POLICIES
 from pace.simulation import POLICIES
-from pace.simulation.fabric import FABRIC_POLICIES
 from tests.api.profiles import layered_profile
 from tests.pace.throughput.step_documents import pull_compute_push
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pace.documents.fabric.scenario import FabricScenario
-from pace.simulation.fabric import simulate_fabric
+from pace.fabric.documents.scenario import FabricScenario
+from pace.fabric.simulation import simulate_fabric
 from tests.api.process import Caller
 
 SCENARIO: dict[str, Any] = {"name": "small", "machines": 3, "duration_s": 3, "delay_bound": 10}

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pace.checker import check_transfers
 from pace.client import Client
-from pace.documents.fabric.reading import load_batch, load_network
-from pace.documents.fabric.transfer_plan import TransferOptions
 from pace.errors import InvalidFabric, InvalidOptions
-from pace.fabric import plan_transfers
+from pace.fabric.checker.transfers import check_transfers
+from pace.fabric.documents.reading import load_batch, load_network
+from pace.fabric.documents.transfer_plan import TransferOptions
+from pace.fabric.plan import plan_transfers
 from tests.api.process import Caller
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "fabric"

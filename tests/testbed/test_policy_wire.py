@@ -14,11 +14,12 @@ from benchmarks.harness.training.policy_wire import (
     _Purse,
     server_type,
 )
-from pace.runtime.parameter_server.handshake import Greeting
-from pace.runtime.parameter_server.layout import Layout, ServedSegment, memory_of
-from pace.runtime.parameter_server.link import PushPullCall, ServerAddress
-from pace.runtime.parameter_server.server import Server
-from pace.simulation.parameter_server.traffic import ExchangeRules
+from pace.runtime.servers.layout import Layout, ServedSegment, memory_of
+from pace.runtime.servers.link import PushPullCall
+from pace.runtime.servers.server import Server
+from pace.simulation.servers.traffic import ExchangeRules
+from pace.wire.addresses import ServerAddress
+from pace.wire.handshake import Greeting
 
 WITHIN_S = 60.0
 

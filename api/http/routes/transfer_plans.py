@@ -11,7 +11,7 @@ from pace.api.http.security import Submitter
 from pace.api.spool import BodySpool
 from pace.api.workers.transfer_plans import plan_of
 from pace.client.fabric_documents import TransferPlanRequest, example_transfer_plan_request
-from pace.documents.fabric.transfer_plan import TransferPlan
+from pace.fabric.documents.transfer_plan import TransferPlan
 
 router = APIRouter(prefix="/v1/transfer-plans")
 

@@ -15,8 +15,8 @@ from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
-from pace.runtime.parameter_server.options import read_options
-from pace.runtime.parameter_server.server import Server
+from pace.runtime.servers.options import read_options
+from pace.runtime.servers.server import Server
 
 if TYPE_CHECKING:
     from benchmarks.harness.training.trainer import Job

@@ -1,6 +1,6 @@
 """Other systems' rules over the runtime's wire: frames, connections, pacing, sums and threads stay the same.
 
-What is exchanged is what ``pace.simulation.parameter_server.traffic.ExchangeRules`` says: which partition a
+What is exchanged is what ``pace.simulation.servers.traffic.ExchangeRules`` says: which partition a
 worker hands over next, how many bytes it may hand over, and when a server answers. A partition goes out whole
 and is answered when all of it is summed, unlike our own chunks. A server answers in the order of the plan.
 For rules that say "in the order of arrival" that is the same: their plans are in the order of readiness, and
@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from pace.runtime.parameter_server.layout import Layout, ServedSegment, memory_of
-from pace.runtime.parameter_server.link import PushPullCall, ServerLink
-from pace.runtime.parameter_server.server import Server
-from pace.runtime.parameter_server.session import Session
-from pace.runtime.parameter_server.sums import Reply
-from pace.runtime.parameter_server.transport.push_pull import PushPullTransport
-from pace.runtime.parameter_server.wire import CHUNK_BYTES, LARGEST_PAYLOAD_BYTES, FrameKind
+from pace.runtime.servers.layout import Layout, ServedSegment, memory_of
+from pace.runtime.servers.link import PushPullCall, ServerLink
+from pace.runtime.servers.server import Server
+from pace.runtime.servers.session import Session
+from pace.runtime.servers.sums import Reply
+from pace.runtime.servers.transport.push_pull import PushPullTransport
 from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import After, Done, SegmentCall
-from pace.simulation.parameter_server.traffic import ExchangeRules
+from pace.simulation.servers.traffic import ExchangeRules
+from pace.wire.frames import CHUNK_BYTES, LARGEST_PAYLOAD_BYTES, FrameKind
 
 # A push counts as gone when the kernel holds no more of it unsent: less would leave the link idle.
 UNSENT_BYTES = 16 << 10

@@ -23,7 +23,7 @@ from benchmarks.harness.workload.replicas import shard
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.runtime.engine.local_parts import local_part
-from pace.simulation.parameter_server.traffic import ExchangeRules
+from pace.simulation.servers.traffic import ExchangeRules
 
 # Kinds that train on our engine.
 _OURS = ("pace", "bytescheduler", "hsdp", "hsdp-fifo", "policy")

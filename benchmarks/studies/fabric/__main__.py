@@ -27,9 +27,9 @@ from benchmarks.studies.fabric.fabric_run import FabricVariant, train_over_fabri
 from benchmarks.studies.fabric.page import page_of
 from benchmarks.studies.fabric.plain_server import train_plainly
 from benchmarks.studies.fabric.setting import FULL_BYTES_PER_S, Trained, payload_mbit_s, scenario_of
-from pace.documents.fabric.batch import DivergenceLimit
-from pace.documents.fabric.scenario import FabricScenario
-from pace.simulation.fabric import simulate_fabric
+from pace.fabric.documents.batch import DivergenceLimit
+from pace.fabric.documents.scenario import FabricScenario
+from pace.fabric.simulation import simulate_fabric
 
 CONTENDERS = ("fabric", "fabric-oracle", "async", "ring", "tree")
 OTHERS = ("fabric-s", "replica-N", "patient-N", "killed-NORM")

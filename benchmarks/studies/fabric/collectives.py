@@ -16,8 +16,8 @@ from benchmarks.harness.network.joining import join_torch
 from benchmarks.harness.network.processes import Answer, ranks
 from benchmarks.studies.fabric.plain_server import bytes_of, receive
 from benchmarks.studies.fabric.setting import ChangingLinks, Trained, host_computations, sleep_until
-from pace.documents.fabric.scenario import FabricScenario
-from pace.simulation.fabric.draws import draw_links, rates_at
+from pace.fabric.documents.scenario import FabricScenario
+from pace.fabric.simulation.draws import draw_links, rates_at
 
 _PORT = 5302
 _BLOCK = 16 * 1024  # numbers

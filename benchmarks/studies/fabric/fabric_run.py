@@ -23,10 +23,10 @@ from benchmarks.studies.fabric.setting import (
     host_computations,
     sleep_until,
 )
-from pace.documents.fabric.batch import DivergenceLimit
-from pace.documents.fabric.network import FabricNetwork
-from pace.documents.fabric.scenario import FabricScenario
-from pace.runtime.addresses import ServerAddress
+from pace.fabric.documents.batch import DivergenceLimit
+from pace.fabric.documents.network import FabricNetwork
+from pace.fabric.documents.scenario import FabricScenario
+from pace.fabric.simulation.draws import draw_links, rates_at
 from pace.runtime.fabric.client import FabricClient
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, Vector, read_log, replay, violations
 from pace.runtime.fabric.daemon import HostDaemon
@@ -36,7 +36,7 @@ from pace.runtime.fabric.scheduling.scheduler import FabricScheduler
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.warm_up import warm_up
 from pace.runtime.fabric.update_records import worker_and_number
-from pace.simulation.fabric.draws import draw_links, rates_at
+from pace.wire.addresses import ServerAddress
 
 _TOKEN = "secret"
 _SCHEDULER, _DAEMON = 7080, 7081

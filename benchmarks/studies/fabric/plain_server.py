@@ -12,9 +12,9 @@ import numpy as np
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.processes import Answer, ranks
 from benchmarks.studies.fabric.setting import ChangingLinks, Trained, sleep_until
-from pace.documents.fabric.scenario import FabricScenario
+from pace.fabric.documents.scenario import FabricScenario
+from pace.fabric.simulation.draws import Computations
 from pace.runtime.fabric.commit_log import Vector
-from pace.simulation.fabric.draws import Computations
 
 _PORT = 5301
 

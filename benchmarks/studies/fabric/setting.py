@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks.harness.network.hosts import Host, reshape
 from benchmarks.harness.network.rates import PAYLOAD
 from benchmarks.studies.papers.mlfabric import COMPUTE, NETWORKS, RATES
-from pace.documents.fabric.scenario import FabricScenario
-from pace.simulation.fabric.draws import Computations, draw_links, rates_at
+from pace.fabric.documents.scenario import FabricScenario
+from pace.fabric.simulation.draws import Computations, draw_links, rates_at
 
 SLOWER = 5.0
 LAG_S = 0.2 * SLOWER

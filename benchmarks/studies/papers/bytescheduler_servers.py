@@ -20,8 +20,8 @@ from pace.documents.push_pull import PushPull
 from pace.parameter_server.optimize import optimize_servers
 from pace.parameter_server.problem import ExchangeProblem
 from pace.simulation import make_server_policy
-from pace.simulation.parameter_server.run import run_server_policy
-from pace.simulation.parameter_server.tune import tune_on_servers
+from pace.simulation.servers.run import run_server_policy
+from pace.simulation.servers.tune import tune_on_servers
 from pace.simulation.tune import SEARCHES
 
 COMPUTE_S = {"vgg16": 0.140, "resnet50": 0.095, "transformer": 0.120}

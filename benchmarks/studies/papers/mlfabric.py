@@ -12,14 +12,14 @@ from statistics import mean
 
 import numpy as np
 
-from pace.documents.fabric.scenario import FabricScenario, RedrawnRates, Straggling
-from pace.simulation.fabric import FabricRun, simulate_fabric
-from pace.solver.fabric.aggregation import aggregate
-from pace.solver.fabric.capacity import Capacities
-from pace.solver.fabric.exact import solve_exactly
-from pace.solver.fabric.ordering import order_updates
-from pace.solver.fabric.search import search_order
-from pace.solver.fabric.updates import Updates
+from pace.fabric.documents.scenario import FabricScenario, RedrawnRates, Straggling
+from pace.fabric.simulation import FabricRun, simulate_fabric
+from pace.fabric.solver.aggregation import aggregate
+from pace.fabric.solver.capacity import Capacities
+from pace.fabric.solver.exact import solve_exactly
+from pace.fabric.solver.ordering import order_updates
+from pace.fabric.solver.search import search_order
+from pace.fabric.solver.updates import Updates
 
 RATES = (1.25e8, 3.125e8, 4.125e8, 6.25e8, 1.25e9)
 NETWORKS = {"N1": (0, 0, 0, 0.1, 0.9), "N2": (0, 0.1, 0.1, 0.1, 0.7), "N3": (0.5, 0, 0, 0, 0.5)}

@@ -19,8 +19,8 @@ from pace import Gradient, Op, Profile
 from pace.documents.cluster import Cluster, TransferRatio
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.push_pull import PushPull
-from pace.simulation.parameter_server.policies import TicTacExchange
-from pace.simulation.parameter_server.run import ExchangeSimulation, run_server_policy
+from pace.simulation.servers.policies import TicTacExchange
+from pace.simulation.servers.run import ExchangeSimulation, run_server_policy
 from pace.simulation.tictac import ordering_efficiency
 
 MODELS = {"alexnet": 512, "vgg16": 32, "inception-v3": 32, "resnet50": 32}

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from pace.cli.console import JsonOption
-from pace.cli.reporting import reported
 from pace.documents.cluster import Cluster
 from pace.errors import InvalidOptions
+from pace.terminal.console import JsonOption
+from pace.terminal.reporting import reported
 
 app = typer.Typer(help="Run parameter servers, and measure the links to them.", no_args_is_help=True)
 
@@ -39,8 +39,8 @@ def serve(
 ) -> None:
     """Serve jobs that give this server to ``DistributedOptimizer(..., servers=[...])``, until stopped."""
     with reported():
-        from pace.runtime.parameter_server.options import read_token
-        from pace.runtime.parameter_server.server import Server
+        from pace.runtime.servers.options import read_token
+        from pace.runtime.servers.server import Server
 
         host, colon, port = bind.rpartition(":")
         if not colon or not host or not port.isdigit() or int(port) >= 1 << 16:
@@ -82,8 +82,8 @@ def measure(
 ) -> None:
     """Measure rate, round trip and loss of each part, from this machine to parameter servers."""
     with reported():
-        from pace.runtime.parameter_server.measure import measure_links
-        from pace.runtime.parameter_server.options import read_options, read_token
+        from pace.runtime.servers.measure import measure_links
+        from pace.runtime.servers.options import read_options, read_token
 
         context = None if tls_ca is None else ssl.create_default_context(cafile=str(tls_ca))
         options = read_options(

@@ -5,8 +5,8 @@ import json
 import sys
 from dataclasses import asdict
 
-from pace.cli.console import make_console, make_table
 from pace.documents.profile import Profile
+from pace.terminal.console import make_console, make_table
 from pace.whatif.servers import ServerGrid, ServerWhatIf, what_if_servers
 
 

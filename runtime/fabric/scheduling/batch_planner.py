@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from pace.fabric.solver.aggregation import Aggregation, Hop, aggregate_alike
+from pace.fabric.solver.updates import Updates
 from pace.runtime.fabric.scheduling.commit_groups import (
     NOTHING,
     CommitGroup,
@@ -16,8 +18,6 @@ from pace.runtime.fabric.scheduling.known_hosts import KnownHosts, NetworkView
 from pace.runtime.fabric.scheduling.replication.replica_feed import ReplicaFeed
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.update_tickets import UpdateTickets
-from pace.solver.fabric.aggregation import Aggregation, Hop, aggregate_alike
-from pace.solver.fabric.updates import Updates
 
 
 class BatchPlanner:

@@ -7,15 +7,15 @@ from typing import Literal
 
 import numpy as np
 
+from pace.fabric.solver.aggregation import DENSE, AggregateSize, Aggregation, Hop, aggregate
+from pace.fabric.solver.ordering import Drop, Late, order_updates
+from pace.fabric.solver.plain_ordering import ShardedServers, order_plainly
+from pace.fabric.solver.updates import NO_DEADLINE, Updates, deadlines
 from pace.runtime.fabric.messages import AdditionOrder
 from pace.runtime.fabric.scheduling.known_hosts import NetworkView
 from pace.runtime.fabric.scheduling.transfer_queue import TransferQueue
 from pace.runtime.fabric.shards import shard_bytes, shard_key
 from pace.runtime.fabric.update_records import CommitMember, HeldUpdate
-from pace.solver.fabric.aggregation import DENSE, AggregateSize, Aggregation, Hop, aggregate
-from pace.solver.fabric.ordering import Drop, Late, order_updates
-from pace.solver.fabric.plain_ordering import ShardedServers, order_plainly
-from pace.solver.fabric.updates import NO_DEADLINE, Updates, deadlines
 
 Merge = Literal["sum", "weighted-mean"]
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})

@@ -4,13 +4,13 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from pace.fabric.solver.aggregation import fastest_hosts
+from pace.fabric.solver.capacity import Capacities
 from pace.runtime.fabric.byte_store import PROBE, PROBE_BYTES
 from pace.runtime.fabric.connection import FabricLink
 from pace.runtime.fabric.messages import HostRegistration, Message, TransferOrder
 from pace.runtime.fabric.scheduling.link_rates import Direction, NetworkState
 from pace.runtime.fabric.scheduling.transfer_queue import QueuedTransfer, TransferQueue
-from pace.solver.fabric.aggregation import fastest_hosts
-from pace.solver.fabric.capacity import Capacities
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from pace.documents.fabric.network import FabricNetwork
+from pace.fabric.documents.network import FabricNetwork
 
 # Shorter transfers say more about round trips than about rates.
 _LEAST_BYTES = 64 << 10

@@ -3,11 +3,11 @@
 import random
 from dataclasses import dataclass, field
 
+from pace.fabric.solver.ordering import order_updates
 from pace.runtime.fabric.messages import AdditionOrder, DeliveryOrder, ReductionNotice, RefusalOrder
 from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate, submit_hops, towards, updates_of
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
 from pace.runtime.fabric.scheduling.model_requests import spread
-from pace.solver.fabric.ordering import order_updates
 
 
 @dataclass(slots=True)

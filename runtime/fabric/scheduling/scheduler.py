@@ -10,12 +10,12 @@ import queue
 import ssl
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
+from pace.runtime.closing import Closing
 from pace.runtime.event_log import log
 from pace.runtime.fabric.byte_store import PROBE
-from pace.runtime.fabric.connection import FabricLink, Listener
+from pace.runtime.fabric.connection import FabricLink, listen
 from pace.runtime.fabric.messages import (
     ArrivalNotice,
     CommitNotice,
@@ -47,7 +47,7 @@ from pace.runtime.fabric.scheduling.update_tickets import UpdateTickets
 from pace.runtime.fabric.update_records import HeldUpdate
 
 
-class FabricScheduler:
+class FabricScheduler(Closing):
     """Listening and planning from the start.
 
     Parameters
@@ -85,18 +85,10 @@ class FabricScheduler:
         self._links: set[FabricLink] = set()
         self._closed = threading.Event()
         self._transfer_log = TransferLog(options.transfer_log)
-        self._listener = Listener(*bind, self._accept, token=token, ssl_context=ssl_context)
+        self._listener = listen(bind, self._accept, token=token, ssl_context=ssl_context)
         self.host, self.port = self._listener.host, self._listener.port
         self._thread = threading.Thread(target=self._run, name="pace.fabric.scheduler", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> "FabricScheduler":
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def address(self) -> str:
@@ -108,7 +100,7 @@ class FabricScheduler:
         if self._closed.is_set():
             return
         self._closed.set()
-        self._listener.close()
+        self._listener.stop()
         self._events.put(None)
         self._thread.join(5.0)
         for link in list(self._links):

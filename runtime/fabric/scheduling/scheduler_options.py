@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from pace.documents.fabric.batch import DivergenceLimit
-from pace.documents.fabric.transfer_plan import LatePolicy
 from pace.errors import InvalidOptions
+from pace.fabric.documents.batch import DivergenceLimit
+from pace.fabric.documents.transfer_plan import LatePolicy
+from pace.fabric.solver.aggregation import AggregateSize
 from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate, Merge
-from pace.solver.fabric.aggregation import AggregateSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

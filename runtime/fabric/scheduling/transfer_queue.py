@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from pace.fabric.solver.capacity import Capacities
 from pace.runtime.fabric.messages import Message
 from pace.runtime.fabric.scheduling.link_rates import Direction, NetworkState, SeenTransfer
-from pace.solver.fabric.capacity import Capacities
 
 # Less than this share of a link is left to the next transfer's turn; a stopped sender keeps as much.
 _LEAST_SHARE = 0.05

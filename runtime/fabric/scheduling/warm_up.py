@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from pace.solver.fabric.aggregation import aggregate
-from pace.solver.fabric.capacity import Capacities
-from pace.solver.fabric.distribution import distribute
-from pace.solver.fabric.ordering import order_updates
-from pace.solver.fabric.updates import Updates
+from pace.fabric.solver.aggregation import aggregate
+from pace.fabric.solver.capacity import Capacities
+from pace.fabric.solver.distribution import distribute
+from pace.fabric.solver.ordering import order_updates
+from pace.fabric.solver.updates import Updates
 
 
 def warm_up() -> None:

@@ -6,13 +6,13 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass
-from types import TracebackType
 
 from pace.errors import CommunicationFailed
-from pace.runtime.addresses import ServerAddress
+from pace.runtime.closing import Closing
 from pace.runtime.event_log import log
-from pace.runtime.fabric.connection import FabricLink, Incoming, Listener, connect
+from pace.runtime.fabric.connection import FabricLink, Incoming, connect, listen
 from pace.runtime.fabric.messages import Message, RelayNotice, RelayOrder, TransferIntro
+from pace.wire.addresses import ServerAddress
 
 # A link carries one tensor at a time here, so that its number need not be chosen.
 WEIGHTS_TRANSFER = 1
@@ -41,7 +41,7 @@ class _Relay:
         self.over = False
 
 
-class WeightReceiver:
+class WeightReceiver(Closing):
     """Listens for weights from the start.
 
     Parameters
@@ -66,16 +66,8 @@ class WeightReceiver:
         self._relays: dict[str, _Relay] = {}
         self._links: set[FabricLink] = set()
         self._received: queue.SimpleQueue[ReceivedWeights] = queue.SimpleQueue()
-        self._listener = Listener(*bind, self._accept, token=token, ssl_context=serving)
+        self._listener = listen(bind, self._accept, token=token, ssl_context=serving)
         self.host, self.port = self._listener.host, self._listener.port
-
-    def __enter__(self) -> "WeightReceiver":
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def address(self) -> str:
@@ -104,7 +96,7 @@ class WeightReceiver:
 
     def close(self) -> None:
         """Stop listening and end all connections."""
-        self._listener.close()
+        self._listener.stop()
         with self._lock:
             links = list(self._links)
         for link in links:

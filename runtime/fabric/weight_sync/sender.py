@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 
 from pace.errors import CommunicationFailed, InvalidUse
-from pace.runtime.addresses import ServerAddress
+from pace.runtime.closing import Closing
 from pace.runtime.fabric.connection import FabricLink, connect
 from pace.runtime.fabric.messages import Message, RelayNotice, RelayOrder, TransferIntro
 from pace.runtime.fabric.weight_sync.receiver import WEIGHTS_TRANSFER
+from pace.wire.addresses import ServerAddress
 
 # The key of a notice that is no receiver's: the connection has ended.
 _LINK_ENDED = "-"
@@ -43,7 +43,7 @@ class WeightDelivery:
     failed: dict[str, str]
 
 
-class WeightSender:
+class WeightSender(Closing):
     """Keeps connections to receivers, and learns which are fast.
 
     Parameters
@@ -78,14 +78,6 @@ class WeightSender:
         self._direct = direct
         self._controls: dict[str, FabricLink] = {}
         self._notices: queue.SimpleQueue[tuple[str, FabricLink, RelayNotice]] = queue.SimpleQueue()
-
-    def __enter__(self) -> "WeightSender":
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End all connections."""

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from pace.documents.base import repeated
-from pace.documents.fabric.network import FabricNetwork
+from pace.fabric.documents.network import FabricNetwork
 
 # So many that comparing each with every other would outlast the suite's patience.
 MANY = 100_000

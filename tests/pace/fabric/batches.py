@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from pace.documents.fabric.batch import UpdateBatch
-from pace.documents.fabric.network import FabricNetwork
+from pace.fabric.documents.batch import UpdateBatch
+from pace.fabric.documents.network import FabricNetwork
 
 MEGABIT = 125_000
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pace.checker import check_transfers
-from pace.documents.fabric.batch import UpdateBatch
-from pace.documents.fabric.network import FabricNetwork
-from pace.documents.fabric.reading import parse_document
-from pace.documents.fabric.transfer_plan import TransferOptions, TransferPlan
 from pace.errors import InvalidFabric, InvalidOptions
-from pace.fabric import plan_transfers
+from pace.fabric.checker.transfers import check_transfers
+from pace.fabric.documents.batch import UpdateBatch
+from pace.fabric.documents.network import FabricNetwork
+from pace.fabric.documents.reading import parse_document
+from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
+from pace.fabric.plan import plan_transfers
 from tests.pace.fabric.batches import batch_of, network_of, whole
 
 OPTIONS = [

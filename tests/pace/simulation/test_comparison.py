@@ -9,7 +9,7 @@ from pace import InvalidOptions, SimulationOptions
 from pace.documents.cluster import Cluster
 from pace.documents.push_pull import PushPull
 from pace.simulation import POLICIES, SERVER_POLICIES, make_policy, make_server_policy, run_policy
-from pace.simulation.parameter_server.run import run_server_policy
+from pace.simulation.servers.run import run_server_policy
 from tests.strategies import affine, layered
 
 PROFILE = layered([8, 4, 12], allreduce=affine(0.125, 0.25), workers=2)

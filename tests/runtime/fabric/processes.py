@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pace.documents.fabric.network import FabricHost, FabricNetwork
-from pace.runtime.addresses import ServerAddress
+from pace.fabric.documents.network import FabricHost, FabricNetwork
 from pace.runtime.fabric.client import FabricClient, UpdateTicket
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, Vector, read_log, replay
 from pace.runtime.fabric.daemon import HostDaemon
@@ -25,6 +24,7 @@ from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.warm_up import warm_up
 from pace.runtime.fabric.shards import shard_range
 from pace.runtime.fabric.status import ask_status
+from pace.wire.addresses import ServerAddress
 
 PACE = [sys.executable, "-c", "from pace.cli.main import app; app()", "fabric"]
 TOKEN = "secret"

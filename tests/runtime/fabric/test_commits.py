@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pace.documents.fabric.batch import DivergenceLimit
-from pace.documents.fabric.network import FabricNetwork
 from pace.errors import CommunicationFailed
+from pace.fabric.documents.batch import DivergenceLimit
+from pace.fabric.documents.network import FabricNetwork
 from pace.runtime.fabric.client import FabricClient
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, replay, violations
 from pace.runtime.fabric.scheduling.link_rates import OracleState

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pace.documents.fabric.batch import DivergenceLimit
+from pace.fabric.documents.batch import DivergenceLimit
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, violations
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.update_records import worker_and_number
@@ -51,7 +51,7 @@ def test_an_aggregator_dies_and_its_members_are_sent_again(tmp_path: Path) -> No
 _PUSH = """
 import sys, time
 import numpy as np
-from pace.runtime.addresses import ServerAddress
+from pace.wire.addresses import ServerAddress
 from pace.runtime.fabric.client import FabricClient
 client = FabricClient(
     ServerAddress(host="127.0.0.1", port=int(sys.argv[1]), name="daemon"), worker="gone", token=sys.argv[2]

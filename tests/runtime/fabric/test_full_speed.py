@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pace.runtime.addresses import ServerAddress
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.weight_sync import WeightSender
+from pace.wire.addresses import ServerAddress
 from tests.runtime.fabric.processes import WITHIN_S, Fabric, Started
 
 NUMBERS = 25_000_000

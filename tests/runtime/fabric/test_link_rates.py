@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pace.documents.fabric.network import FabricNetwork
+from pace.fabric.documents.network import FabricNetwork
 from pace.runtime.fabric.scheduling.link_rates import Direction, MeasuredState, SeenTransfer
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.transfer_queue import TransferQueue

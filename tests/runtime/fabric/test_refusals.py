@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from pace.errors import CommunicationFailed
-from pace.runtime.addresses import ServerAddress
 from pace.runtime.fabric.client import FabricClient
 from pace.runtime.fabric.commit_log import LoggedCommit
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.sparse_update import SparseUpdate
 from pace.runtime.fabric.weight_sync import WeightReceiver, WeightSender
+from pace.wire.addresses import ServerAddress
 from tests.runtime.fabric.processes import PACE, TOKEN, WITHIN_S, Fabric
 
 

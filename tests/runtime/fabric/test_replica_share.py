@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from pace.documents.fabric.batch import DivergenceLimit
 from pace.errors import InvalidOptions
+from pace.fabric.documents.batch import DivergenceLimit
+from pace.fabric.solver.aggregation import AggregateSize
+from pace.fabric.solver.capacity import Capacities
+from pace.fabric.solver.replication import LeadLimit
 from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate, towards, updates_of
 from pace.runtime.fabric.scheduling.known_hosts import NetworkView
 from pace.runtime.fabric.scheduling.replication.batch_share import ReplicaShare, plan_share
 from pace.runtime.fabric.scheduling.replication.replica_unit import whole_steps
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.update_records import HeldUpdate
-from pace.solver.fabric.aggregation import AggregateSize
-from pace.solver.fabric.capacity import Capacities
-from pace.solver.fabric.replication import LeadLimit
 
 NAMES = ("h0", "h1", "server", "replica")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pace.documents.fabric.batch import DivergenceLimit
 from pace.errors import InvalidOptions
+from pace.fabric.documents.batch import DivergenceLimit
 from pace.runtime.fabric.commit_log import LoggedCommit, replay, violations
 from pace.runtime.fabric.connection import own_address_towards
 from pace.runtime.fabric.daemon import HostDaemon

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.documents.fabric.batch import DivergenceLimit
 from pace.errors import InvalidUse
+from pace.fabric.documents.batch import DivergenceLimit
 from pace.runtime.fabric.byte_store import ByteStore
 from pace.runtime.fabric.client import FabricClient, UpdateTicket
 from pace.runtime.fabric.commit_log import add_scaled, factors_of_steps, replay

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pace.runtime.addresses import ServerAddress
 from pace.runtime.fabric.weight_sync import WeightReceiver, WeightSender
+from pace.wire.addresses import ServerAddress
 from tests.runtime.fabric.processes import PACE, WITHIN_S, Started
 
 DATA = np.random.default_rng(0).bytes(3_000_001)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pace.fabric.solver.aggregation import AggregateSize, Aggregation, Hop, renumber
+from pace.fabric.solver.capacity import SAME_MOMENT_S
+from pace.fabric.solver.replication import LeadLimit, replicate
 from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate, updates_of
 from pace.runtime.fabric.scheduling.known_hosts import NetworkView
 from pace.runtime.fabric.scheduling.replication.replica_unit import whole_steps
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
-from pace.solver.fabric.aggregation import AggregateSize, Aggregation, Hop, renumber
-from pace.solver.fabric.capacity import SAME_MOMENT_S
-from pace.solver.fabric.replication import LeadLimit, replicate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

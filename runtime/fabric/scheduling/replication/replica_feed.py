@@ -9,6 +9,9 @@ when the server is gone. Plans rest on estimates; that the bound holds does not.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pace.fabric.solver import divergence
+from pace.fabric.solver.aggregation import Aggregation, Hop
+from pace.fabric.solver.replication import LeadLimit
 from pace.runtime.event_log import log
 from pace.runtime.fabric.messages import (
     AdditionOrder,
@@ -23,9 +26,6 @@ from pace.runtime.fabric.scheduling.known_hosts import KnownHosts, NetworkView
 from pace.runtime.fabric.scheduling.replication.batch_share import ReplicaShare, plan_share
 from pace.runtime.fabric.scheduling.replication.replica_unit import ReplicaUnit, whole_steps
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
-from pace.solver.fabric import divergence
-from pace.solver.fabric.aggregation import Aggregation, Hop
-from pace.solver.fabric.replication import LeadLimit
 
 
 class ReplicaFeed:

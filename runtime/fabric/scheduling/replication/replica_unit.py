@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pace.fabric.solver.aggregation import Hop
 from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate
-from pace.solver.fabric.aggregation import Hop
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,1 @@
+"""An independent judge of transfer plans: shares no code with the solver."""

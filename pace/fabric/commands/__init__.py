@@ -1,0 +1,1 @@
+"""``pace fabric``: transfers planned, checked, simulated and run."""

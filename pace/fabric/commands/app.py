@@ -1,0 +1,221 @@
+"""``pace fabric``: transfers of many workers' updates planned, checked, simulated and compared."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from pace.documents.base import explain
+from pace.errors import InvalidFabric, InvalidOptions
+from pace.fabric.commands import processes, weight_sync
+from pace.fabric.documents.reading import load_batch, load_document, load_network, load_transfer_plan
+from pace.fabric.documents.scenario import FabricScenario
+from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
+from pace.terminal.console import JsonOption, make_console, make_table
+from pace.terminal.reporting import WRONG, reported
+
+app = typer.Typer(help="Transfers of many workers' updates over unequal and changing links.")
+app.command()(processes.scheduler)
+app.command()(processes.daemon)
+app.command()(processes.serve)
+app.command()(processes.status)
+app.command()(weight_sync.distribute)
+app.command()(weight_sync.receive)
+app.command("check-log")(processes.check_log)
+
+NetworkArgument = Annotated[
+    Path, typer.Argument(help="A network document.", exists=True, dir_okay=False, readable=True)
+]
+BatchArgument = Annotated[
+    Path, typer.Argument(help="A batch of updates.", exists=True, dir_okay=False, readable=True)
+]
+ScenarioArgument = Annotated[
+    Path, typer.Argument(help="A scenario document.", exists=True, dir_okay=False, readable=True)
+]
+
+
+@app.command()
+def plan(
+    network: NetworkArgument,
+    batch: BatchArgument,
+    rule: Annotated[
+        str, typer.Option(help="strict keeps every bound; paper is Algorithm 2 as printed.")
+    ] = "strict",
+    order: Annotated[str, typer.Option(help="greedy, search or exact.")] = "greedy",
+    late: Annotated[
+        str, typer.Option(help="What becomes of late updates: drop, hold, pace or downweight.")
+    ] = "drop",
+    aggregators: Annotated[int | None, typer.Option(help="How many aggregators to use at most.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Take random aggregators instead of the fastest.")] = None,
+    check_bound: Annotated[
+        str, typer.Option("--check", help="Keep the divergence bound at every commit, or at batch-end.")
+    ] = "commit",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here.")] = None,
+    timeline: Annotated[Path | None, typer.Option(help="Write a Chrome trace of the plan here.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan which updates go when, over which host, at which rate, and which are dropped and why."""
+    from pace.fabric.plan import plan_transfers
+
+    with reported():
+        options = _options(
+            rule=rule, order=order, late=late, aggregators=aggregators, seed=seed, check=check_bound
+        )
+        made = plan_transfers(load_network(network), load_batch(batch), options)
+        if output is not None:
+            output.write_bytes(made.to_json())
+        if timeline is not None:
+            from pace.fabric.timeline import transfer_trace
+
+            timeline.write_text(json.dumps(transfer_trace(made)))
+    if as_json:
+        sys.stdout.buffer.write(made.to_json())
+    else:
+        _describe(made, make_console())
+
+
+def _options(**given: Any) -> TransferOptions:
+    try:
+        return TransferOptions(**given)
+    except ValidationError as error:
+        raise InvalidOptions(explain(error)) from None
+
+
+def _describe(made: TransferPlan, console: Console) -> None:
+    predicted = made.predicted
+    console.print(
+        f"{len(made.order)} updates in {len(made.commits)} commits, {len(made.dropped)} dropped; the last at "
+        f"{predicted.last_commit_s:.6g} s, the mean {predicted.mean_commit_s:.6g} s, within "
+        f"{predicted.gap * 100:.1f} % of the bound",
+        highlight=False,
+    )
+    table = make_table("commit", "at s", "version", "updates", left=("updates",))
+    for number, commit in enumerate(made.commits, start=1):
+        table.add_row(str(number), f"{commit.at_s:.6g}", str(commit.version), " + ".join(commit.updates))
+    console.print(table)
+    for drop in made.dropped:
+        because = f" ({', '.join(drop.witness)})" if drop.witness else ""
+        console.print(f"dropped {drop.id}: {drop.reason}{because}", highlight=False)
+    if made.replica.frozen or made.replica.punted:
+        console.print(
+            f"replica: {len(made.replica.frozen)} now, {len(made.replica.punted)} later, bound "
+            f"{made.replica.bound:.6g}",
+            highlight=False,
+        )
+
+
+@app.command()
+def check(
+    network: NetworkArgument,
+    batch: BatchArgument,
+    plan: Annotated[Path, typer.Argument(help="A transfer plan.", exists=True, dir_okay=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Check a transfer plan, independently of the solver; exit 1 and name every violation."""
+    from pace.fabric.checker.transfers import check_transfers
+
+    with reported():
+        loaded = load_network(network), load_batch(batch)
+        try:
+            violations = check_transfers(*loaded, load_transfer_plan(plan))
+        except InvalidFabric as error:
+            violations = str(error).splitlines()
+    if as_json:
+        typer.echo(json.dumps({"valid": not violations, "violations": violations}))
+    else:
+        for violation in violations:
+            typer.echo(violation)
+        typer.echo(
+            f"{plan}: {'valid' if not violations else f'{len(violations)} violations'}", err=bool(violations)
+        )
+    if violations:
+        raise typer.Exit(WRONG)
+
+
+@app.command()
+def simulate(
+    scenario: ScenarioArgument,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="A policy; repeat it for several, all by default.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Simulate a whole training run under several policies, on the same links and computations."""
+    from pace.fabric.simulation import FABRIC_POLICIES, simulate_fabric
+
+    with reported():
+        loaded = load_document(FabricScenario, scenario)
+        results = [simulate_fabric(loaded, name).to_document() for name in policy or FABRIC_POLICIES]
+    if as_json:
+        typer.echo(json.dumps({"scenario": loaded.name, "policies": results}))
+        return
+    table = make_table(
+        "policy", "iteration s", "commits/s", "dropped", "mean delay", "max delay", left=("policy",)
+    )
+    for row in results:
+        table.add_row(
+            str(row["policy"]),
+            f"{row['iteration_s']:.4g}",
+            f"{row['commits_per_s']:.4g}",
+            f"{float(row['drop_rate']) * 100:.1f} %",
+            f"{row['mean_delay']:.3g}",
+            str(row["max_delay"]),
+        )
+    console = make_console()
+    console.print(
+        f"{loaded.name}: {loaded.num_workers} workers; an iteration is as many commits", highlight=False
+    )
+    console.print(table)
+
+
+@app.command("what-if")
+def what_if(
+    scenario: ScenarioArgument,
+    bound: Annotated[str, typer.Option(help="Delay bounds: 15,30,60.")] = "",
+    aggregators: Annotated[str, typer.Option(help="How many aggregators: 0,4,15.")] = "",
+    as_json: JsonOption = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the cells as CSV to stdout.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write one page with a table.")] = None,
+) -> None:
+    """Compare delay bounds and numbers of aggregators on one scenario."""
+    from pace.fabric.simulation.what_if import cells_csv, cells_html, fabric_what_if
+
+    with reported():
+        if as_json and as_csv:
+            raise InvalidOptions("--json and --csv both want stdout: give one")
+        loaded = load_document(FabricScenario, scenario)
+        cells = fabric_what_if(loaded, _whole("--bound", bound, 1), _whole("--aggregators", aggregators, 0))
+        if html is not None:
+            html.write_text(cells_html(loaded, cells), encoding="utf-8")
+    if as_json:
+        document = {"scenario": loaded.name, "cells": [asdict(cell) for cell in cells]}
+        typer.echo(json.dumps(document))
+    elif as_csv:
+        sys.stdout.write(cells_csv(cells))
+    else:
+        table = make_table("bound", "aggregators", "iteration s", "over ring", "dropped", "mean delay")
+        for cell in cells:
+            table.add_row(
+                str(cell.delay_bound),
+                str(cell.aggregators),
+                f"{cell.iteration_s:.4g}",
+                f"{cell.speedup:.2f}",
+                f"{cell.drop_rate * 100:.1f} %",
+                f"{cell.mean_delay:.3g}",
+            )
+        make_console().print(table)
+
+
+def _whole(option: str, text: str, least: int) -> tuple[int, ...]:
+    try:
+        values = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise InvalidOptions(f'{option} "{text}": expected whole numbers as 15,30,60') from None
+    if any(value < least for value in values):
+        raise InvalidOptions(f"{option}: each number must be at least {least}")
+    return values

@@ -1,0 +1,101 @@
+"""``pace fabric distribute`` and ``receive``: one file of weights to many hosts."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pace.errors import CommunicationFailed, InvalidOptions
+from pace.fabric.commands.processes import (
+    TOKEN,
+    Authority,
+    Bind,
+    Certificate,
+    CertificateKey,
+    TokenFile,
+    place_of,
+    serving_context,
+    stop_event,
+    trusting_context,
+)
+from pace.terminal.console import JsonOption
+from pace.terminal.reporting import WRONG, reported
+
+# How often a receiver that waits for weights looks whether it is to stop.
+_POLL_S = 0.2
+
+
+def distribute(
+    weights: Annotated[Path, typer.Argument(help="A file of weights.", exists=True, dir_okay=False)],
+    to: Annotated[str, typer.Option(help="HOST:PORT of each receiver, separated by commas, fastest first.")],
+    version: Annotated[int, typer.Option(min=0, help="What receivers are told.")] = 0,
+    direct: Annotated[bool, typer.Option(help="Serve every host from here, to compare.")] = False,
+    timeout_s: Annotated[float, typer.Option(min=1, help="Hosts without the weights by then fail.")] = 3600.0,
+    token_file: TokenFile = None,
+    tls_ca: Authority = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send weights to many hosts, each of which hands them on; exit 1 if a host does not get them."""
+    with reported():
+        from pace.runtime.fabric.weight_sync import WeightSender
+        from pace.wire.addresses import parse_address, read_token
+
+        places = [parse_address(place, place) for place in to.split(",") if place]
+        if not places:
+            raise InvalidOptions("--to names no receiver")
+        token, context = read_token(token_file, TOKEN), trusting_context(tls_ca)
+        with WeightSender(places, token=token, ssl_context=context, direct=direct) as sender:
+            report = sender.distribute(weights.read_bytes(), version, timeout_s=timeout_s)
+    if as_json:
+        typer.echo(json.dumps(asdict(report)))
+    else:
+        sent = report.sent_bytes[WeightSender.SENDER]
+        typer.echo(
+            f"{len(places) - len(report.failed)} hosts have version {version} after {report.seconds:.3g} s;"
+            f" {sent / 1e6:,.1f} MB left this host"
+        )
+        for name, reason in report.failed.items():
+            typer.echo(f"{name}: {reason}", err=True)
+    if report.failed:
+        raise typer.Exit(WRONG)
+
+
+def receive(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Replaced whenever weights arrive.")],
+    bind: Bind = "127.0.0.1:7090",
+    once: Annotated[bool, typer.Option(help="Stop after the first weights.")] = False,
+    token_file: TokenFile = None,
+    tls_cert: Certificate = None,
+    tls_key: CertificateKey = None,
+    tls_ca: Authority = None,
+) -> None:
+    """Receive weights and hand them on, until stopped; weights that have arrived are still written."""
+    with reported():
+        from pace.runtime.fabric.weight_sync import WeightReceiver
+        from pace.wire.addresses import read_token
+
+        with WeightReceiver(
+            place_of(bind, "--bind"),
+            token=read_token(token_file, TOKEN),
+            serving=serving_context(tls_cert, tls_key),
+            trusting=trusting_context(tls_ca),
+        ) as receiver:
+            stopped = stop_event()
+            typer.echo(f"listening on {receiver.address}", err=True)
+            while True:
+                try:
+                    arrived = receiver.receive(_POLL_S)
+                except CommunicationFailed:
+                    if stopped.is_set():
+                        return
+                    continue
+                part = output.with_name(f"{output.name}.part")
+                part.write_bytes(arrived.data)
+                os.replace(part, output)
+                typer.echo(f"version {arrived.version}: {len(arrived.data):,} bytes in {output}")
+                if once:
+                    receiver.finish()
+                    return

@@ -1,0 +1,103 @@
+"""The scenario document: a whole training run over a fabric, to be simulated under several policies."""
+
+import hashlib
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pace.documents.base import Document
+from pace.documents.profile import Name
+from pace.fabric.documents.transfer_plan import LatePolicy
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class Straggling(Document):
+    """Each computation is `slowdown` times as long with a chance of `percent`."""
+
+    percent: Annotated[float, Field(ge=0, le=100)] = 0.0
+    slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+
+
+class RedrawnRates(Document):
+    """Every `every_s` seconds each direction of each link draws one of `bytes_per_s`, with these shares."""
+
+    bytes_per_s: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.25e9,)
+    shares: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(min_length=1)] = (1.0,)
+    every_s: Positive = 5.0
+
+    @model_validator(mode="after")
+    def _one_share_each(self) -> Self:
+        if len(self.shares) != len(self.bytes_per_s) or abs(sum(self.shares) - 1) > 1e-9:
+            raise ValueError("there must be one share for each rate, and they must add up to 1")
+        return self
+
+
+class FabricScenario(Document):
+    """Workers on machines, a server on a machine of its own, and how they train.
+
+    Attributes
+    ----------
+    sum_hosts
+        Whether the workers of a machine are summed before they send: one update that counts for all.
+    compute_s
+        Of one computation without straggling.
+    server_bytes_per_s
+        Of the server's link, each way. It changes like the others only with `server_varies`.
+    delay_bound
+        For policies that have one; in versions, one for each worker's update.
+    aggregators
+        How many hosts may add and distribute; null for all.
+    tick_s, lag_s
+        How often is planned, and how old the rates are that a plan is made from.
+    batching
+        "just-in-time" plans once the server's link is booked for less than a tick, "every-tick" always.
+    pull
+        When a worker asks for a newer model: after its update is committed or dropped, or at once.
+    replicate_updates, replicate_patiently
+        By how many updates the server may lead a replica, null for no replica; and whether the replica
+        waits for half of that before it receives anything, so that sums are larger.
+    staleness, buffer, quorum, grace_s
+        Of the policies ssp, fedbuff and quorum.
+    flows
+        How many of a machine's workers use its link at once in a collective.
+    """
+
+    schema_version: Literal[1] = 1
+    name: Name = "scenario"
+    machines: Count = 15
+    workers_per_machine: Count = 2
+    sum_hosts: bool = False
+    update_bytes: Annotated[int, Field(gt=0, lt=2**63)] = 100_000_000
+    compute_s: Positive = 0.1
+    straggling: Straggling = Straggling()
+    links: RedrawnRates = RedrawnRates()
+    server_bytes_per_s: Positive = 1.25e9
+    server_varies: bool = False
+    delay_bound: Annotated[int, Field(ge=1, lt=2**53)] = 30
+    late: LatePolicy = "drop"
+    aggregators: Annotated[int, Field(ge=0)] | None = None
+    tick_s: Positive = 0.1
+    lag_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.2
+    batching: Literal["just-in-time", "every-tick"] = "just-in-time"
+    pull: Literal["after-commit", "at-once"] = "after-commit"
+    flows: Count = 2
+    replicate_updates: Annotated[int, Field(ge=0)] | None = None
+    replicate_patiently: bool = False
+    staleness: Annotated[int, Field(ge=0)] = 3
+    buffer: Count = 10
+    quorum: Count = 20
+    grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
+    duration_s: Annotated[float, Field(gt=0, le=100_000)] = 30.0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the document in its canonical form."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return self.machines * self.workers_per_machine

@@ -1,0 +1,139 @@
+"""A parameter server: listens, lets in who knows the token, and keeps one session for each job.
+
+One thread accepts; every worker has one that reads and one that writes. Nothing is allocated for a caller
+before it has proved that it knows the token.
+"""
+
+import ssl
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from pace.runtime.closing import Closing
+from pace.runtime.event_log import note_refusal
+from pace.runtime.servers.session import Session
+from pace.wire.frames import WireFault
+from pace.wire.handshake import Greeting
+from pace.wire.meeting import Listener
+from pace.wire.streams import Stream
+
+_MOST_CALLERS = 256
+_MOST_SESSIONS = 64
+
+
+class Server(Closing):
+    """Sums and holds tensors for jobs; listening from the start.
+
+    Parameters
+    ----------
+    host, port
+        Where to listen; port 0 takes a free one. Beyond this machine's loopback only with a token.
+    workers
+        How many workers a job has; None takes what the first one says.
+    token
+        What workers must know.
+    ssl_context
+        Of a server; None for connections in the clear.
+    most_bytes
+        How many bytes of tensors a job may put here.
+
+    Raises
+    ------
+    InvalidOptions
+        When it may not, or cannot, listen there.
+    """
+
+    session_type: type[Session] = Session
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        workers: int | None = None,
+        token: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        most_bytes: int = 1 << 36,
+    ) -> None:
+        self._workers = workers
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self.sessions: dict[str, Session] = {}
+        self._closed = False
+        self._listener = Listener(
+            host,
+            port,
+            self._let_in,
+            on_refusal=note_refusal,
+            token=token,
+            ssl_context=ssl_context,
+            most_callers=_MOST_CALLERS,
+        )
+        self.host, self.port = self._listener.host, self._listener.port
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as HOST:PORT."""
+        return self._listener.address
+
+    def _let_in(self, stream: Stream, greeting: Greeting, welcome: bytes, _caller: str) -> Callable[[], None]:
+        session = self._session(greeting.job, greeting.size)
+        member = session.join(greeting, stream, welcome)
+
+        def serve() -> None:
+            # Sums of scaled gradients overflow, which is the workers' business.
+            with np.errstate(all="ignore"):
+                session.serve(member)
+
+        return serve
+
+    def _session(self, job: str, size: int) -> Session:
+        if self._workers is not None and size != self._workers:
+            raise WireFault(f"a job of {size} workers; this server expects {self._workers}")
+        with self._lock:
+            if self._closed:
+                raise WireFault("the server is closing")
+            if job not in self.sessions:
+                if len(self.sessions) >= _MOST_SESSIONS:
+                    raise WireFault(f"{_MOST_SESSIONS} jobs are here already")
+                self.sessions[job] = self.session_type(
+                    job, size, most_bytes=self._most_bytes, on_end=self._end
+                )
+            return self.sessions[job]
+
+    def wait_for_ends(self, within_s: float) -> bool:
+        """Wait until every job here has ended, and return whether they have."""
+        deadline = time.monotonic() + within_s
+        while self.sessions and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return not self.sessions
+
+    def _end(self, session: Session) -> None:
+        # Without the lock: a session calls this with its own held.
+        self.sessions.pop(session.job, None)
+
+    def close(self, *, reason: str | None = None, within_s: float = 5.0) -> None:
+        """Stop listening, give workers what is due to them, and end all connections; idempotent.
+
+        Parameters
+        ----------
+        reason
+            Why jobs fail here; None where they may have ended.
+        within_s
+            How long to wait for workers to take what is due to them.
+        """
+        with self._lock:
+            self._closed = True
+            sessions = list(self.sessions.values())
+        self._listener.stop()
+        for session in sessions:
+            if reason is None:
+                session.finish()
+            else:
+                session.abort(reason)
+        self._listener.join(within_s)
+        for session in sessions:
+            session.drop()
+        self._listener.join(1.0)

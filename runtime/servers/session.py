@@ -1,0 +1,267 @@
+"""One job at a server: its workers, the layout that they agreed on, and what one of them ends for all."""
+
+import threading
+from collections.abc import Callable, Iterable
+
+from pace.runtime.event_log import log
+from pace.runtime.servers.arithmetic import Flat
+from pace.runtime.servers.layout import Layout, read_layout
+from pace.runtime.servers.shared_weights import SharedWeights
+from pace.runtime.servers.sparse_frames import parcel_of, read_runs
+from pace.runtime.servers.sums import Reply, Sums
+from pace.wire.frames import Frame, FrameKind, WireFault
+from pace.wire.handshake import Greeting
+from pace.wire.outbox import Outbox, Parcel
+from pace.wire.streams import Stream
+
+
+class Member:
+    """A worker's connection, seen from the server."""
+
+    def __init__(self, greeting: Greeting, stream: Stream, session: "Session") -> None:
+        rank = greeting.rank
+        self.rank = rank
+        self.pacing_bytes_per_s = greeting.pacing_bytes_per_s
+        self.stream = stream
+        self.layout = -1
+        self.left = False
+        self.outbox = Outbox(
+            stream,
+            name=f"pace.server.out.{rank}",
+            on_loss=lambda error: session.abort(f"{session.name(rank)} is gone: {error}", lost=True),
+        )
+        self._scratch = memoryview(bytearray())
+        self._numbers: dict[str, Flat] = {}
+
+    def make_room(self, size_bytes: int) -> None:
+        """Be ready to receive frames of so many bytes."""
+        if len(self._scratch) < size_bytes:
+            self._scratch = memoryview(bytearray(size_bytes))
+            self._numbers = {}
+
+    def receive(self, length: int, dtype: str) -> Flat:
+        """Read a payload; it is there until the next one is read."""
+        numbers = self._numbers.get(dtype)
+        if numbers is None:
+            numbers = self._numbers[dtype] = Flat(self._scratch, dtype)
+        self.stream.read_into(self._scratch[:length])
+        return numbers
+
+    def receive_bytes(self, length: int) -> memoryview:
+        """Read a payload; it is there until the next one is read."""
+        self.stream.read_into(self._scratch[:length])
+        return self._scratch[:length]
+
+
+class Session:
+    """A job's workers at a server.
+
+    Parameters
+    ----------
+    most_bytes
+        How much a layout may ask for.
+    on_end
+        Called when the last worker is gone.
+    """
+
+    def __init__(self, job: str, size: int, *, most_bytes: int, on_end: Callable[["Session"], None]) -> None:
+        self.job = job
+        self.size = size
+        self._most_bytes = most_bytes
+        self._on_end = on_end
+        self._lock = threading.RLock()
+        self.members: dict[int, Member] = {}
+        self._joined: set[int] = set()
+        self._layouts: dict[int, tuple[Layout, int]] = {}
+        self.held: dict[int, Sums | SharedWeights] = {}
+        self.failure: str | None = None
+        self.ended = False
+
+    def name(self, rank: int) -> str:
+        """Name a worker."""
+        return f"rank {rank}"
+
+    def join(self, greeting: Greeting, stream: Stream, welcome: bytes) -> Member:
+        """Take a worker in, and tell it so.
+
+        Raises
+        ------
+        WireFault
+            When it does not belong to the job as it is.
+        """
+        with self._lock:
+            if self.ended or self.failure is not None:
+                raise WireFault(f"the job has ended: {self.failure or 'all workers have left'}")
+            if greeting.size != self.size:
+                raise WireFault(f"rank {greeting.rank} counts {greeting.size} workers, others {self.size}")
+            if greeting.rank in self._joined:
+                raise WireFault(f"rank {greeting.rank} is here already")
+            self._joined.add(greeting.rank)
+            member = self.members[greeting.rank] = Member(greeting, stream, self)
+            first = Frame(kind=FrameKind.WELCOME)
+            member.outbox.put((-1,), Parcel(first, memoryview(welcome)))
+            return member
+
+    def serve(self, member: Member) -> None:
+        """Read what a worker sends until it leaves; in a thread of its own."""
+        reason: str | None = None
+        lost = False
+        try:
+            while self._take(member, member.stream.read()):
+                pass
+        except (EOFError, OSError) as error:
+            reason, lost = f"{self.name(member.rank)} is gone: {error}", True
+        except WireFault as error:
+            reason = f"{self.name(member.rank)} breaks the protocol: {error}"
+        except Exception as error:  # whatever it is, no worker must wait for this thread
+            reason = f"serving {self.name(member.rank)} failed: {type(error).__name__}: {error}"
+        finally:
+            self._part(member, reason, lost=lost)
+
+    def _take(self, member: Member, frame: Frame) -> bool:
+        if frame.kind is FrameKind.PING:
+            return True
+        if frame.kind is FrameKind.BYE:
+            return False
+        if frame.kind is FrameKind.ABORT:
+            reason = member.stream.read_payload(frame.length).decode(errors="replace")
+            self.abort(reason, lost=frame.turn == 1)
+            return False
+        if frame.kind is FrameKind.LAYOUT:
+            self._adopt(member, frame, member.stream.read_payload(frame.length))
+        elif frame.kind is FrameKind.PUSH_RUNS:
+            self._add_runs(member, frame)
+        elif frame.carries_tensor and frame.kind is not FrameKind.PULL:
+            self._add(member, frame)
+        else:
+            raise WireFault(f"a {frame.kind.name} frame from a worker")
+        return True
+
+    def _adopt(self, member: Member, frame: Frame, document: bytearray) -> None:
+        layout = read_layout(document, most_bytes=self._most_bytes)
+        with self._lock:
+            if frame.layout != (member.layout + 1) % (1 << 16):
+                raise WireFault(f"layout {frame.layout} after layout {member.layout}")
+            known, num_members = self._layouts.get(frame.layout, (layout, 0))
+            if known.sha256 != layout.sha256:
+                raise WireFault(
+                    f"it follows another plan ({layout.sha256.hex()[:12]}) than the workers that came first"
+                    f" ({known.sha256.hex()[:12]})"
+                )
+            if frame.layout not in self.held:
+                make = Sums if layout.purpose == "sum" else SharedWeights
+                self.held[frame.layout] = make(layout, self.size)
+            self._layouts[frame.layout] = known, num_members + 1
+            member.layout = frame.layout
+            if num_members + 1 == self.size:  # nobody uses those before it any more
+                for old in [number for number in self.held if number != frame.layout]:
+                    del self.held[old], self._layouts[old]
+        member.make_room(layout.longest_run_bytes)
+        pace = layout.pace_bytes_per_s
+        member.stream.set_pacing(member.pacing_bytes_per_s if pace is None else pace)
+
+    def _layout_of(self, member: Member, frame: Frame) -> Layout:
+        known = self._layouts.get(frame.layout)
+        if known is None or frame.layout != member.layout:
+            raise WireFault(f"a chunk of layout {frame.layout}, which is not in force")
+        return known[0]
+
+    def _add_runs(self, member: Member, frame: Frame) -> None:
+        layout = self._layout_of(member, frame)
+        if frame.length > layout.longest_run_bytes:
+            raise WireFault(f"runs in {frame.length} bytes; at most {layout.longest_run_bytes} are allowed")
+        sparse = read_runs(frame, member.receive_bytes(frame.length), layout)
+        with self._lock:
+            if self.failure is not None:
+                return
+            held = self.held[frame.layout]
+            if not isinstance(held, Sums):
+                raise WireFault("runs for a server of weights")
+            self._reply(frame.layout, layout, held, held.push_runs(member.rank, frame, sparse))
+
+    def _reply(
+        self, number: int, layout: Layout, held: Sums | SharedWeights, replies: Iterable[Reply]
+    ) -> None:
+        """Put what is due to workers after a push, unless one of them has left; with the lock held."""
+        if isinstance(held, Sums) and (gone := self._gone()) is not None:
+            self.abort(f"{self.name(gone)} has left the training")
+            return
+        self._put(layout, number, replies)
+
+    def _add(self, member: Member, frame: Frame) -> None:
+        layout = self._layout_of(member, frame)
+        chunks = layout.check(frame)
+        with self._lock:
+            held = self.held[frame.layout]
+            place = held.begin(member.rank, frame, chunks)
+        payload: Flat | None = None
+        if place is None:
+            payload = member.receive(frame.length, layout.segments[frame.segment].dtype)
+        else:
+            member.stream.read_into(place)
+        with self._lock:
+            if self.failure is not None:
+                return
+            self._reply(frame.layout, layout, held, held.push(member.rank, frame, chunks, payload))
+
+    def _gone(self) -> int | None:
+        return next((rank for rank, member in self.members.items() if member.left), None)
+
+    def _put(self, layout: Layout, number: int, replies: Iterable[Reply]) -> None:
+        for worker, segment, round_, offset, memory, runs in replies:
+            turn = layout.segments[segment].turn
+            first = Frame(FrameKind.PULL, number, round_, segment, offset, 0, turn)
+            self.members[worker].outbox.put(
+                (number, round_, turn, segment, offset), parcel_of(first, memory, runs, layout)
+            )
+
+    def _part(self, member: Member, reason: str | None, *, lost: bool) -> None:
+        """A worker's connection has ended, for a reason that ends the job or by a goodbye."""
+        with self._lock:
+            if reason is not None and not member.left:
+                self.abort(reason, lost=lost)
+            member.left = True
+            held = self.held.get(member.layout)
+            if self.failure is None and held is not None:
+                if held.unfinished:
+                    self.abort(f"{self.name(member.rank)} has left the training")
+                else:
+                    self._put(self._layouts[member.layout][0], member.layout, held.leave(member.rank))
+        member.outbox.finish()
+        if not member.outbox.join(member.stream.silence_s):
+            member.outbox.drop()
+            member.outbox.join(member.stream.silence_s)
+        member.stream.shutdown()
+        member.stream.close()
+        with self._lock:
+            if all(each.left for each in self.members.values()) and not self.ended:
+                self.ended = len(self.members) == self.size or self.failure is not None
+                if self.ended:
+                    self._on_end(self)
+
+    def abort(self, reason: str, *, lost: bool = False) -> None:
+        """End the job for all its workers; the first reason counts.
+
+        Parameters
+        ----------
+        lost
+            Whether nothing but a connection was lost, so that the workers may begin anew.
+        """
+        with self._lock:
+            if self.failure is None:
+                self.failure = reason
+                log.info("pace.server_job_failed", job=self.job, reason=reason)
+            for member in self.members.values():
+                member.outbox.abort(self.failure, lost=lost)
+
+    def finish(self) -> None:
+        """Say goodbye to all workers after what is due to them."""
+        with self._lock:
+            for member in self.members.values():
+                member.outbox.finish()
+
+    def drop(self) -> None:
+        """End all connections."""
+        with self._lock:
+            for member in self.members.values():
+                member.outbox.drop()

@@ -1,0 +1,299 @@
+"""A transport's links to its servers: opened by all ranks alike, and opened anew after one was lost.
+
+What goes over them is in ``transport``.
+"""
+
+import datetime
+import json
+import math
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from pace.errors import CommunicationFailed, InvalidOptions, PaceError
+from pace.runtime.event_log import log
+from pace.runtime.servers.link import ServerLink
+from pace.runtime.servers.options import ServerOptions, own_host, parse_address
+from pace.runtime.servers.server import Server
+from pace.runtime.transports.gloo import GlooTransport
+from pace.wire.addresses import ServerAddress
+from pace.wire.handshake import Greeting
+from pace.wire.streams import NOTSENT_BYTES
+
+# A process whose interpreter is held for a second is not dead, so silence is not taken for death at once.
+_LONGEST_SILENCE_S = 30.0
+_SHORTEST_SILENCE_S = 1.25
+
+# How long a server that was lost may take to answer again before ranks go on without it.
+_RETURN_S = 5.0
+
+Gather = Callable[[bytes], list[bytes]]
+
+
+class LinkedTransport(GlooTransport):
+    """Links to parameter servers, and one server in every rank if they are colocated.
+
+    Parameters
+    ----------
+    prepare
+        Checks the user's arguments; what it raises on one rank, all ranks raise.
+    notsent_bytes
+        How much the kernel may hold unsent for a server: the credit of a link.
+
+    Attributes
+    ----------
+    serve_on_s
+        How long this rank's server goes on for others once this rank has left.
+
+    Raises
+    ------
+    InvalidOptions
+        On every rank, when arguments are wrong on one, or differ.
+    CommunicationFailed
+        On every rank, when one cannot reach a server.
+    """
+
+    _state: threading.RLock
+
+    # What the testbed exchanges to run other systems' policies over the same wire.
+    link_type: type[ServerLink] = ServerLink
+    server_type: type[Server] = Server
+
+    def __init__(
+        self,
+        prepare: Any,
+        *,
+        timeout_s: float,
+        process_group: dist.ProcessGroup | None = None,
+        notsent_bytes: int = NOTSENT_BYTES,
+    ) -> None:
+        self._failure: str | None = None
+        self._attempt = 0
+        self._links: list[ServerLink] = []
+        self._server: Server | None = None
+        self._shut = False
+        self._some_lost = False
+        self.serve_on_s = 0.0
+        self._timeout_s = timeout_s
+        self._silence_s = min(max(timeout_s / 4, _SHORTEST_SILENCE_S), _LONGEST_SILENCE_S)
+        super().__init__(timeout_s=timeout_s, process_group=process_group)
+        self._notsent_bytes = notsent_bytes
+        try:
+            self._open(prepare)
+        except BaseException as error:
+            told = isinstance(error, PaceError) and not isinstance(error, CommunicationFailed)
+            if self.peers is not None and told:
+                self.peers.close(type(error).__name__)
+            self.close(failed=not told)
+            if self.peers is not None:
+                if not told:
+                    self.peers.linger()
+                self.peers.release()
+            raise
+
+    @property
+    def other_groups(self) -> dict[str, datetime.timedelta]:
+        """Where ranks meet after a loss; one that does not come before it would count as silent is lost."""
+        return {"losses": datetime.timedelta(seconds=self._silence_s)}
+
+    def _open(self, prepare: Any) -> None:
+        options: ServerOptions | None = None
+        mine: dict[str, Any] = {}
+        try:
+            options = prepare()
+            assert options is not None
+            mine = {"backend": "servers", "options": options.shown}
+            if self.rank == 0:
+                mine["secret"] = secrets.token_hex(16)
+        except Exception as error:  # whatever it is, the other ranks must not wait for this one
+            mine = {"backend": "servers", "error": str(error) or type(error).__name__}
+        all_ = self._agree(mine)
+        assert options is not None
+        for rank, each in enumerate(all_):
+            if each["options"] != all_[0]["options"]:
+                raise InvalidOptions(
+                    f"the arguments differ between ranks: {all_[0]['options']} on rank 0 and"
+                    f" {each['options']} on rank {rank}"
+                )
+        self.deterministic = options.deterministic
+        self._paced_by_user = options.pacing_bytes_per_s is not None
+        self._take_options(options)
+        # Over loopback too: other users of the machine are no workers of this job.
+        self._job: str = all_[0]["secret"]
+        self._options = options
+        self._token = options.token or (self._job if options.servers == "colocated" else None)
+        self._known = self._addresses(options)
+        mine = {}
+        try:
+            for number in range(len(self._known)):
+                self._links.append(self._link(number, self._timeout_s))
+        except Exception as error:  # whatever it is, the other ranks must not wait for this one
+            mine = {"error": str(error)}
+        self.num_servers = len(self._known)
+        self._agree(mine, CommunicationFailed)
+
+    def _take_options(self, options: ServerOptions) -> None:
+        """Learn what all ranks agree on."""
+
+    def _agree(self, mine: dict[str, Any], kind: type[PaceError] = InvalidOptions) -> list[dict[str, Any]]:
+        """Gather what ranks say; all raise alike where one says an error."""
+        replies: list[dict[str, Any]] = [json.loads(each) for each in self.gather(json.dumps(mine).encode())]
+        other = next(
+            (rank for rank, each in enumerate(replies) if "backend" in mine and "backend" not in each), None
+        )
+        if other is not None:
+            raise InvalidOptions(f"the arguments differ between ranks: rank {other} has another backend")
+        errors = {rank: each["error"] for rank, each in enumerate(replies) if "error" in each}
+        if errors:
+            alike = len(errors) == self.size and len(set(errors.values())) == 1
+            if alike:
+                raise kind(next(iter(errors.values())))
+            raise kind("; ".join(f"rank {rank}: {error}" for rank, error in list(errors.items())[:5]))
+        return replies
+
+    def _addresses(self, options: ServerOptions) -> list[ServerAddress]:
+        if options.servers != "colocated":
+            return [
+                parse_address(place, f"server {number} ({place})")
+                for number, place in enumerate(options.servers)
+            ]
+        mine: dict[str, Any] = {}
+        try:
+            host = own_host(options.token)
+            self._server = self.server_type(host, workers=self.size, token=self._token)
+            mine = {"host": host, "port": self._server.port}
+        except (PaceError, OSError) as error:
+            mine = {"error": str(error)}
+        return [
+            ServerAddress(host=each["host"], port=each["port"], name=f"the server of rank {rank}")
+            for rank, each in enumerate(self._agree(mine))
+        ]
+
+    def _link(self, number: int, within_s: float) -> ServerLink:
+        own = self._server is not None and number == self.rank
+        options, attempt = self._options, self._attempt
+        unpaced = own or options.pacing_bytes_per_s == math.inf
+        pacing = None if unpaced else options.pacing_bytes_per_s
+        greeting = Greeting(
+            job=f"{self._job}-{attempt}" if attempt else self._job,
+            rank=self.rank,
+            size=self.size,
+            silence_s=self._silence_s,
+            pacing_bytes_per_s=pacing,
+        )
+        return self.link_type(
+            self._known[number],
+            greeting,
+            token=self._token,
+            on_failure=partial(self._fail, attempt=attempt),
+            on_loss=partial(self._lose, attempt=attempt),
+            within_s=within_s,
+            pacing_bytes_per_s=pacing,
+            ssl_context=options.ssl_context,
+            notsent_bytes=self._notsent_bytes,
+        )
+
+    def _relink(
+        self, gather: Gather, say: Callable[[], dict[str, Any]], asked: Sequence[bytes] | None = None
+    ) -> list[dict[str, Any]]:
+        """After a failure, link up anew with the servers that answer all ranks; every rank must call it.
+
+        Parameters
+        ----------
+        gather
+            Gives every rank's words to all.
+        say
+            What this rank says besides; called when nothing is under way any more.
+        asked
+            What the ranks have said already, if this one was asked in a gathering of its own.
+
+        Returns
+        -------
+        What the ranks said.
+
+        Raises
+        ------
+        CommunicationFailed
+            When no server is left, or a rank is gone.
+        """
+        for link in self._links:
+            link.close()
+        mine = say() | {"lost": [link.address.name for link in self._links if link.gone or link.left]}
+        words = gather(json.dumps(mine).encode()) if asked is None else asked
+        # A rank that says nothing was asked in a gathering of its own.
+        said: list[dict[str, Any]] = [json.loads(each) if each else {"lost": []} for each in words]
+        doubted = set().union(*(each["lost"] for each in said))
+        with self._state:
+            self._attempt += 1
+            self._links = []
+        found: dict[str, ServerLink] = {}
+        reasons: dict[str, str] = {}
+        for number, address in enumerate(self._known):
+            within_s = min(_RETURN_S, self._silence_s) if address.name in doubted else self._silence_s
+            try:
+                found[address.name] = self._link(number, within_s)
+            except (CommunicationFailed, OSError) as error:
+                reasons[address.name] = str(error)
+        away = [json.loads(each) for each in gather(json.dumps(reasons).encode())]
+        lost: dict[str, str] = {}
+        for each in away:
+            lost |= each
+        for name, link in found.items():
+            if name in lost:
+                link.disown()
+                link.abort(f"not every rank reaches this server: {lost[name]}")
+                link.close()
+        self._known = [address for address in self._known if address.name not in lost]
+        self._links = [found[address.name] for address in self._known]
+        self.num_servers = len(self._links)
+        self._some_lost = self._some_lost or bool(lost)
+        if self.rank == 0:
+            log.warning(
+                "pace.links_renewed",
+                lost=sorted(lost),
+                back=sorted(doubted - lost.keys()),
+                left=[address.name for address in self._known],
+            )
+        if not self._links:
+            raise CommunicationFailed("; ".join(lost.values()))
+        return said
+
+    def _lose(self, reason: str, *, attempt: int) -> None:
+        """A connection was lost, and nothing else is wrong."""
+        self._fail(reason, attempt=attempt)
+
+    def _fail(self, reason: str, *, attempt: int | None = None) -> None:
+        with self._state:
+            # Connections that were given up have nothing more to say.
+            if self._failure is not None or attempt not in (None, self._attempt):
+                return
+            self._failure = reason
+        self._end_links(reason, lost=False)
+
+    def _end_links(self, reason: str, *, lost: bool) -> None:
+        # The other servers pass the reason on, so that nobody takes this rank for the culprit.
+        for link in list(self._links):
+            link.abort(reason, lost=lost)
+        if self._server is not None:
+            for session in list(self._server.sessions.values()):
+                session.abort(reason, lost=lost)
+
+    def close(self, *, failed: bool) -> None:
+        """End links and this rank's server, then what ``GlooTransport`` closes."""
+        if not self._shut:
+            self._shut = True
+            if failed or self._failure is not None:
+                self._fail(f"rank {self.rank} has given up")
+            for link in self._links:
+                link.finish()
+            for link in self._links:
+                link.close()
+            if self._server is not None:
+                if self._failure is None:
+                    self._server.wait_for_ends(self.serve_on_s)
+                self._server.close(reason=self._failure)
+        super().close(failed=failed)
