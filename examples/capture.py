@@ -23,7 +23,7 @@ def main() -> None:
     rank, workers = join(arguments.backend, pace=True)
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    batches = Batches(rank)
+    batches = Batches(rank, arguments.batch_size)
 
     # 1. The compute: your own training loop, on the model and the optimizer as they are before any wrapper.
     with Capture(model, optimizer) as capture:
@@ -65,6 +65,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--backend", choices=("gloo", "horovod"), default="gloo")
     parser.add_argument("--service", required=True, help="address of the scheduling service")
     parser.add_argument("--job", required=True, help="name under which the workers will ask for the schedule")
+    parser.add_argument("--batch-size", type=int, default=24, help="images in each worker's batch")
     parser.add_argument("--out", type=Path, help="folder for the profile and the schedule")
     return parser.parse_args()
 

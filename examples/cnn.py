@@ -32,7 +32,7 @@ def build_model() -> nn.Module:
 class Batches:
     """Random images with random labels: every rank its own, the same in every run."""
 
-    def __init__(self, rank: int, size: int = 24) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         self._generator = torch.Generator().manual_seed(1000 + rank)
         self._size = size
 

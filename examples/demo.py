@@ -51,15 +51,17 @@ def main() -> int:
 
     with network(arguments) as places, service(out, places[0]) as url:
         console.print(f"[bold]1[/bold]  service          {url}")
-        workers(arguments.backend, places, out, "capture.py", "--service", url, "--job", JOB, "--out", out)
+        batch = ("--batch-size", arguments.batch_size)
+        pace = ("--service", url, "--job", JOB)
+        workers(arguments.backend, places, out, "capture.py", *batch, *pace, "--out", out)
         profile, schedule = load_profile(out / "profile.json"), load_schedule(out / "schedule.json")
         compute, cost = (out / "capture.txt").read_text().split("; ", 1)
         console.print(f"[bold]2[/bold]  profile          {compute}\n{cost:>{len(cost) + 20}}")
         console.print(f"                    all-reduce: {samples(profile)}")
-        workers(arguments.backend, places, out, "train.py", "--steps", steps, "--out", out / "plain")
+        training = ("train.py", *batch, "--steps", steps)
+        workers(arguments.backend, places, out, *training, "--out", out / "plain")
         console.print(f"[bold]3[/bold]  plain training   {steps} steps, {PLAIN[arguments.backend]}")
-        pace = ("--service", url, "--job", JOB, "--out", out / "pace")
-        workers(arguments.backend, places, out, "train.py", "--steps", steps, *pace)
+        workers(arguments.backend, places, out, *training, *pace, "--out", out / "pace")
         console.print(
             f"[bold]4[/bold]  under PACE       {steps} steps, the schedule fetched from the service\n"
         )
@@ -275,6 +277,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--network", default="this machine's loopback", help="what to say about the network")
     parser.add_argument("--steps", type=int, default=50, help="steps of each training, more than 25")
+    parser.add_argument("--batch-size", type=int, default=24, help="images in each worker's batch")
     parser.add_argument("--out", type=Path, default=HERE.parent / "out" / "demo")
     return parser.parse_args()
 

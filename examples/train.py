@@ -31,7 +31,7 @@ def main() -> None:
     model = build_model()
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     wrapped, optimizer = distribute(model, optimizer, arguments)
-    batches = Batches(rank)
+    batches = Batches(rank, arguments.batch_size)
 
     loss = torch.tensor(0.0)
     started = time.perf_counter()
@@ -93,6 +93,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--service", help="address of the scheduling service; without it, train plainly")
     parser.add_argument("--job", help="the job whose schedule to fetch")
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--batch-size", type=int, default=24, help="images in each worker's batch")
     parser.add_argument("--out", type=Path, help="write weights and times to OUT.pt and OUT.json")
     return parser.parse_args()
 

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.timeout(1200)
 def test_the_demo_trains_to_the_same_weights(tmp_path: Path) -> None:
     """It ends by itself; the schedule passes the checker; 26 steps under PACE equal 26 plain ones."""
-    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--steps", "26", "--out", str(tmp_path)]
+    options = ["--steps", "26", "--batch-size", "4", "--out", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "examples" / "demo.py"), *options]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=1180, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for shown in ("predicted ms", "measured ms", "priority", "Largest weight difference after 26 steps"):

@@ -1,5 +1,6 @@
-"""Where and when something was measured, and the file that says so."""
+"""A study's command line; where and when it measured something, and the file that says so."""
 
+import argparse
 import json
 import os
 import platform
@@ -11,6 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from pace.version import __version__
+
+
+def study_parser(description: str | None, *, writes_json: bool = False) -> argparse.ArgumentParser:
+    """Return the parser of a study with this docstring; with the option for ``write_json`` if it writes."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if writes_json:
+        parser.add_argument("--json", type=Path, help="write numbers, command and conditions here")
+    return parser
 
 
 def machine() -> dict[str, Any]:

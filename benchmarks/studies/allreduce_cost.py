@@ -8,12 +8,10 @@ jobs that profile themselves, in slices with pauses in between. Errors are those
 the mean of all references, at sizes that none of them was made for.
 """
 
-import argparse
 import os
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,7 +19,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import torch
 
-from benchmarks.harness.conditions import write_json
+from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.network.hosts import Host, Link, hosts
 from benchmarks.harness.network.joining import join_torch
 from benchmarks.harness.network.processes import Answer, ranks
@@ -118,14 +116,11 @@ def measure(num_hosts: int, rate_mbit_s: float, largest_bytes: int, rounds: int)
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study_parser(__doc__, writes_json=True)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rate-mbit-s", type=float, default=200)
     parser.add_argument("--mebibytes", type=int, default=32, help="of all gradients together")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = measure(arguments.hosts, arguments.rate_mbit_s, arguments.mebibytes << 20, arguments.rounds)

@@ -7,14 +7,12 @@ with the capture's hooks, iterations without anything, and iterations under torc
 Needs the transformers package; models are built from configurations, nothing is downloaded.
 """
 
-import argparse
 import gc
 import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -23,7 +21,7 @@ import transformers
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.harness.conditions import write_json
+from benchmarks.harness.conditions import study_parser, write_json
 from pace.runtime.capture.recorder import Recorder
 from pace.runtime.capture.window import middle_half
 from pace.runtime.profiler import Capture
@@ -235,13 +233,10 @@ def table(rows: list[Row]) -> str:
 
 def main() -> None:
     """Measure every model and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study_parser(__doc__, writes_json=True)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="A")
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the numbers here, too")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     rows = []

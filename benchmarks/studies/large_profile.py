@@ -5,7 +5,6 @@
 With another worktree of the project, loads are taken in turns with its code, in processes of their own.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -14,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from benchmarks.harness.conditions import study_parser
 
 LOAD = """
 import sys, time
@@ -69,7 +70,7 @@ def load_s(tree: Path, document: Path) -> float:
 
 def main() -> None:
     """Load and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = study_parser(__doc__)
     parser.add_argument("--against", type=Path, help="another worktree of this project")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()

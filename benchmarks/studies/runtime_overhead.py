@@ -7,18 +7,16 @@ work is timed. The second starts real ranks over Gloo on loopback and times plai
 buckets and a barrier) and overlap alternately in the same processes.
 """
 
-import argparse
 import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.harness.conditions import write_json
+from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.loopback import run_ranks
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
@@ -251,12 +249,9 @@ def _sizes(model: nn.Module) -> list[GradientSize]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study_parser(__doc__, writes_json=True)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     found = {
         "alone": measure_alone(arguments.rounds),

@@ -9,7 +9,6 @@ time of all processes for each GiB that went over a connection, push and pull co
 the two, measured in turns.
 """
 
-import argparse
 import multiprocessing
 import socket
 import statistics
@@ -18,10 +17,9 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.conditions import write_json
+from benchmarks.harness.conditions import study_parser, write_json
 
 _GIB = 1 << 30
 _CHUNK = 64 << 10
@@ -238,12 +236,11 @@ def measure(workers: int, part: int, *, gib: float, repeats: int) -> dict[str, A
 
 def main() -> int:
     """Print a table, and write JSON if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = study_parser(__doc__, writes_json=True)
     parser.add_argument("--workers", default="1,2")
     parser.add_argument("--kib", default="64,256,1024", help="sizes of parts")
     parser.add_argument("--gib", type=float, default=1.0, help="how much each run carries")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rows = []
     print("workers  part KiB  CPU s/GiB  bare socket  ratio  wall s/GiB  bare wall")

@@ -6,7 +6,6 @@ Needs ``wrk``. Everything runs on loopback on one machine, server and client tog
 are measured in turns, in the same run, each with one process and the same log level.
 """
 
-import argparse
 import asyncio
 import json
 import re
@@ -21,7 +20,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness.conditions import write_json
+from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.serving import events, service, starlette
 from benchmarks.studies.large_profile import large_profile
 from pace import Profile
@@ -180,8 +179,7 @@ def large(url: str) -> dict[str, Any]:
 
 def main() -> None:
     """Run everything and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the numbers here")
+    parser = study_parser(__doc__, writes_json=True)
     parser.add_argument("--seconds", type=int, default=5, help="length of one measurement of reads")
     parser.add_argument(
         "--rounds", type=int, default=5, help="measurements of reads, of which the median counts"

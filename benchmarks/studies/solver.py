@@ -13,14 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness.conditions import write_json
+from benchmarks.harness.conditions import study_parser, write_json
 from pace import Gradient, Op, Options, Profile, optimize
 from pace.allreduce.baselines import ddp_buckets, mg_wfbp_groups, window_behind_barrier
 from pace.documents.collective_costs import AffineAllReduce
@@ -187,8 +186,7 @@ def report(results: dict[str, Any], console: Console) -> None:
 
 def main() -> None:
     """Run everything and print it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    parser = study_parser(__doc__, writes_json=True)
     parser.add_argument("--quick", action="store_true", help="3 runs instead of 20")
     parser.add_argument("--largest-only", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

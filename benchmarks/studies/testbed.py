@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-from benchmarks.harness.conditions import command, write_whole
+from benchmarks.harness.conditions import command, study_parser, write_whole
 from benchmarks.harness.contenders import BY_NAME
 from benchmarks.harness.layouts import parse_layout
 from benchmarks.harness.network.errors import TestbedUnavailable, WrongRate
@@ -114,11 +114,7 @@ def parse(given: list[str]) -> tuple[argparse.Namespace, "Grid"]:
     from benchmarks.harness.record import GRIDS, MODELS
     from benchmarks.harness.workload.real import MODELS as REAL_MODELS
 
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks testbed",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = study_parser(__doc__)
     models = {**MODELS, **REAL_MODELS}
     add = parser.add_argument
     add("kind", choices=GRIDS, nargs="?", default="allreduce")

@@ -7,16 +7,14 @@ it pushes one chunk that is more urgent, and the time until its sum is back is t
 the worker's kernel may hold as much unsent as it does by default, which is without a limit.
 """
 
-import argparse
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.conditions import write_json
+from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.network.hosts import Host, Link, hosts, why_unavailable
 from benchmarks.harness.network.processes import Answer, ranks
 
@@ -113,10 +111,9 @@ def measure(rate_mbit_s: float, times: int) -> dict[str, Any]:
 
 def main() -> int:
     """Print medians and the worst, and write JSON if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = study_parser(__doc__, writes_json=True)
     parser.add_argument("--rate-mbit-s", type=float, default=200.0)
     parser.add_argument("--times", type=int, default=30)
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     reason = why_unavailable()
     if reason is not None:

@@ -7,18 +7,18 @@ layers first, so that the page's time is that of a stored schedule: fetching it,
 policies, drawing. Ratios are to a schedule of a hundred gradients in the same run.
 """
 
-import argparse
 import platform
 import shutil
 import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from benchmarks.harness.conditions import write_json
+from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.serving import TIMEOUT_S, service
 from benchmarks.studies.large_profile import large_profile
 
@@ -59,11 +59,21 @@ class PageTimes:
     longest_frame_ms: float
 
 
+def layers(count: int) -> dict[str, Any]:
+    """Return a chain of layers with a gradient each, whose communication is about as long as compute."""
+    profile = large_profile(count, per_layer=1)
+    for op in profile["ops"]:
+        op["duration_s"] = 2e-5 if op["name"].startswith("bwd/") else 1e-5
+    for at, gradient in zip(reversed(range(count)), profile["gradients"], strict=True):
+        gradient["size_bytes"] = 4 * (2000 + 7919 * at % 9000)
+    return profile
+
+
 def measure(browser: Browser, url: str, count: int) -> PageTimes:
     """Have a schedule solved, open it, and pan its chart."""
     with httpx.Client(base_url=url, timeout=TIMEOUT_S) as http:
         began = time.perf_counter()
-        answer = http.post("/v1/schedules", json={"profile": large_profile(count, per_layer=1)})
+        answer = http.post("/v1/schedules", json={"profile": layers(count)})
         answer.raise_for_status()
         solve_s = time.perf_counter() - began
         schedule_id = answer.json()["id"]
@@ -96,11 +106,8 @@ def measure(browser: Browser, url: str, count: int) -> PageTimes:
 
 def main() -> None:
     """Measure both schedules and print them side by side."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study_parser(__doc__, writes_json=True)
     parser.add_argument("--gradients", type=int, default=10_000)
-    parser.add_argument("--json", type=Path, help="write the numbers here")
     arguments = parser.parse_args()
     program = shutil.which("chromium-headless-shell")
     if program is None:

@@ -1,7 +1,13 @@
-"""What the deployment files claim: they are valid, and the service runs unprivileged and read-only."""
+"""What the deployment files claim: they are valid, and the service runs unprivileged and read-only.
+
+Of the image, as far as it can be told without building it.
+"""
 
 import os
+import re
+import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,8 +20,13 @@ from pace.api.settings import Settings
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES_VERSIONS = ("1.29", kubernetes_validate.latest_version())
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+COMPILES = re.search(r"^RUN NUMBA_CACHE_DIR=(\S+) python -c (.+)$", DOCKERFILE, re.MULTILINE)
+PROCESSOR = dict(re.findall(r"(NUMBA_CPU_\w+)=(\w*)", DOCKERFILE))
+COMPILER_TIMEOUT_S = 900
 
 # In a mount namespace of its own: everything read-only but one place in memory and the data folder; no root.
 # Reading is all that the one capability allows, where the interpreter lies in a home folder that is closed.
@@ -24,6 +35,8 @@ set -e
 mount --make-rprivate /
 mount -t tmpfs -o mode=1777 pace /mnt
 mkdir /mnt/data
+cp -r "$COMPILED" /mnt/numba
+chown -R 10001:10001 /mnt/numba
 mount --bind "$DATA" /mnt/data
 mount -o remount,bind,ro /
 cd /mnt/data
@@ -31,6 +44,30 @@ if touch "$TREE/written" 2>/dev/null; then echo "the tree can be written" >&2; e
 exec setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set -all,+dac_read_search \
     --inh-caps -all,+dac_read_search --ambient-caps -all,+dac_read_search "$@"
 """
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of compiled functions that the image is built with."""
+    assert COMPILES is not None
+    folder = tmp_path_factory.mktemp("image") / "compiled"
+    (program,) = shlex.split(COMPILES[2])
+    _run(program, folder)
+    return folder
+
+
+def _run(program: str, cache: Path) -> None:
+    environment = os.environ | PROCESSOR | {"NUMBA_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-c", program]
+    subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=COMPILER_TIMEOUT_S)
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*.nb?")
+        if path.is_file()
+    }
 
 
 def _documents() -> list[dict[str, Any]]:
@@ -59,19 +96,38 @@ def test_containers_are_confined_and_their_settings_exist() -> None:
     known = {f"PACE_{name.upper()}" for name in Settings.model_fields}
     given = {variable["name"] for variable in container["env"]} | set(ours["environment"])
     assert {name for name in given if name.startswith("PACE_")} <= known
-    user = next(line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("USER"))
+    user = next(line for line in DOCKERFILE.splitlines() if line.startswith("USER"))
     assert user == f"USER {pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}"
 
 
 @pytest.mark.slow
-def test_the_service_runs_unprivileged_on_a_read_only_system(tmp_path: Path) -> None:
-    """As the container does: user 10001, nothing to write to but a place in memory and the data folder."""
+def test_the_image_is_built_with_all_that_a_worker_compiles(compiled: Path, tmp_path: Path) -> None:
+    """A worker that starts with a copy of the build's cache adds nothing to it, whatever it is asked."""
+    assert COMPILES is not None
+    # The entry point gives every container a copy of that folder.
+    assert f"cp -a {COMPILES[1]} " in DOCKERFILE
+    assert PROCESSOR == {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    built, started = _contents(compiled), tmp_path / "numba"
+    assert any(name.endswith(".nbc") for name in built)
+    shutil.copytree(compiled, started)
+    asks = "import pace.api.workers.preloaded, tests.api.every_question as all; all.ask_everything()"
+    _run(asks, started)
+    assert _contents(started) == built
+
+
+@pytest.mark.slow
+def test_the_service_runs_unprivileged_on_a_read_only_system(compiled: Path, tmp_path: Path) -> None:
+    """As the container does: user 10001, nothing to write to but a place in memory and the data folder.
+
+    It starts with a copy of what the image has compiled.
+    """
     if os.geteuid() != 0 or not shutil.which("setpriv") or not shutil.which("unshare"):
         pytest.skip("confining a process takes root, unshare and setpriv")
     data = tmp_path / "data"
     data.mkdir()
     os.chown(data, 10001, 10001)
-    environment = {
+    environment = PROCESSOR | {
+        "COMPILED": str(compiled),
         "DATA": str(data),
         "TREE": str(ROOT),
         "PYTHONPATH": str(ROOT),

@@ -8,9 +8,16 @@ from benchmarks.harness.contest import Contest, Costs
 from benchmarks.harness.layouts import Layout
 from benchmarks.harness.measure import Effort, measure
 from benchmarks.harness.network.hosts import Host
-from benchmarks.harness.workload.real import MODELS, RealModel, captured, expected_weights
+from benchmarks.harness.workload.real import BATCH_SIZES, MODELS, RealModel, captured, expected_weights
 from benchmarks.harness.workload.reference import LEARNING_RATE, TOLERANCE, scale_of
 from pace.documents.collective_costs import AffineAllReduce
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of a few examples, here and in the ranks that are forked."""
+    for name in MODELS:
+        monkeypatch.setitem(BATCH_SIZES, name, 2)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

@@ -9,15 +9,22 @@ import pytest
 from benchmarks.harness.chart import draw
 from benchmarks.harness.contenders import UNTUNED
 from benchmarks.harness.report import markdown
-from benchmarks.harness.results import ContenderResult, SettingResult, as_document, from_document
+from benchmarks.harness.results import (
+    ContenderResult,
+    MeasuredWindows,
+    SettingResult,
+    as_document,
+    from_document,
+)
+from benchmarks.studies import testbed
 
 
-def contender(name: str, windows_ms: list[float], *, peer: bool = False, **more: Any) -> ContenderResult:
+def contender(name: str, windows_ms: list[float], **more: Any) -> ContenderResult:
     """Return a contender that was predicted 550 ms, with a bound of 500 ms."""
     return ContenderResult(
         name=name,
         label=name.upper(),
-        peer=peer,
+        peer=not name.startswith("pace"),
         rounds_s=[[window / 1e3 for window in windows_ms]],
         predicted_s=0.55,
         bound_s=0.5,
@@ -26,12 +33,10 @@ def contender(name: str, windows_ms: list[float], *, peer: bool = False, **more:
     )
 
 
-@pytest.fixture
-def setting() -> SettingResult:
-    """DDP 800, its best size 700, Horovod 600 but wrong, PACE 625."""
+def setting_of(contenders: list[ContenderResult], **more: Any) -> SettingResult:
+    """Return a setting of four workers."""
     return SettingResult(
         model="vgg16",
-        layout="4 workers",
         ratio=1.0,
         compute_s=0.5,
         plain_s=0.505,
@@ -40,11 +45,44 @@ def setting() -> SettingResult:
         time_factor=0.4,
         size_factor=0.02,
         load=0.1,
-        contenders=[
-            contender("ddp", [790, 800, 810], peer=True),
-            contender("ddp-best", [690, 700, 710], peer=True, bucket_mib=6.0, sweep_s={"6": 0.7}),
-            contender("horovod", [600, 600, 600], peer=True, disqualified="weights are off by 1"),
+        contenders=contenders,
+        **{"layout": "4 workers", **more},
+    )
+
+
+@pytest.fixture
+def setting() -> SettingResult:
+    """DDP 800, its best size 700, Horovod 600 but wrong, PACE 625."""
+    return setting_of(
+        [
+            contender("ddp", [790, 800, 810]),
+            contender("ddp-best", [690, 700, 710], bucket_mib=6.0, sweep_s={"6": 0.7}),
+            contender("horovod", [600, 600, 600], disqualified="weights are off by 1"),
             contender("pace-static", [600, 625, 650]),
+        ]
+    )
+
+
+@pytest.fixture
+def over_servers() -> SettingResult:
+    """FIFO 750, whole tensors 1000, P3 wrong, ours 525 and 625; TensorFlow 1050 in step, failed without."""
+    return setting_of(
+        [
+            contender("servers-fifo", [740, 750, 760]),
+            contender("servers-fifo-whole", [1000, 1000, 1000]),
+            contender("servers-p3", [300, 300, 300], disqualified="weights are off by 1"),
+            contender("pace-servers", [525, 525, 525]),
+            contender("pace-servers-static", [625, 625, 625]),
+        ],
+        layout="2+2",
+        pacing_bytes_per_s=12.5e6,
+        unmodified=[
+            MeasuredWindows(
+                name="tensorflow-sync", label="TensorFlow, in step", rounds_s=[[1.05, 1.05, 1.0]]
+            ),
+            MeasuredWindows(
+                name="tensorflow-async", label="TensorFlow, async", rounds_s=[], disqualified="it broke"
+            ),
         ],
     )
 
@@ -62,6 +100,19 @@ def test_what_follows_from_the_numbers(setting: SettingResult) -> None:
     assert setting.plain_error == pytest.approx(0.01)
 
 
+def test_gains_are_over_those_that_count(over_servers: SettingResult) -> None:
+    """By median; who trained wrong is compared with nobody."""
+    ours = over_servers.best_pace
+    assert ours is not None
+    assert ours.name == "pace-servers"
+    assert over_servers.speedup(ours, ("servers-fifo",)) == pytest.approx(750 / 525)
+    assert over_servers.speedup(ours, ("servers-fifo-whole",)) == pytest.approx(1000 / 525)
+    assert over_servers.speedup(ours, ("servers-p3",)) is None
+    best = over_servers.best()
+    assert best is not None
+    assert best.name == "servers-fifo"
+
+
 def test_json_keeps_a_setting(setting: SettingResult) -> None:
     """What is written is read back equal, and holds the derived numbers too."""
     document = json.loads(json.dumps(as_document(setting)))
@@ -70,8 +121,9 @@ def test_json_keeps_a_setting(setting: SettingResult) -> None:
     assert "iteration_s" not in document["contenders"][2]
 
 
-def record_of(setting: SettingResult) -> dict[str, Any]:
-    """Return a record of one setting."""
+def record_of(setting: SettingResult, **network: Any) -> dict[str, Any]:
+    """Return a record of one setting, with more about its network."""
+    measured = {"layout": setting.layout, "rate_mbit_s": [286.0, 287.0], "congestion_control": "cubic"}
     return {
         "command": "python -m benchmarks testbed",
         "conditions": {
@@ -86,7 +138,7 @@ def record_of(setting: SettingResult) -> dict[str, Any]:
             "windows_elsewhere": 2,
             "took_s": 120,
         },
-        "networks": [{"layout": "4 workers", "rate_mbit_s": [286.0, 287.0], "congestion_control": "cubic"}],
+        "networks": [measured | network],
         "settings": [as_document(setting)],
     }
 
@@ -114,9 +166,9 @@ def test_page_compares_pace_with_each_frameworks_default(setting: SettingResult,
     setting.contenders.extend(
         [
             contender("pace-ddp", [640, 640, 640]),
-            contender("lightning", [810, 810, 810], peer=True),
+            contender("lightning", [810, 810, 810]),
             contender("pace-lightning", [648, 648, 648]),
-            contender("accelerate", [800, 800, 800], peer=True, disqualified="weights differ between ranks"),
+            contender("accelerate", [800, 800, 800], disqualified="weights differ between ranks"),
             contender("pace-accelerate", [640, 640, 640]),
         ]
     )
@@ -135,3 +187,30 @@ def test_page_compares_pace_with_each_frameworks_default(setting: SettingResult,
     assert "Lightning 2.6.6" in page
     draw(record, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").stat().st_size
+
+
+def test_a_record_of_servers_is_shown_from_its_file(
+    over_servers: SettingResult,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is written is read back equal; the page is made from it alone, unmodified peers included."""
+    exchange = {"worker_bytes_per_s": 23e6, "round_trip_s": 2e-4, "partition_s": 7e-6}
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(record_of(over_servers, exchange=exchange)))
+    assert from_document(json.loads(path.read_text())["settings"][0]) == over_servers
+    monkeypatch.setattr("sys.argv", ["testbed", "servers", "--read", str(path)])
+    assert testbed.main() == 0
+    page = capsys.readouterr().out
+    place = "vgg16, 2+2, ratio 1, paced"
+    assert (
+        f"| {place} | PACE-SERVERS (fastest) | 525.0 | +5.0 % | x 1.43 | x 1.90 | x 1.43 | SERVERS-FIFO |"
+        in page
+    )
+    assert "| SERVERS-P3 | disqualified | weights are off by 1 |" in page
+    assert "| PACE-SERVERS | 525.0 | 0.0% | x 1.43 | +5.0 % | 550.0 (+4.8 %) | 1.0e-07 |" in page
+    assert f"| {place} | TensorFlow, in step | 1050 |" in page
+    assert "| TensorFlow, async | failed | it broke |" in page
+    assert "Connections paced at 100 Mbit/s." in page
+    assert "**PACE over servers, overtake**: 5.0% above the bound in the median of 1 settings" in page

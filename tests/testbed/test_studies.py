@@ -34,6 +34,17 @@ def test_unknown_studies_are_refused(
     assert 'no study "nothing"' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("wrong", [["--networks", "N4"], ["--compute", "C1,C4"]])
+def test_the_fabric_study_refuses_unknown_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: list[str]
+) -> None:
+    """Before anything is measured, with the names of those that there are."""
+    monkeypatch.setattr("sys.argv", ["benchmarks", "fabric", *wrong])
+    with pytest.raises(SystemExit):
+        main()
+    assert "expected one of" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["testbed", "solver", "throughput", "papers.who_wins"])
 def test_a_study_shows_its_options(name: str) -> None:

@@ -35,7 +35,11 @@ _PORT = 19100
 CLASSES = 10
 
 
-def _convolutional() -> tuple[nn.Module, Callable[[torch.Generator], torch.Tensor]]:
+Draw = Callable[[int, torch.Generator], torch.Tensor]
+"""Returns so many random examples."""
+
+
+def _convolutional() -> tuple[nn.Module, Draw]:
     widths = [3, 32, 64, 128, 256, 256]
     layers: list[nn.Module] = []
     for number in range(5):
@@ -43,19 +47,20 @@ def _convolutional() -> tuple[nn.Module, Callable[[torch.Generator], torch.Tenso
         if number != 3:
             layers.append(nn.MaxPool2d(2))
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, CLASSES))
-    return model, lambda generator: torch.randn(72, 3, 64, 64, generator=generator)
+    return model, lambda size, generator: torch.randn(size, 3, 64, 64, generator=generator)
 
 
-def _encoder() -> tuple[nn.Module, Callable[[torch.Generator], torch.Tensor]]:
+def _encoder() -> tuple[nn.Module, Draw]:
     layers = [
         nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True, norm_first=True)
         for _ in range(4)
     ]
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(256 * 32, CLASSES))
-    return model, lambda generator: torch.randn(48, 32, 256, generator=generator)
+    return model, lambda size, generator: torch.randn(size, 32, 256, generator=generator)
 
 
 MODELS = {"cnn": _convolutional, "encoder": _encoder}
+BATCH_SIZES = {"cnn": 72, "encoder": 48}
 
 
 class RealModel(nn.Module):
@@ -72,7 +77,7 @@ class RealModel(nn.Module):
         torch.manual_seed(1)
         self.net, draw = MODELS[name]()
         generator = torch.Generator().manual_seed(1000 + rank)
-        self.inputs = draw(generator)
+        self.inputs = draw(BATCH_SIZES[name], generator)
         self.labels = torch.randint(0, CLASSES, (len(self.inputs),), generator=generator)
         self.names = {parameter: parameter for parameter, _ in self.named_parameters()}
         self.stream = Stream()  # nothing is emulated, so nothing is ever recorded on it

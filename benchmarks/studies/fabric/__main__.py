@@ -18,9 +18,11 @@ import json
 import platform
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.conditions import study_parser
 from benchmarks.harness.network.hosts import Host, Link, hosts
 from benchmarks.studies.fabric.collectives import train_synchronously
 from benchmarks.studies.fabric.fabric_run import FabricVariant, train_over_fabric
@@ -38,7 +40,7 @@ _SIMULATED = {"fabric-s": "mlfabric-s", "async": "async", "ring": "ring", "tree"
 
 def main() -> None:
     """Run the cells that are asked for, and print and write what came of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = study_parser(__doc__)
     parser.add_argument("--networks", default="N1,N2,N3", help="or even: links that do not change")
     parser.add_argument("--compute", default="C1,C2,C3", help="or equal: no stragglers")
     parser.add_argument("--contenders", default="fabric,async,ring,tree", help=",".join(CONTENDERS + OTHERS))
@@ -57,26 +59,37 @@ def main() -> None:
         given.megabytes, given.seconds, given.contenders = 0.5, 6.0, ",".join(CONTENDERS)
     cells = merged([cell for path in given.show or [] for cell in json.loads(path.read_text())])
     if given.show is None:
-        for network in given.networks.split(","):
-            for compute in given.compute.split(","):
-                cells.append(_cell(network, compute, given))
-                if given.json:
-                    given.json.write_text(json.dumps(cells, indent=1) + "\n")
+        try:
+            scenarios = _scenarios(given)
+        except ValueError as error:
+            parser.error(str(error))
+        for (network, compute), scenario in scenarios.items():
+            cells.append(_cell(network, compute, scenario, given.contenders.split(",")))
+            if given.json:
+                given.json.write_text(json.dumps(cells, indent=1) + "\n")
     page = page_of(cells)
     print(page)
     if given.page:
         given.page.write_text(page)
 
 
-def _cell(network: str, compute: str, given: argparse.Namespace) -> dict[str, Any]:
-    scenario = scenario_of(
-        network,
-        compute,
-        machines=given.machines,
-        megabytes=given.megabytes,
-        seconds=given.seconds,
-        seed=given.seed,
-    ).model_copy(update={"flows": given.flows})
+def _scenarios(given: argparse.Namespace) -> dict[tuple[str, str], FabricScenario]:
+    return {
+        (network, compute): scenario_of(
+            network,
+            compute,
+            machines=given.machines,
+            megabytes=given.megabytes,
+            seconds=given.seconds,
+            seed=given.seed,
+            flows=given.flows,
+        )
+        for network in given.networks.split(",")
+        for compute in given.compute.split(",")
+    }
+
+
+def _cell(network: str, compute: str, scenario: FabricScenario, contenders: Sequence[str]) -> dict[str, Any]:
     cell: dict[str, Any] = {
         "network": network,
         "compute": compute,
@@ -85,7 +98,7 @@ def _cell(network: str, compute: str, given: argparse.Namespace) -> dict[str, An
         "scenario": scenario.model_dump(mode="json"),
         "contenders": {},
     }
-    for contender in given.contenders.split(","):
+    for contender in contenders:
         trained = measure(contender, scenario)
         cell["contenders"][contender] = {
             "iteration_s": trained.iteration_s(scenario.num_workers),

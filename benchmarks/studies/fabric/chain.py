@@ -5,7 +5,6 @@ python -m benchmarks fabric.chain --hosts 8 --mbit 100 --mebibytes 12
 Needs root and iproute2. Prints both times, their ratio, and the bytes that every host sent.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -14,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.conditions import write_json
+from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.network.hosts import Host, Link, hosts
 
 PACE = [sys.executable, "-c", "from pace.cli.main import app; app()", "fabric"]
@@ -23,12 +22,11 @@ PORT = 7090
 
 def main() -> None:
     """Run both ways in turn, `--rounds` times."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = study_parser(__doc__, writes_json=True)
     parser.add_argument("--hosts", type=int, default=8, help="that receive")
     parser.add_argument("--mbit", type=float, default=100.0, help="of every link, each way")
     parser.add_argument("--mebibytes", type=float, default=12.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
     found = measure(arguments.hosts, arguments.mbit, round(arguments.mebibytes * (1 << 20)), arguments.rounds)
     chain, direct = min(found["chain_s"]), min(found["direct_s"])

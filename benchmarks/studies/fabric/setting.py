@@ -21,17 +21,25 @@ SLOWER = 5.0
 LAG_S = 0.2 * SLOWER
 FULL_BYTES_PER_S = 12.5e6
 
+# Besides the paper's: links that are all as fast and do not change, and computations without stragglers.
+_SHARES = NETWORKS | {"even": (0.0,) * (len(RATES) - 1) + (1.0,)}
+_STRAGGLING = COMPUTE | {"equal": (0.0, 1.0)}
+
 
 def scenario_of(
-    network: str, compute: str, *, machines: int, megabytes: float, seconds: float, seed: int
+    network: str, compute: str, *, machines: int, megabytes: float, seconds: float, seed: int, flows: int
 ) -> FabricScenario:
     """Return what is run and simulated: two workers on each host, summed first where there is a choice.
 
-    Besides the paper's, there are the network "even", whose links are all as fast and do not change, and the
-    computations "equal", without stragglers.
+    Raises
+    ------
+    ValueError
+        If there is no network or no computation of this name.
     """
-    percent, slowdown = COMPUTE.get(compute, (0.0, 1.0))
-    shares = NETWORKS.get(network, (0.0,) * (len(RATES) - 1) + (1.0,))
+    for kind, name, known in (("network", network, _SHARES), ("computation", compute, _STRAGGLING)):
+        if name not in known:
+            raise ValueError(f'{kind} "{name}": expected one of {", ".join(known)}')
+    percent, slowdown = _STRAGGLING[compute]
     scale = megabytes / 5.0
     return FabricScenario.model_validate(
         {
@@ -44,14 +52,14 @@ def scenario_of(
             "straggling": {"percent": percent, "slowdown": slowdown},
             "links": {
                 "bytes_per_s": tuple(rate / 100 for rate in RATES),
-                "shares": tuple(shares),
+                "shares": tuple(_SHARES[network]),
                 "every_s": 5.0 * SLOWER * scale,
             },
             "server_bytes_per_s": FULL_BYTES_PER_S,
             "delay_bound": 2 * machines,
             "tick_s": 0.1 * SLOWER * scale,
             "lag_s": LAG_S * scale,
-            "flows": 2,
+            "flows": flows,
             "duration_s": seconds,
             "seed": seed,
         }

@@ -6,11 +6,11 @@ A log is a file that ends in .out. The table of `job-7.out` or `job-7-SLURMID.ou
 with nccl-tests' own columns, out of place first. Prints a line for each log, and how many are equal.
 """
 
-import argparse
 import csv
 import warnings
 from pathlib import Path
 
+from benchmarks.harness.conditions import study_parser
 from pace.errors import PaceError
 from pace.formats.fit import fit_cost
 
@@ -53,9 +53,7 @@ def outcome(log: Path) -> tuple[bool, str]:
 
 def main() -> None:
     """Read the folder that the command line names."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study_parser(__doc__)
     parser.add_argument("folder", type=Path)
     logs = sorted(parser.parse_args().folder.rglob("*.out"))
     num_equal = 0

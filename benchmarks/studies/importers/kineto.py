@@ -8,14 +8,13 @@ for `X.json.gz`, gives sizes, and so does a list of parameters named `X.paramete
 no workers, or no all-reduce of known size, two workers and a ring at 100 Gb/s stand in, and the line says so.
 """
 
-import argparse
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.conditions import write_json
+from benchmarks.harness.conditions import study_parser, write_json
 from pace.documents.collective_costs import RingAllReduce
 from pace.errors import FormatError, PaceError
 from pace.formats.kineto import read_kineto
@@ -101,11 +100,8 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Try every trace of a folder."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study_parser(__doc__, writes_json=True)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--json", type=Path, help="write the rows here")
     options = parser.parse_args()
     print("| trace | ranks | outcome | recorded ms | replayed ms | error |\n|---|---|---|---|---|---|")
     rows = []

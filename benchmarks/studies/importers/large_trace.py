@@ -7,7 +7,6 @@ import runs in a process of its own, ``pace import kineto`` or ``pace headroom``
 are printed.
 """
 
-import argparse
 import gzip
 import itertools
 import json
@@ -18,6 +17,8 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from benchmarks.harness.conditions import study_parser
 
 IDS = ("External id", "correlation", "Sequence number", "Record function id", "Ev Idx")
 APART = 10_000_000
@@ -67,9 +68,7 @@ def write(source: Path, target: Path, size_bytes: int) -> int:
 
 def main() -> None:
     """Write the trace, import it, and say what that took."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study_parser(__doc__)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--execution-trace", type=Path, help="for the gradients' sizes")
     parser.add_argument("--gbytes", type=float, default=1.0)

@@ -8,7 +8,6 @@ steps into `MODEL.job/rankN.json.gz`. Nothing else should run on the machine: a 
 processor spends time that no operator explains.
 """
 
-import argparse
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
+
+from benchmarks.harness.conditions import study_parser
 
 WORKERS = 2
 WARM_UP_STEPS = 4
@@ -93,9 +94,7 @@ def train(rank: int, folder: str, steps: int, buckets_mb: float) -> None:
 
 def main() -> None:
     """Record into the folder that the command line names."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=6, help="recorded, of each model")
     parser.add_argument("--buckets-mb", type=float, default=2.0)

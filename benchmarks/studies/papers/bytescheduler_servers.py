@@ -7,10 +7,10 @@ scaled to what a machine with V100s takes for a window: an assumption, as the fi
 not published.
 """
 
-import argparse
 from functools import cache
 from typing import Any
 
+from benchmarks.harness.conditions import study_parser
 from benchmarks.studies.papers.bytescheduler import three_layers
 from benchmarks.studies.papers.profiles import add_layers, profile_of
 from pace import Profile
@@ -198,7 +198,7 @@ def orders() -> None:
 
 def main() -> None:
     """Print all tables."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser = study_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="Three seeds of each search instead of ten.")
     add_layers(parser)
     given = parser.parse_args()

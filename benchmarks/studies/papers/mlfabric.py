@@ -5,13 +5,13 @@
 Nothing is measured but the planning times: runs are simulated on the paper's 30 workers and 15 machines.
 """
 
-import argparse
 import time
 from collections.abc import Iterable, Sequence
 from statistics import mean
 
 import numpy as np
 
+from benchmarks.harness.conditions import study_parser
 from pace.fabric.documents.scenario import FabricScenario, RedrawnRates, Straggling
 from pace.fabric.simulation import FabricRun, simulate_fabric
 from pace.fabric.solver.aggregation import aggregate
@@ -341,7 +341,7 @@ def _expected_growth(machines: int, flows: int) -> float:
 
 def main() -> None:
     """Print every table, or those that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser = study_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--only", help="planning, order-search, ring-growth: these tables")

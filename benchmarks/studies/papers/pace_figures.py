@@ -7,10 +7,10 @@ free (`ideal`, which the paper's model assumes), and our `optimal`, with WFBP, H
 framework (MXNet) has no barrier between iterations, so neither have they here; Horovod with one is beside it.
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.harness.conditions import study_parser
 from pace.documents.collective_costs import RingAllReduce
 from pace.documents.profile import Profile
 from pace.models import build
@@ -86,7 +86,7 @@ def show(made: list[Row]) -> None:
 
 def main() -> None:
     """Print both figures and where the gains peak."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser = study_parser(__doc__)
     parser.add_argument("--device-tflops", type=float, default=8.0)
     tflops = parser.parse_args().device_tflops
     print(f"\n### Fig. 8: 10 Gb/s, {tflops:g} TFLOPS sustained\n")

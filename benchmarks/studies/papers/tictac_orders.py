@@ -7,10 +7,9 @@ an order each worker receives in a random order of its own, anew in every run. A
 worker ends; the straggler effect is the share of the step that the fastest one waits for it.
 """
 
-import argparse
-
 import numpy as np
 
+from benchmarks.harness.conditions import study_parser
 from pace.models import build
 from pace.simulation.tictac import tao, tio
 from pace.simulation.worker import WorkerDag, parameter_server_worker, run_worker
@@ -49,7 +48,7 @@ def steps(dag: WorkerDag, order: str, runs: int, workers: int) -> tuple[np.ndarr
 
 def main() -> None:
     """Print one table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser = study_parser(__doc__)
     parser.add_argument("--runs", type=int, default=1000)
     runs = parser.parse_args().runs
     print(

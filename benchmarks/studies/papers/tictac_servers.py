@@ -9,11 +9,11 @@ varies by 2 % from window to window. Without TicTac every worker pulls in a rand
 every window, as TensorFlow does.
 """
 
-import argparse
 from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.harness.conditions import study_parser
 from benchmarks.studies.papers.profiles import add_layers, profile_of
 from pace import Gradient, Op, Profile
 from pace.documents.cluster import Cluster, TransferRatio
@@ -140,7 +140,7 @@ def print_spread(windows: int) -> None:
 
 def main() -> None:
     """Print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser = study_parser(__doc__)
     parser.add_argument("--windows", type=int, default=200)
     add_layers(parser)
     given = parser.parse_args()

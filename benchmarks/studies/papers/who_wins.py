@@ -5,8 +5,7 @@
 Nothing is measured: profiles are computed from architectures and windows are simulated.
 """
 
-import argparse
-
+from benchmarks.harness.conditions import study_parser
 from pace.documents.profile import Profile
 from pace.models import build
 from pace.simulation import POLICIES
@@ -41,7 +40,7 @@ def winners(cells: tuple[Cell, ...]) -> str:
 
 def main() -> None:
     """Print one table a profile."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser = study_parser(__doc__)
     parser.add_argument("--workers", type=int, default=8)
     workers = parser.parse_args().workers
     grid = Grid(bandwidth_gbps=BANDWIDTHS_GBPS, workers=(workers,), policies=POLICIES)

@@ -1,7 +1,7 @@
 """Predicted and measured throughput of asynchronous training: ``python -m benchmarks throughput COMMAND``.
 
 ``tcp`` and ``tensorflow`` measure and predict, ``shares`` measures how unequally connections share a link,
-``again`` predicts anew what records hold, ``record`` makes the tests' traces, ``speed`` times the simulation.
+``again`` predicts anew what records hold, ``record`` makes the tests' traces.
 
 ``tcp``, ``shares`` and ``tensorflow`` need root and iproute2; ``tensorflow`` and ``record`` an interpreter
 that has TensorFlow 2.21 (``python -m venv tf; tf/bin/pip install tensorflow-cpu==2.21.0``). Nothing else may
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.harness.conditions import write_json
+from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.studies.throughput.again import compare_again, tables
 from benchmarks.studies.throughput.compare import Comparison, compare_all
 from benchmarks.studies.throughput.shapes import ALL_SHAPES, SHAPES, ModelShape
@@ -36,10 +36,7 @@ _FIXTURE = ModelShape(
 
 
 _FAIR = "whoever shares a link takes turns, packet by packet, as in fair queues; else all wait in one queue"
-
-
 _SPREAD_BYTES = "the transfers that --share-spread was measured with: others vary by the root of their size"
-
 
 # With the 1514 of a frame TensorFlow is woken for every one, at twice the processor time.
 _FAIR_PACKET_BYTES = 8 * 1024
@@ -48,9 +45,6 @@ _FAIR_PACKET_BYTES = 8 * 1024
 def main() -> int:
     """Run the command line."""
     arguments = _arguments()
-    if arguments.command == "speed":
-        _speed()
-        return 0
     if arguments.command == "again":
         again, profiles = compare_again(
             arguments.records,
@@ -104,7 +98,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks throughput", description=__doc__)
+    parser = study_parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("tcp", "tensorflow"):
         command = commands.add_parser(name)
@@ -147,7 +141,6 @@ def _arguments() -> argparse.Namespace:
     record.add_argument("--python", type=Path, required=True)
     record.add_argument("--servers", type=int, default=1)
     record.add_argument("--output", type=Path, required=True)
-    commands.add_parser("speed", help="time the simulation")
     arguments = parser.parse_args()
     if arguments.command == "shares" and arguments.fair_links and not arguments.usual:
         parser.error("shares --fair-links is for TCP's usual buffers: add --usual")
@@ -260,40 +253,3 @@ def _record(arguments: argparse.Namespace) -> None:
     )
     document = json.dumps(run[0]["traces"]).encode()
     arguments.output.write_bytes(gzip.compress(document, mtime=0))
-
-
-def _speed() -> None:
-    from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
-    from pace.throughput import simulate_steps
-
-    layers = range(50)
-    ops = [
-        *(StepsOp(name=f"down/{at}", resource="downlink", size_bytes=1000 * (at + 1)) for at in layers),
-        *(
-            StepsOp(
-                name=f"c/{at}",
-                resource="worker",
-                deps=(f"down/{at}", *([f"c/{at - 1}"] if at else [])),
-            )
-            for at in layers
-        ),
-        *(
-            StepsOp(name=f"up/{at}", resource="uplink", size_bytes=1000 * (at + 1), deps=(f"c/{49 - at}",))
-            for at in layers
-        ),
-        *(StepsOp(name=f"update/{at}", resource="ps", deps=(f"up/{at}",)) for at in layers),
-    ]
-    rng = np.random.default_rng(0)
-    document = StepsDocument(
-        name="speed",
-        ops=tuple(ops),
-        steps=tuple(StepTimes(duration_s=tuple(rng.random(200) * 0.01)) for _ in range(30)),
-        link=StepLink(bytes_per_s=1e7),
-    )
-    simulate_steps(document, 8, steps=2, skip=0)
-    began, used = time.perf_counter(), time.process_time()
-    simulate_steps(document, 8, steps=400)
-    print(
-        f"8 workers x 400 steps x 200 ops: {time.perf_counter() - began:.2f} s, "
-        f"of which {time.process_time() - used:.2f} s on one core"
-    )
