@@ -12,8 +12,7 @@ What is exported here is loaded when it is first used. Where the rest is:
 
 - ``pace.runtime.torch``, ``pace.runtime.horovod``: optimizers that train by a schedule.
 - ``pace.documents``: profiles, schedules, options, costs of all-reduces.
-- ``pace.planning``: which exchange fits a profile. ``pace.allreduce``, ``pace.sharding`` and
-  ``pace.parameter_server`` plan one each; ``pace.allreduce.frameworks``: what to pass to DDP and to Horovod.
+- ``pace.planning``: which exchange fits a profile, the planner of each, and what to tell DDP and Horovod.
 - ``pace.simulation``, ``pace.whatif``: policies of the field; other networks and scales.
 - ``pace.throughput``: how many workers are worth having, for training with parameter servers.
 - ``pace.models``, ``pace.formats``: profiles computed from layer shapes; profiles and costs from other tools.
@@ -59,13 +58,13 @@ if TYPE_CHECKING:
     from pace.formats.pipedream import read_pipedream
     from pace.formats.shaped_steps import read_execution_trace_profile
     from pace.formats.tf_run_metadata import read_tf_run_metadata
-    from pace.planning import optimize
+    from pace.planning.optimize import optimize
     from pace.simulation import POLICIES, SimulationOptions, make_policy, simulate
     from pace.throughput import predict, steps_from_profile
     from pace.whatif import Grid, what_if
 
 _HOMES = {
-    "pace.planning": ("optimize",),
+    "pace.planning.optimize": ("optimize",),
     "pace.checker": ("check",),
     "pace.documents.throughput.fleet": ("Fleet",),
     "pace.documents.cluster": ("Cluster", "load_cluster"),

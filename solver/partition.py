@@ -1,7 +1,7 @@
 """Which neighbors on a chain to fuse: the paper's MaxMinSize and the exact optimum on layered instances.
 
 A chain is the gradients in order of ready time; a partition cuts it into runs, one run a group. Dtypes and
-names are unknown here: ``pace.fusion.search`` calls these for each class that may share a buffer.
+names are unknown here: ``pace.planning.fusion.search`` calls these for each class that may share a buffer.
 """
 
 from collections.abc import Callable, Iterator, Sequence

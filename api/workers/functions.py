@@ -36,7 +36,7 @@ from pace.documents.profile import Profile, parse_profile
 from pace.documents.profile_json import compact_profile
 from pace.documents.schedule import parse_schedule
 from pace.errors import InvalidOptions
-from pace.planning import optimize
+from pace.planning.optimize import optimize
 from pace.simulation import SimulationOptions, simulate
 from pace.view.chart import plot
 from pace.view.op_times import phases_of

@@ -13,7 +13,7 @@ from pace.client.documents import SimulationRequest, example_profile
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.profile_json import compact_profile
-from pace.planning import warm_up
+from pace.planning.optimize import warm_up
 
 _LINK = {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6}
 _PLAN: dict[str, Any] = {

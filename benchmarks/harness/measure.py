@@ -22,8 +22,8 @@ from benchmarks.harness.workload.scaling import slower
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.parameter_server.optimize import optimize_servers
-from pace.planning import lower_bound_s
+from pace.planning.optimize import lower_bound_s
+from pace.planning.servers.optimize import optimize_servers
 from pace.runtime.profiler import Contention
 
 _FIRST_PORT = 20000

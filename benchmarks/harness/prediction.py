@@ -6,11 +6,11 @@ import numpy as np
 
 from benchmarks.harness.contenders import DDP_FIRST_MIB, DDP_MIB, HOROVOD_THRESHOLD_BYTES, MEBIBYTE, Contender
 from benchmarks.harness.workload.replicas import fifo_schedule
-from pace.allreduce.optimize import optimize_allreduce
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, Segment
-from pace.planning import optimize
+from pace.planning.allreduce.optimize import optimize_allreduce
+from pace.planning.optimize import optimize
 from pace.simulation import make_policy, run_policy
 from pace.simulation.scheduled import sender_of
 from pace.simulation.traffic import Policy, Sender

@@ -9,8 +9,8 @@ from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Group, Schedule, Segment
-from pace.fusion.problem import FusionProblem
-from pace.parameter_server.optimize import optimize_servers
+from pace.planning.fusion.problem import FusionProblem
+from pace.planning.servers.optimize import optimize_servers
 from pace.simulation import make_server_policy
 from pace.simulation.servers.run import run_server_policy
 from pace.simulation.servers.traffic import ExchangeTraffic, ranks

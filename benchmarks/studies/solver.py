@@ -21,11 +21,11 @@ from rich.table import Table
 
 from benchmarks.harness.conditions import study_parser, write_json
 from pace import Gradient, Op, Options, Profile, optimize
-from pace.allreduce.baselines import ddp_buckets, mg_wfbp_groups, window_behind_barrier
 from pace.documents.collective_costs import AffineAllReduce
-from pace.fusion.problem import FusionProblem
-from pace.fusion.search import fuse
 from pace.models import build, with_ratio
+from pace.planning.frameworks.grouping_rules import ddp_buckets, mg_wfbp_groups, window_behind_barrier
+from pace.planning.fusion.problem import FusionProblem
+from pace.planning.fusion.search import fuse
 from pace.solver import jackson, lp
 from pace.solver.instance import Instance
 

@@ -69,7 +69,7 @@ def optimize(
     ] = None,
 ) -> None:
     """Compute the schedule of a profile."""
-    from pace.planning import optimize as solve
+    from pace.planning.optimize import optimize as solve
 
     with reported():
         refuse_unknown_ending(plot)
@@ -109,7 +109,7 @@ def optimize(
 
             draw(loaded, schedule, plot)
         if write_lp is not None:
-            from pace.allreduce.optimize import write_lp as write_program
+            from pace.planning.allreduce.optimize import write_lp as write_program
 
             write_program(schedule, write_lp)
         if as_json:
@@ -123,8 +123,8 @@ def optimize(
 
 def _describe_framework(profile: Profile, schedule: Schedule, preemptive: Schedule, console: Console) -> None:
     """Print what to pass to the framework, and what its semantics cost against ours."""
-    from pace.allreduce.frameworks import bucket_cap_mb_list, horovod_groups
-    from pace.allreduce.thresholds import fusion_settings
+    from pace.planning.frameworks.bucket_lists import bucket_cap_mb_list, horovod_groups
+    from pace.planning.frameworks.thresholds import fusion_settings
 
     print_line = partial(console.print, highlight=False, soft_wrap=True)
     loss = schedule.predicted.iteration_s / preemptive.predicted.iteration_s - 1 if preemptive.groups else 0.0

@@ -102,7 +102,7 @@ def simulate(
 
 def _bound(profile: Profile, cluster: Cluster | None) -> float:
     from pace.documents.options import Options
-    from pace.planning import lower_bound_s, optimize
+    from pace.planning.optimize import lower_bound_s, optimize
 
     if cluster is None:
         return lower_bound_s(profile)

@@ -12,7 +12,7 @@ from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions, InvalidProfile
-from pace.parameter_server.optimize import cluster_of
+from pace.planning.servers.optimize import cluster_of
 from pace.simulation.registry import (
     POLICIES,
     SERVER_POLICIES,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pace.documents.profile import Profile
-from pace.fusion.problem import FusionProblem
+from pace.planning.fusion.problem import FusionProblem
 from pace.simulation.grouped import carriers
 from pace.simulation.knobs import Bytes, Seconds, knobs
 from pace.simulation.traffic import Rules, Traffic

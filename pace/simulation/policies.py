@@ -4,9 +4,14 @@ from typing import Literal
 
 import numpy as np
 
-from pace.allreduce.baselines import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES, ddp_buckets, mg_wfbp_groups
 from pace.documents.profile import Profile
-from pace.fusion.problem import FusionProblem, Partition
+from pace.planning.frameworks.grouping_rules import (
+    DDP_BUCKET_BYTES,
+    DDP_FIRST_BUCKET_BYTES,
+    ddp_buckets,
+    mg_wfbp_groups,
+)
+from pace.planning.fusion.problem import FusionProblem, Partition
 from pace.simulation.grouped import GroupedSender, cut_evenly, over_groups
 from pace.simulation.knobs import Bytes, SomeBytes, knobs
 from pace.simulation.tictac import TransferDag, tao, tio

@@ -5,13 +5,13 @@ from typing import Literal
 
 import numpy as np
 
-from pace.allreduce.optimize import plan_for
-from pace.allreduce.realize import RealizedPlan
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Fusion, Schedule
-from pace.fusion.problem import FusionProblem
-from pace.fusion.search import fuse
+from pace.planning.allreduce.optimize import plan_for
+from pace.planning.allreduce.realize import RealizedPlan
+from pace.planning.fusion.problem import FusionProblem
+from pace.planning.fusion.search import fuse
 from pace.simulation.grouped import GroupedSender
 from pace.simulation.knobs import knobs
 from pace.simulation.traffic import Rules, Traffic

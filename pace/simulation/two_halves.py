@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pace.allreduce.baselines import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES, ddp_buckets
 from pace.collectives import halved
 from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.fusion.problem import FusionProblem, Partition
-from pace.sharding.optimize import sharded_plan_for
-from pace.sharding.plans import ShardedPlan
-from pace.sharding.problem import NORM_BYTES
+from pace.planning.frameworks.grouping_rules import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES, ddp_buckets
+from pace.planning.fusion.problem import FusionProblem, Partition
+from pace.planning.sharded.optimize import sharded_plan_for
+from pace.planning.sharded.plans import ShardedPlan
+from pace.planning.sharded.problem import NORM_BYTES
 from pace.simulation.grouped import carriers, over_groups
 from pace.simulation.knobs import Bytes, SomeBytes, knobs
 from pace.simulation.traffic import Rules, Traffic

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from pace.allreduce.frameworks import bucket_cap_mb_list
-from pace.allreduce.optimize import optimize_allreduce
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
-from pace.planning import lower_bound_s
-from pace.sharding.optimize import optimize_sharded
+from pace.planning.allreduce.optimize import optimize_allreduce
+from pace.planning.frameworks.bucket_lists import bucket_cap_mb_list
+from pace.planning.optimize import lower_bound_s
+from pace.planning.sharded.optimize import optimize_sharded
 from pace.simulation import make_policy, run_policy
 
 
@@ -31,7 +31,7 @@ class Reachable:
     sharded_s
         In two halves, with the optimizer's state sharded; None where gradients have no such halves.
     bound_s
-        See ``pace.planning.lower_bound_s``.
+        See ``pace.planning.optimize.lower_bound_s``.
     """
 
     ddp_s: float

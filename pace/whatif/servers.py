@@ -7,7 +7,7 @@ from typing import Any
 
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.parameter_server.clusters import cluster_for
+from pace.planning.servers.clusters import cluster_for
 from pace.simulation import make_policy, make_server_policy, run_policy
 from pace.simulation.servers.run import run_server_policy
 from pace.whatif.scenario import GBPS, Scenario, networked_at

@@ -11,7 +11,7 @@ from pace import Options, check, parse_profile, parse_schedule
 from pace.api.earlier_forms import current_schedule, read_options, stored_options
 from pace.documents.cluster import Cluster
 from pace.documents.push_pull import PushPull
-from pace.planning import optimize
+from pace.planning.optimize import optimize
 from tests.strategies import options, properties
 
 # A profile with its schedules as that release wrote them: {"profile": ..., "NAME": {"options", "schedule"}}.

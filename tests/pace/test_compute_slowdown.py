@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pace import InvalidProfile, Op, Profile, check, make_policy, optimize, parse_profile
-from pace.allreduce.thresholds import megatron_bucket_size
 from pace.cli import app
 from pace.documents.options import Options
 from pace.documents.profile_json import canonical_profile
 from pace.models import build
+from pace.planning.frameworks.thresholds import megatron_bucket_size
 from pace.simulation import POLICIES, run_policy
 from pace.solver.compute_clock import ComputeClock
 from pace.solver.instance import Instance

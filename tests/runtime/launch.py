@@ -269,7 +269,7 @@ def load() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     # Nearly all make a plan; loading what is compiled takes a second of each.
-    importlib.import_module("pace.allreduce.optimize").warm_up()
+    importlib.import_module("pace.planning.allreduce.optimize").warm_up()
 
 
 def run(arguments: list[str]) -> int:

@@ -4,11 +4,11 @@ import random
 
 from torch import nn
 
-from pace.allreduce.optimize import optimize_allreduce
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import ELEMENT_BYTES, Gradient, Op, Profile
 from pace.documents.schedule import Execution, Group, Schedule, Segment
+from pace.planning.allreduce.optimize import optimize_allreduce
 from pace.runtime.control.parameters import gradient_sizes
 from pace.runtime.engine.plan import GradientSize, cut
 

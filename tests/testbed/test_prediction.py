@@ -9,8 +9,8 @@ from pace.checker import check
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile, UpdateRule
 from pace.documents.schedule import Schedule
-from pace.planning import lower_bound_s
-from pace.sharding.optimize import optimize_sharded
+from pace.planning.optimize import lower_bound_s
+from pace.planning.sharded.optimize import optimize_sharded
 
 
 def test_ddp_s_buckets_and_barrier_by_hand(layered: Profile) -> None:

@@ -12,9 +12,9 @@ from benchmarks.harness.network.hosts import Host, Link, hosts, join_directly
 from benchmarks.harness.workload.replay import plan_replay
 from benchmarks.harness.workload.replicas import SHARDS, by_units, fifo_schedule, unit_starts
 from benchmarks.harness.workload.scaling import Fitted
-from pace.allreduce.optimize import optimize_allreduce
 from pace.documents.profile import Profile
 from pace.models import build
+from pace.planning.allreduce.optimize import optimize_allreduce
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
-from pace.parameter_server.optimize import optimize_servers
+from pace.planning.servers.optimize import optimize_servers
 from pace.runtime.engine.plan import GradientSize, plan_from_schedule
 
 

@@ -14,10 +14,10 @@ from torch import nn
 
 from benchmarks.harness.network.hosts import INNER_INTERFACE, INTERFACE, Host
 from benchmarks.harness.workload.replay import Replay, StagePlan, plan_replay
-from pace.allreduce.optimize import optimize_allreduce
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Group, Schedule, Segment
+from pace.planning.allreduce.optimize import optimize_allreduce
 
 SHARDS = 2
 REPLICAS = 2

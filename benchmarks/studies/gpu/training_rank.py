@@ -130,7 +130,7 @@ class Rank:
         )
         shared: list[Any] = [None]
         if self._rank == 0:
-            from pace.allreduce.optimize import optimize_allreduce
+            from pace.planning.allreduce.optimize import optimize_allreduce
             from pace.simulation import make_policy
             from pace.simulation.run import run_policy
 

@@ -17,8 +17,8 @@ from pace import Profile
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.push_pull import PushPull
-from pace.parameter_server.optimize import optimize_servers
-from pace.parameter_server.problem import ExchangeProblem
+from pace.planning.servers.optimize import optimize_servers
+from pace.planning.servers.problem import ExchangeProblem
 from pace.simulation import make_server_policy
 from pace.simulation.servers.run import run_server_policy
 from pace.simulation.servers.tune import tune_on_servers

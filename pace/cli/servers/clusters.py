@@ -12,7 +12,7 @@ def described_cluster(
     profile: Profile, file: Path | None, servers: int | None, *, colocated: bool
 ) -> Cluster:
     """Return the cluster of a file, of a profile that was measured with one, or of `servers` servers."""
-    from pace.parameter_server.clusters import cluster_for
+    from pace.planning.servers.clusters import cluster_for
 
     if file is not None:
         if servers is not None or colocated:

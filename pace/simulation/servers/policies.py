@@ -7,9 +7,9 @@ import numpy as np
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.fusion.problem import FusionProblem
-from pace.parameter_server.optimize import plan_exchange
-from pace.parameter_server.problem import ExchangeProblem
+from pace.planning.fusion.problem import FusionProblem
+from pace.planning.servers.optimize import plan_exchange
+from pace.planning.servers.problem import ExchangeProblem
 from pace.simulation.grouped import cut_evenly
 from pace.simulation.knobs import Bytes, SomeBytes, knobs
 from pace.simulation.servers.keys import byteps_keys, mxnet_parts, round_robin

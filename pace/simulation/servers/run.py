@@ -10,7 +10,7 @@ from pace.documents.cluster import Cluster
 from pace.documents.profile import Profile
 from pace.errors import InvalidCluster, InvalidOptions
 from pace.jitter import jittered_durations
-from pace.parameter_server.problem import ExchangeProblem
+from pace.planning.servers.problem import ExchangeProblem
 from pace.simulation.servers.traffic import ExchangePolicy, ExchangeTraffic, gates, ranks
 from pace.solver.arrays import FloatArray, IntArray
 

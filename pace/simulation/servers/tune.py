@@ -4,7 +4,7 @@ from typing import Any
 
 from pace.documents.cluster import Cluster
 from pace.documents.profile import Profile
-from pace.parameter_server.problem import ExchangeProblem
+from pace.planning.servers.problem import ExchangeProblem
 from pace.simulation.registry import make_server_policy
 from pace.simulation.servers.run import run_server_policy
 from pace.simulation.tune import Search, Tuned, tunable, tune_policy

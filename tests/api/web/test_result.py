@@ -12,12 +12,12 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 from playwright.sync_api import Page, expect
 
-from pace.allreduce.frameworks import bucket_cap_mb_list
-from pace.allreduce.optimize import optimize_allreduce
 from pace.checker import check
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
+from pace.planning.allreduce.optimize import optimize_allreduce
+from pace.planning.frameworks.bucket_lists import bucket_cap_mb_list
 from pace.simulation import make_policy, run_policy
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile

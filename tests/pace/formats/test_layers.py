@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from pace.allreduce.optimize import optimize_allreduce
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile
 from pace.errors import FormatError
@@ -12,6 +11,7 @@ from pace.formats.layers import read_layer_csv
 from pace.formats.pipedream import read_pipedream
 from pace.formats.reading import FormatWarning
 from pace.models import build, with_ratio
+from pace.planning.allreduce.optimize import optimize_allreduce
 
 COST = AffineAllReduce(latency_s=1e-3, seconds_per_byte=1e-9)
 

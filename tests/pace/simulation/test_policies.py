@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pace import Gradient, InvalidOptions, Op, Options, Profile, optimize, parse_schedule
 from pace.documents.collective_costs import AffineAllReduce, AllReduce
-from pace.fusion.problem import FusionProblem
 from pace.models import build
+from pace.planning.fusion.problem import FusionProblem
 from pace.simulation import POLICIES, knobs_of, make_policy, run_policy
 from pace.simulation.grouped import GroupedSender
 from pace.simulation.horovod import fuse_responses

@@ -9,7 +9,7 @@ from pace import Gradient, Op, Profile
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.push_pull import PushPull
-from pace.parameter_server.optimize import optimize_servers
+from pace.planning.servers.optimize import optimize_servers
 from pace.view.chart import plot
 
 

@@ -9,8 +9,8 @@ from pace.documents.profile import Gradient, Op
 from pace.documents.push_pull import PushPull
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions
-from pace.parameter_server.optimize import optimize_servers
-from pace.sharding.optimize import optimize_sharded
+from pace.planning.servers.optimize import optimize_servers
+from pace.planning.sharded.optimize import optimize_sharded
 from pace.simulation import make_policy, run_policy
 from pace.view.op_times import phases_of
 from pace.view.window import Window, lay_out, lay_out_policy

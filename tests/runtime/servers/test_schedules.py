@@ -7,8 +7,8 @@ from pace.documents.options import Options
 from pace.documents.profile import Gradient, Op, Profile
 from pace.documents.schedule import Schedule
 from pace.errors import ScheduleMismatch
-from pace.parameter_server.clusters import cluster_for
-from pace.parameter_server.optimize import optimize_servers
+from pace.planning.servers.clusters import cluster_for
+from pace.planning.servers.optimize import optimize_servers
 from pace.runtime.engine.plan import plan_from_schedule
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import build

@@ -9,7 +9,7 @@ from torch import nn
 
 from pace.documents.options import Options
 from pace.documents.schedule import Schedule
-from pace.planning import optimize
+from pace.planning.optimize import optimize
 from tests.runtime.models import batches, build, weights
 from tests.runtime.schedules import profile_of, sizes_of
 from tests.runtime.training import OPTIMIZERS, Weights, backward, trainable, wrap

@@ -6,7 +6,7 @@ import pytest
 
 from pace.simulation import make_server_policy
 from pace.simulation.servers.run import run_server_policy
-from tests.pace.parameter_server.clusters import cluster, three_layers
+from tests.pace.planning.servers.clusters import cluster, three_layers
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.options import Options
 from pace.errors import InvalidOptions
 from pace.models import build
-from pace.parameter_server.optimize import optimize_servers
+from pace.planning.servers.optimize import optimize_servers
 from pace.simulation import SERVER_POLICIES, knobs_of, make_server_policy
 from pace.simulation.servers.keys import byteps_keys, djb2_server, mxnet_parts
 from pace.simulation.servers.run import run_server_policy
 from pace.simulation.servers.traffic import gates
-from tests.pace.parameter_server.clusters import cluster, clusters, three_layers
+from tests.pace.planning.servers.clusters import cluster, clusters, three_layers
 from tests.strategies import affine, layered, profiles, properties
 
 STOP_AND_WAIT: dict[str, Any] = {"credit_bytes": 0, "admission": "paper"}

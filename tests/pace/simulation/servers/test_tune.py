@@ -7,7 +7,7 @@ from pace.errors import InvalidOptions
 from pace.models import build
 from pace.simulation.servers.tune import tune_on_servers
 from pace.simulation.tune import tunable
-from tests.pace.parameter_server.clusters import cluster
+from tests.pace.planning.servers.clusters import cluster
 
 FOUR = cluster(4, bytes_per_s=1.25e9, partition_s=50e-6, round_trip_s=100e-6)
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pace import Gradient, Op, Profile
 from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import AffineAllReduce
-from pace.parameter_server.problem import ExchangeProblem
+from pace.planning.servers.problem import ExchangeProblem
 from pace.simulation import SERVER_POLICIES, make_server_policy
 from pace.simulation.servers.run import _durations, _work, run_server_policy
 from pace.simulation.servers.traffic import ExchangeRules, ExchangeTraffic
-from tests.pace.parameter_server.clusters import cluster
+from tests.pace.planning.servers.clusters import cluster
 from tests.pace.simulation.servers.twin import Twin
 from tests.strategies import properties
 

@@ -1,0 +1,248 @@
+"""From a profile to its schedule: fusion search, oracle, segments, proofs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
+from pace.documents.options import Options, refuse_server_options
+from pace.documents.profile import Gradient, Op, Profile
+from pace.documents.proofs import Proof
+from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segment, SolverRecord
+from pace.errors import InvalidOptions
+from pace.planning.allreduce.realize import RealizedPlan, explained, fastest_plan, stretch_s
+from pace.planning.allreduce.scenarios import stops_at_barrier
+from pace.planning.fusion.bounds import Bounds
+from pace.planning.fusion.problem import FusionProblem, oracle_instance
+from pace.planning.fusion.search import FusionResult, fuse
+from pace.solver import certificate, jackson
+from pace.solver.arrays import FloatArray
+from pace.solver.compute_clock import ComputeClock
+from pace.solver.instance import Instance
+from pace.version import __version__
+
+# Two segments under way would share the network. (A runtime may hand one over just before the other ends.)
+ONE_AT_A_TIME = 1
+
+
+def optimize_allreduce(profile: Profile, options: Options | None = None) -> Schedule:
+    """Return the schedule of whole all-reduces that minimizes the predicted iteration time of a profile.
+
+    Same profile and options, same schedule to the byte. The schedule carries the proof that no preemptive
+    schedule of its groups is faster, and a lower bound against every fusion (docs/solver.md). Where updates
+    wait for a global norm, the forward pass waits for the last all-reduce, and a sharded schedule is faster.
+
+    Raises
+    ------
+    InvalidOptions
+        If options do not fit one another or the profile; the message says what would.
+    SolverFailed
+        If the oracle gives no answer.
+    """
+    options = options or Options()
+    return _document(profile, options, _search(profile, options))
+
+
+def plan_for(profile: Profile, options: Options | None = None) -> RealizedPlan:
+    """Return the plan that ``optimize_allreduce`` documents, without its proofs: for pricing thousands.
+
+    Raises
+    ------
+    InvalidOptions, SolverFailed
+        As ``optimize_allreduce`` does.
+    """
+    return _search(profile, options or Options()).plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    problem: FusionProblem
+    bounds: Bounds
+    fusion: FusionResult
+    plan: RealizedPlan
+
+
+def _search(profile: Profile, options: Options) -> _Found:
+    _refuse_misfits(options)
+    problem = FusionProblem.of(profile, barrier=stops_at_barrier(profile, options))
+    bounds = Bounds(problem)
+    fusion = fuse(problem, options, bounds)
+    plan = fastest_plan(profile, problem, fusion, options)
+    return _Found(problem=problem, bounds=bounds, fusion=fusion, plan=plan)
+
+
+def _refuse_misfits(options: Options) -> None:
+    if options.exchange not in (None, "allreduce"):
+        raise InvalidOptions(f'exchange "{options.exchange}" has no all-reduces: use pace.optimize')
+    refuse_server_options(options)
+    if options.oracle == "lp" and options.slot_s is None:
+        raise InvalidOptions(
+            'oracle "lp" works in slots: give slot_s, or use oracle "jackson" for continuous time'
+        )
+    if options.framework is not None:
+        if options.slot_s is not None:
+            raise InvalidOptions(f'framework "{options.framework}" sends whole groups: leave slot_s out')
+        if options.fusion == "paper":
+            raise InvalidOptions(
+                f'fusion "paper" prices preemption, framework "{options.framework}" has none: '
+                'use fusion "optimal"'
+            )
+        if options.max_segment_bytes is not None:
+            raise InvalidOptions(
+                f'framework "{options.framework}" sends whole groups: leave max_segment_bytes out'
+            )
+    if options.slot_s is not None and (options.max_segment_bytes is not None or options.scenarios):
+        raise InvalidOptions(
+            "a slotted plan is the oracle's: leave max_segment_bytes and scenarios out, or slot_s"
+        )
+    if options.scenarios == 0 and options.jitter > 0:
+        raise InvalidOptions("jitter is used with scenarios: give how many, 50 for example")
+
+
+def write_lp(schedule: Schedule, path: Path) -> None:
+    """Write the paper's linear program (3)-(14) for a slotted schedule's groups as .lp or .mps, for audit.
+
+    Raises
+    ------
+    InvalidOptions
+        Without slots, with too many, or if `path` ends in neither.
+    """
+    from pace.solver import lp_model
+
+    slot_s = schedule.solver.slot_s
+    if slot_s is None:
+        raise InvalidOptions("the linear program works in slots: give slot_s")
+    instance = Instance(
+        ready=np.array([group.ready_s for group in schedule.groups]),
+        processing=np.array([group.duration_s for group in schedule.groups]),
+        tail=np.array([group.tail_s for group in schedule.groups]),
+    )
+    if path.suffix not in lp_model.SUFFIXES:
+        raise InvalidOptions(f"{path}: expected a name that ends in {' or '.join(lp_model.SUFFIXES)}")
+    with explained(slot_s):
+        lp_model.write(instance.in_slots(slot_s), path)
+
+
+def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
+    problem, plan = found.problem, found.plan
+    instance = oracle_instance(plan.buffers, problem.cost, options.slot_s)
+    unit = options.slot_s or 1.0
+    solution = jackson.solve(instance)
+    proof = certificate.certify(instance, solution)
+    slowdown = problem.slowdown
+    # All that the oracle's plan sends stretches compute, in whichever order.
+    carried = float(np.sum(instance.processing)) * unit
+    ideal = max(problem.compute_s, solution.objective * unit) + problem.stretch_s(carried)
+    outside = carried - proof.total_processing * unit if slowdown != 1 else 0.0
+    lower = max(problem.compute_s + found.bounds.stretch_s, found.bounds.best_s)
+    iteration = max(problem.compute_s, plan.sending.objective) + stretch_s(problem, plan.sending)
+    segments = _segments(plan, slowdown)
+    largest = max((segment.size_bytes for segment in segments), default=0)
+    return Schedule(
+        exchange="allreduce",
+        framework=options.framework,
+        profile_sha256=profile.sha256,
+        fingerprint=profile.fingerprint,
+        solver=SolverRecord(
+            version=__version__,
+            oracle=options.oracle,
+            fusion=options.fusion,
+            slot_s=options.slot_s,
+            method=found.fusion.method + plan.note,
+        ),
+        predicted=Prediction(
+            iteration_s=iteration,
+            ideal_iteration_s=ideal,
+            compute_s=problem.compute_s,
+            lower_bound_s=lower,
+            scenarios_s=plan.risk_s,
+            gap=iteration / lower - 1 if lower else 0.0,
+        ),
+        proofs=(
+            Proof(
+                set=proof.jobs,
+                min_ready_s=proof.min_ready * unit,
+                total_s=proof.total_processing * unit * slowdown,
+                min_tail_s=proof.min_tail * unit,
+                stretch_s=problem.stretch_s(outside),
+                bound_s=proof.bound * unit + problem.stretch_s(carried),
+            ),
+        ),
+        bound=found.bounds.fusion,
+        chain_bound=found.bounds.chain,
+        execution=Execution(max_in_flight=ONE_AT_A_TIME if segments else 0, max_segment_bytes=largest),
+        groups=_groups(profile, plan),
+        transfers=segments,
+    )
+
+
+def _groups(profile: Profile, plan: RealizedPlan) -> tuple[Group, ...]:
+    durations: FloatArray = profile.cost(plan.buffers.sizes)
+    return tuple(
+        Group(
+            tensors=tuple(profile.gradients[number].name for number in members),
+            size_bytes=int(plan.buffers.sizes[at]),
+            dtype=profile.gradients[members[0]].dtype,
+            ready_s=float(plan.buffers.ready[at]),
+            tail_s=float(plan.buffers.tail[at]),
+            transfer_s=float(durations[at]),
+        )
+        for at, members in enumerate(plan.partition)
+    )
+
+
+def _segments(plan: RealizedPlan, slowdown: float) -> tuple[Segment, ...]:
+    sending = plan.sending
+    clock = ComputeClock.carrying(slowdown, sending.starts, sending.ends)
+    starts, ends = clock.wall_s(sending.starts), clock.wall_s(sending.ends)
+    offsets = [0] * len(plan.partition)
+    segments = []
+    for at, (group, elements) in enumerate(
+        zip(sending.groups.tolist(), sending.elements.tolist(), strict=True)
+    ):
+        size = elements * int(plan.buffers.element_bytes[group])
+        slot = None if plan.start_slots is None else int(plan.start_slots[at])
+        segments.append(
+            Segment(
+                op="all-reduce",
+                group=group,
+                offset_bytes=offsets[group],
+                size_bytes=size,
+                priority=at if slot is None else slot,
+                start_s=float(starts[at]),
+                end_s=float(ends[at]),
+                start_slot=slot,
+                num_slots=None if plan.num_slots is None else int(plan.num_slots[at]),
+            )
+        )
+        offsets[group] += size
+    return tuple(segments)
+
+
+def warm_up() -> None:
+    """Compile every hot loop that ``optimize_allreduce`` may call, so that no request waits for a compiler.
+
+    Takes some seconds on a machine's first run and a fraction of one when the compiled code is cached.
+    """
+    ops = [Op(name=f"bwd/{layer}", duration_s=1.0) for layer in range(4)]
+    ops += [
+        Op(
+            name=f"fwd/{layer}",
+            duration_s=1.0 + layer % 2,
+            deps=(f"bwd/{layer}",),
+            waits_for=(f"gradient {layer}",),
+        )
+        for layer in range(4)
+    ]
+    gradients = tuple(
+        Gradient(name=f"gradient {layer}", size_bytes=4 * (layer + 1), producer=f"bwd/{layer}")
+        for layer in range(4)
+    )
+    for allreduce in (
+        AffineAllReduce(latency_s=0.1, seconds_per_byte=0.1),
+        SampledAllReduce(samples=((4, 0.1), (8, 0.4), (16, 0.5))),
+    ):
+        profile = Profile(name="warm-up", workers=2, ops=tuple(ops), gradients=gradients, allreduce=allreduce)
+        for options in (Options(), Options(fusion="paper"), Options(framework="ddp")):
+            optimize_allreduce(profile, options)

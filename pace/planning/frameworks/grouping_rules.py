@@ -1,0 +1,78 @@
+"""The field's fusion rules that PACE is compared with: which gradients they put together, and their window.
+
+Only groupings live here; systems that also reorder or partition are simulated elsewhere.
+"""
+
+import numpy as np
+
+from pace.planning.fusion.problem import FusionProblem, Partition
+from pace.solver.cost import CostCurve
+
+DDP_FIRST_BUCKET_BYTES = 1 << 20
+DDP_BUCKET_BYTES = 25 << 20
+
+
+def ddp_buckets(
+    problem: FusionProblem,
+    *,
+    first_bytes: int = DDP_FIRST_BUCKET_BYTES,
+    bucket_bytes: int = DDP_BUCKET_BYTES,
+) -> Partition:
+    """Return PyTorch DDP's buckets: for each dtype, a bucket is closed once it has reached its limit.
+
+    Gradients come in the order in which they became ready, as after DDP's first iteration; a bucket
+    overshoots and never splits a gradient. Buckets go out in the order in which they were closed, those that
+    never reached their limit last (``compute_bucket_assignment_by_size`` and ``rebuild_buckets``).
+    """
+    buckets: list[tuple[int, ...]] = []
+    limits: dict[int, int] = {}
+    filling: dict[int, list[int]] = {}
+    filled: dict[int, int] = {}
+    for gradient in np.argsort(problem.ready, kind="stable").tolist():
+        if not problem.sizes[gradient]:
+            continue
+        dtype = int(problem.dtypes[gradient])
+        filling.setdefault(dtype, []).append(gradient)
+        filled[dtype] = filled.get(dtype, 0) + int(problem.sizes[gradient])
+        if filled[dtype] >= limits.get(dtype, first_bytes):
+            buckets.append(tuple(filling.pop(dtype)))
+            limits[dtype] = bucket_bytes
+            filled[dtype] = 0
+    return (*buckets, *(tuple(bucket) for bucket in filling.values()))
+
+
+def mg_wfbp_groups(problem: FusionProblem) -> Partition:
+    """Return MG-WFBP's merged gradients (Shi, Chu, Li 2019, Algorithm 1).
+
+    From the gradient ready first, one is merged into the next if the next is ready before its all-reduce
+    would end, and either the network is busy until then anyway or waiting costs less than a latency.
+    """
+    groups = []
+    for members in problem.classes():
+        chain = problem.chain_of(members)
+        latency = problem.cost.durations_s[0]
+        free = 0.0
+        first = 0
+        for at in range(len(chain)):
+            size = int(chain.sizes[first : at + 1].sum())
+            start = max(free, float(chain.ready[at]))
+            end = start + float(problem.cost(size))
+            if at + 1 < len(chain):
+                following = float(chain.ready[at + 1])
+                if following < end and (start > following or following - start < latency):
+                    continue
+            groups.append(tuple(members[first : at + 1].tolist()))
+            first, free = at + 1, end
+    return tuple(groups)
+
+
+def window_behind_barrier(problem: FusionProblem, partition: Partition, cost: CostCurve) -> float:
+    """Return the window when groups go out whole, first in, first out, and forward waits for the last.
+
+    `problem` has every gradient's own tail; the whole forward pass is as long as the longest of them.
+    """
+    buffers = problem.buffers(partition)
+    now = 0.0
+    for ready, duration in sorted(zip(buffers.ready.tolist(), cost(buffers.sizes).tolist(), strict=True)):
+        now = max(now, ready) + duration
+    return max(problem.compute_s, now + float(problem.tail.max(initial=0.0)))

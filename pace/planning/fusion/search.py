@@ -1,0 +1,303 @@
+"""Fusion search: which gradients share a buffer (DESIGN 5), by the mathematics of ``pace.solver``."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+
+from pace.documents.options import Options
+from pace.planning.fusion.bounds import Bounds
+from pace.planning.fusion.problem import FusionProblem, Partition
+from pace.solver import jackson
+from pace.solver.arrays import IntArray
+from pace.solver.cost import CostCurve
+from pace.solver.fifo import best_fifo, fewer_runs
+from pace.solver.instance import Instance
+from pace.solver.partition import EXACT, Chain, best_layered, max_min_partitions, runs
+
+# The exact search is repeated with the latency scaled: in a realizable plan a preempted group pays it twice.
+LATENCY_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+SEARCH_GAP = 1e-3
+RELAXED = 1e-5
+CONTRACT_BEYOND = 2000
+CONTRACTED = 1000
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionResult:
+    """What the search found.
+
+    Attributes
+    ----------
+    partitions
+        The best under free preemption first, then others worth pricing with real segments.
+    method
+        The algorithm in words.
+    """
+
+    partitions: tuple[Partition, ...]
+    method: str
+
+
+def fuse(problem: FusionProblem, options: Options, bounds: Bounds | None = None) -> FusionResult:
+    """Search for groups as `options` asks; a caller that needs the bounds as well passes them.
+
+    The search is on the compute clock, as its problem is. Where traffic slows compute, each call more
+    stretches the window: what that costs decides between the partitions that are returned.
+    """
+    found = _fuse(problem, options, bounds)
+    if problem.slowdown == 1:
+        return found
+    return replace(found, method=f"{found.method}; on the compute clock")
+
+
+def _fuse(problem: FusionProblem, options: Options, bounds: Bounds | None) -> FusionResult:
+    if not problem.sizes.any():
+        return FusionResult(partitions=(problem.unsent(),), method="nothing to send, exact")
+    if options.fusion == "none":
+        return FusionResult(
+            partitions=(_single(problem) + problem.unsent(),), method="one group per gradient"
+        )
+    if options.framework is not None:
+        return _fuse_for_barrier(problem, options)
+    if options.fusion == "paper":
+        return _fuse_as_paper(problem, options)
+    return _fuse_optimally(problem, options, bounds or Bounds(problem))
+
+
+def _cut(members: IntArray, cuts: list[int]) -> Partition:
+    return tuple(tuple(members[run].tolist()) for run in runs(cuts, len(members)))
+
+
+def _fuse_as_paper(problem: FusionProblem, options: Options) -> FusionResult:
+    """Algorithm 1: for every R the MaxMinSize partition, priced by the oracle; the best R wins.
+
+    One R for each class of gradients, chosen class by class where there are several. R stops growing where
+    the latency of R calls alone, with everything else free, makes the window longer than the best.
+    """
+    classes = [problem.chain_of(members) for members in problem.classes()]
+    cuts: list[list[int]] = [[0] for _ in classes]
+    for number in sorted(range(len(classes)), key=lambda k: -int(classes[k].sizes.sum())):
+        best = np.inf
+        for trial in max_min_partitions(classes[number].sizes):
+            if _latency_floor(classes[number], len(trial), problem.cost) >= best:
+                break
+            if not _fits(classes[number], trial, options.max_group_bytes):
+                continue
+            value = _price(problem, classes, [*cuts[:number], trial, *cuts[number + 1 :]], options)
+            if value < best:
+                best, cuts[number] = value, trial
+    method = "MaxMinSize for every number of groups (Algorithm 1), heuristic"
+    if len(classes) > 1:
+        method += ", one dtype after another"
+    parts = (_cut(members, part) for members, part in zip(problem.classes(), cuts, strict=True))
+    return FusionResult(partitions=(tuple(chain(*parts)) + problem.unsent(),), method=method)
+
+
+def _fits(chain_: Chain, cuts: list[int], max_group_bytes: int | None) -> bool:
+    if max_group_bytes is None:
+        return True
+    return all(len(run) == 1 or chain_.sizes[run].sum() <= max_group_bytes for run in runs(cuts, len(chain_)))
+
+
+def _latency_floor(chain_: Chain, calls: int, cost: CostCurve) -> float:
+    """Return a bound on the window when the chain goes out in `calls` calls, each the cheapest there is."""
+    busy = calls * float(cost(chain_.sizes.min()))
+    return float(chain_.ready.min()) + busy + float(chain_.tail.min())
+
+
+def _price(problem: FusionProblem, classes: list[Chain], cuts: list[list[int]], options: Options) -> float:
+    """Return the oracle's window for runs of each class; longest tail first equals the LP on slots."""
+    parts = [part.fuse(of_part, problem.cost) for part, of_part in zip(classes, cuts, strict=True)]
+    instance = parts[0]
+    if len(parts) > 1:
+        instance = Instance(
+            ready=np.concatenate([part.ready for part in parts]),
+            processing=np.concatenate([part.processing for part in parts]),
+            tail=np.concatenate([part.tail for part in parts]),
+        )
+    return _window(problem, instance, options.slot_s)
+
+
+def _window(problem: FusionProblem, instance: Instance, slot_s: float | None) -> float:
+    stretch_s = problem.stretch_s(float(np.sum(instance.processing)))
+    if slot_s is not None:
+        instance = instance.in_slots(slot_s)
+    return max(jackson.solve(instance).objective * (slot_s or 1.0), problem.compute_s) + stretch_s
+
+
+def _fuse_for_barrier(problem: FusionProblem, options: Options) -> FusionResult:
+    """Minimize the end of the last all-reduce, first in, first out: all that counts before a barrier."""
+    classes = problem.classes()
+    exact = "exact" if len(classes) <= 1 else "each dtype by itself, heuristic"
+    method = f"dynamic program over prefixes, first in first out with a barrier, {exact}"
+    if len(classes) == 1:
+        chain_, cap = problem.chain_of(classes[0]), options.max_group_bytes
+        cuts, _ = best_fifo(chain_, problem.cost, max_group_bytes=cap)
+        cuts = fewer_runs(chain_, problem.cost, cuts, max_group_bytes=cap)
+        found = _cut(classes[0], cuts)
+    else:
+        found = _first_in_first_out(problem, classes, options)
+    partition = found + problem.unsent()
+    return FusionResult(partitions=(partition,), method=method)
+
+
+def _fuse_optimally(problem: FusionProblem, options: Options, bounds: Bounds) -> FusionResult:
+    classes = problem.classes()
+    layered = len(classes) == 1 and problem.chain_of(classes[0]).is_layered
+    seeds = list(_seeds(problem, classes, options.max_group_bytes, layered=layered))
+    simple = [_first_in_first_out(problem, classes, options), _single(problem)]
+    if layered:
+        return FusionResult(
+            partitions=_with_unsent(problem, [*seeds, *simple], options),
+            method=_method_of_layered(problem, options),
+        )
+    seeds.sort(key=lambda seed: _window(problem, problem.buffers(seed).instance(problem.cost), None))
+    best, calls = _improve(problem, seeds[0], options, bounds)
+    method = f"local search from the dynamic program's groups, {calls} oracle calls, heuristic"
+    return FusionResult(partitions=_with_unsent(problem, [best, *seeds, *simple], options), method=method)
+
+
+def _first_in_first_out(problem: FusionProblem, classes: list[IntArray], options: Options) -> Partition:
+    """Return the groups that end first if they go out in order of ready time, of each class by itself."""
+    parts = []
+    for members in classes:
+        cuts, _ = best_fifo(problem.chain_of(members), problem.cost, max_group_bytes=options.max_group_bytes)
+        parts.append(_cut(members, cuts))
+    return tuple(chain(*parts))
+
+
+def _single(problem: FusionProblem) -> Partition:
+    return tuple((int(number),) for number in problem.sent_by_ready())
+
+
+def _with_unsent(problem: FusionProblem, found: list[Partition], options: Options) -> tuple[Partition, ...]:
+    """Complete the partitions; in slots, put the one first that the slotted oracle finds best.
+
+    The searches minimize the window in continuous time, and rounding to slots can change which is best.
+    """
+    partitions = list(dict.fromkeys(partition + problem.unsent() for partition in found))
+    if options.slot_s is not None:
+        partitions.sort(
+            key=lambda partition: _window(
+                problem, problem.buffers(partition).instance(problem.cost), options.slot_s
+            )
+        )
+    return tuple(partitions)
+
+
+def _method_of_layered(problem: FusionProblem, options: Options) -> str:
+    if _is_contracted(problem, problem.chain_of(problem.sent_by_ready())):
+        return f"dynamic program over groups of {CONTRACTED} contiguous runs, heuristic"
+    method = "dynamic program over contiguous groups, exact if preemption were free"
+    # A cap makes fusion a bin packing, and so does a cost with steps: groups with gaps can be better then.
+    cap = options.max_group_bytes
+    if problem.cost.line is None or (cap is not None and cap < problem.sizes.sum()):
+        method += " among those"
+    return method if options.slot_s is None else method + " in continuous time"
+
+
+def _seeds(
+    problem: FusionProblem, classes: list[IntArray], max_group_bytes: int | None, *, layered: bool
+) -> Iterator[Partition]:
+    """Yield partitions from the exact search, on chains made layered where they are not.
+
+    A chain whose tails are raised to their running maximum is layered and no shorter than the real one; so is
+    one in order of tails whose ready times are raised.
+    """
+    fusers = (_fuse_raised_tails,) if layered else (_fuse_raised_tails, _fuse_raised_releases)
+    for factor in LATENCY_FACTORS:
+        cost = _with_latency(problem.cost, factor)
+        for fuse_class in fusers:
+            yield tuple(
+                chain.from_iterable(
+                    fuse_class(problem, members, cost, max_group_bytes) for members in classes
+                )
+            )
+
+
+def _with_latency(cost: CostCurve, factor: float) -> CostCurve:
+    if factor == 1.0:
+        return cost
+    extra = (factor - 1.0) * cost.durations_s[0]
+    return CostCurve(
+        sizes_bytes=cost.sizes_bytes,
+        durations_s=tuple(duration + extra for duration in cost.durations_s),
+        slope_beyond=cost.slope_beyond,
+    )
+
+
+def _fuse_raised_tails(
+    problem: FusionProblem, members: IntArray, cost: CostCurve, max_group_bytes: int | None
+) -> Partition:
+    real = problem.chain_of(members)
+    raised = replace(real, tail=np.maximum.accumulate(real.tail))
+    return _cut(members, _cuts_of(problem, raised, cost, max_group_bytes))
+
+
+def _fuse_raised_releases(
+    problem: FusionProblem, members: IntArray, cost: CostCurve, max_group_bytes: int | None
+) -> Partition:
+    every = problem.sent_by_tail()
+    by_tail = every[np.isin(every, members)]
+    real = problem.chain_of(by_tail)
+    raised = replace(real, ready=np.maximum.accumulate(real.ready))
+    return _cut(by_tail, _cuts_of(problem, raised, cost, max_group_bytes))
+
+
+def _cuts_of(
+    problem: FusionProblem, layered: Chain, cost: CostCurve, max_group_bytes: int | None
+) -> list[int]:
+    enough = problem.compute_s
+    # Only the first of the partitions has to be the optimum; the others are for the realizable plan.
+    tolerance = EXACT if cost is problem.cost else RELAXED
+    if _is_contracted(problem, layered):
+        coarse, starts = layered.contracted(CONTRACTED)
+        cuts, _ = best_layered(
+            coarse, cost, enough=enough, max_group_bytes=max_group_bytes, tolerance=RELAXED
+        )
+        return [int(starts[cut]) for cut in cuts]
+    cuts, _ = best_layered(layered, cost, enough=enough, max_group_bytes=max_group_bytes, tolerance=tolerance)
+    return cuts
+
+
+def _is_contracted(problem: FusionProblem, layered: Chain) -> bool:
+    """Whether the exact search, quadratic for a cost that is not affine, would take too long."""
+    return problem.cost.line is None and len(layered) > CONTRACT_BEYOND
+
+
+def _improve(
+    problem: FusionProblem, seed: Partition, options: Options, bounds: Bounds
+) -> tuple[Partition, int]:
+    from pace.solver.kernels import search as kernel
+
+    members = problem.sent_by_ready()
+    place = {int(gradient): number for number, gradient in enumerate(members)}
+    group_of = np.empty(len(members), dtype=np.int64)
+    for number, group in enumerate(seed):
+        group_of[[place[gradient] for gradient in group]] = number
+    ready, tail = problem.ready[members], problem.tail[members]
+    by_tail = [place[int(gradient)] for gradient in problem.sent_by_tail()]
+    orders = np.stack([np.arange(len(members)), np.array(by_tail)]).astype(np.int64)
+    places = np.argsort(orders, axis=1).astype(np.int64)
+    cap = float(options.max_group_bytes or np.inf)
+    _, calls = kernel.improve(
+        group_of,
+        ready,
+        tail,
+        problem.sizes[members].astype(np.float64),
+        problem.dtypes[members],
+        orders,
+        places,
+        *problem.cost.knots(),
+        cap,
+        max((bounds.best_s - bounds.stretch_s) * (1 + SEARCH_GAP), problem.compute_s),
+        options.search_calls,
+        SEED,
+    )
+    by_group: dict[int, list[int]] = {}
+    for at in orders[0]:
+        by_group.setdefault(int(group_of[at]), []).append(int(members[at]))
+    return tuple(tuple(group) for group in by_group.values()), calls

@@ -1,0 +1,92 @@
+"""The one entry point for schedules: which exchange a profile asks for, and the planner of each."""
+
+from collections.abc import Callable
+
+from pace.documents.base import refuse_other
+from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.half_costs import SampledHalf
+from pace.documents.options import Options
+from pace.documents.profile import Gradient, Op, Profile
+from pace.documents.push_pull import PushPull
+from pace.documents.schedule import Exchange, Schedule
+from pace.errors import InvalidOptions, InvalidProfile
+from pace.planning.allreduce import optimize as allreduce
+from pace.planning.allreduce.optimize import optimize_allreduce
+from pace.planning.servers.optimize import optimize_servers
+from pace.planning.sharded.optimize import optimize_sharded
+
+_PLANNERS: dict[Exchange, Callable[[Profile, Options], Schedule]] = {
+    "allreduce": optimize_allreduce,
+    "sharded": optimize_sharded,
+    "servers": optimize_servers,
+}
+
+
+def optimize(profile: Profile, options: Options | None = None) -> Schedule:
+    """Return the schedule that minimizes the predicted iteration time of a profile.
+
+    Same profile and options, same schedule to the byte. The schedule carries a lower bound that no schedule
+    of its exchange beats, and the proof.
+
+    Parameters
+    ----------
+    options
+        ``exchange`` says how gradients become updates; by default ``exchange_for`` does.
+
+    Raises
+    ------
+    InvalidOptions
+        If options do not fit one another or the profile; the message says what would.
+    InvalidCluster
+        If the servers do not fit the profile.
+    SolverFailed
+        If the oracle gives no answer.
+    """
+    options = Options() if options is None else options
+    refuse_other(profile, Profile, InvalidProfile)
+    refuse_other(options, Options, InvalidOptions)
+    return _PLANNERS[exchange_for(profile, options)](profile, options)
+
+
+def exchange_for(profile: Profile, options: Options) -> Exchange:
+    """Return the exchange that is asked for, or else the one that fits the profile.
+
+    "servers" where the cost or the options name parameter servers, "sharded" where updates wait for a global
+    norm, else "allreduce". A framework with a barrier has all-reduces only.
+    """
+    if options.exchange is not None:
+        return options.exchange
+    if options.framework is not None:
+        return "allreduce"
+    if options.cluster is not None or isinstance(profile.allreduce, PushPull):
+        return "servers"
+    return "sharded" if profile.update == "global-norm" else "allreduce"
+
+
+def lower_bound_s(profile: Profile) -> float:
+    """Return what no schedule of whole all-reduces beats; behind a norm, no sharded schedule either."""
+    bound = optimize_allreduce(profile).predicted.lower_bound_s
+    if profile.update == "per-gradient" or isinstance(profile.allreduce, PushPull):
+        return bound
+    return min(bound, optimize_sharded(profile).predicted.lower_bound_s)
+
+
+def warm_up() -> None:
+    """Compile every hot loop that ``optimize`` may call, so that no request waits for a compiler."""
+    allreduce.warm_up()
+    names = [f"gradient {layer}" for layer in range(4)]
+    ops = [Op(name=f"bwd/{name}", duration_s=1.0, stream="compute") for name in names]
+    ops += [
+        Op(name=f"fwd/{name}", duration_s=1.0, stream="compute", waits_for=(name,)) for name in names[::-1]
+    ]
+    profile = Profile(
+        name="warm-up",
+        workers=2,
+        ops=tuple(ops),
+        gradients=tuple(Gradient(name=name, size_bytes=8, producer=f"bwd/{name}") for name in names),
+        allreduce=AffineAllReduce(latency_s=0.1, seconds_per_byte=0.1),
+    )
+    half = SampledHalf(samples=((4, 0.1), (8, 0.4), (16, 0.5)))
+    for costs in (profile, profile.replace(reduce_scatter=half, all_gather=half)):
+        optimize_sharded(costs)
+        optimize_sharded(costs.replace(update="global-norm"))

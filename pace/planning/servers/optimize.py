@@ -1,0 +1,165 @@
+"""From a profile and its parameter servers to their schedule: groups, segments, servers, proofs."""
+
+from pace.documents.cluster import Cluster
+from pace.documents.options import Options
+from pace.documents.profile import Profile
+from pace.documents.push_pull import PushPull
+from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segment, SolverRecord
+from pace.documents.schedule_rules import server_links
+from pace.errors import InvalidOptions
+from pace.planning.fusion.bounds import Bounds
+from pace.planning.fusion.search import FusionResult, fuse
+from pace.planning.servers.bounds import exchange_bound, exchange_chain_bound, segment_proofs
+from pace.planning.servers.plans import ExchangePlan, best_plan, offsets
+from pace.planning.servers.problem import ExchangeProblem
+from pace.version import __version__
+
+# On each link: two would share the connection.
+ONE_AT_A_TIME = 1
+
+
+def optimize_servers(profile: Profile, options: Options | None = None) -> Schedule:
+    """Return the schedule of pushes and pulls that minimizes the predicted iteration time.
+
+    Longest tail first on both links is optimal in the fluid limit (``pace.solver.flow_shop.fluid``); what
+    partitions of a finite size cost above it is priced. Same documents and options, same schedule to the
+    byte.
+
+    Raises
+    ------
+    InvalidCluster
+        If the cluster does not fit the profile.
+    InvalidOptions
+        If options do not fit, or nothing says what servers there are.
+    """
+    options = options or Options()
+    _refuse_misfits(options)
+    cluster = cluster_of(profile, options)
+    problem = ExchangeProblem.of(profile, cluster)
+    plan, fusion = plan_exchange(problem, options)
+    proofs = segment_proofs(problem, plan.segments)
+    bound, chain = exchange_bound(problem), exchange_chain_bound(problem)
+    compute = problem.plain.compute_s
+    lower = max(compute, bound.bound_s, chain.bound_s if chain else 0.0)
+    ideal = max([compute, *(proof.bound_s for proof in proofs)])
+    segments = _segments(plan)
+    return Schedule(
+        exchange="servers",
+        profile_sha256=profile.sha256,
+        fingerprint=profile.fingerprint,
+        cluster=cluster,
+        solver=SolverRecord(
+            version=__version__,
+            fusion=options.fusion if problem.is_even else "none",
+            method=fusion.method,
+            order=plan.order,
+            partition_bytes=plan.partition_bytes,
+            suggested_partition_bytes=problem.suggested_partition_bytes(),
+        ),
+        predicted=Prediction(
+            iteration_s=plan.window_s,
+            ideal_iteration_s=ideal,
+            compute_s=compute,
+            lower_bound_s=lower,
+            gap=plan.window_s / lower - 1 if lower else 0.0,
+        ),
+        proofs=proofs,
+        bound=bound,
+        chain_bound=chain,
+        execution=Execution(
+            max_in_flight=ONE_AT_A_TIME if segments else 0,
+            max_segment_bytes=max(
+                (plan.elements * plan.buffers.element_bytes[plan.groups]).tolist(), default=0
+            ),
+            discipline=options.discipline,
+            connection_bytes_per_s=None
+            if cluster.exchange.colocated
+            else cluster.exchange.pace_bytes_per_s(profile.workers),
+        ),
+        links=server_links(cluster.exchange.servers),
+        groups=_groups(profile, plan),
+        transfers=segments,
+    )
+
+
+def cluster_of(profile: Profile, options: Options) -> Cluster:
+    """Return the servers that are asked for, or else those on which the profile was measured.
+
+    Raises
+    ------
+    InvalidOptions
+        If there are neither.
+    """
+    if options.cluster is not None:
+        return options.cluster
+    if isinstance(profile.allreduce, PushPull):
+        return Cluster(name=profile.name, exchange=profile.allreduce)
+    raise InvalidOptions('exchange "servers" needs a cluster: the profile was measured without servers')
+
+
+def _refuse_misfits(options: Options) -> None:
+    if options.exchange not in (None, "servers") or options.framework is not None:
+        asked = options.framework or options.exchange
+        raise InvalidOptions(f'"{asked}" uses no servers: leave exchange and framework out')
+    if options.oracle != "jackson" or options.slot_s is not None:
+        raise InvalidOptions("a schedule for servers is continuous: leave slot_s and oracle out")
+    if options.max_segment_bytes is not None:
+        raise InvalidOptions("a schedule for servers has partition_bytes: leave max_segment_bytes out")
+    if options.scenarios or options.jitter:
+        raise InvalidOptions("scenarios choose between plans of all-reduces: leave them out")
+
+
+def plan_exchange(problem: ExchangeProblem, options: Options) -> tuple[ExchangePlan, FusionResult]:
+    """Return the plan that ``optimize_servers`` documents, and how its groups were found."""
+    size = max(options.partition_bytes or problem.suggested_partition_bytes(), problem.least_bytes)
+    chosen = options.fusion if problem.is_even else "none"
+    asked = Options(fusion=chosen, max_group_bytes=options.max_group_bytes)
+    # A last part is anything from a byte to a whole partition: groups are sought for both lags.
+    found = [
+        fuse(fusing, asked, Bounds(fusing))
+        for lag in ((min(size, float(problem.plain.sizes.sum())), 0.0) if chosen != "none" else (0.0,))
+        for fusing in (problem.lagging(lag),)
+    ]
+    if chosen == "optimal":
+        found.append(fuse(problem.plain, Options(fusion="none")))
+    partitions = dict.fromkeys(partition for each in found for partition in each.partitions)
+    return best_plan(problem, tuple(partitions), options.partition_bytes), found[0]
+
+
+def _groups(profile: Profile, plan: ExchangePlan) -> tuple[Group, ...]:
+    return tuple(
+        Group(
+            tensors=tuple(profile.gradients[number].name for number in members),
+            size_bytes=int(plan.buffers.sizes[at]),
+            dtype=profile.gradients[members[0]].dtype,
+            ready_s=float(plan.buffers.ready[at]),
+            tail_s=float(plan.buffers.tail[at]),
+        )
+        for at, members in enumerate(plan.partition)
+    )
+
+
+def _segments(plan: ExchangePlan) -> tuple[Segment, ...]:
+    times = plan.times
+    segments = []
+    for at, (group, elements, offset) in enumerate(
+        zip(plan.groups, plan.elements, offsets(plan), strict=True)
+    ):
+        push = Segment(
+            op="push",
+            group=int(group),
+            offset_bytes=offset,
+            size_bytes=int(elements * plan.buffers.element_bytes[group]),
+            link=2 * int(plan.segments.server[at]),
+            priority=at,
+            start_s=float(times.push_starts[at]),
+            end_s=float(times.push_ends[at]),
+        )
+        pulled = {
+            "op": "pull",
+            "link": push.link + 1,
+            "start_s": float(times.pull_starts[at]),
+            "end_s": float(times.pull_ends[at]),
+        }
+        segments += [push, push.model_copy(update=pulled)]
+    return tuple(segments)

@@ -1,0 +1,260 @@
+"""From groups to partitions on servers in an order, and the best of several such plans.
+
+Each candidate is a fusion, a partition size around delta0 and an order; each is priced by sending it over the
+links as the runtime does, and the fastest is kept.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+
+from pace.planning.fusion.problem import Partition
+from pace.planning.servers.bounds import SegmentJobs
+from pace.planning.servers.problem import ExchangeProblem
+from pace.solver.arrays import FloatArray, IntArray
+from pace.solver.flow_shop.fluid import least_loaded
+from pace.solver.flow_shop.instance import TwoLinks
+from pace.solver.flow_shop.lockstep import ExchangeTimes, exchange
+from pace.solver.flow_shop.orders import insertion_search, johnson_order, serve_by_rank
+from pace.solver.sending import Buffers, cut_while_sending
+
+PlanOrder = Literal["longest tail", "johnson", "insertion"]
+
+# Partition sizes that are tried, in multiples of delta0.
+AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)
+# The search by insertion takes time with the cube of the number of segments.
+MOST_INSERTED = 250
+# How many of the fusions are tried in every partition size.
+REFINED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangePlan:
+    """Segments in the order in which they are planned, and what sending them takes.
+
+    Attributes
+    ----------
+    groups, elements : integer arrays of shape (num_segments,)
+        The group of each segment, and how many elements it carries, from where the last one of its group
+        ended.
+    segments
+        The same as jobs.
+    window_s
+        The window with all workers in lock step.
+    """
+
+    partition: Partition
+    buffers: Buffers
+    groups: IntArray
+    elements: IntArray
+    segments: SegmentJobs
+    times: ExchangeTimes
+    window_s: float
+    partition_bytes: int
+    order: PlanOrder
+
+
+def best_plan(
+    problem: ExchangeProblem, partitions: tuple[Partition, ...], partition_bytes: int | None
+) -> ExchangePlan:
+    """Return the fastest of the candidates; with `partition_bytes`, of those of that size.
+
+    No size is below the smallest part that the problem allows.
+    """
+    suggested = problem.suggested_partition_bytes()
+    sizes = candidate_sizes(suggested, int(problem.plain.sizes.sum()), problem.least_bytes)
+    first = max(partition_bytes, problem.least_bytes) if partition_bytes else sizes[len(sizes) // 2]
+    ordered = [_in_order(problem, partition) for partition in partitions]
+    found = [min(_plans(problem, *each, first), key=_preference) for each in ordered]
+    if partition_bytes is None:
+        # The size matters less than the groups: it is varied for the best of them only.
+        for at in sorted(range(len(found)), key=lambda at: _preference(found[at]))[:REFINED]:
+            for size in sizes:
+                if size != first:
+                    found += _plans(problem, *ordered[at], size)
+    return min(found, key=_preference)
+
+
+def _preference(plan: ExchangePlan) -> tuple[float, int, int]:
+    return plan.window_s, len(plan.groups), plan.partition_bytes
+
+
+def candidate_sizes(suggested_bytes: float, total_bytes: int, least_bytes: int = 0) -> tuple[int, ...]:
+    """Return the partition sizes worth trying, none above everything together or below `least_bytes`."""
+    most = max(total_bytes, 1)
+    if suggested_bytes < 1:
+        # Parts lose nothing: the finest that is still few enough to plan.
+        suggested_bytes = max(most / 512, 1)
+    # Around the smallest size that is allowed, if that is above what theory suggests.
+    around, least = max(suggested_bytes, least_bytes), max(least_bytes, 1)
+    return tuple(dict.fromkeys(min(max(int(around * factor), least), most) for factor in AROUND))
+
+
+def _in_order(problem: ExchangeProblem, partition: Partition) -> tuple[Partition, Buffers]:
+    """Number the groups by ready time, tail and size, so that the document does not depend on the search."""
+    buffers = problem.plain.buffers(partition)
+    keys = zip(buffers.ready.tolist(), buffers.tail.tolist(), buffers.sizes.tolist(), partition, strict=True)
+    ordered = tuple(group for *_, group in sorted(keys))
+    return ordered, problem.plain.buffers(ordered)
+
+
+def _plans(
+    problem: ExchangeProblem, partition: Partition, buffers: Buffers, size: int
+) -> Iterator[ExchangePlan]:
+    if problem.is_even:
+        least = _least_elements(problem, buffers)
+        # A whole number of elements may be needed for the smallest part.
+        most = max(size, int(np.max(least * buffers.element_bytes, initial=0)))
+        sending = cut_while_sending(buffers, problem.plain.cost, patience_s=np.inf, max_segment_bytes=most)
+        if sending is not None:
+            parts = join_rests(sending.groups, sending.elements, least)
+            yield _priced(problem, partition, buffers, *parts, size, "longest tail")
+    for spread in (1, problem.links.num_servers) if problem.links.num_servers > 1 else (1,):
+        yield from _evenly_cut(problem, partition, buffers, size, spread)
+
+
+def _evenly_cut(
+    problem: ExchangeProblem, partition: Partition, buffers: Buffers, size: int, spread: int
+) -> Iterator[ExchangePlan]:
+    """Cut every group into equal segments, at least `spread` of them, and rank those in several ways.
+
+    A group that is needed at once comes back sooner over several connections than over one.
+    """
+    least = _least_elements(problem, buffers)
+    groups, elements = join_rests(*_cut_evenly(buffers, size, spread, least), least)
+    jobs = _jobs(problem, partition, buffers, groups, elements, np.zeros(len(groups), dtype=np.int64))
+    rate = 1 / problem.seconds_per_byte
+    two_links = TwoLinks(
+        ready=jobs.ready, push=jobs.push_bytes / rate, pull=jobs.pull_bytes / rate, tail=jobs.tail
+    )
+    by_tail = np.lexsort((np.arange(len(groups)), jobs.ready, -jobs.tail))
+    ranked: list[tuple[PlanOrder, IntArray]] = [("longest tail", by_tail)]
+    if not problem.is_even:
+        ranked.append(("johnson", johnson_order(two_links.push, two_links.pull)))
+    if not problem.is_even and len(groups) <= MOST_INSERTED:
+        ranked.append(("insertion", insertion_search(two_links).push_order))
+    for name, by_rank in ranked:
+        order = by_rank if name == "insertion" else serve_by_rank(two_links, by_rank).push_order
+        yield _priced(problem, partition, buffers, groups[order], elements[order], size, name)
+
+
+def _least_elements(problem: ExchangeProblem, buffers: Buffers) -> IntArray:
+    return -(-problem.least_bytes // buffers.element_bytes)
+
+
+def join_rests(groups: IntArray, elements: IntArray, least: IntArray) -> tuple[IntArray, IntArray]:
+    """Let the last segment of a group go with the one before it, if it is below the group's `least`.
+
+    Parameters
+    ----------
+    groups, elements : integer arrays of shape (num_segments,)
+        In any order in which a group's segments follow one another as they lie in its buffer.
+    least : integer array of shape (num_groups,)
+        Elements.
+    """
+    joined = elements.copy()
+    before: dict[int, int] = {}
+    for at, (group, count) in enumerate(zip(groups.tolist(), elements.tolist(), strict=True)):
+        if group in before and count < least[group]:
+            joined[before[group]] += count
+            joined[at] = 0
+        else:
+            before[group] = at
+    kept = np.flatnonzero(joined)
+    return groups[kept], joined[kept]
+
+
+def _cut_evenly(buffers: Buffers, size: int, spread: int, least: IntArray) -> tuple[IntArray, IntArray]:
+    """Cut every group into equal segments of at most `size` bytes, the last one smaller, by ready time.
+
+    Over more connections than one if `spread` says so, but no segment but the last is below `least` elements.
+    """
+    groups: list[int] = []
+    elements: list[int] = []
+    for group in np.lexsort((-buffers.tail, buffers.ready)).tolist():
+        step = max(size // int(buffers.element_bytes[group]), 1)
+        step = max(min(step, -(-int(buffers.elements[group]) // spread)), int(least[group])) or 1
+        whole, rest = divmod(int(buffers.elements[group]), step)
+        parts = [step] * whole + ([rest] if rest else [])
+        groups += [group] * len(parts)
+        elements += parts
+    return np.array(groups, dtype=np.int64), np.array(elements, dtype=np.int64)
+
+
+def _jobs(
+    problem: ExchangeProblem,
+    partition: Partition,
+    buffers: Buffers,
+    groups: IntArray,
+    elements: IntArray,
+    server: IntArray,
+) -> SegmentJobs:
+    sizes = (elements * buffers.element_bytes[groups]).astype(np.float64)
+    share = sizes / np.maximum(buffers.sizes[groups], 1)
+    pushed, pulled = (_over(partition, travelling) for travelling in (problem.push_bytes, problem.pull_bytes))
+    return SegmentJobs(
+        ready=buffers.ready[groups],
+        tail=buffers.tail[groups],
+        push_bytes=share * pushed[groups] + problem.links.overhead_bytes,
+        pull_bytes=share * pulled[groups] + problem.links.overhead_bytes,
+        server=server,
+    )
+
+
+def _over(partition: Partition, values: FloatArray) -> FloatArray:
+    if not partition:
+        return np.zeros(0)
+    starts = np.cumsum([0, *map(len, partition[:-1])])
+    over_groups: FloatArray = np.add.reduceat(
+        values[np.fromiter(chain.from_iterable(partition), int)], starts
+    )
+    return over_groups
+
+
+def _priced(
+    problem: ExchangeProblem,
+    partition: Partition,
+    buffers: Buffers,
+    groups: IntArray,
+    elements: IntArray,
+    size: int,
+    order: PlanOrder,
+) -> ExchangePlan:
+    """Place the segments on servers, in their order, and send them."""
+    server = least_loaded(elements * buffers.element_bytes[groups], problem.links.num_servers)
+    segments = _jobs(problem, partition, buffers, groups, elements, server)
+    overhead = problem.links.overhead_bytes
+    times = exchange(
+        problem.links,
+        ready=segments.ready,
+        sizes=segments.push_bytes - overhead,
+        pull_sizes=segments.pull_bytes - overhead,
+        server=server,
+    )
+    arrival = buffers.ready.copy()
+    np.maximum.at(arrival, groups, times.pull_ends)
+    window = max(problem.plain.compute_s, float(np.max(arrival + buffers.tail, initial=0.0)))
+    return ExchangePlan(
+        partition=partition,
+        buffers=buffers,
+        groups=groups,
+        elements=elements,
+        segments=segments,
+        times=times,
+        window_s=window,
+        partition_bytes=size,
+        order=order,
+    )
+
+
+def offsets(plan: ExchangePlan) -> tuple[int, ...]:
+    """Return where in its group's buffer each segment begins, in bytes."""
+    filled = [0] * len(plan.partition)
+    begins = []
+    for group, elements in zip(plan.groups.tolist(), plan.elements.tolist(), strict=True):
+        begins.append(filled[group])
+        filled[group] += elements * int(plan.buffers.element_bytes[group])
+    return tuple(begins)

@@ -1,0 +1,129 @@
+"""What proves a sharded plan: for its calls, and against every plan whatever it fuses or cuts."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from pace.documents.proofs import NormBound, Proof, SetBound
+from pace.planning.fusion.bounds import chain_bound, fusion_bound, stretch_s
+from pace.planning.sharded.plans import ShardedPlan
+from pace.planning.sharded.problem import ShardingProblem
+from pace.solver import jackson
+from pace.solver.certificate import certify
+from pace.solver.cost import CostCurve
+from pace.solver.two_halves.chains import chained_instance
+
+
+def proof_of_calls(problem: ShardingProblem, plan: ShardedPlan) -> Proof:
+    """Return the calls whose times add up to the shortest window of these calls."""
+    proof = _chained(problem, plan) if problem.norm_s is None else _behind_norm(problem, plan)
+    slowdown = problem.gradients.slowdown
+    if slowdown == 1:
+        return proof
+    # From the compute clock to wall time: its calls take longer, and the others stretch compute.
+    inside = proof.total_s + proof.norm_s
+    whole = whole_stretch_s(problem, plan)
+    return proof.model_copy(
+        update={
+            "total_s": proof.total_s * slowdown,
+            "norm_s": proof.norm_s * slowdown,
+            "stretch_s": max(whole - problem.gradients.stretch_s(inside), 0.0),
+            "bound_s": proof.bound_s + whole,
+        }
+    )
+
+
+def whole_stretch_s(problem: ShardingProblem, plan: ShardedPlan) -> float:
+    """Return what a plan's calls stretch compute by, each sent in one piece."""
+    first = float(np.sum(plan.scattered.durations(problem.reduce_scatter)))
+    return problem.stretch_s(first + float(np.sum(plan.gathered.durations(problem.all_gather))))
+
+
+def least_stretch_s(problem: ShardingProblem, proof: NormBound | SetBound) -> float:
+    """Return the least that any plan stretches compute by: each half carries all bytes in a call at least."""
+    lines = (proof,) if isinstance(proof, SetBound) else (proof.reduce_scatter, proof.all_gather)
+    return sum((stretch_s(problem.gradients, line) for line in lines), problem.stretch_s(0.0))
+
+
+def _chained(problem: ShardingProblem, plan: ShardedPlan) -> Proof:
+    instance = chained_instance(
+        plan.scattered,
+        plan.gathered,
+        reduce_scatter=problem.reduce_scatter,
+        all_gather=problem.all_gather,
+    )
+    proof = certify(instance, jackson.solve(instance))
+    total = float(np.sum(instance.processing[list(proof.jobs)]))
+    return Proof(
+        set=proof.jobs,
+        min_ready_s=proof.min_ready,
+        total_s=total,
+        min_tail_s=proof.min_tail,
+        bound_s=proof.min_ready + total + proof.min_tail,
+    )
+
+
+def _behind_norm(problem: ShardingProblem, plan: ShardedPlan) -> Proof:
+    assert problem.norm_s is not None
+    first, second = plan.scattered, plan.gathered
+    if not len(first):
+        return Proof(min_ready_s=0.0, total_s=0.0, min_tail_s=0.0, bound_s=0.0)
+    by_ready = np.argsort(first.times, kind="stable")
+    lasting = first.durations(problem.reduce_scatter)[by_ready]
+    # Of all sets that end last, the one whose calls follow one another without a pause.
+    begins = int(np.argmax(first.times[by_ready] + np.cumsum(lasting[::-1])[::-1]))
+    by_tail = np.argsort(-second.times, kind="stable")
+    gathering = second.durations(problem.all_gather)[by_tail]
+    last = int(np.argmax(np.cumsum(gathering) + second.times[by_tail]))
+    ready, tail = float(first.times[by_ready[begins]]), float(second.times[by_tail[last]])
+    total = float(np.sum(lasting[begins:])) + float(np.sum(gathering[: last + 1]))
+    gathers = sorted(len(first) + int(call) for call in by_tail[: last + 1])
+    return Proof(
+        set=(*sorted(int(call) for call in by_ready[begins:]), *gathers),
+        min_ready_s=ready,
+        total_s=total,
+        norm_s=problem.norm_s,
+        min_tail_s=tail,
+        bound_s=ready + total + problem.norm_s + tail,
+    )
+
+
+def norm_bound(problem: ShardingProblem) -> NormBound:
+    """Bound the window of every plan with a norm: both halves by themselves, the norm between them.
+
+    Every gather starts after the norm, and the norm after the last reduce-scatter. Each half is bounded by
+    the optimum of its chain (``pace.planning.fusion.bounds.chain_bound``): exact for an affine cost.
+    """
+    assert problem.norm_s is not None
+    gradients = problem.gradients
+    nothing = np.zeros(len(gradients.sizes))
+    first = chain_bound(replace(gradients, tail=nothing, cost=problem.reduce_scatter))
+    flat = replace(gradients, ready=nothing, cost=problem.all_gather)
+    second = chain_bound(flat)
+    norm_s = problem.norm_s * gradients.slowdown if gradients.sizes.any() else 0.0
+    return NormBound(
+        reduce_scatter=first,
+        norm_s=norm_s,
+        all_gather=second,
+        bound_s=first.bound_s + norm_s + second.bound_s,
+    )
+
+
+def set_bound(problem: ShardingProblem) -> SetBound:
+    """Bound the window of every plan without a norm by a set of gradients.
+
+    The bytes of all gradients that are ready no earlier than rho and have a tail of at least theta are summed
+    and gathered between rho and (the window's end) - theta, in at least one call of each half.
+    """
+    gradients = problem.gradients
+    total = float(gradients.sizes.sum())
+    best: SetBound | None = None
+    for first in problem.reduce_scatter.minorants(total) if total else ():
+        for second in problem.all_gather.minorants(total):
+            line = CostCurve.affine(
+                first.latency_s + second.latency_s, first.seconds_per_byte + second.seconds_per_byte
+            )
+            found = fusion_bound(replace(gradients, cost=line))
+            if best is None or found.bound_s > best.bound_s:
+                best = found
+    return fusion_bound(gradients) if best is None else best

@@ -1,0 +1,257 @@
+"""From groups of both halves to a plan: shards, padded buffers, segments, and the fastest of several."""
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from pace.documents.options import Options
+from pace.errors import InvalidOptions
+from pace.planning.fusion.bounds import Bounds
+from pace.planning.fusion.problem import Partition
+from pace.planning.fusion.search import fuse
+from pace.planning.sharded.problem import ShardingProblem
+from pace.solver.arrays import FloatArray, IntArray
+from pace.solver.partition import runs
+from pace.solver.two_halves.behind_norm import best_all_gathers, best_reduce_scatters
+from pace.solver.two_halves.calls import Half
+from pace.solver.two_halves.layout import columns_of, common_shards
+from pace.solver.two_halves.sending import (
+    HalvesSending,
+    necessary_segments,
+    send_behind_norm,
+    send_chained,
+)
+
+# Reduce-scatters and gathers wait for longer tails no less than so many latencies, in several sizes.
+PATIENCE_FACTORS = (np.inf, 0.0, 2.0, 8.0)
+MAX_SEGMENTS = 1_000_000
+# Of the groups that were found for one half, so many are tried with those of the other.
+MOST_PAIRED = 5
+# Beyond so many gradients fewer pairs are priced, so that the search stays within seconds.
+MANY_GRADIENTS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedPlan:
+    """What goes out in two halves.
+
+    Attributes
+    ----------
+    shards
+        Gradients of every shard (``pace.solver.two_halves.layout``).
+    columns, column_bytes : integer arrays of shape (num_shards,)
+        Of every shard's matrix.
+    scattered, gathered
+        The calls, with their buffers' bytes, padding included.
+    scattered_shards, gathered_shards
+        Numbers of the shards that each call carries.
+    sending
+        Segments and times.
+    """
+
+    shards: tuple[tuple[int, ...], ...]
+    columns: IntArray
+    column_bytes: IntArray
+    scattered: Half
+    gathered: Half
+    scattered_shards: tuple[tuple[int, ...], ...]
+    gathered_shards: tuple[tuple[int, ...], ...]
+    sending: HalvesSending
+
+    def segment_bytes(self) -> IntArray:
+        """Return the bytes of every segment, all rows of its columns."""
+        every = (*self.scattered_shards, *self.gathered_shards)
+        of_call = np.array([self.column_bytes[call[0]] for call in every], dtype=np.int64)
+        return self.sending.columns * of_call[self.sending.calls]
+
+
+def best_plan(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, str]:
+    """Return the fastest plan that was found, and the algorithm in words.
+
+    Raises
+    ------
+    InvalidOptions
+        If segments would be too many.
+    """
+    if options.fusion == "none":
+        single = tuple((int(number),) for number in problem.gradients.sent_by_ready())
+        plans = [_plan(problem, single, single, options, patience) for patience in PATIENCE_FACTORS]
+        return _fastest(problem, plans), "one call of each half per gradient"
+    if problem.norm_s is not None:
+        return _behind_norm(problem, options)
+    return _chained(problem, options)
+
+
+def _behind_norm(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, str]:
+    assert problem.norm_s is not None
+    gradients, cap = problem.gradients, options.max_group_bytes
+    scattered: list[Partition] = []
+    gathered: list[Partition] = []
+    chains = problem.chains()
+    exact = len(chains) <= 1
+    end = 0.0
+    for by_ready, _ in chains:
+        cuts, of_class = best_reduce_scatters(
+            gradients.ready[by_ready], gradients.sizes[by_ready], problem.reduce_scatter, max_group_bytes=cap
+        )
+        scattered.append(_cut(by_ready, cuts))
+        end = max(end, of_class)
+    enough = max(problem.floor_s - end - problem.norm_s, 0.0) if exact else 0.0
+    for _, by_tail in chains:
+        cuts, _ = best_all_gathers(
+            gradients.tail[by_tail],
+            gradients.sizes[by_tail],
+            problem.all_gather,
+            enough=enough,
+            max_group_bytes=cap,
+        )
+        gathered.append(_cut(by_tail, cuts))
+    plan = _plan(problem, tuple(chain(*scattered)), tuple(chain(*gathered)), options, np.inf)
+    assert plan is not None
+    among = "" if problem.reduce_scatter.line and problem.all_gather.line and cap is None else " among runs"
+    how = f"exact{among}" if exact else "each dtype by itself, heuristic"
+    return plan, f"dynamic programs over prefixes before the norm and over suffixes behind it, {how}"
+
+
+def _chained(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, str]:
+    """Pair groups that suit reduce-scatters with groups that suit gathers, and price every pair."""
+    whole = problem.with_whole_cost()
+    asked = Options(fusion="optimal", max_group_bytes=options.max_group_bytes)
+    both = [_sent(problem, found) for found in fuse(whole, asked, Bounds(whole)).partitions]
+    gradients, cap = problem.gradients, options.max_group_bytes
+    early: list[Partition] = []
+    late: list[Partition] = []
+    for by_ready, by_tail in problem.chains():
+        cuts, _ = best_reduce_scatters(
+            gradients.ready[by_ready], gradients.sizes[by_ready], problem.reduce_scatter, max_group_bytes=cap
+        )
+        early.append(_cut(by_ready, cuts))
+        cuts, _ = best_all_gathers(
+            gradients.tail[by_tail], gradients.sizes[by_tail], problem.all_gather, max_group_bytes=cap
+        )
+        late.append(_cut(by_tail, cuts))
+    scattered = list(dict.fromkeys([tuple(chain(*early)), *both]))[:MOST_PAIRED]
+    gathered = list(dict.fromkeys([tuple(chain(*late)), *both]))[:MOST_PAIRED]
+    factors: tuple[float, ...] = PATIENCE_FACTORS
+    if len(gradients.sizes) > MANY_GRADIENTS:
+        scattered, gathered, factors = scattered[:2], gathered[:2], factors[:2]
+    pairs = [(first, second) for first in scattered for second in gathered]
+    plans = [plan for pair in pairs for plan in (_plan(problem, *pair, options, 0.0),) if plan is not None]
+    chosen = _fastest(problem, plans) if plans else None
+    pair = (
+        (scattered[0], gathered[0]) if chosen is None else (chosen.scattered.members, chosen.gathered.members)
+    )
+    plans += [
+        plan for factor in factors for plan in (_plan(problem, *pair, options, factor),) if plan is not None
+    ]
+    best = _fastest(problem, plans)
+    return best, f"{len(pairs)} pairs of groups for the two halves priced, heuristic"
+
+
+def _sent(problem: ShardingProblem, partition: Partition) -> Partition:
+    return tuple(group for group in partition if problem.gradients.sizes[group[0]])
+
+
+def _cut(members: IntArray, cuts: list[int]) -> Partition:
+    return tuple(tuple(members[run].tolist()) for run in runs(cuts, len(members)))
+
+
+def _fastest(problem: ShardingProblem, plans: "list[ShardedPlan | None] | list[ShardedPlan]") -> ShardedPlan:
+    return min(
+        (plan for plan in plans if plan is not None),
+        key=lambda plan: (plan.sending.objective + stretch_s(problem, plan), len(plan.sending.calls)),
+    )
+
+
+def stretch_s(problem: ShardingProblem, plan: ShardedPlan) -> float:
+    """Return how much longer a window of this plan takes than on the compute clock."""
+    sending = plan.sending
+    return problem.stretch_s(float(np.sum(sending.ends - sending.starts)))
+
+
+def _plan(
+    problem: ShardingProblem,
+    scattered: Partition,
+    gathered: Partition,
+    options: Options,
+    patience_factor: float,
+) -> ShardedPlan | None:
+    """Lay the shards out and send; None where the patience leaves too many segments."""
+    first = _by_time(scattered, problem.gradients.ready, 1)
+    second = _by_time(gathered, problem.gradients.tail, -1)
+    shards = common_shards(first, second)
+    columns = columns_of(shards, problem.elements, problem.workers)
+    heads = np.array([shard[0] for shard in shards], dtype=np.int64)
+    column_bytes = problem.gradients.element_bytes[heads] * problem.workers
+    padded = columns * column_bytes
+    scattered_shards, gathered_shards = _shards_of(first, shards), _shards_of(second, shards)
+    half_first = _half(first, scattered_shards, problem.gradients.ready, padded)
+    half_second = _half(second, gathered_shards, problem.gradients.tail, padded)
+    every = (*scattered_shards, *gathered_shards)
+    call_columns = np.array([columns[list(call)].sum() for call in every], dtype=np.int64)
+    call_bytes = np.array([column_bytes[call[0]] for call in every], dtype=np.int64)
+    limit = float(options.max_segment_bytes or np.inf)
+    segments = necessary_segments(call_columns, call_bytes, limit)
+    if segments > MAX_SEGMENTS:
+        raise InvalidOptions(
+            f"max_segment_bytes of {limit:.0f} cuts the gradients into {segments:,} segments, of "
+            f"{MAX_SEGMENTS:,} at most: give more, or leave max_segment_bytes out"
+        )
+    sending: HalvesSending | None
+    if problem.norm_s is not None:
+        sending = send_behind_norm(
+            half_first,
+            half_second,
+            call_columns,
+            call_bytes,
+            reduce_scatter=problem.reduce_scatter,
+            all_gather=problem.all_gather,
+            norm_s=problem.norm_s,
+            max_segment_bytes=limit,
+        )
+    else:
+        latency = problem.reduce_scatter.durations_s[0]
+        patience = patience_factor * latency if latency > 0 or patience_factor == 0 else np.inf
+        sending = send_chained(
+            half_first,
+            half_second,
+            call_columns,
+            call_bytes,
+            reduce_scatter=problem.reduce_scatter,
+            all_gather=problem.all_gather,
+            patience_s=patience,
+            max_segment_bytes=limit,
+        )
+    if sending is None:
+        return None
+    return ShardedPlan(
+        shards=shards,
+        columns=columns,
+        column_bytes=column_bytes,
+        scattered=half_first,
+        gathered=half_second,
+        scattered_shards=scattered_shards,
+        gathered_shards=gathered_shards,
+        sending=sending,
+    )
+
+
+def _by_time(groups: Partition, times: FloatArray, sign: int) -> Partition:
+    """Order the groups so that the document does not depend on the search."""
+    return tuple(sorted(groups, key=lambda group: (sign * float(times[list(group)].max()), group)))
+
+
+def _shards_of(groups: Partition, shards: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    shard_of = {gradient: number for number, shard in enumerate(shards) for gradient in shard}
+    return tuple(tuple(dict.fromkeys(shard_of[gradient] for gradient in group)) for group in groups)
+
+
+def _half(
+    groups: Partition, carried: tuple[tuple[int, ...], ...], times: FloatArray, padded: IntArray
+) -> Half:
+    return Half(
+        members=groups,
+        times=np.array([times[list(group)].max() for group in groups], dtype=np.float64),
+        sizes=np.array([padded[list(call)].sum() for call in carried], dtype=np.int64),
+    )
