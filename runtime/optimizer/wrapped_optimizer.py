@@ -444,14 +444,15 @@ class WrappedOptimizer(NormAndState):
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
         """Finish or give up what is in flight, as the process ends without ``close``, by an exception say."""
-        blamed_others = self._rounds.engine.failure is not None
-        if self._peers is not None and not blamed_others:
+        engine = self._rounds.engine
+        raised = uncaught is not None and issubclass(uncaught, Exception)
+        if self._peers is not None and engine.failure is None:
             self._peers.close(uncaught.__name__ if uncaught else None)
-            if uncaught is not None and issubclass(uncaught, Exception):
-                self._peers.linger()  # the reason is in the store that the first rank keeps
-        if not self._rounds.engine.settle(_EXIT_S if uncaught is None else 0.0):
-            self._rounds.engine.abandon()
-        self._close(linger=False, drain=False)
+        if raised or not engine.settle(_EXIT_S if uncaught is None else 0.0):
+            engine.abandon()
+        # Ranks that wait for this one are told by the connections that it breaks. They look for the reason in
+        # the store that the first rank keeps.
+        self._close(linger=raised, drain=False)
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
