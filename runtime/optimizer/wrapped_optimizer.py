@@ -170,15 +170,18 @@ class WrappedOptimizer(NormAndState):
         pushed = self._transport.pushed
         return plan if pushed is None else divide(plan, self._sizes, pushed)
 
-    def _switch(self, plan: Plan, barrier: bool) -> None:
-        """Go on with another plan; every rank must call this after the same step."""
+    def _switch(self, plan: Plan, barrier: bool) -> str | None:
+        """Go on with another plan; every rank must call this after the same step. See ``Switch``."""
         self.synchronize()
         before = self._rounds
         before.hand_back()
         before.restore_held()
         before.close()
-        self._plan, self._barrier = self._divided(plan), barrier
+        reason = self._why_whole() if plan.shards and not self._plan.shards else None
+        if reason is None:
+            self._plan, self._barrier = self._divided(plan), barrier
         self._rounds = self._install(before)
+        return reason
 
     def _ask(self, turn: int) -> None:
         if self._peers is not None:
@@ -249,7 +252,7 @@ class WrappedOptimizer(NormAndState):
         if self._plan.shards:
             raise InvalidUse(
                 "the optimizer's step was replaced after it was wrapped, which updates in shards would not"
-                " call: replace it before wrapping, or give sharding='off'"
+                " call: give sharding='off', which calls it"
             )
         return True
 

@@ -99,7 +99,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _serve(job: Job, place: int) -> int:
-    from pace.runtime.parameter_server.server import Server
+    from pace.runtime.servers.server import Server
 
     Server(job.hosts[place].address, SERVER_PORT, token="faults")
     Path(job.folder, f"listening.{place}").touch()
