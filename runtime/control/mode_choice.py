@@ -20,6 +20,10 @@ from pace.runtime.engine.plan import GradientSize, Plan, plan_locally, plan_plai
 from pace.runtime.event_log import log
 from pace.runtime.transports.transport import Transport
 
+Switch = Callable[[Plan, bool], str | None]
+"""Goes on with a plan, with a barrier or without; or says why updates cannot be sharded, and changes nothing.
+All ranks get the same answer."""
+
 
 class Choice:
     """What runs now, and what the next step may change about it.
@@ -87,8 +91,8 @@ class Choice:
         latest = list(self._intervals)  # a copy, as a scrape asks in a thread of its own
         return statistics.median(latest) if latest else None
 
-    def after_step(self, number: int, waited_s: float, switch: Callable[[Plan, bool], None]) -> None:
-        """Record a step; calls `switch` with a plan and whether to use a barrier, if they change.
+    def after_step(self, number: int, waited_s: float, switch: Switch) -> None:
+        """Record a step; calls `switch` if the plan changes, or whether to use a barrier.
 
         Parameters
         ----------
@@ -123,7 +127,7 @@ class Choice:
         """Stop asking for schedules, and profiling."""
         self.replanner.close()
 
-    def _take(self, iteration_s: float, waited_s: float, switch: Callable[[Plan, bool], None]) -> None:
+    def _take(self, iteration_s: float, waited_s: float, switch: Switch) -> None:
         """Note an iteration where it counts: in the trial, or in what watches for drift."""
         if self._trial is None:
             self.replanner.record(iteration_s, waited_s)
@@ -146,13 +150,18 @@ class Choice:
         halves = plan_shards_locally(self._sizes, self._transport.size)
         return Candidate(name="sharded", plan=halves, barrier=False)
 
-    def _resume(self, switch: Callable[[Plan, bool], None]) -> None:
+    def _resume(self, switch: Switch) -> None:
         """Go on after profiling."""
         after = self._afterwards
         self._change(self._start(after) if isinstance(after, Plan) else after, switch)
 
-    def _change(self, candidate: Candidate, switch: Callable[[Plan, bool], None]) -> None:
-        switch(candidate.plan, candidate.barrier)
+    def _change(self, candidate: Candidate, switch: Switch) -> None:
+        reason = switch(candidate.plan, candidate.barrier)
+        if reason is not None:
+            self._say("pace.whole_updates", reason=reason)
+            self._sharding = "off"
+            candidate = self._without_shards(candidate)
+            switch(candidate.plan, candidate.barrier)
         self.running = candidate
         self._last_waited_s = 0.0
         self._intervals.clear()
@@ -176,6 +185,13 @@ class Choice:
             candidates.append(Candidate(name="sharded", plan=self._in_halves(in_halves), barrier=False))
         self._trial = Trial(candidates, self._transport)
         return self._trial.current
+
+    def _without_shards(self, candidate: Candidate) -> Candidate:
+        if self._trial is not None:
+            self._trial.leave_out(candidate)
+            return self._trial.current
+        name = "barrier" if self._barrier else "overlap"
+        return Candidate(name=name, plan=plan_locally(self._sizes), barrier=self._barrier)
 
     def _in_halves(self, plan: Plan) -> Plan:
         return plan if plan.shards else plan_shards_locally(self._sizes, self._transport.size)

@@ -51,6 +51,7 @@ class Trial:
         self._durations: list[list[float]] = [[] for _ in candidates]
         there = list(range(len(candidates)))
         self._turns = there + there[::-1]
+        self._left_out: set[int] = set()
         self._measured = 0
         self._current = self._turns.pop(0)
         self._warm_up = self.current.warm_up
@@ -82,13 +83,31 @@ class Trial:
         self._warm_up = max(self._candidates[before].warm_up, self.current.warm_up)
         return True
 
+    def leave_out(self, candidate: Candidate) -> None:
+        """Go on without a candidate, not the first, that cannot be run after all; on all ranks alike."""
+        number = self._candidates.index(candidate)
+        self._left_out.add(number)
+        self._turns = [turn for turn in self._turns if turn != number]
+        if self.winner is not None:
+            self.measured_s.pop(candidate.name)
+            self._choose()
+            return
+        self._measured = 0
+        self._current = self._turns.pop(0)
+        self._warm_up = max(candidate.warm_up, self.current.warm_up)
+
     def _decide(self) -> None:
         # The slowest rank sets the pace; all ranks compute the same from the same numbers.
-        mine = [statistics.median(durations) for durations in self._durations]
+        tried = [number for number in range(len(self._candidates)) if number not in self._left_out]
+        mine = [statistics.median(self._durations[number]) for number in tried]
         replies = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
         slowest = [max(column) for column in zip(*replies, strict=True)]
         self.measured_s = {
-            candidate.name: duration for candidate, duration in zip(self._candidates, slowest, strict=True)
+            self._candidates[number].name: duration for number, duration in zip(tried, slowest, strict=True)
         }
-        self._current = slowest.index(min(slowest))
-        self.winner = self._candidates[self._current]
+        self._choose()
+
+    def _choose(self) -> None:
+        name = min(self.measured_s, key=lambda each: self.measured_s[each])
+        self._current = next(n for n, each in enumerate(self._candidates) if each.name == name)
+        self.winner = self.current

@@ -315,7 +315,8 @@ class AsynchronousOptimizer(StandIn):
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
         """Leave, as the process ends without ``close``."""
-        self._close(linger=False, reason=uncaught.__name__ if uncaught else None)
+        raised = uncaught is not None and issubclass(uncaught, Exception)
+        self._close(linger=raised, reason=uncaught.__name__ if uncaught else None)
 
     def __enter__(self) -> "AsynchronousOptimizer":
         return self

@@ -10,7 +10,7 @@ Every rank submits every group once a turn, with zeros for gradients that it did
 collectives in the same order on all ranks whatever each of them computes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 import torch
@@ -29,7 +29,7 @@ from pace.runtime.engine.local_parts import local_part
 from pace.runtime.engine.plan import Plan
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
 from pace.runtime.optimizer.averaging import Averaging
-from pace.runtime.optimizer.round_codes import RoundCode, disagreement, substitute_for_idle
+from pace.runtime.optimizer.round_codes import RoundCode, disagreement, may_keep, substitute_for_idle
 from pace.runtime.optimizer.round_marks import RoundMarks, find_void
 from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import Transport
@@ -82,6 +82,8 @@ class Reduction:
         self._marks = self._marks_of(groups)
         self._void: list[int] = []
         self._keeping = False
+        self._settled = self._kept_elsewhere = False
+        self._kept_in = 0
         self._evaluated = True
         self._substitute: int | None = None
         self._ask: Callable[[int], None] | None = None
@@ -211,7 +213,7 @@ class Reduction:
         self._void = [number for number, slot in enumerate(self._slots) if slot.dropped]
         late = (self._collect_late() if self.scattered else False) or bool(self._void)
         self._evaluated = False
-        code = RoundCode(late=late, read=read, idle=idle, step=self.step)
+        code = RoundCode(late=late, read=read, idle=idle, kept=self._settled, step=self.step)
         for group in self._groups:
             if not group.submitted:
                 self._submit(group, code if group is self.closing else None)
@@ -252,9 +254,23 @@ class Reduction:
             slot.fused.missing += 1
 
     @property
+    def settles(self) -> bool:
+        """Whether gradients are to be complete as a backward pass ends, for user code on any rank.
+
+        All ranks must do so alike: where they run several backward passes in a step, each is a turn.
+        """
+        return self._kept_elsewhere or bool(self.kept)
+
+    @property
     def kept(self) -> list[FusedGroup]:
         """Groups of which user code keeps gradients that it can see and change at any time."""
         return [group for group in self._groups if group.is_kept or _holds(group)]
+
+    def settle(self) -> list[FusedGroup]:
+        """Note that gradients are complete as a backward pass ends; return the groups of those kept here."""
+        kept = self.kept
+        self._settled = bool(kept)
+        return kept
 
     def fold(self, group: FusedGroup) -> None:
         """Have user code see in the gradients that it keeps what this rank has computed and not sent yet.
@@ -317,6 +333,7 @@ class Reduction:
             raise InvalidUse(fault)
         self._evaluated = True
         self._substitute = substitute_for_idle(codes)
+        self._note_keepers(codes)
         if any(code.late for code in codes):
             try:
                 void = find_void(self._slots, self._void, self._transport)
@@ -331,6 +348,11 @@ class Reduction:
             self._keeping = False
             for slot in self._slots:
                 slot.sent = None
+
+    def _note_keepers(self, codes: Sequence[RoundCode]) -> None:
+        step = codes[0].step
+        self._kept_elsewhere = may_keep(codes) or (self._kept_elsewhere and step == self._kept_in)
+        self._kept_in = step
 
     def _learn_codes(self, closing: FusedGroup) -> list[RoundCode]:
         if not self._marks.beside:
@@ -364,7 +386,7 @@ class Reduction:
         self.resolve_all()
         hidden = [slot for slot in self._slots if slot.present and not slot.base]
         submitted = [group.submitted for group in self._groups]
-        code = RoundCode(late=False, read=False, idle=False, step=self.step)
+        code = RoundCode(late=False, read=False, idle=False, kept=self._settled, step=self.step)
         self.turn += 1
         with torch.no_grad():
             for group in self._groups:
@@ -457,7 +479,7 @@ class Reduction:
         for group in self._groups:
             if group.owned:
                 self._end_owned(group)
-        self.sealed = self.open = self._read = False
+        self.sealed = self.open = self._read = self._settled = False
         self.step += 1
 
     @staticmethod

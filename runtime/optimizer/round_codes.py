@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-_LATE, _READ, _IDLE = 1, 2, 4
+_LATE, _READ, _IDLE, _KEPT = 1, 2, 4, 8
 _STEPS = 4
 
 
@@ -24,6 +24,8 @@ class RoundCode:
         Whether user code has read gradients, and may have changed them.
     idle
         Whether it has computed none.
+    kept
+        Whether user code keeps gradients, so that they are complete as each backward pass ends.
     step
         How many steps it has taken, modulo 4.
     """
@@ -31,17 +33,23 @@ class RoundCode:
     late: bool
     read: bool
     idle: bool
+    kept: bool
     step: int
 
     def __int__(self) -> int:
-        """Encode as a number below 32, which every dtype of gradients holds exactly."""
-        return _LATE * self.late + _READ * self.read + _IDLE * self.idle + 8 * (self.step % _STEPS)
+        """Encode as a number below 64, which every dtype of gradients holds exactly."""
+        flags = _LATE * self.late + _READ * self.read + _IDLE * self.idle + _KEPT * self.kept
+        return flags + 16 * (self.step % _STEPS)
 
     @classmethod
     def decode(cls, number: int) -> Self:
         """Read what ``int`` made."""
         return cls(
-            late=bool(number & _LATE), read=bool(number & _READ), idle=bool(number & _IDLE), step=number // 8
+            late=bool(number & _LATE),
+            read=bool(number & _READ),
+            idle=bool(number & _IDLE),
+            kept=bool(number & _KEPT),
+            step=number // 16,
         )
 
 
@@ -66,3 +74,10 @@ def substitute_for_idle(codes: Sequence[RoundCode]) -> int | None:
     if not any(code.idle for code in codes):
         return None
     return next((rank for rank, code in enumerate(codes) if code.read and not code.idle), None)
+
+
+def may_keep(codes: Sequence[RoundCode]) -> bool:
+    """Whether a rank keeps gradients, or may: it read them, and others had none that they could keep."""
+    return any(code.kept for code in codes) or (
+        any(code.idle for code in codes) and any(code.read for code in codes)
+    )

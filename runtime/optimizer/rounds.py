@@ -265,19 +265,20 @@ class Rounds(WholeUpdates):
         or in a flat buffer of its own.
         """
         self._backward = backward
-        if backward != -1 and self.reduction.kept:
+        if backward != -1 and self.reduction.settles:
             after_backward(weakly(self._settle))
 
     def _settle(self) -> None:
         if self.closed:
             return
+        kept = self.reduction.settle()
         if self.accumulating:
-            for group in self.reduction.kept:
+            for group in kept:
                 self.reduction.fold(group)
             return
         if self.reduction.live() and not self.reduction.sealed:
             self.seal(read=True)
-        for group in self.reduction.kept:
+        for group in kept:
             self.reduction.resolve(group)
 
     def answer(self, turn: int) -> bool:

@@ -170,15 +170,18 @@ class WrappedOptimizer(NormAndState):
         pushed = self._transport.pushed
         return plan if pushed is None else divide(plan, self._sizes, pushed)
 
-    def _switch(self, plan: Plan, barrier: bool) -> None:
-        """Go on with another plan; every rank must call this after the same step."""
+    def _switch(self, plan: Plan, barrier: bool) -> str | None:
+        """Go on with another plan; every rank must call this after the same step. See ``Switch``."""
         self.synchronize()
         before = self._rounds
         before.hand_back()
         before.restore_held()
         before.close()
-        self._plan, self._barrier = self._divided(plan), barrier
+        reason = self._why_whole() if plan.shards and not self._plan.shards else None
+        if reason is None:
+            self._plan, self._barrier = self._divided(plan), barrier
         self._rounds = self._install(before)
+        return reason
 
     def _ask(self, turn: int) -> None:
         if self._peers is not None:
@@ -249,7 +252,7 @@ class WrappedOptimizer(NormAndState):
         if self._plan.shards:
             raise InvalidUse(
                 "the optimizer's step was replaced after it was wrapped, which updates in shards would not"
-                " call: replace it before wrapping, or give sharding='off'"
+                " call: give sharding='off', which calls it"
             )
         return True
 
@@ -444,14 +447,15 @@ class WrappedOptimizer(NormAndState):
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
         """Finish or give up what is in flight, as the process ends without ``close``, by an exception say."""
-        blamed_others = self._rounds.engine.failure is not None
-        if self._peers is not None and not blamed_others:
+        engine = self._rounds.engine
+        raised = uncaught is not None and issubclass(uncaught, Exception)
+        if self._peers is not None and engine.failure is None:
             self._peers.close(uncaught.__name__ if uncaught else None)
-            if uncaught is not None and issubclass(uncaught, Exception):
-                self._peers.linger()  # the reason is in the store that the first rank keeps
-        if not self._rounds.engine.settle(_EXIT_S if uncaught is None else 0.0):
-            self._rounds.engine.abandon()
-        self._close(linger=False, drain=False)
+        if raised or not engine.settle(_EXIT_S if uncaught is None else 0.0):
+            engine.abandon()
+        # Ranks that wait for this one are told by the connections that it breaks. They look for the reason in
+        # the store that the first rank keeps.
+        self._close(linger=raised, drain=False)
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):

@@ -103,7 +103,7 @@ class ShardMarks(RoundMarks):
         super().__init__(transport, len(groups), scale=1.0)
         self.beside = True
         self._sizes = [len(group.slots) for group in groups]
-        self.code = RoundCode(late=False, read=False, idle=True, step=0)
+        self.code = RoundCode(late=False, read=False, idle=True, kept=False, step=0)
 
     def exchange(self, code: RoundCode) -> None:
         """Keep what this rank says of its round until rows are summed."""

@@ -1,27 +1,35 @@
 """What a wrapper offers whether or not updates are sharded: clipping, and the optimizer's whole state."""
 
+import json
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from pace.errors import InvalidUse
 from pace.runtime.event_log import log
 from pace.runtime.gates.gated_state import GatedState, gate_state, held_by_others
 from pace.runtime.gates.gradient_gates import without_gates
+from pace.runtime.gates.optimizer_methods import step_was_replaced
 from pace.runtime.optimizer.live_wrappers import weakly
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.shards.checkpoint import ShardedState
 from pace.runtime.optimizer.shards.clipping import check_norms
+from pace.runtime.optimizer.shards.shard_memory import why_not_in_shards
 from pace.runtime.optimizer.shards.sharded_rounds import ShardedRounds
 from pace.runtime.optimizer.stand_in import StandIn
+from pace.runtime.transports.transport import Transport
 
 
 class NormAndState(StandIn):
     """A stand-in whose gradients can be clipped, and whose state may lie on all ranks."""
 
+    parameters_by_name: Mapping[str, nn.Parameter]
+    model: nn.Module
+    _transport: Transport
     _rounds: Rounds
     _max_grad_norm: float | None
     _told_of_norm = False
@@ -146,6 +154,16 @@ class NormAndState(StandIn):
         """Return those of some parameters of whose state somebody else refers to a part."""
         state = vars(self.optimizer)["state"]
         return state.held_elsewhere(parameters) if isinstance(state, GatedState) else parameters
+
+    def _why_whole(self) -> str | None:
+        """Say why updates that are not sharded cannot be from now on; on all ranks alike."""
+        mine = why_not_in_shards(self.parameters_by_name, self.model)
+        if mine is None and step_was_replaced(self.optimizer):
+            mine = "the optimizer's step was replaced after it was wrapped"
+        if mine is None and self._find_held_state(list(self.parameters_by_name.values())):
+            mine = "the training loop keeps parts of optimizer.state, of which no rank would have all"
+        said = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
+        return next((f"rank {rank}: {each}" for rank, each in enumerate(said) if each is not None), None)
 
     def sharded_state(self) -> ShardedState:
         """Return a copy of this rank's part of the optimizer's state, for torch.distributed.checkpoint.

@@ -32,13 +32,11 @@ REFUSED: dict[tuple[str, str], str] = {
         "aliases_written",
         "shards",
     ): f"InvalidOptions: sharding is 'on', and updates cannot be sharded: {_SHARED}",
-    ("late_aliases", "shards tried"): f"InvalidUse: updates are sharded, and {_SHARED}",
     ("flat_parameters", "shards"): "updates cannot be sharded: 0.bias shares memory with 0.weight",
     ("cleared", "shards"): _OLD_GRADIENT,
     ("scaled", "shards"): _OLD_GRADIENT,
     ("accumulated", "shards"): _OLD_GRADIENT,
     ("state_tensors_kept", "shards"): _OLD_STATE,
-    ("state_tensors_kept", "shards tried"): _OLD_STATE,
     (
         "state_kept",
         "shards",
