@@ -18,7 +18,7 @@ from pace.fabric.documents.transfer_plan import (
     TransferPlan,
 )
 from pace.fabric.problem import FabricProblem, problem_of, updates_of
-from pace.fabric.solver.aggregation import Aggregation, Hop, aggregate, fastest_hosts
+from pace.fabric.solver.aggregation import Aggregation, Hop, aggregate, fastest_hosts, renumber
 from pace.fabric.solver.capacity import Capacities, Reservation
 from pace.fabric.solver.exact import ExactOrder, solve_exactly
 from pace.fabric.solver.lower_bounds import machine_bound, time_indexed_bound
@@ -165,14 +165,6 @@ def _queue(problem: FabricProblem, ordering: Ordering) -> Updates:
     return updates_of(problem.network, (*batch.punted, *waiting), batch)
 
 
-def _renumbered(server: Aggregation, place: dict[int, int]) -> Aggregation:
-    return replace(
-        server,
-        hops=tuple(replace(hop, updates=tuple(place[g] for g in hop.updates)) for hop in server.hops),
-        groups=tuple((tuple(place[g] for g in group), at) for group, at in server.groups),
-    )
-
-
 def _replicated(
     problem: FabricProblem,
     ordering: Ordering,
@@ -188,7 +180,7 @@ def _replicated(
     made = replicate(
         _queue(problem, ordering),
         np.array(norms),
-        _renumbered(server, place),
+        renumber(server, place),
         len(batch.punted),
         problem.capacities,
         problem.replica,
@@ -209,8 +201,8 @@ def _replicated(
     back |= {queued: -1 - queued for queued in range(len(batch.punted))}
     return replace(
         made,
-        server=_renumbered(made.server, back),
-        frozen=_renumbered(replace(made.server, hops=made.frozen, groups=()), back).hops,
+        server=renumber(made.server, back),
+        frozen=renumber(replace(made.server, hops=made.frozen, groups=()), back).hops,
         frozen_updates=tuple(back[queued] for queued in made.frozen_updates),
         punted=tuple(back[queued] for queued in made.punted),
     )

@@ -152,12 +152,6 @@ def guarded(tensor: torch.Tensor) -> bool:
     return type(tensor) in _kinds
 
 
-def kind_of(tensor: torch.Tensor) -> type[torch.Tensor]:
-    """Return a tensor's class, as it is without a guard."""
-    kind: type[torch.Tensor] = _kinds.get(type(tensor), type(tensor))
-    return kind
-
-
 _kinds: dict[type, type] = {}  # of guarded classes, those that they stand for
 
 
