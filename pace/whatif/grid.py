@@ -11,7 +11,7 @@ from pace.errors import InvalidOptions
 from pace.simulation import make_policy
 from pace.whatif.scenario import ALGORITHMS, Algorithm, Scenario, TwoLevel, measured_batch, networked_at
 
-DEFAULT_POLICIES = ("fifo", "horovod", "ddp", "bytescheduler", "optimal")
+DEFAULT_POLICIES = ("fifo", "horovod", "ddp", "bytescheduler", "pace")
 
 # Outermost first: changing ops costs most, changing the network least.
 AXES = (

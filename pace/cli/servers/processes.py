@@ -1,4 +1,4 @@
-"""``pace ps``: parameter servers run, and the links to them measured."""
+"""``pace servers``: parameter servers run, and the links to them measured."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ app = typer.Typer(help="Run parameter servers, and measure the links to them.", 
 
 TokenFile = Annotated[
     Path | None,
-    typer.Option(help="File with the token; PACE_PS_TOKEN unless given.", exists=True, dir_okay=False),
+    typer.Option(help="File with the token; PACE_SERVERS_TOKEN unless given.", exists=True, dir_okay=False),
 ]
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace import Profile, parse_profile
-from pace.checker.halves import half_s
+from pace.checker.half_costs import half_s
 from pace.documents.collective_costs import (
     AffineAllReduce,
     AllReduce,

@@ -1,7 +1,6 @@
 """What the two halves of an all-reduce cost, from their formulas written out once more."""
 
 import math
-from typing import Literal
 
 from pace.checker.allreduce import allreduce_s
 from pace.documents.collective_costs import (
@@ -14,11 +13,10 @@ from pace.documents.collective_costs import (
 )
 from pace.documents.half_costs import AffineHalf
 from pace.documents.profile import Profile
+from pace.documents.schedule import ShardedOp
 
-HalfOfExchange = Literal["reduce-scatter", "all-gather"]
 
-
-def half_s(profile: Profile, half: HalfOfExchange, size_bytes: int) -> float:
+def half_s(profile: Profile, half: ShardedOp, size_bytes: int) -> float:
     """Duration of one call, as measured, or as the all-reduce's algorithm has it."""
     workers = profile.workers
     if size_bytes == 0 or workers == 1:
