@@ -17,6 +17,8 @@ from prometheus_client import (
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pace.api.questions.kind import Kind
+from pace.api.questions.registry import KINDS
 from pace.version import __version__
 
 _LATENCIES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -75,31 +77,17 @@ class Metrics:
             buckets=_LATENCIES_S,
             registry=self.registry,
         )
-        self._solves = Histogram(
-            "pace_solve_seconds",
-            "Time of a solve in its worker, by the profile's number of gradients (upper bound)",
-            ["gradients"],
-            buckets=_LATENCIES_S,
-            registry=self.registry,
-        )
-        self._what_ifs = Histogram(
-            "pace_what_if_seconds",
-            "Time of a what-if in its worker",
-            buckets=_LATENCIES_S,
-            registry=self.registry,
-        )
-        self._predictions = Histogram(
-            "pace_prediction_seconds",
-            "Time of a prediction in its worker",
-            buckets=_LATENCIES_S,
-            registry=self.registry,
-        )
-        self._fabric_runs = Histogram(
-            "pace_fabric_run_seconds",
-            "Time of simulated fabric runs in their worker",
-            buckets=_LATENCIES_S,
-            registry=self.registry,
-        )
+        self._answers = {
+            kind.name: Histogram(
+                f"pace_{kind.label}_seconds",
+                f"Time of {kind.purpose} in its worker"
+                + ("" if kind.long else ", by the profile's number of gradients (upper bound)"),
+                [] if kind.long else ["gradients"],
+                buckets=_LATENCIES_S,
+                registry=self.registry,
+            )
+            for kind in KINDS.values()
+        }
         self._failures = Counter(
             "pace_solve_failures",
             "Solves and what-ifs without a result, by problem",
@@ -139,22 +127,13 @@ class Metrics:
         observe: Callable[[float], None] = self._turns.labels(work).observe
         return observe
 
-    def observe_what_if(self, num_gradients: int, seconds: float) -> None:  # noqa: ARG002  # as for a solve
-        """Count a what-if; its time follows from its grid, not from the profile's size."""
-        self._what_ifs.observe(seconds)
-
-    def observe_prediction(self, num_gradients: int, seconds: float) -> None:  # noqa: ARG002  # as for a solve
-        """Count a prediction."""
-        self._predictions.observe(seconds)
-
-    def observe_fabric_run(self, num_gradients: int, seconds: float) -> None:  # noqa: ARG002  # as for a solve
-        """Count simulated fabric runs."""
-        self._fabric_runs.observe(seconds)
-
-    def observe_solve(self, num_gradients: int, seconds: float) -> None:
-        """Count a solve of so many gradients."""
-        size = next((str(size) for size in _SIZES if num_gradients <= size), "more")
-        self._solves.labels(size).observe(seconds)
+    def observe_answer(self, kind: Kind, num_gradients: int, seconds: float) -> None:
+        """Count an answer; the time of a long one follows from the question, not from a profile's size."""
+        histogram = self._answers[kind.name]
+        if not kind.long:
+            size = next((str(size) for size in _SIZES if num_gradients <= size), "more")
+            histogram = histogram.labels(size)
+        histogram.observe(seconds)
 
     def count_failure(self, problem_type: str) -> None:
         """Count a solve or what-if that gave no result."""

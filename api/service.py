@@ -1,8 +1,6 @@
 """The parts of one running service, put together and taken apart in order."""
 
 import asyncio
-import math
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +17,8 @@ from pace.api.fairness.fair_turns import FairTurns
 from pace.api.metrics import Metrics
 from pace.api.object_location import ObjectLocation
 from pace.api.problems import brief
-from pace.api.received import AnyReceivedTask, ReceivedProfile
+from pace.api.questions.kind import Question, ReadLimits, ReceivedProfile
+from pace.api.questions.registry import KINDS
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.database_start import when_it_answers
@@ -28,20 +27,19 @@ from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.objects import H, ObjectStore
 from pace.api.storage.pages import JobList
-from pace.api.storage.questions import fabric_run_store, prediction_store, what_if_store
+from pace.api.storage.questions import QuestionStore
 from pace.api.storage.quota import StorageQuota
+from pace.api.storage.resources import ResourceStore
 from pace.api.storage.retention import prune, vacuum
-from pace.api.storage.store import ResourceStore
 from pace.api.storage.threads import DatabaseThreads
 from pace.api.tasks.dispatcher import Dispatcher
 from pace.api.tasks.executors import make_executors
-from pace.api.tasks.kinds import KINDS
 from pace.api.tasks.queue import TaskQueue
+from pace.api.tasks.queue_counts import QueueCounts
 from pace.api.tasks.state import Submitted, TaskStatus
 from pace.api.tasks.watches import Watches
 from pace.api.tracing import Spans
 from pace.api.workers.body_reader import BodyReader
-from pace.api.workers.functions import ReadLimits
 from pace.api.workers.pool import WorkerPool
 from pace.client.documents import ProfileSummary
 from pace.errors import PaceError
@@ -58,8 +56,7 @@ _NUM_COMPUTERS = 2
 # Requests that are put into the database at once: SQLite has one writing transaction at a time anyway.
 _NUM_ACCEPTED_SQLITE, _NUM_ACCEPTED = 1, 8
 _MOST_ACCEPTING = 4000
-_SWEEP_EVERY_S = 3600.0
-_COUNT_TIMEOUT_S = 1.0
+_UPKEEP_EVERY_S = 3600.0
 # How long a start waits for the database before it goes on without.
 _FIRST_TRY_S = 10.0
 # When in the drain those who wait are let go: they still get their answers.
@@ -86,9 +83,7 @@ class Service:
             2 * settings.objects_timeout_s,
             metrics.observe_objects,
         )
-        self.what_ifs = what_if_store(self.database)
-        self.fabric_runs = fabric_run_store(self.database)
-        self.predictions = prediction_store(self.database)
+        self.questions = QuestionStore(self.database)
         self.jobs = JobList(self.database)
         self.keys = KeyRing(self.database)
         self.access = AccessControl(
@@ -151,15 +146,13 @@ class Service:
             tenants.weight,
             metrics.turn_observer("acceptance"),
         )
-        self._num_queued = math.nan
-        self._queued_by_kind: dict[str, float] = {}
         self._drained_at: float | None = None
         self._accepting: dict[tuple[str | None, ...], asyncio.Task[Submitted]] = {}
         self._chores: list[asyncio.Task[None]] = []
         self._database_tried = asyncio.Event()
         # Why this service can never work: the server ends then.
         self.failure: Exception | None = None
-        metrics.gauge("pace_tasks_queued", "Tasks that wait, of all tenants", lambda: self._num_queued)
+        self.queue_counts = QueueCounts(self.tasks, self.database_threads, metrics)
         metrics.gauge("pace_tasks_running", "Tasks in this process", lambda: self.dispatcher.num_running)
         metrics.gauge("pace_solvers_alive", "Solver processes", lambda: self.executors["schedule"].num_alive)
         metrics.gauge("pace_database_waiting", "Calls under way", lambda: self.database_threads.num_waiting)
@@ -178,12 +171,6 @@ class Service:
             "Resident memory of the worker processes",
             "pool",
             lambda: {name: pool.memory_bytes for name, pool in local.items()},
-        )
-        metrics.family(
-            "pace_kind_queued",
-            "Tasks that wait, of all tenants, by kind",
-            "kind",
-            lambda: self._queued_by_kind,
         )
         metrics.gauge("pace_readers_alive", "Reader processes", lambda: self.readers.num_alive)
 
@@ -207,7 +194,7 @@ class Service:
             preparing.result()
         self.readers.start()
         for name, executor in self.executors.items():
-            if KINDS[name].starts_at_once:
+            if not KINDS[name].long:
                 executor.start()
         self._chores += [preparing, asyncio.create_task(self.metrics.watch_event_loop())]
 
@@ -230,9 +217,9 @@ class Service:
         self.database_threads.open()
         self.dispatcher.start()
         if self.documents.has_objects:
-            self._chores.append(asyncio.create_task(self._sweep_hourly()))
+            self._chores.append(asyncio.create_task(_hourly("swept", self._sweep)))
         if self.settings.retention_days:
-            self._chores.append(asyncio.create_task(self._prune_hourly()))
+            self._chores.append(asyncio.create_task(_hourly("pruned", self._prune)))
 
     def _note_missing_database(self, error: BaseException, again_in_s: float) -> None:
         log.warning("database-not-ready", error=brief(error), again_in_s=round(again_in_s, 1))
@@ -272,55 +259,29 @@ class Service:
     async def put_profile(self, tenant: str, received: ReceivedProfile) -> ProfileSummary:
         """Keep a profile; return it as it is stored."""
         placed = await self.documents.move(tenant, received, self.database_threads)
+        assert placed is not None
         try:
             return await self.in_database(self.store.put_profile, tenant, placed)
         except QuotaExceeded:
             await self.documents.discard(placed)
             raise
 
-    async def count_queued(self) -> None:
-        """Count the tasks that wait, for the metrics; they can be read also if that takes too long."""
-        try:
-            async with asyncio.timeout(_COUNT_TIMEOUT_S):
-                live = await self.in_database(self.tasks.count_live)
-            by_kind: dict[str, float] = dict.fromkeys(KINDS, 0.0)
-            by_tenant = Counter[tuple[str, str]]()
-            for (tenant, kind, state), count in live.items():
-                by_tenant[tenant, state] += count
-                if state == "queued":
-                    by_kind[kind] = by_kind.get(kind, 0.0) + count
-            self._num_queued, self._queued_by_kind = sum(by_kind.values()), by_kind
-            self.metrics.tenants.set_tasks(by_tenant)
-        except Exception:
-            # A scrape must work above all when something else does not.
-            self._num_queued, self._queued_by_kind = math.nan, dict.fromkeys(KINDS, math.nan)
+    def _prune(self) -> dict[str, int]:
+        before = datetime.now(UTC) - timedelta(days=self.settings.retention_days)
+        num_pruned = prune(self.database, before)
+        vacuum(self.database)
+        return {"results": num_pruned}
 
-    async def _prune_hourly(self) -> None:
-        while True:
-            try:
-                before = datetime.now(UTC) - timedelta(days=self.settings.retention_days)
-                num_pruned = await asyncio.to_thread(prune, self.database, before)
-                await asyncio.to_thread(vacuum, self.database)
-                log.info("pruned", results=num_pruned)
-            except Exception:
-                log.exception("prune-failed")
-            await asyncio.sleep(3600)
+    def _sweep(self) -> dict[str, int]:
+        grace = timedelta(seconds=self.settings.objects_grace_s)
+        return {"objects": self.documents.sweep(grace)}
 
-    async def _sweep_hourly(self) -> None:
-        while True:
-            try:
-                grace = timedelta(seconds=self.settings.objects_grace_s)
-                log.info("swept", objects=await asyncio.to_thread(self.documents.sweep, grace))
-            except Exception:
-                log.exception("sweep-failed")
-            await asyncio.sleep(_SWEEP_EVERY_S)
-
-    async def submit(self, tenant: str, received: AnyReceivedTask) -> Submitted:
+    async def submit(self, tenant: str, question: Question) -> Submitted:
         """Accept a request; equal requests that come while one is being accepted are accepted with it."""
-        key = (tenant, *received.identity)
+        key = (tenant, *question.identity)
         accepting = self._accepting.get(key)
         if accepting is None:
-            accepting = asyncio.create_task(self._accept(tenant, received))
+            accepting = asyncio.create_task(self._accept(tenant, question))
             self._accepting[key] = accepting
             accepting.add_done_callback(lambda done: self._accepted(key, done))
         # Who asks is told when the database hangs; what was accepted in the end is done.
@@ -335,11 +296,13 @@ class Service:
         if not done.cancelled():
             done.exception()  # seen, also where nobody waits any more
 
-    async def _accept(self, tenant: str, received: AnyReceivedTask) -> Submitted:
-        placed = await self.documents.move(tenant, received, self.database_threads)
+    async def _accept(self, tenant: str, question: Question) -> Submitted:
+        placed = await self.documents.move(tenant, question.input, self.database_threads)
+        if placed is not question.input:
+            question = replace(question, input=placed)
         try:
             async with self._accept_turns.turn(tenant):
-                submitted = await self._queue(tenant, placed)
+                submitted = await self._queue(tenant, question)
         except Refused:
             # It was refused before anything was stored.
             await self.documents.discard(placed)
@@ -348,13 +311,13 @@ class Service:
             return submitted
         return replace(submitted, result=await self.documents.whole(submitted.result))
 
-    async def _queue(self, tenant: str, received: AnyReceivedTask) -> Submitted:
-        with self.dispatcher.places.keep(received.kind) as place:
-            self.dispatcher.places.work_ahead(place, tenant, received)
+    async def _queue(self, tenant: str, question: Question) -> Submitted:
+        with self.dispatcher.places.keep(question.kind) as place:
+            self.dispatcher.places.work_ahead(place, tenant, question)
             submitted = await self.database_threads.run_to_the_end(
                 self.tasks.submit,
                 tenant,
-                received,
+                question,
                 claim=place.free,
                 small_only=place.small_only,
                 request_id=structlog.contextvars.get_contextvars().get("request_id"),
@@ -366,7 +329,7 @@ class Service:
                 self.dispatcher.begin(submitted.claimed, ahead)
             else:
                 # Whether or not a task was queued: another may have been denied the place kept here.
-                self.dispatcher.notify(received.kind)
+                self.dispatcher.notify(question.kind)
         return submitted
 
     async def cancel(self, tenant: str, task_id: str) -> TaskStatus | None:
@@ -378,12 +341,21 @@ class Service:
         return status
 
     async def compute(self, function: Callable[..., bytes], *arguments: Any, tenant: str) -> bytes:
-        """Run a function of ``pace.api.workers.functions`` that is no solve; tenants take turns."""
+        """Run a function of ``pace.api.workers`` that is no task; tenants take turns."""
         async with self._turns.turn(tenant):
             result: bytes = await self.computers.run(
                 function, *arguments, timeout_s=self.settings.solve_timeout_s, attempts=3
             )
         return result
+
+
+async def _hourly(event: str, work: Callable[[], dict[str, int]]) -> None:
+    while True:
+        try:
+            log.info(event, **await asyncio.to_thread(work))
+        except Exception:
+            log.exception(f"not-{event}")
+        await asyncio.sleep(_UPKEEP_EVERY_S)
 
 
 def _objects(settings: Settings) -> ObjectStore | None:

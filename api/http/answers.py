@@ -14,14 +14,11 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from pace.api.earlier_forms import current_schedule
 from pace.api.http.headers import header
+from pace.api.questions.kind import Kind
 from pace.api.storage.questions import StoredAnswer
-from pace.api.storage.store import StoredProfile, StoredSchedule
+from pace.api.storage.resources import StoredProfile
 from pace.client.documents import Problem
-from pace.client.fabric_documents import FabricRunSummary
-from pace.client.prediction_documents import PredictionSummary
-from pace.client.what_if_documents import WhatIfSummary
 
 JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
@@ -105,16 +102,12 @@ class StreamedAnswer:
         return StreamingResponse(self.pieces(), headers={**same, **whole}, media_type=JSON)
 
 
-def schedule_answer(stored: StoredSchedule) -> PreparedAnswer:
-    """Return a ScheduleResource, whichever release stored the schedule."""
-    head: dict[str, Any] = {
-        "id": stored.id,
-        "job": stored.job,
-        "fingerprint": stored.fingerprint,
-        "profile_sha256": stored.profile_sha256,
-        "created_at": stored.created_at.isoformat(),
-    }
-    return PreparedAnswer.of(_splice(head, "schedule", current_schedule(stored.document)))
+def question_answer(kind: Kind, stored: StoredAnswer) -> PreparedAnswer:
+    """Return the resource of an answered question, whichever release stored the answer."""
+    head = {name: getattr(stored, column) for name, column in kind.head}
+    # As in lists of them.
+    head["created_at"] = stored.created_at.isoformat().replace("+00:00", "Z")
+    return PreparedAnswer.of(_splice(head, kind.content, kind.current(stored.document)))
 
 
 def profile_answer(stored: StoredProfile) -> "PreparedAnswer | StreamedAnswer":
@@ -123,21 +116,6 @@ def profile_answer(stored: StoredProfile) -> "PreparedAnswer | StreamedAnswer":
     if stored.summary.size_bytes <= _LARGE_BYTES:
         return PreparedAnswer.of(_splice(head, "profile", zlib.decompress(stored.document)))
     return StreamedAnswer.of(_spliced(head, "profile", stored.document))
-
-
-def what_if_answer(stored: StoredAnswer[WhatIfSummary]) -> PreparedAnswer:
-    """Return a WhatIfResource."""
-    return PreparedAnswer.of(_splice(stored.summary.model_dump(mode="json"), "what_if", stored.document))
-
-
-def prediction_answer(stored: StoredAnswer[PredictionSummary]) -> PreparedAnswer:
-    """Return a PredictionResource."""
-    return PreparedAnswer.of(_splice(stored.summary.model_dump(mode="json"), "prediction", stored.document))
-
-
-def fabric_run_answer(stored: StoredAnswer[FabricRunSummary]) -> PreparedAnswer:
-    """Return a FabricRunResource."""
-    return PreparedAnswer.of(_splice(stored.summary.model_dump(mode="json"), "run", stored.document))
 
 
 def document_answer(document: BaseModel) -> PreparedAnswer:

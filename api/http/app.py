@@ -21,23 +21,21 @@ from pace.api.http.fast_path import Application, answer_frequent
 from pace.api.http.hosts import HostCheck
 from pace.api.http.middleware import Envelope, error_response
 from pace.api.http.openapi import describe
+from pace.api.http.question_answers import QuestionAnswers
 from pace.api.http.routes import (
-    fabric_runs,
     health,
     imports,
     jobs,
     keys,
-    predictions,
     profiles,
+    questions,
     reports,
     schedules,
     simulations,
     transfer_plans,
     usage,
-    what_ifs,
 )
 from pace.api.http.routes import tasks as task_routes
-from pace.api.http.schedule_answers import ScheduleAnswers
 from pace.api.http.web_page import add_page
 from pace.api.metrics import Metrics
 from pace.api.problems import problem_of
@@ -58,7 +56,7 @@ def create_app(settings: Settings) -> Application:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service = Service(settings, metrics, spans)
         app.state.service = service
-        app.state.schedule_answers = ScheduleAnswers(service)
+        app.state.question_answers = QuestionAnswers(service)
         await service.start()
         # Now, not for the first caller: it takes the event loop a quarter of a second.
         await asyncio.to_thread(app.openapi)
@@ -86,12 +84,10 @@ def create_app(settings: Settings) -> Application:
         imports,
         profiles,
         schedules,
+        questions,
         task_routes,
-        what_ifs,
-        predictions,
         simulations,
         transfer_plans,
-        fabric_runs,
         jobs,
         reports,
         keys,

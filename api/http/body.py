@@ -9,9 +9,9 @@ from starlette.requests import Request
 
 from pace.api.errors import BodyTimeout, ContentTooLarge, InvalidRequest, UnsupportedMediaType
 from pace.api.fairness.body_room import HeldBody
+from pace.api.questions.ambiguous_documents import refuse_repeated_keys
 from pace.api.service import Service
 from pace.api.spool import IN_MEMORY_BYTES, BodySpool
-from pace.api.workers.ambiguous_documents import refuse_repeated_keys
 from pace.api.workers.body_reader import Received
 from pace.documents.base import explain
 
@@ -43,7 +43,7 @@ async def read_body(
     *arguments: str,
     media_types: tuple[str, ...] = (),
 ) -> Received:
-    """Return what a function of ``pace.api.workers.functions`` makes of a tenant's body.
+    """Return what a function makes of a tenant's body.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """A short way for the most frequent requests: GET /v1/schedules/{schedule_id} and POST /v1/schedules.
 
 When thousands of workers ask, the framework's layers, routing and parameters cost more than everything else
-together. The same functions answer here and in ``routes.schedules``, whose routes describe them to the
+together. The same functions answer here and in ``routes.questions``, whose routes describe them to the
 documentation, refuse what is no id, and answer where requests are traced.
 """
 
@@ -13,11 +13,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pace.api.http.headers import header
-from pace.api.http.routes.schedules import answer_schedule, create_schedule
+from pace.api.http.routes.questions import create_question, get_question
 from pace.api.http.security import admit_request
+from pace.api.questions.kind import SCHEDULE
+from pace.api.questions.registry import KINDS
 from pace.api.service import Service
 
-_PATH = "/v1/schedules"
+_KIND = KINDS[SCHEDULE]
+_PATH = _KIND.path
 _ID = re.compile("[0-9a-f]{32}")
 ROUTE_KEY = "pace.route"
 
@@ -72,12 +75,12 @@ async def answer_frequent(scope: Scope, receive: Receive, send: Send) -> None:
     scheme, _, token = (header(scope, b"authorization") or "").partition(" ")
     given = token.strip() if scheme.lower() == "bearer" else None
     if scope["method"] == "GET":
-        scope[ROUTE_KEY] = f"{_PATH}/{{schedule_id}}"
+        scope[ROUTE_KEY] = f"{_PATH}/{{question_id}}"
         principal = await admit_request(request, service, given, "read")
-        schedule_id = scope["path"][len(_PATH) + 1 :]
-        response = await answer_schedule(request, state.schedule_answers, principal, schedule_id)
+        question_id = scope["path"][len(_PATH) + 1 :]
+        response = await get_question(_KIND, request, state.question_answers, principal, question_id)
     else:
         scope[ROUTE_KEY] = _PATH
         principal = await admit_request(request, service, given, "submit")
-        response = await create_schedule(request, service, state.schedule_answers, principal)
+        response = await create_question(_KIND, request, service, state.question_answers, principal)
     await response(scope, receive, send)

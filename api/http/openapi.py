@@ -1,17 +1,17 @@
 """The OpenAPI document: bodies that the routes read themselves, and problems."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 
 from pace.api.http.answers import JSON, PROBLEM_JSON
-from pace.client.documents import Problem, ReportRequest, ScheduleRequest, SimulationRequest
-from pace.client.fabric_documents import FabricRunRequest, FabricRunResource, TransferPlanRequest
+from pace.api.questions.registry import KINDS
+from pace.client.documents import Problem, ReportRequest, SimulationRequest
+from pace.client.fabric_documents import TransferPlanRequest
 from pace.client.key_documents import KeyRequest
 from pace.client.page_documents import WindowRequest
-from pace.client.prediction_documents import PredictionRequest, PredictionResource
-from pace.client.what_if_documents import WhatIfRequest, WhatIfResource
 from pace.documents.profile import Profile
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -32,7 +32,7 @@ _DESCRIPTIONS = {
 }
 
 
-def json_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+def json_body(model: type[BaseModel], example: Mapping[str, Any]) -> dict[str, Any]:
     """Describe the body of a route that reads and validates it in another process."""
     reference = {"$ref": _REFERENCE.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {JSON: {"schema": reference, "example": example}}}}
@@ -52,17 +52,12 @@ def describe(app: FastAPI) -> None:
         if app.openapi_schema is None:
             schemas = generate().setdefault("components", {}).setdefault("schemas", {})
             models: tuple[type[BaseModel], ...] = (
-                ScheduleRequest,
+                *(kind.request for kind in KINDS.values()),
+                *(kind.resource for kind in KINDS.values()),
                 KeyRequest,
                 ReportRequest,
                 SimulationRequest,
                 TransferPlanRequest,
-                FabricRunRequest,
-                FabricRunResource,
-                WhatIfRequest,
-                WhatIfResource,
-                PredictionRequest,
-                PredictionResource,
                 WindowRequest,
                 Profile,
                 Problem,

@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Path, Query, Request
 
-from pace.api.http.schedule_answers import ScheduleAnswers
+from pace.api.http.question_answers import QuestionAnswers
 from pace.api.service import Service
-from pace.client.documents import JobName
+from pace.client.documents import JobName, ResourceId
 from pace.documents.schedule import Sha256
 
 
@@ -15,13 +15,14 @@ async def _service(request: Request) -> Service:
     return service
 
 
-async def _schedule_answers(request: Request) -> ScheduleAnswers:
-    answers: ScheduleAnswers = request.app.state.schedule_answers
+async def _question_answers(request: Request) -> QuestionAnswers:
+    answers: QuestionAnswers = request.app.state.question_answers
     return answers
 
 
 RunningService = Annotated[Service, Depends(_service)]
-KnownSchedules = Annotated[ScheduleAnswers, Depends(_schedule_answers)]
+KnownAnswers = Annotated[QuestionAnswers, Depends(_question_answers)]
+QuestionId = Annotated[ResourceId, Path()]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Largest number of items in a page")]
 Cursor = Annotated[str | None, Query(max_length=500, description="`next` of the page before")]
 OfJob = Annotated[JobName | None, Query(description="Only of this training job")]

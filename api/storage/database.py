@@ -61,29 +61,34 @@ class Upsert:
     keys, changed
         Columns by which a row is known, and those that get the new values if it is there. Without `changed`
         the row stays as it is, whatever it collides with.
+    returned
+        Columns of the row that is then there, for the result; only with `changed`.
     """
 
-    def __init__(self, record: type[Record], keys: Sequence[str] = (), changed: Sequence[str] = ()) -> None:
-        of_sqlite, of_postgresql = sqlite.insert(record), postgresql.insert(record)
-        self._by_dialect: dict[str, sqlite.Insert | postgresql.Insert]
-        if not changed:
-            self._by_dialect = {
-                "sqlite": of_sqlite.on_conflict_do_nothing(),
-                "postgresql": of_postgresql.on_conflict_do_nothing(),
-            }
-            return
-        self._by_dialect = {
-            dialect: statement.on_conflict_do_update(
-                index_elements=keys, set_={name: statement.excluded[name] for name in changed}
-            )
-            for dialect, statement in (("sqlite", of_sqlite), ("postgresql", of_postgresql))
-        }
+    def __init__(
+        self,
+        record: type[Record],
+        keys: Sequence[str] = (),
+        changed: Sequence[str] = (),
+        returned: Sequence[str] = (),
+    ) -> None:
+        made: dict[str, Any] = {}
+        for dialect, insert in (("sqlite", sqlite.insert), ("postgresql", postgresql.insert)):
+            statement: Any = insert(record)
+            if changed:
+                values = {name: statement.excluded[name] for name in changed}
+                statement = statement.on_conflict_do_update(index_elements=keys, set_=values)
+            else:
+                statement = statement.on_conflict_do_nothing()
+            if returned:
+                statement = statement.returning(*(getattr(record, name) for name in returned))
+            # Of an INSERT the count is forgotten unless it is asked for: on PostgreSQL it would always be -1.
+            made[dialect] = statement.execution_options(preserve_rowcount=True)
+        self._by_dialect: dict[str, sqlite.Insert | postgresql.Insert] = made
 
     def execute(self, connection: Connection, **values: Any) -> CursorResult[Any]:
         """Insert a row; its ``rowcount`` is 0 if nothing was changed."""
-        statement = self._by_dialect[connection.dialect.name]
-        # Of an INSERT the count is forgotten unless it is asked for: on PostgreSQL it would always be -1.
-        return connection.execute(statement, values, execution_options={"preserve_rowcount": True})
+        return connection.execute(self._by_dialect[connection.dialect.name], values)
 
 
 def make_engine(url: URL) -> Engine:

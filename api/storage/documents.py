@@ -1,26 +1,22 @@
 """Where documents are kept: in the database, or, if they are large and there is one, in object storage."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
-from sqlalchemy import Connection, exists, select
+from sqlalchemy import exists, select
 
 from pace.api.errors import ObjectsUnavailable
-from pace.api.received import (
-    AnyReceivedTask,
-    R,
-    ReceivedFabricRun,
-    ReceivedPrediction,
-    ReceivedProfile,
-    brought_document,
-    moved,
-)
+from pace.api.questions.kind import InputDocument
 from pace.api.storage.database import Database
 from pace.api.storage.object_sweep import raise_floor, sweep
 from pace.api.storage.objects import H, ObjectStore
-from pace.api.storage.records import FabricRunRecord, PredictionRecord, ProfileRecord
+from pace.api.storage.records import ProfileRecord, QuestionRecord
 from pace.api.storage.threads import DatabaseThreads
+
+B = TypeVar("B", bound=InputDocument)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,27 +79,23 @@ class DocumentPlaces:
         key = self._objects.put(document)
         return PlacedDocument(document=b"", object_key=key, object_bytes=len(document))
 
-    async def move(self, tenant: str, received: R, database_threads: DatabaseThreads) -> R:
+    async def move(self, tenant: str, brought: B | None, database_threads: DatabaseThreads) -> B | None:
         """Upload what a request brings along if it is large and not stored already.
 
         If it is deleted before the request is stored, it comes into the database, however large.
         """
-        brought = brought_document(received)
         if self._objects is None or brought is None or len(brought.document) < self._objects.min_bytes:
-            return received
-        if await database_threads.run(self._is_stored, tenant, brought):
-            return received
-        return moved(received, await self.threads.run(self._objects.put, brought.document))
+            return brought
+        if await database_threads.run(self._is_stored, tenant, brought.sha256):
+            return brought
+        return brought.moved(await self.threads.run(self._objects.put, brought.document))
 
-    async def discard(self, received: AnyReceivedTask | ReceivedProfile) -> None:
+    async def discard(self, brought: InputDocument | None) -> None:
         """Delete what was uploaded for a request that was refused; what fails is left to the sweep."""
-        brought = brought_document(received)
         if self._objects is None or brought is None or brought.object_key is None:
             return
-        try:
+        with contextlib.suppress(ObjectsUnavailable):
             await self.threads.run(self._objects.delete, [brought.object_key])
-        except ObjectsUnavailable:
-            return
 
     async def check(self) -> None:
         """Raise ObjectsUnavailable or StorageTimeout unless object storage, if there is any, answers."""
@@ -130,21 +122,8 @@ class DocumentPlaces:
             raise ObjectsUnavailable("the document is in object storage, and PACE_OBJECTS is not set")
         return self._objects
 
-    def _is_stored(
-        self, tenant: str, brought: ReceivedProfile | ReceivedPrediction | ReceivedFabricRun
-    ) -> bool:
+    def _is_stored(self, tenant: str, sha256: str) -> bool:
+        profile = exists().where(ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256)
+        other = exists().where(QuestionRecord.tenant == tenant, QuestionRecord.input_sha256 == sha256)
         with self._database.read() as connection:
-            return _is_stored(connection, tenant, brought)
-
-
-def _is_stored(
-    connection: Connection, tenant: str, brought: ReceivedProfile | ReceivedPrediction | ReceivedFabricRun
-) -> bool:
-    match brought:
-        case ReceivedProfile():
-            there = exists().where(ProfileRecord.tenant == tenant, ProfileRecord.sha256 == brought.sha256)
-        case ReceivedPrediction():
-            there = exists().where(PredictionRecord.tenant == tenant, PredictionRecord.key == brought.key)
-        case ReceivedFabricRun():
-            there = exists().where(FabricRunRecord.tenant == tenant, FabricRunRecord.key == brought.key)
-    return bool(connection.scalar(select(there)))
+            return bool(connection.scalar(select(profile | other)))

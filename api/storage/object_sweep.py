@@ -14,11 +14,10 @@ from sqlalchemy import Connection, delete, insert, select, update
 from pace.api.storage.database import Database, Upsert
 from pace.api.storage.objects import ObjectStore
 from pace.api.storage.records import (
-    FabricRunRecord,
     ObjectOwnerRecord,
     OrphanRecord,
-    PredictionRecord,
     ProfileRecord,
+    QuestionRecord,
     SchemaFloorRecord,
     SolutionRecord,
 )
@@ -28,7 +27,7 @@ log = structlog.get_logger(__name__)
 # The first revision whose code knows that a document may be elsewhere.
 FLOOR = "0007"
 _MARK = Upsert(OrphanRecord)
-_DOCUMENTS = (ProfileRecord, SolutionRecord, PredictionRecord, FabricRunRecord)
+_DOCUMENTS = (ProfileRecord, SolutionRecord, QuestionRecord)
 
 
 def raise_floor(database: Database) -> None:

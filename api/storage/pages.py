@@ -15,8 +15,9 @@ from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from pace.api.errors import InvalidRequest
+from pace.api.questions.kind import SCHEDULE
 from pace.api.storage.database import Database
-from pace.api.storage.records import ReportRecord, ScheduleRecord, SolutionRecord
+from pace.api.storage.records import QuestionRecord, ReportRecord, SolutionRecord
 from pace.client.page_documents import JobPage, JobSummary
 
 _ROW_ID = re.compile("[0-9a-f]{1,64}")
@@ -68,7 +69,8 @@ def _moment(text: str) -> datetime:
 
 JobOrder = Literal["newest", "name"]
 
-_SOLVED = (SolutionRecord.tenant == ScheduleRecord.tenant) & (SolutionRecord.key == ScheduleRecord.key)
+_HAS_SCHEDULES = QuestionRecord.kind == SCHEDULE
+_SOLVED = (SolutionRecord.tenant == QuestionRecord.tenant) & (SolutionRecord.key == QuestionRecord.key)
 
 
 class JobList:
@@ -89,18 +91,18 @@ class JobList:
         """
         jobs = (
             select(
-                ScheduleRecord.job.label("job"),
+                QuestionRecord.job.label("job"),
                 func.count().label("num_schedules"),
-                func.count(ScheduleRecord.fingerprint.distinct()).label("num_models"),
-                func.min(ScheduleRecord.created_at).label("first_at"),
-                func.max(ScheduleRecord.asked_at).label("asked_at"),
+                func.count(QuestionRecord.fingerprint.distinct()).label("num_models"),
+                func.min(QuestionRecord.created_at).label("first_at"),
+                func.max(QuestionRecord.asked_at).label("asked_at"),
             )
             .join(SolutionRecord, _SOLVED)
-            .where(ScheduleRecord.tenant == tenant, ScheduleRecord.job.is_not(None))
-            .group_by(ScheduleRecord.job)
+            .where(QuestionRecord.tenant == tenant, _HAS_SCHEDULES, QuestionRecord.job.is_not(None))
+            .group_by(QuestionRecord.job)
         )
         if contains:
-            jobs = jobs.where(ScheduleRecord.job.icontains(contains, autoescape=True))
+            jobs = jobs.where(QuestionRecord.job.icontains(contains, autoescape=True))
         listed = jobs.subquery()
         question: Select[Any] = select(listed)
         if cursor is not None:
@@ -133,9 +135,9 @@ def _with_newest(jobs: Select[Any], tenant: str, order: JobOrder) -> Select[Any]
     """Add to a page of jobs who asked for each last, and its newest report: one statement for all of them."""
     page = jobs.subquery()
     asked_by = (
-        select(ScheduleRecord.asked_by)
-        .where(ScheduleRecord.tenant == tenant, ScheduleRecord.job == page.c.job)
-        .order_by(ScheduleRecord.asked_at.desc())
+        select(QuestionRecord.asked_by)
+        .where(_HAS_SCHEDULES, QuestionRecord.tenant == tenant, QuestionRecord.job == page.c.job)
+        .order_by(QuestionRecord.asked_at.desc())
         .limit(1)
         .correlate(page)
         .scalar_subquery()

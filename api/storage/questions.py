@@ -1,204 +1,281 @@
-"""Questions that tasks answer: what-ifs, predictions and fabric runs; who asked, and where the answer is.
+"""What was asked, of all kinds, and the answers.
 
-Each kind has a table, and all tables are alike. As in ``pace.api.storage.store``, each method of a store is
-one transaction, and the tenant comes first.
+Every method is one transaction and blocks; the service calls them from threads. Every method takes the tenant
+first, and no row of another tenant is ever read.
 """
 
-import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from pydantic import BaseModel
-from sqlalchemy import Connection, Row, Select, delete, select
+from sqlalchemy import Connection, Executable, bindparam, delete, select
 
-from pace.api.received import ReceivedFabricRun, ReceivedPrediction, ReceivedWhatIf
+from pace.api.errors import InvalidRequest
+from pace.api.questions.kind import Kind, Question, ReceivedProfile
 from pace.api.storage.database import Database, Upsert
+from pace.api.storage.objects import StoredDocument
 from pace.api.storage.pages import read_page
-from pace.api.storage.records import (
-    DocumentColumns,
-    FabricRunRecord,
-    PredictionRecord,
-    QuestionRecord,
-    SolutionRecord,
-    WhatIfRecord,
-)
-from pace.api.storage.task_inputs import TaskInput
-from pace.client.documents import TaskKindName
-from pace.client.fabric_documents import FabricRunPage, FabricRunSummary
-from pace.client.prediction_documents import PredictionPage, PredictionSummary
-from pace.client.what_if_documents import WhatIfPage, WhatIfSummary
+from pace.api.storage.records import ProfileRecord, QuestionRecord, SolutionRecord
+from pace.api.storage.resources import hold_profile, save_profile
+from pace.documents.base import Document
 
-Summary = TypeVar("Summary", bound=BaseModel)
-Page = TypeVar("Page", bound=BaseModel)
-ReceivedQuestion = ReceivedWhatIf | ReceivedPrediction | ReceivedFabricRun
+ANSWERED = (SolutionRecord.tenant == QuestionRecord.tenant) & (SolutionRecord.key == QuestionRecord.key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredAnswer(Generic[Summary]):
-    """A question that can be answered with; the document is JSON, or in object storage under the key."""
+class StoredAnswer:
+    """An answered question; the document is the answer's JSON, or in object storage under the key."""
 
-    summary: Summary
+    id: str
+    input_sha256: str
+    input_name: str | None
+    num_steps: int | None
+    job: str | None
+    fingerprint: str | None
+    created_at: datetime
     document: bytes
     object_key: str | None = None
 
 
-class QuestionTable(Generic[Summary]):
-    """The questions of one kind.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskInput:
+    """What a task works on besides its options: a document, compressed by zlib."""
+
+    document: bytes
+    object_key: str | None
+    num_gradients: int = 0
+    num_ops: int = 0
+
+
+_QUESTION = (
+    QuestionRecord.id,
+    QuestionRecord.input_sha256,
+    QuestionRecord.input_name,
+    QuestionRecord.num_steps,
+    QuestionRecord.job,
+    QuestionRecord.fingerprint,
+    QuestionRecord.created_at,
+)
+_MINE = (QuestionRecord.tenant == bindparam("tenant"), QuestionRecord.id == bindparam("id"))
+# Statements of every request are built once: to build one takes longer than to run it.
+_ANSWERS = select(*_QUESTION, SolutionRecord.document, SolutionRecord.object_key).join(
+    SolutionRecord, ANSWERED
+)
+_BY_ID = _ANSWERS.where(*_MINE, QuestionRecord.kind == bindparam("kind"))
+_HELD = (
+    select(SolutionRecord.document, SolutionRecord.object_key)
+    .where(SolutionRecord.tenant == bindparam("tenant"), SolutionRecord.key == bindparam("key"))
+    .with_for_update(read=True, key_share=True)
+)
+_NEWEST = (
+    _ANSWERS.where(
+        QuestionRecord.tenant == bindparam("tenant"),
+        QuestionRecord.job == bindparam("job"),
+        QuestionRecord.fingerprint == bindparam("fingerprint"),
+        QuestionRecord.kind == bindparam("kind"),
+    )
+    .order_by(QuestionRecord.asked_at.desc(), QuestionRecord.id)
+    .limit(1)
+)
+_INPUT = (
+    select(
+        QuestionRecord.document,
+        QuestionRecord.object_key,
+        ProfileRecord.document.label("profile"),
+        ProfileRecord.object_key.label("profile_key"),
+        ProfileRecord.num_gradients,
+        ProfileRecord.num_ops,
+    )
+    .outerjoin(
+        ProfileRecord,
+        (ProfileRecord.tenant == QuestionRecord.tenant)
+        & (ProfileRecord.sha256 == QuestionRecord.input_sha256),
+    )
+    .where(*_MINE)
+)
+_SAVE = Upsert(QuestionRecord, ["id"], ["asked_at", "asked_by"], ["created_at"])
+
+
+def keep_profile(connection: Connection, tenant: str, question: Question) -> str:
+    """Keep the profile of a question, or find the one that it names; return its fingerprint.
+
+    Nobody deletes the profile until this transaction ends.
+
+    Raises
+    ------
+    InvalidRequest
+        If the request names a profile that is not stored.
+    """
+    if isinstance(question.input, ReceivedProfile):
+        save_profile(connection, tenant, question.input)
+        return question.input.fingerprint
+    fingerprint = hold_profile(connection, tenant, question.input_sha256)
+    if fingerprint is None:
+        raise InvalidRequest(f"profile_id: there is no profile {question.input_sha256}")
+    return fingerprint
+
+
+def find_input(connection: Connection, tenant: str, question_id: str) -> TaskInput | None:
+    """Return the profile that a question is about, or the document that came with it; None if it is gone."""
+    row = connection.execute(_INPUT, {"tenant": tenant, "id": question_id}).first()
+    if row is None:
+        return None
+    if row.profile is not None:
+        return TaskInput(
+            document=row.profile,
+            object_key=row.profile_key,
+            num_gradients=row.num_gradients,
+            num_ops=row.num_ops,
+        )
+    if not row.document and row.object_key is None:
+        return None
+    return TaskInput(document=row.document, object_key=row.object_key)
+
+
+def save_question(
+    connection: Connection, tenant: str, question: Question, fingerprint: str | None
+) -> StoredAnswer:
+    """Record that something was asked, now; return what is known of the answer without its document.
 
     Parameters
     ----------
-    kind
-        A part of every id.
-    record
-        The table.
-    summary
-        What is told of a question without its answer: columns of the table.
+    fingerprint
+        Of the profile that it is about.
     """
+    now = datetime.now(UTC)
+    # A profile is kept by itself, whatever is asked about it.
+    brought = None if fingerprint is not None else question.input
+    values: dict[str, Any] = {
+        "id": question.id_of(tenant),
+        "kind": question.kind,
+        "tenant": tenant,
+        "key": question.key,
+        "input_sha256": question.input_sha256,
+        "job": question.job,
+        "fingerprint": fingerprint,
+        "created_at": now,
+        "asked_at": now,
+        "asked_by": question.asked_by,
+        "document": b"",
+    }
+    if question.num_steps is not None:
+        values["num_steps"] = question.num_steps
+    if brought is not None:
+        values["input_name"] = brought.name
+        values["document"] = brought.document
+        values["object_key"], values["object_bytes"] = brought.object_key, brought.object_bytes
+    return StoredAnswer(
+        id=values["id"],
+        input_sha256=question.input_sha256,
+        input_name=None if brought is None else brought.name,
+        num_steps=question.num_steps,
+        job=question.job,
+        fingerprint=fingerprint,
+        created_at=_SAVE.execute(connection, **values).scalar_one(),
+        document=b"",
+    )
 
-    def __init__(self, kind: TaskKindName, record: type[QuestionRecord], summary: type[Summary]) -> None:
-        self._kind = kind
-        self.record = record
-        self._summary = summary
-        self.answered = (SolutionRecord.tenant == record.tenant) & (SolutionRecord.key == record.key)
-        self.columns = [getattr(record, name) for name in summary.model_fields]
-        self._asked = {column.name for column in record.__table__.columns} - {
-            "id",
-            "tenant",
-            "created_at",
-            "asked_at",
-        }
-        self._save = Upsert(record, ["id"], ["asked_at"])
 
-    def find(self, connection: Connection, tenant: str, question_id: str) -> StoredAnswer[Summary] | None:
+def hold_answer(connection: Connection, tenant: str, key: str, asked: StoredAnswer) -> StoredAnswer | None:
+    """Return a question with its answer, which nobody deletes until this transaction ends, or None."""
+    row = connection.execute(_HELD, {"tenant": tenant, "key": key}).first()
+    return None if row is None else replace(asked, document=row.document, object_key=row.object_key)
+
+
+class QuestionStore:
+    """The questions that are answered."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def get(self, tenant: str, kind: Kind, question_id: str) -> StoredAnswer | None:
         """Return an answer, or None when there is none or it is not made yet."""
-        return self._stored(connection.execute(self._find(tenant, question_id)).first())
+        return self._first(_BY_ID, tenant=tenant, kind=kind.name, id=question_id)
 
-    def hold(self, connection: Connection, tenant: str, question_id: str) -> StoredAnswer[Summary] | None:
-        """Return an answer, which nobody deletes until this transaction ends, or None."""
-        question = self._find(tenant, question_id)
-        return self._stored(
-            connection.execute(question.with_for_update(read=True, key_share=True, of=SolutionRecord)).first()
-        )
+    def newest(self, tenant: str, kind: Kind, job: str, fingerprint: str) -> StoredAnswer | None:
+        """Return the answer that the job asked for last, of those about models with a fingerprint."""
+        return self._first(_NEWEST, tenant=tenant, kind=kind.name, job=job, fingerprint=fingerprint)
 
-    def save_request(
+    def list(
         self,
-        connection: Connection,
         tenant: str,
-        received: ReceivedQuestion,
-        fingerprint: str,  # noqa: ARG002  # as for schedules: both stand in one table of kinds
-    ) -> str:
-        """Record that a question was asked, now; return its id."""
-        now = datetime.now(UTC)
-        new_id = hashlib.sha256(f"{self._kind}\0{tenant}\0{received.key}".encode()).hexdigest()[:32]
-        asked = {name: getattr(received, name) for name in self._asked}
-        self._save.execute(connection, id=new_id, tenant=tenant, created_at=now, asked_at=now, **asked)
-        return new_id
-
-    def find_input(
-        self,
-        connection: Connection,
-        tenant: str,
-        sha256: str,  # noqa: ARG002  # as for profiles
-        question_id: str,
-    ) -> TaskInput | None:
-        """Return the document that came with a question, to be worked on; None if it was deleted."""
-        record = self.record
-        assert issubclass(record, DocumentColumns)
-        row = connection.execute(
-            select(record.document, record.object_key).where(*self.mine(tenant, question_id))
-        ).first()
-        return None if row is None else TaskInput(**row._mapping)
-
-    def mine(self, tenant: str, question_id: str) -> tuple[Any, Any]:
-        """Return what tells a tenant's question from all others."""
-        return self.record.tenant == tenant, self.record.id == question_id
-
-    def summarize(self, row: Row[*tuple[Any, ...]]) -> Summary:
-        """Return what a row of `columns` says."""
-        return self._summary(**row._mapping)
-
-    def _find(self, tenant: str, question_id: str) -> Select[*tuple[Any, ...]]:
-        return (
-            select(*self.columns, SolutionRecord.document, SolutionRecord.object_key)
-            .join(SolutionRecord, self.answered)
-            .where(*self.mine(tenant, question_id))
+        kind: Kind,
+        limit: int,
+        cursor: str | None,
+        *,
+        job: str | None = None,
+        fingerprint: str | None = None,
+    ) -> Document:
+        """Return a page of questions that are answered."""
+        columns = [
+            getattr(QuestionRecord, stored).label(name) for name, stored in kind.stored_fields(kind.summary)
+        ]
+        question = (
+            select(*columns)
+            .join(SolutionRecord, ANSWERED)
+            .where(QuestionRecord.tenant == tenant, QuestionRecord.kind == kind.name)
         )
+        if job is not None:
+            question = question.where(QuestionRecord.job == job)
+        if fingerprint is not None:
+            question = question.where(QuestionRecord.fingerprint == fingerprint)
+        with self.database.read() as connection:
+            rows, following = read_page(
+                connection, question, QuestionRecord.created_at, QuestionRecord.id, limit, cursor
+            )
+        return kind.page(items=tuple(kind.summary(**row._mapping) for row in rows), next=following)
 
-    def _stored(self, row: Row[*tuple[Any, ...]] | None) -> StoredAnswer[Summary] | None:
+    def get_documents(
+        self, tenant: str, kind: Kind, question_id: str
+    ) -> tuple[StoredDocument, StoredDocument] | None:
+        """Return the compressed profile that a question is about and its answer, or None without one."""
+        question = (
+            select(
+                ProfileRecord.document,
+                ProfileRecord.object_key,
+                SolutionRecord.document.label("answer"),
+                SolutionRecord.object_key.label("answer_key"),
+            )
+            .select_from(QuestionRecord)
+            .join(SolutionRecord, ANSWERED)
+            .join(
+                ProfileRecord,
+                (ProfileRecord.tenant == QuestionRecord.tenant)
+                & (ProfileRecord.sha256 == QuestionRecord.input_sha256),
+            )
+            .where(*_MINE, QuestionRecord.kind == kind.name)
+        )
+        with self.database.read() as connection:
+            row = connection.execute(question, {"tenant": tenant, "id": question_id}).first()
         if row is None:
             return None
-        values = dict(row._mapping)
-        held = {name: values.pop(name) for name in ("document", "object_key")}
-        return StoredAnswer(**held, summary=self._summary(**values))
-
-
-class QuestionStore(Generic[Summary, Page]):
-    """The questions of one kind that are answered; a `page` of them has their summaries as `items`."""
-
-    def __init__(self, database: Database, table: QuestionTable[Summary], page: type[Page]) -> None:
-        self._database = database
-        self._table = table
-        self._page = page
-
-    def get(self, tenant: str, question_id: str) -> StoredAnswer[Summary] | None:
-        """Return an answer, or None when there is none or it is not made yet."""
-        with self._database.read() as connection:
-            return self._table.find(connection, tenant, question_id)
-
-    def list(self, tenant: str, limit: int, cursor: str | None) -> Page:
-        """Return a page of questions that are answered."""
-        record = self._table.record
-        question = (
-            select(*self._table.columns)
-            .join(SolutionRecord, self._table.answered)
-            .where(record.tenant == tenant)
+        return (
+            StoredDocument(document=row.document, object_key=row.object_key),
+            StoredDocument(document=row.answer, object_key=row.answer_key),
         )
-        with self._database.read() as connection:
-            rows, following = read_page(connection, question, record.created_at, record.id, limit, cursor)
-        return self._page(items=tuple(map(self._table.summarize, rows)), next=following)
 
-    def delete(self, tenant: str, question_id: str) -> bool:
-        """Delete an answered question and its answer; say whether it was there."""
-        record = self._table.record
-        mine = self._table.mine(tenant, question_id)
-        with self._database.write() as connection:
+    def delete(self, tenant: str, kind: Kind, question_id: str) -> bool:
+        """Delete an answered question, and its answer with its last job; say whether it was there."""
+        mine = (QuestionRecord.tenant == tenant) & (QuestionRecord.id == question_id)
+        with self.database.write() as connection:
+            # The document is locked too: who just found it for another job is waited for, and then seen.
             key = connection.scalar(
-                select(record.key).join(SolutionRecord, self._table.answered).where(*mine).with_for_update()
+                select(QuestionRecord.key)
+                .join(SolutionRecord, ANSWERED)
+                .where(mine, QuestionRecord.kind == kind.name)
+                .with_for_update()
             )
             if key is None:
                 return False
-            connection.execute(delete(record).where(*mine))
-            connection.execute(
-                delete(SolutionRecord).where(SolutionRecord.tenant == tenant, SolutionRecord.key == key)
-            )
+            connection.execute(delete(QuestionRecord).where(mine))
+            used = select(QuestionRecord.id).where(QuestionRecord.tenant == tenant, QuestionRecord.key == key)
+            if connection.scalar(used.limit(1)) is None:
+                connection.execute(
+                    delete(SolutionRecord).where(SolutionRecord.tenant == tenant, SolutionRecord.key == key)
+                )
             return True
 
-
-WHAT_IFS = QuestionTable("what-if", WhatIfRecord, WhatIfSummary)
-PREDICTIONS = QuestionTable("prediction", PredictionRecord, PredictionSummary)
-FABRIC_RUNS = QuestionTable("fabric-run", FabricRunRecord, FabricRunSummary)
-
-
-def what_if_store(database: Database) -> QuestionStore[WhatIfSummary, WhatIfPage]:
-    """Return the what-ifs."""
-    return QuestionStore(database, WHAT_IFS, WhatIfPage)
-
-
-def prediction_store(database: Database) -> QuestionStore[PredictionSummary, PredictionPage]:
-    """Return the predictions."""
-    return QuestionStore(database, PREDICTIONS, PredictionPage)
-
-
-def fabric_run_store(database: Database) -> QuestionStore[FabricRunSummary, FabricRunPage]:
-    """Return the fabric runs."""
-    return QuestionStore(database, FABRIC_RUNS, FabricRunPage)
-
-
-def no_other_input(
-    connection: Connection,  # noqa: ARG001  # as for profiles: both stand in one table of kinds
-    tenant: str,  # noqa: ARG001
-    received: ReceivedQuestion,  # noqa: ARG001
-) -> str:
-    """What a question brings along is stored with it, and has no fingerprint."""
-    return ""
+    def _first(self, statement: Executable, **values: str) -> StoredAnswer | None:
+        with self.database.read() as connection:
+            row = connection.execute(statement, values).first()
+        return None if row is None else StoredAnswer(**row._asdict())

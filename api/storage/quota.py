@@ -10,22 +10,19 @@ from pace.api.errors import QuotaExceeded
 from pace.api.fairness.tenants import Tenants
 from pace.api.storage.database import Database
 from pace.api.storage.records import (
-    FabricRunRecord,
-    PredictionRecord,
     ProfileRecord,
+    QuestionRecord,
     ReportRecord,
-    ScheduleRecord,
     SolutionRecord,
     TaskRecord,
-    WhatIfRecord,
 )
 
 _TRUSTED_S = 10.0
 _REFUSED_AGAIN_S = 0.5
 # What a row takes besides its document, about.
 ROW_BYTES = 1024
-_DOCUMENTS = (ProfileRecord, SolutionRecord, PredictionRecord, FabricRunRecord)
-_ROWS = (ScheduleRecord, WhatIfRecord, ReportRecord, TaskRecord)
+_DOCUMENTS = (ProfileRecord, SolutionRecord, QuestionRecord)
+_ROWS = (ReportRecord, TaskRecord)
 
 
 class StorageQuota:

@@ -36,6 +36,9 @@ class UtcDateTime(TypeDecorator[datetime]):
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
+_IN_STORAGE = text("object_key IS NOT NULL")
+
+
 class Record(DeclarativeBase):
     """Base of all tables."""
 
@@ -71,7 +74,7 @@ class ProfileRecord(DocumentColumns, Record):
 
 
 class SolutionRecord(DocumentColumns, Record):
-    """The document for a key: of a schedule (profile, options, solver version), a what-if or a prediction."""
+    """The answer for a key, which is made of kind, input, options and version."""
 
     __tablename__ = "solutions"
 
@@ -82,83 +85,38 @@ class SolutionRecord(DocumentColumns, Record):
     __table_args__ = (Index("ix_solutions_object", "object_key"),)
 
 
-class ScheduleRecord(Record):
-    """That a job asked for a schedule; there to be read as soon as its key has a solution."""
+class QuestionRecord(DocumentColumns, Record):
+    """That a tenant asked something, for a job; there to be read as soon as its key has a solution.
 
-    __tablename__ = "schedules"
+    `input_sha256` is what it is about: a stored profile, or the document here, JSON compressed by zlib. What
+    only some kinds have is null for the others.
+    """
+
+    __tablename__ = "questions"
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(10))
     tenant: Mapped[str] = mapped_column(String(100))
-    job: Mapped[str | None] = mapped_column(String(200))
     key: Mapped[str] = mapped_column(String(64))
-    fingerprint: Mapped[str] = mapped_column(String(64))
-    profile_sha256: Mapped[str] = mapped_column(String(64))
+    input_sha256: Mapped[str] = mapped_column(String(64))
+    input_name: Mapped[str | None] = mapped_column(Text)
+    num_steps: Mapped[int | None]
+    job: Mapped[str | None] = mapped_column(String(200))
+    fingerprint: Mapped[str | None] = mapped_column(String(64))
     created_at: Mapped[datetime]
     asked_at: Mapped[datetime]
     asked_by: Mapped[str | None] = mapped_column(String(200))
 
     __table_args__ = (
-        Index("ix_schedules_newest", "tenant", "job", "fingerprint", "asked_at"),
-        Index("ix_schedules_key", "tenant", "key"),
-        Index("ix_schedules_page", "tenant", "created_at", "id"),
-    )
-
-
-class QuestionRecord(Record):
-    """That something was asked for; there to be read as soon as its key has a solution."""
-
-    __abstract__ = True
-
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(100))
-    key: Mapped[str] = mapped_column(String(64))
-    created_at: Mapped[datetime]
-    asked_at: Mapped[datetime]
-
-
-class WhatIfRecord(QuestionRecord):
-    """That a what-if was asked for; there to be read as soon as its key has a solution."""
-
-    __tablename__ = "what_ifs"
-
-    profile_sha256: Mapped[str] = mapped_column(String(64))
-    num_cells: Mapped[int]
-
-    __table_args__ = (
-        Index("ix_what_ifs_key", "tenant", "key"),
-        Index("ix_what_ifs_page", "tenant", "created_at", "id"),
-    )
-
-
-class PredictionRecord(DocumentColumns, QuestionRecord):
-    """That a prediction was asked for, and the steps it is made from, as JSON compressed by zlib."""
-
-    __tablename__ = "predictions"
-
-    name: Mapped[str] = mapped_column(Text)
-    steps_sha256: Mapped[str] = mapped_column(String(64))
-    num_points: Mapped[int]
-
-    __table_args__ = (
-        Index("ix_predictions_key", "tenant", "key"),
-        Index("ix_predictions_page", "tenant", "created_at", "id"),
-        Index("ix_predictions_object", "object_key"),
-    )
-
-
-class FabricRunRecord(DocumentColumns, QuestionRecord):
-    """That a simulated run was asked for, and its scenario, as JSON compressed by zlib."""
-
-    __tablename__ = "fabric_runs"
-
-    name: Mapped[str] = mapped_column(Text)
-    scenario_sha256: Mapped[str] = mapped_column(String(64))
-    num_policies: Mapped[int]
-
-    __table_args__ = (
-        Index("ix_fabric_runs_key", "tenant", "key"),
-        Index("ix_fabric_runs_page", "tenant", "created_at", "id"),
-        Index("ix_fabric_runs_object", "object_key"),
+        Index("ix_questions_newest", "tenant", "job", "fingerprint", "asked_at"),
+        Index("ix_questions_key", "tenant", "key"),
+        Index("ix_questions_page", "tenant", "kind", "created_at", "id"),
+        Index(
+            "ix_questions_object",
+            "object_key",
+            sqlite_where=_IN_STORAGE,
+            postgresql_where=_IN_STORAGE,
+        ),
     )
 
 
@@ -230,9 +188,9 @@ IS_LIVE = text("state IN ('queued', 'running')")
 class TaskRecord(Record):
     """Work to be done by one worker; the lease says which service process does it.
 
-    `kind` is a name in the table of kinds, `result_id` the id of what comes of it, `profile_sha256`
-    what it is made from (a prediction's steps), `options` what was asked for besides, `request_id` which
-    request did so first.
+    `result_id` is the id of the question that it answers, `options` what was asked for besides the input,
+    `request_id` which request did so first. `profile_sha256` is for the version before alone, as that reads
+    there what the question's `input_sha256` says; it goes with the tables that only that version uses.
     """
 
     __tablename__ = "tasks"

@@ -8,25 +8,14 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from pace.api.storage.database import Database
 from pace.api.storage.records import (
-    FabricRunRecord,
-    PredictionRecord,
     ProfileRecord,
+    QuestionRecord,
     Record,
     ReportRecord,
-    ScheduleRecord,
     SolutionRecord,
     TaskRecord,
-    WhatIfRecord,
 )
 
-_OF_PROFILES: tuple[type[ScheduleRecord] | type[WhatIfRecord], ...] = (ScheduleRecord, WhatIfRecord)
-_RESULTS: tuple[
-    type[ScheduleRecord] | type[WhatIfRecord] | type[PredictionRecord] | type[FabricRunRecord], ...
-] = (
-    *_OF_PROFILES,
-    PredictionRecord,
-    FabricRunRecord,
-)
 _PAGES_AT_ONCE = 2000
 _ROWS_AT_ONCE = 500
 
@@ -34,34 +23,24 @@ _ROWS_AT_ONCE = 500
 def prune(database: Database, before: datetime) -> int:
     """Delete what is older, of all tenants; return how many results went.
 
-    Schedules, what-ifs, predictions and runs count from when they were last asked for by POST, reports and
-    finished tasks from their end. A profile goes with the last of these that refers to it, unless it is
-    itself newer.
+    Questions count from when they were last asked by POST, reports and finished tasks from their end. A
+    profile goes with the last question about it, unless it is itself newer.
     """
     live = TaskRecord.state.in_(("queued", "running"))
-    num_pruned = 0
     with database.write() as connection:
-        for record in _RESULTS:
-            of_result = (TaskRecord.tenant == record.tenant) & (TaskRecord.key == record.key)
-            pruned = connection.execute(
-                delete(record).where(record.asked_at < before, ~exists().where(of_result, live))
-            )
-            num_pruned += pruned.rowcount
-        unwanted = [
-            ~exists().where(record.tenant == SolutionRecord.tenant, record.key == SolutionRecord.key)
-            for record in _RESULTS
-        ]
-        _delete_unused(connection, (SolutionRecord.tenant, SolutionRecord.key), and_(*unwanted))
+        of_question = (TaskRecord.tenant == QuestionRecord.tenant) & (TaskRecord.key == QuestionRecord.key)
+        num_pruned = connection.execute(
+            delete(QuestionRecord).where(QuestionRecord.asked_at < before, ~exists().where(of_question, live))
+        ).rowcount
+        asked = (QuestionRecord.tenant == SolutionRecord.tenant) & (QuestionRecord.key == SolutionRecord.key)
+        _delete_unused(connection, (SolutionRecord.tenant, SolutionRecord.key), ~exists().where(asked))
         connection.execute(delete(TaskRecord).where(~live, TaskRecord.finished_at < before))
         connection.execute(delete(ReportRecord).where(ReportRecord.created_at < before))
-        unused = [
-            ~exists().where(
-                record.tenant == ProfileRecord.tenant, record.profile_sha256 == ProfileRecord.sha256
-            )
-            for record in (*_OF_PROFILES, TaskRecord)
-        ]
-        old = ProfileRecord.created_at < before
-        _delete_unused(connection, (ProfileRecord.tenant, ProfileRecord.sha256), and_(old, *unused))
+        about = (QuestionRecord.tenant == ProfileRecord.tenant) & (
+            QuestionRecord.input_sha256 == ProfileRecord.sha256
+        )
+        unused = and_(ProfileRecord.created_at < before, ~exists().where(about))
+        _delete_unused(connection, (ProfileRecord.tenant, ProfileRecord.sha256), unused)
     return num_pruned
 
 

@@ -6,11 +6,17 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, bindparam, delete, select
 
-from pace.api.received import AnyReceivedTask, ReceivedProfile, ReceivedRequest, brought_document
+from pace.api.questions.kind import Question, ReceivedProfile
+from pace.api.questions.registry import KINDS
 from pace.api.storage.database import Upsert
+from pace.api.storage.questions import (
+    TaskInput,
+    find_input,
+    hold_answer,
+    keep_profile,
+    save_question,
+)
 from pace.api.storage.records import IS_LIVE, TaskRecord
-from pace.api.storage.task_inputs import TaskInput
-from pace.api.tasks.kinds import KINDS
 from pace.api.tasks.solve_size import is_small
 from pace.api.tasks.state import ClaimedTask, Submitted
 from pace.api.tasks.task_room import TaskRoom
@@ -44,7 +50,7 @@ class Acceptance:
         self,
         connection: Connection,
         tenant: str,
-        received: AnyReceivedTask,
+        question: Question,
         *,
         claim: bool,
         small_only: bool,
@@ -54,41 +60,40 @@ class Acceptance:
 
         As ``TaskQueue.submit``, within a transaction that writes.
         """
-        may_claim = claim and (not small_only or _is_small(received))
-        kind = KINDS[received.kind]
-        fingerprint = kind.save_input(connection, tenant, received)
-        new_id = kind.save_request(connection, tenant, received, fingerprint)
+        may_claim = claim and (not small_only or _is_small(question))
+        fingerprint = None
+        if KINDS[question.kind].about_profile:
+            fingerprint = keep_profile(connection, tenant, question)
+        asked = save_question(connection, tenant, question, fingerprint)
+        new_id, key = asked.id, question.key
         while True:
-            result = kind.hold_result(connection, tenant, new_id)
+            result = hold_answer(connection, tenant, key, asked)
             if result is not None:
                 return Submitted(result_id=new_id, result=result, task_id=None)
-            task_id = connection.scalar(_LIVE_WITH_KEY, {"tenant": tenant, "key": received.key})
+            task_id = connection.scalar(_LIVE_WITH_KEY, {"tenant": tenant, "key": key})
             claimed = None
             if task_id is None:
-                at_once = self._room.require(connection, tenant, received) and may_claim
+                at_once = self._room.require(connection, tenant, question) and may_claim
                 now = datetime.now(UTC)
-                task_id = self._add(connection, tenant, received, new_id, request_id, now, at_once=at_once)
+                task_id = self._add(connection, tenant, question, new_id, request_id, now, at_once=at_once)
                 if task_id is None:
                     continue  # another service process was faster between our look and our insert
                 # No other task for this key is live now, so whatever came of one before can be seen; SQLite
                 # has let nobody else write since we looked.
                 if connection.dialect.name != "sqlite":
-                    result = kind.hold_result(connection, tenant, new_id)
+                    result = hold_answer(connection, tenant, key, asked)
                 if result is not None:
                     connection.execute(delete(TaskRecord).where(TaskRecord.id == task_id))
                     return Submitted(result_id=new_id, result=result, task_id=None)
                 if at_once:
-                    claimed = _claimed(connection, tenant, received, new_id, request_id, now, task_id)
-            unsolved = kind.find_unsolved and kind.find_unsolved(connection, tenant, new_id)
-            return Submitted(
-                result_id=new_id, result=None, task_id=task_id, unsolved=unsolved, claimed=claimed
-            )
+                    claimed = _claimed(connection, tenant, question, new_id, request_id, now, task_id)
+            return Submitted(result_id=new_id, result=None, task_id=task_id, unsolved=asked, claimed=claimed)
 
     def _add(
         self,
         connection: Connection,
         tenant: str,
-        received: AnyReceivedTask,
+        question: Question,
         result_id: str,
         request_id: str | None,
         now: datetime,
@@ -100,14 +105,14 @@ class Acceptance:
         added = _ADD.execute(
             connection,
             id=task_id,
-            kind=received.kind,
+            kind=question.kind,
             tenant=tenant,
-            key=received.key,
+            key=question.key,
             result_id=result_id,
-            profile_sha256=received.input_sha256,
-            options=received.options,
-            num_done=None if received.num_steps is None else 0,
-            num_total=received.num_steps,
+            profile_sha256=question.input_sha256,
+            options=question.options,
+            num_done=None if question.num_steps is None else 0,
+            num_total=question.num_steps,
             created_at=now,
             request_id=request_id,
             state="running" if at_once else "queued",
@@ -119,23 +124,24 @@ class Acceptance:
         return task_id if added.rowcount else None
 
 
-def _is_small(received: AnyReceivedTask) -> bool:
+def _is_small(question: Question) -> bool:
     # Of a profile that is only named, the size is not known yet: its task waits until it is claimed.
-    if not isinstance(received, ReceivedRequest) or received.profile is None:
+    profile = question.input
+    if not isinstance(profile, ReceivedProfile):
         return False
-    return is_small(received.profile.num_ops, received.profile.num_gradients, received.options)
+    return is_small(profile.num_ops, profile.num_gradients, question.options)
 
 
 def _claimed(
     connection: Connection,
     tenant: str,
-    received: AnyReceivedTask,
+    question: Question,
     result_id: str,
     request_id: str | None,
     now: datetime,
     task_id: str,
 ) -> ClaimedTask | None:
-    brought = brought_document(received)
+    brought = question.input
     found: TaskInput | None
     if brought is not None and brought.object_key is None:
         sizes = {}
@@ -144,18 +150,18 @@ def _claimed(
         found = TaskInput(document=brought.document, object_key=None, **sizes)
     else:
         # One that is named, or one that was uploaded: perhaps for nothing, as it was stored already.
-        found = KINDS[received.kind].find_input(connection, tenant, received.input_sha256, result_id)
+        found = find_input(connection, tenant, result_id)
     if found is None:
         return None
     return ClaimedTask(
         id=task_id,
-        kind=received.kind,
+        kind=question.kind,
         tenant=tenant,
-        key=received.key,
+        key=question.key,
         result_id=result_id,
         attempts=1,
-        num_total=received.num_steps,
-        options=received.options,
+        num_total=question.num_steps,
+        options=question.options,
         created_at=now,
         started_at=now,
         request_id=request_id,

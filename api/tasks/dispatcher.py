@@ -13,15 +13,14 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from pace.api.errors import ObjectsUnavailable, WorkerDied
 from pace.api.metrics import Metrics
 from pace.api.problems import problem_of
+from pace.api.questions.registry import KINDS, answer_question
 from pace.api.storage.documents import DocumentPlaces
-from pace.api.tasks.kinds import KINDS
 from pace.api.tasks.places import TaskPlaces, WorkAhead, timed
 from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.state import ClaimedTask, TaskStatus
 from pace.api.tasks.watches import Watches
 from pace.api.tracing import Spans
 from pace.api.workers.executor import Executor
-from pace.client.documents import TaskKindName
 from pace.errors import PaceError
 
 log = structlog.get_logger(__name__)
@@ -50,7 +49,7 @@ class Dispatcher:
     def __init__(
         self,
         tasks: TaskQueue,
-        executors: Mapping[TaskKindName, Executor],
+        executors: Mapping[str, Executor],
         *,
         metrics: Metrics,
         spans: Spans,
@@ -86,7 +85,7 @@ class Dispatcher:
         loops = [self._renew_leases(), *(self._claim_tasks(kind) for kind in self._executors)]
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
-    def notify(self, kind: TaskKindName) -> None:
+    def notify(self, kind: str) -> None:
         """Say that a task of this kind was queued."""
         self._may_wait[kind] = True
         self._queued[kind].set()
@@ -132,7 +131,7 @@ class Dispatcher:
             # The leases end by themselves.
             log.warning("release-failed", error=str(error) or "the database does not answer")
 
-    async def _claim_tasks(self, kind: TaskKindName) -> None:
+    async def _claim_tasks(self, kind: str) -> None:
         queued = self._queued[kind]
         pause_s = self._poll_s
         while True:
@@ -160,10 +159,10 @@ class Dispatcher:
                 async with asyncio.timeout(pause_s):
                     await queued.wait()
 
-    def _freed(self, kind: TaskKindName) -> None:
+    def _freed(self, kind: str) -> None:
         self._queued[kind].set()
 
-    def _ended(self, kind: TaskKindName, done: asyncio.Task[None]) -> None:
+    def _ended(self, kind: str, done: asyncio.Task[None]) -> None:
         self.places.leave(kind, done)
         if self._may_wait[kind]:
             self._queued[kind].set()
@@ -184,13 +183,13 @@ class Dispatcher:
             if task.object_key is not None:
                 task = await _persist(self._documents.fetch, task)
             about = {"pace.task.attempt": task.attempts, "pace.profile.gradients": task.num_gradients}
-            with self._spans.of_task(task.id, kind.span, **about):
+            with self._spans.of_task(task.id, kind.work.replace(" ", "-"), **about):
                 work = ahead.solving if ahead is not None else timed(self._work(task))
                 document, seconds = await work
             ended: TaskStatus | None = await _persist(self._finish, task, document)
             # Before anyone is answered: what was answered is in the log, even if the process dies then.
             log.info(kind.done_event, task=task.id, tenant=task.tenant, solve_s=seconds)
-            kind.observe(self._metrics, task.num_gradients, seconds)
+            self._metrics.observe_answer(kind, task.num_gradients, seconds)
             if ended is not None:
                 self.watches.end(task.tenant, ended)
         except WorkerDied as error:
@@ -211,12 +210,13 @@ class Dispatcher:
     async def _work(self, task: ClaimedTask) -> bytes:
         kind = KINDS[task.kind]
         document: bytes = await self._executors[task.kind].run(
-            kind.function,
+            answer_question,
+            task.kind,
             task.document,
             task.options,
             timeout_s=self._timeout_s,
-            progress=self._progress_of(task) if kind.tells_progress else None,
-            gives_way=task.large or not kind.keeps_place,
+            progress=None if task.num_total is None else self._progress_of(task),
+            gives_way=task.large or kind.long,
         )
         return document
 

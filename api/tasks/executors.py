@@ -1,19 +1,23 @@
 """Where tasks run: for each kind an executor, as the settings ask."""
 
+from pace.api.questions.registry import KINDS
 from pace.api.settings import Settings
-from pace.api.tasks.kinds import KINDS
 from pace.api.workers.executor import Executor
 from pace.api.workers.kernels import load_kernels
 from pace.api.workers.pool import WorkerPool
-from pace.client.documents import TaskKindName
 
 
-def make_executors(settings: Settings) -> dict[TaskKindName, Executor]:
+def make_executors(settings: Settings) -> dict[str, Executor]:
     """Return an executor for every kind of task; none is started."""
     memory_bytes = settings.solve_memory_bytes
     if settings.executor == "processes":
         return {
-            name: WorkerPool(kind.purpose, kind.num_processes(settings), memory_bytes, prepare=load_kernels)
+            name: WorkerPool(
+                kind.purpose,
+                settings.what_if_processes if kind.long else settings.solver_processes,
+                memory_bytes,
+                prepare=load_kernels,
+            )
             for name, kind in KINDS.items()
         }
     from pace.api.workers.dask_executor import DaskBridge, DaskExecutor
@@ -21,7 +25,11 @@ def make_executors(settings: Settings) -> dict[TaskKindName, Executor]:
     bridge = DaskBridge(settings.executor.removeprefix("dask+"))
     return {
         name: DaskExecutor(
-            bridge, kind.purpose, memory_bytes, priority=kind.priority, most=kind.num_on_cluster(settings)
+            bridge,
+            kind.purpose,
+            memory_bytes,
+            priority=0 if kind.long else 1,
+            most=settings.what_if_processes if kind.long else None,
         )
         for name, kind in KINDS.items()
     }

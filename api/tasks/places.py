@@ -7,13 +7,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pace.api.fairness.task_shares import TaskShares
-from pace.api.received import AnyReceivedTask, ReceivedRequest
-from pace.api.tasks.kinds import KINDS
+from pace.api.questions.kind import Question, ReceivedProfile
+from pace.api.questions.registry import KINDS, answer_question
 from pace.api.tasks.solve_size import is_small
 from pace.api.tasks.state import ClaimedTask
 from pace.api.workers.executor import Executor
 from pace.api.workers.pool import WorkerPool
-from pace.client.documents import TaskKindName
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,9 +56,9 @@ class TaskPlaces:
 
     def __init__(
         self,
-        executors: Mapping[TaskKindName, Executor],
+        executors: Mapping[str, Executor],
         shares: TaskShares,
-        freed: Callable[[TaskKindName], None],
+        freed: Callable[[str], None],
         timeout_s: float,
     ) -> None:
         self._executors = executors
@@ -67,9 +66,9 @@ class TaskPlaces:
         self._freed = freed
         self._timeout_s = timeout_s
         # Each is named after its task.
-        self._running: dict[TaskKindName, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
+        self._running: dict[str, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
         # Of them, the large ones: where there are several places, one is for small tasks.
-        self._large: dict[TaskKindName, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
+        self._large: dict[str, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
         # Places that may be taken by tasks that are just being accepted, and those of them that may be large.
         self._kept = dict.fromkeys(executors, 0)
         self._kept_for_large = dict.fromkeys(executors, 0)
@@ -79,12 +78,12 @@ class TaskPlaces:
         """Return what runs, of all kinds."""
         return [task for running in self._running.values() for task in running]
 
-    def find(self, kind: TaskKindName) -> WorkerPlace:
+    def find(self, kind: str) -> WorkerPlace:
         """Say whether there is a place now."""
         size = self._executors[kind].size
         num_taken = len(self._running[kind]) + self._kept[kind]
         num_large = len(self._large[kind]) + self._kept_for_large[kind]
-        small_only = KINDS[kind].keeps_place and num_large >= max(1, size - 1)
+        small_only = not KINDS[kind].long and num_large >= max(1, size - 1)
         return WorkerPlace(free=num_taken < size, small_only=small_only)
 
     def take(self, task: ClaimedTask, started: asyncio.Task[None]) -> None:
@@ -93,7 +92,7 @@ class TaskPlaces:
         if task.large:
             self._large[task.kind].add(started)
 
-    def leave(self, kind: TaskKindName, ended: asyncio.Task[None]) -> None:
+    def leave(self, kind: str, ended: asyncio.Task[None]) -> None:
         """Count it no more."""
         self._running[kind].discard(ended)
         self._large[kind].discard(ended)
@@ -103,7 +102,7 @@ class TaskPlaces:
         self._closed = True
 
     @contextlib.contextmanager
-    def keep(self, kind: TaskKindName) -> Iterator[WorkerPlace]:
+    def keep(self, kind: str) -> Iterator[WorkerPlace]:
         """Keep a place for a task that may be claimed inside; yields whether there is one."""
         place = WorkerPlace(free=False, small_only=False) if self._closed else self.find(kind)
         for_large = place.free and not place.small_only
@@ -119,33 +118,33 @@ class TaskPlaces:
                 ahead = place.ahead
                 ahead.solving.add_done_callback(lambda _: self._discard(kind, ahead))
 
-    def work_ahead(self, place: WorkerPlace, tenant: str, received: AnyReceivedTask) -> None:
+    def work_ahead(self, place: WorkerPlace, tenant: str, question: Question) -> None:
         """Begin to work on a request before it is accepted, if that is likely, cheap and in nobody's way.
 
         It is a small solve that this process has not seen before, and nothing else is solved meanwhile. If
         the request is refused, or answered from what is stored, the work was for nothing: the tenant's share
         pays for it all the same.
         """
-        if not place.free or not isinstance(received, ReceivedRequest) or received.is_repeated:
+        if not place.free or KINDS[question.kind].long or question.is_repeated:
             return
-        profile, kind = received.profile, received.kind
+        profile, kind = question.input, question.kind
         executor = self._executors[kind]
         if (
-            profile is None
+            not isinstance(profile, ReceivedProfile)
             or profile.object_key is not None
             or not isinstance(executor, WorkerPool)
             or self._running[kind]
             or self._kept[kind] > 1
-            or not is_small(profile.num_ops, profile.num_gradients, received.options)
+            or not is_small(profile.num_ops, profile.num_gradients, question.options)
         ):
             return
         work = executor.run(
-            KINDS[kind].function, profile.document, received.options, timeout_s=self._timeout_s
+            answer_question, kind, profile.document, question.options, timeout_s=self._timeout_s
         )
         solving = asyncio.create_task(timed(work))
         place.ahead = WorkAhead(tenant=tenant, solving=solving, started=time.perf_counter())
 
-    def _discard(self, kind: TaskKindName, ahead: WorkAhead) -> None:
+    def _discard(self, kind: str, ahead: WorkAhead) -> None:
         """Let go of work that nobody took over, and of its place."""
         if not ahead.solving.cancelled():
             ahead.solving.exception()  # seen: nobody waits for it

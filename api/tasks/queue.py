@@ -18,13 +18,13 @@ from pace.api.errors import ResultDeleted, TaskCancelled, WorkerDied
 from pace.api.fairness.task_shares import TaskShares
 from pace.api.fairness.tenants import Tenants
 from pace.api.problems import problem_of
-from pace.api.received import AnyReceivedTask
+from pace.api.questions.kind import Question
 from pace.api.storage.database import Database, Upsert
 from pace.api.storage.documents import PlacedDocument
+from pace.api.storage.questions import find_input
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import SolutionRecord, TaskRecord
 from pace.api.tasks.acceptance import Acceptance
-from pace.api.tasks.kinds import KINDS
 from pace.api.tasks.solve_size import is_small_solve
 from pace.api.tasks.state import LIVE, ClaimedTask, Submitted, TaskStatus
 from pace.api.tasks.task_room import TaskRoom
@@ -74,7 +74,7 @@ class TaskQueue:
     def submit(
         self,
         tenant: str,
-        received: AnyReceivedTask,
+        question: Question,
         *,
         claim: bool = False,
         small_only: bool = False,
@@ -99,7 +99,7 @@ class TaskQueue:
         """
         with self.database.write() as connection:
             return self._acceptance.accept(
-                connection, tenant, received, claim=claim, small_only=small_only, request_id=request_id
+                connection, tenant, question, claim=claim, small_only=small_only, request_id=request_id
             )
 
     def claim(
@@ -217,18 +217,13 @@ class TaskQueue:
                 TaskRecord.request_id,
                 TaskRecord.started_at,
                 TaskRecord.num_total,
-                TaskRecord.profile_sha256,
                 TaskRecord.result_id,
             ).where(TaskRecord.id == task_id)
         ).first()
         if row is None:
             return None
-        values = dict(row._mapping)
-        sha256 = values.pop("profile_sha256")
-        found = KINDS[row.kind].find_input(connection, row.tenant, sha256, row.result_id)
-        if found is None:
-            return None
-        return ClaimedTask(**values, **asdict(found))
+        found = find_input(connection, row.tenant, row.result_id)
+        return None if found is None else ClaimedTask(**row._mapping, **asdict(found))
 
     def renew(self, running: Collection[str]) -> list[str]:
         """Keep the leases of all tasks that this process has; return which of them were cancelled."""

@@ -5,7 +5,7 @@ Said twice, of values and of rows: the queue must pass over large solves without
 
 from sqlalchemy import ColumnElement, exists
 
-from pace.api.storage.records import ProfileRecord, TaskRecord
+from pace.api.storage.records import ProfileRecord, QuestionRecord, TaskRecord
 from pace.documents.options import Options
 
 # About 50 ms of one core for layers in a chain.
@@ -37,8 +37,9 @@ def is_small(num_ops: int, num_gradients: int, options: str) -> bool:
 def is_small_solve() -> ColumnElement[bool]:
     """Return the same as a condition on a task; false for one whose profile was deleted."""
     of_small_profile = exists().where(
-        ProfileRecord.tenant == TaskRecord.tenant,
-        ProfileRecord.sha256 == TaskRecord.profile_sha256,
+        QuestionRecord.id == TaskRecord.result_id,
+        ProfileRecord.tenant == QuestionRecord.tenant,
+        ProfileRecord.sha256 == QuestionRecord.input_sha256,
         ProfileRecord.num_ops <= MOST_OPS,
         ProfileRecord.num_gradients <= MOST_GRADIENTS,
     )

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pace.api.tasks.kinds import KINDS, AnyStored
+from pace.api.questions.registry import KINDS
+from pace.api.storage.questions import StoredAnswer
 from pace.api.tasks.solve_size import is_small
-from pace.client.documents import Problem, TaskKindName
+from pace.client.documents import Problem
 
 LIVE = ("queued", "running")
 
@@ -21,15 +22,15 @@ class Submitted:
     task_id
         None if the result is there.
     unsolved
-        What is stored of the result while the task goes on: all but its document, for kinds that tell.
+        What is stored of the result while the task goes on: all but its document.
     claimed
         The task if it is new and this process is to do it now.
     """
 
     result_id: str
-    result: AnyStored | None
+    result: StoredAnswer | None
     task_id: str | None
-    unsolved: AnyStored | None = None
+    unsolved: StoredAnswer | None = None
     claimed: "ClaimedTask | None" = None
 
 
@@ -46,7 +47,7 @@ class ClaimedTask:
     """
 
     id: str
-    kind: TaskKindName
+    kind: str
     tenant: str
     key: str
     result_id: str
@@ -94,7 +95,7 @@ class TaskStatus:
     """
 
     id: str
-    kind: TaskKindName
+    kind: str
     result_id: str
     state: str
     problem: Problem | None
@@ -113,4 +114,4 @@ class TaskStatus:
     @property
     def location(self) -> str:
         """Where the result is or will be."""
-        return KINDS[self.kind].result_path + self.result_id
+        return f"{KINDS[self.kind].path}/{self.result_id}"

@@ -4,12 +4,13 @@ from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from pace.api.errors import ContentTooLarge, QueueFull
 from pace.api.fairness.tenants import Tenants
-from pace.api.received import AnyReceivedTask, document_bytes
+from pace.api.questions.kind import Question
+from pace.api.questions.registry import KINDS
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import IS_LIVE, TaskRecord
 
 # Kinds whose steps are simulations.
-_OF_CELLS = ("what-if", "prediction")
+_OF_CELLS = tuple(kind.name for kind in KINDS.values() if kind.simulates)
 _MINE, _QUEUED = TaskRecord.tenant == bindparam("tenant"), TaskRecord.state == literal_column("'queued'")
 _CELLS = func.sum(TaskRecord.num_total).filter(_MINE, TaskRecord.kind.in_(_OF_CELLS))
 # Built once, as every request for something new asks it.
@@ -33,7 +34,7 @@ class TaskRoom:
         self._tenants = tenants
         self._quota = quota
 
-    def require(self, connection: Connection, tenant: str, received: AnyReceivedTask) -> bool:
+    def require(self, connection: Connection, tenant: str, question: Question) -> bool:
         """Refuse one more task where there is no room; return whether it could run at once."""
         of_all, of_tenant, at_work, cells = connection.execute(_COUNTS, {"tenant": tenant}).one()
         limits = self._tenants.limits(tenant)
@@ -41,7 +42,7 @@ class TaskRoom:
             raise QueueFull(f"{of_tenant} tasks of yours wait already", retry_after_s=5)
         if of_all >= self._max_queued:
             raise QueueFull(f"{of_all} tasks wait already", retry_after_s=10)
-        asked = (received.num_steps or 0) if received.kind in _OF_CELLS else 0
+        asked = (question.num_steps or 0) if question.kind in _OF_CELLS else 0
         if asked > limits.max_cells:
             raise ContentTooLarge(f"{asked} simulations; a tenant may have {limits.max_cells} under way")
         if asked and (cells or 0) + asked > limits.max_cells:
@@ -49,5 +50,5 @@ class TaskRoom:
                 f"{cells} simulations of yours are under way; with {asked} more, more than {limits.max_cells}"
             )
             raise QueueFull(detail, retry_after_s=10)
-        self._quota.require(connection, tenant, document_bytes(received))
+        self._quota.require(connection, tenant, 0 if question.input is None else question.input.stored_bytes)
         return bool(of_all == 0 and at_work < limits.max_running)

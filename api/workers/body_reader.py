@@ -8,30 +8,14 @@ from dataclasses import replace
 from typing import TypeVar, cast
 
 from pace.api.fairness.fair_turns import FairTurns
-from pace.api.received import (
-    AnyReceivedTask,
-    ReceivedFabricRun,
-    ReceivedImport,
-    ReceivedPrediction,
-    ReceivedProfile,
-    ReceivedRequest,
-    ReceivedWhatIf,
-    brought_document,
-)
+from pace.api.questions.kind import Question, ReadLimits, ReceivedProfile
+from pace.api.questions.reading import read_file
 from pace.api.spool import ArrivedBody
-from pace.api.workers.functions import ReadLimits, read_file
+from pace.api.workers.imports.read_import import ReceivedImport
 from pace.api.workers.pool import WorkerPool
 
-AnyReceived = ReceivedProfile | ReceivedImport | AnyReceivedTask
-Received = TypeVar(
-    "Received",
-    ReceivedProfile,
-    ReceivedImport,
-    ReceivedRequest,
-    ReceivedWhatIf,
-    ReceivedPrediction,
-    ReceivedFabricRun,
-)
+AnyReceived = ReceivedProfile | ReceivedImport | Question
+Received = TypeVar("Received", ReceivedProfile, ReceivedImport, Question)
 _LARGE_BYTES = 2**20
 _ENTRY_BYTES = 1000
 
@@ -79,7 +63,7 @@ class BodyReader:
         tenant: str,
         *arguments: str,
     ) -> Received:
-        """Return what a function of ``pace.api.workers.functions`` makes of a body; raises what it raises.
+        """Return what a function makes of a body, such as ``read_question``; raises what it raises.
 
         The function is called with the bytes, whether they are compressed, the limits, and the `arguments`.
 
@@ -136,7 +120,7 @@ class BodyReader:
         received = done.result()
         held = received
         size = _held_bytes(received)
-        if isinstance(held, ReceivedRequest):
+        if isinstance(held, Question):
             held = replace(held, is_repeated=True)
         self._read[digest] = (size, held)
         self._held_bytes += size
@@ -146,7 +130,11 @@ class BodyReader:
 
 
 def _held_bytes(received: AnyReceived) -> int:
-    brought = received.profile if isinstance(received, ReceivedImport) else brought_document(received)
-    # A question's grid may be longer than its profile.
-    options = "" if isinstance(received, ReceivedProfile | ReceivedImport) else received.options
-    return _ENTRY_BYTES + len(options) + (0 if brought is None else len(brought.document))
+    match received:
+        case ReceivedImport():
+            return _ENTRY_BYTES + received.profile.stored_bytes
+        case Question():
+            # A question's grid may be longer than its profile.
+            brought = 0 if received.input is None else received.input.stored_bytes
+            return _ENTRY_BYTES + len(received.options) + brought
+    return _ENTRY_BYTES + len(received.document)

@@ -9,20 +9,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from typing import IO, Any
 
 from pace.api.errors import WorkerFailed
+from pace.api.questions.registry import answer_question
 from pace.api.workers.dask_bridge_frames import read_frame, write_frame
 from pace.api.workers.dask_cluster import DaskCluster, DaskJobs
-from pace.api.workers.fabric_runs import answer_fabric_run
-from pace.api.workers.functions import answer_what_if, solve
-from pace.api.workers.predictions import answer_prediction
 from pace.errors import PaceError
 
-FUNCTIONS: dict[str, Callable[..., bytes]] = {
-    function.__name__: function for function in (solve, answer_what_if, answer_prediction, answer_fabric_run)
-}
 _TELL_EVERY_S = 0.2
 
 
@@ -68,8 +62,8 @@ class _Bridge:
             result = self._jobs.run(
                 job,
                 self._ended[job],
-                FUNCTIONS[told["function"]],
-                (document, told["options"]),
+                answer_question,
+                (told["kind"], document, told["options"]),
                 purpose=told["purpose"],
                 timeout_s=told["timeout_s"],
                 memory_bytes=told["memory_bytes"],

@@ -20,6 +20,7 @@ import structlog
 from pace import errors as library_errors
 from pace.api import errors as service_errors
 from pace.api.errors import WorkerDied, WorkerFailed
+from pace.api.questions.registry import answer_question
 from pace.api.workers.dask_bridge_frames import read_frame, write_frame
 from pace.api.workers.executor import Progress
 from pace.errors import PaceError
@@ -226,10 +227,11 @@ class DaskExecutor:
         gives_way: bool = False,  # noqa: ARG002  # the cluster's cores are not those that answer
     ) -> Any:
         """Call a function on the cluster and return what it returns; see ``Executor.run``."""
-        document, options = arguments
+        assert function is answer_question, "the process that talks to the cluster knows no other"
+        kind, document, options = arguments
         job = uuid.uuid4().hex
         command = {
-            "function": function.__name__,
+            "kind": kind,
             "options": options,
             "purpose": self._purpose,
             "timeout_s": timeout_s,

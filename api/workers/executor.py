@@ -7,7 +7,7 @@ Progress = Callable[[int], None]
 
 
 class Executor(Protocol):
-    """Runs functions of ``pace.api.workers.functions`` with limits."""
+    """Runs functions, such as ``answer_question``, with limits."""
 
     @property
     def size(self) -> int:

@@ -5,12 +5,10 @@ import json
 import zlib
 from typing import Any
 
-from pace.api.workers.fabric_runs import answer_fabric_run
-from pace.api.workers.functions import answer_what_if, simulation, solve
-from pace.api.workers.predictions import answer_prediction
+from pace.api.questions.registry import KINDS
+from pace.api.workers.drawings import simulation
 from pace.api.workers.transfer_plans import plan_of
 from pace.client.documents import SimulationRequest, example_profile
-from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.profile_json import compact_profile
 from pace.planning.optimize import warm_up
@@ -35,21 +33,7 @@ _PLAN: dict[str, Any] = {
         ],
     },
 }
-_STEPS: dict[str, Any] = {
-    "name": "warm-up",
-    "servers": 2,
-    "ops": [
-        {"name": "down", "resource": "downlink", "size_bytes": 1000},
-        {"name": "both", "resource": "worker", "deps": ["down"]},
-        {"name": "up", "resource": "uplink", "size_bytes": 1000, "deps": ["both"]},
-        {"name": "update", "resource": "ps", "deps": ["up"]},
-    ],
-    "steps": [{"duration_s": [0, 0.001, 0, 0.0001]}],
-}
-_SCENARIO = {"name": "warm-up", "machines": 2, "duration_s": 1, "delay_bound": 4}
-_PUSH_PULL = {"kind": "push-pull", "servers": 1, "worker_bytes_per_s": 1e6}
 _POLICIES = ("fifo", "tao", "p3")
-_DISCIPLINES = ({"discipline": "fifo"}, {"discipline": "window", "window_bytes": 100}, {"discipline": "tic"})
 
 
 @functools.cache  # a fork has what its parent has loaded
@@ -61,21 +45,11 @@ def load_kernels() -> None:
     warm_up()
     profile = Profile.model_validate(example_profile())
     document = zlib.compress(compact_profile(profile).encode())
-    exchanged = profile.model_dump(mode="json", exclude_none=True) | {"allreduce": _PUSH_PULL}
-    solve(zlib.compress(json.dumps(exchanged).encode()), Options().model_dump_json())
-    grid = {"grid": {"bandwidth_gbps": [1.0], "workers": [2]}}
-    answer_what_if(document, json.dumps(grid), _ignore)
     simulation(document, SimulationRequest(profile_id=profile.sha256, policies=_POLICIES))
-    options = json.dumps({"workers": [2], "steps": 3, "skip": 1, "seeds": 1, "advice": False})
-    for link in _DISCIPLINES:
-        steps = _STEPS | {"link": {"bytes_per_s": 1e6, **link}}
-        answer_prediction(zlib.compress(json.dumps(steps).encode()), options, _ignore)
     plan_of(json.dumps(_PLAN).encode(), False, 2**20)
-    answer_fabric_run(
-        zlib.compress(json.dumps(_SCENARIO).encode()),
-        json.dumps(["mlfabric-a", "mlfabric-s", "async"]),
-        _ignore,
-    )
+    for kind in KINDS.values():
+        for asked, options in kind.samples:
+            kind.answer(zlib.compress(json.dumps(asked).encode()), options, _ignore)
 
 
 def _ignore(count: int) -> None:

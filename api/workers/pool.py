@@ -8,10 +8,8 @@ service ended.
 import asyncio
 import contextlib
 import multiprocessing
-import os
 import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,10 +21,9 @@ from typing import Any
 
 import structlog
 
-from pace.api.errors import LimitExceeded, ServiceStopping, WorkerDied, WorkerFailed, WorkerNotStarted
-from pace.api.logs import set_up_logs
+from pace.api.errors import LimitExceeded, ServiceStopping, WorkerDied, WorkerNotStarted
 from pace.api.workers.executor import Progress
-from pace.errors import PaceError, SolverFailed
+from pace.api.workers.worker_process import work
 
 log = structlog.get_logger(__name__)
 
@@ -35,13 +32,11 @@ _FORKS.set_forkserver_preload(["__main__", "pace.api.workers.preloaded"])
 _START_TIMEOUT_S = 120.0
 _LOOK_EVERY_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-# A tenth of the weight of what is not nice, where both want the same core.
-_NICE = 10
 _FORK_PAUSES_S = (0.05, 0.2, 0.5)
 
 
 class WorkerPool:
-    """Runs functions of ``pace.api.workers.functions`` in processes with time and memory limits.
+    """Runs functions, such as ``answer_question``, in processes with time and memory limits.
 
     Parameters
     ----------
@@ -238,7 +233,7 @@ class _Worker:
         for pause_s in _FORK_PAUSES_S:
             ours, theirs = _FORKS.Pipe()
             process = _FORKS.Process(
-                target=_work,
+                target=work,
                 args=(theirs, self._memory_bytes, self._prepare),
                 name=f"pace-{self._purpose}",
                 daemon=True,
@@ -361,60 +356,3 @@ def _death(purpose: str, exitcode: int | None) -> str:
     else:
         how = f"ended with status {exitcode}"
     return f"the process for {purpose} {how}"
-
-
-def _work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callable[[], None] | None) -> None:
-    # A Ctrl-C at the terminal reaches the whole process group; ending is for the service to decide.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    set_up_logs()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    if prepare is not None:
-        try:
-            prepare()
-        except Exception:
-            log.exception("worker-not-prepared")
-            os._exit(1)
-    # RLIMIT_AS would count address space that libraries reserve and never touch.
-    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    connection.send("ready")
-    while True:
-        try:
-            function, arguments, tells, gives_way = connection.recv()
-        except (EOFError, OSError):
-            return
-        if tells:
-            arguments = (*arguments, lambda value: connection.send(("progress", value)))
-        try:
-            call = _call_giving_way if gives_way and sys.platform == "linux" else _call
-            answer: tuple[str, Any] = ("returned", call(function, arguments))
-        except Exception as error:  # the task's, whatever it is: the caller is told
-            answer = ("raised", _sendable(error))
-        connection.send(answer)
-        del function, arguments, answer
-
-
-def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    return function(*arguments)
-
-
-def _call_giving_way(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    # In a thread of its own: a priority that was lowered stays so, and Linux has one for each thread.
-    with ThreadPoolExecutor(1, initializer=os.nice, initargs=(_NICE,)) as thread:
-        return thread.submit(function, *arguments).result()
-
-
-def _sendable(error: Exception) -> PaceError:
-    """Return what the caller is told; errors that are not the task's own fault are logged here."""
-    if isinstance(error, MemoryError):
-        return LimitExceeded("the work needed more memory than one request may use")
-    if isinstance(error, PaceError) and not isinstance(error, SolverFailed):
-        return error
-    log.error("worker-failed", exc_info=error)
-    return error if isinstance(error, PaceError) else WorkerFailed(type(error).__name__)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)

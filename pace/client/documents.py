@@ -25,33 +25,36 @@ NewJobName = Annotated[JobName, AfterValidator(_in_one_form)]
 ResourceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PolicyName = Annotated[str, Field(min_length=1, max_length=50)]
-TaskKindName = Literal["schedule", "what-if", "prediction", "fabric-run"]
+KindName = Annotated[str, Field(pattern="^[a-z-]{1,10}$")]
 TaskState = Literal["queued", "running", "done", "failed", "cancelled"]
 
 
-class ScheduleRequest(Document):
-    """Body of ``POST /v1/schedules``.
-
-    Attributes
-    ----------
-    profile, profile_id
-        The profile to schedule, or the id of one that is stored: exactly one of the two.
-    options
-        Options of the optimizer; all have defaults.
-    job
-        Name of the training job, under which the schedule can be found again.
-    """
+class ProfileQuestion(Document):
+    """What every question about a profile has: the profile, or the id of one that is stored; exactly one."""
 
     profile: Profile | None = None
     profile_id: Sha256 | None = None
-    options: Options = Options()
-    job: NewJobName | None = None
 
     @model_validator(mode="after")
     def _one_profile(self) -> Self:
         if (self.profile is None) == (self.profile_id is None):
             raise ValueError("give either profile or profile_id")
         return self
+
+
+class ScheduleRequest(ProfileQuestion):
+    """Body of ``POST /v1/schedules``.
+
+    Attributes
+    ----------
+    options
+        Options of the optimizer; all have defaults.
+    job
+        Name of the training job, under which the schedule can be found again.
+    """
+
+    options: Options = Options()
+    job: NewJobName | None = None
 
 
 class ProfileSummary(Document):
@@ -103,13 +106,6 @@ class ScheduleSummary(Document):
     created_at: datetime
     asked_at: datetime
     asked_by: str | None
-
-
-class SchedulePage(Document):
-    """Stored schedules, newest first; `next` is the cursor of the next page, if there is one."""
-
-    items: tuple[ScheduleSummary, ...]
-    next: str | None
 
 
 class ReportRequest(Document):
@@ -207,7 +203,7 @@ class TaskResource(Document):
     """
 
     id: ResourceId
-    kind: TaskKindName = "schedule"
+    kind: KindName = "schedule"
     state: TaskState
     created_at: datetime
     started_at: datetime | None = None

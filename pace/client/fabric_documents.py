@@ -92,10 +92,3 @@ class FabricRunResource(FabricRunSummary):
     """Stored runs."""
 
     run: FabricRunResult
-
-
-class FabricRunPage(Document):
-    """Stored runs, newest first; `next` is the cursor of the next page, if there is one."""
-
-    items: tuple[FabricRunSummary, ...]
-    next: str | None

@@ -36,10 +36,3 @@ class PredictionResource(PredictionSummary):
     """A stored prediction."""
 
     prediction: ThroughputPrediction
-
-
-class PredictionPage(Document):
-    """Stored predictions, newest first; `next` is the cursor of the next page, if there is one."""
-
-    items: tuple[PredictionSummary, ...]
-    next: str | None

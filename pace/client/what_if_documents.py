@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pace.client.documents import PolicyName, ResourceId
+from pace.client.documents import PolicyName, ProfileQuestion, ResourceId
 from pace.documents.base import Document
 from pace.documents.profile import Profile
 from pace.documents.schedule import Sha256
@@ -82,17 +82,8 @@ class WhatIfQuestion(Document):
     target_efficiency: Efficiency | None = None
 
 
-class WhatIfRequest(WhatIfQuestion):
+class WhatIfRequest(WhatIfQuestion, ProfileQuestion):
     """Body of ``POST /v1/what-if``: a profile, or the id of one that is stored, and a question."""
-
-    profile: Profile | None = None
-    profile_id: Sha256 | None = None
-
-    @model_validator(mode="after")
-    def _one_profile(self) -> Self:
-        if (self.profile is None) == (self.profile_id is None):
-            raise ValueError("give either profile or profile_id")
-        return self
 
 
 class ScenarioDocument(Document):
@@ -177,13 +168,6 @@ class WhatIfResource(WhatIfSummary):
     """A stored what-if."""
 
     what_if: WhatIfDocument
-
-
-class WhatIfPage(Document):
-    """Stored what-ifs, newest first; `next` is the cursor of the next page, if there is one."""
-
-    items: tuple[WhatIfSummary, ...]
-    next: str | None
 
 
 def _with_scenario(document: Document, **fixed: Any) -> dict[str, Any]:

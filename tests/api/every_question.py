@@ -6,9 +6,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from pace.api.workers.fabric_runs import answer_fabric_run
-from pace.api.workers.functions import answer_what_if, simulation, solve, windows
-from pace.api.workers.predictions import answer_prediction
+from pace.api.questions.registry import answer_question
+from pace.api.workers.drawings import simulation, windows
 from pace.api.workers.transfer_plans import plan_of
 from pace.client.documents import SimulationRequest
 from pace.client.page_documents import WindowRequest
@@ -47,22 +46,26 @@ def ask_everything() -> None:
         Options(framework="ddp"),
         Options(framework="horovod"),
     ):
-        solve(document, options.model_dump_json())
-    solve(_packed(profile | {"update": "global-norm"}), Options().model_dump_json())
-    solve(_packed(profile | {"allreduce": _PUSH_PULL}), Options().model_dump_json())
+        answer_question("schedule", document, options.model_dump_json())
+    answer_question("schedule", _packed(profile | {"update": "global-norm"}), Options().model_dump_json())
+    answer_question("schedule", _packed(profile | {"allreduce": _PUSH_PULL}), Options().model_dump_json())
     sha256 = parse_profile(json.dumps(profile)).sha256
     asked = SimulationRequest(profile_id=sha256, policies=tuple(POLICIES), iterations=2, jitter=0.1)
     simulation(document, asked)
-    windows(document, solve(document, Options().model_dump_json()), WindowRequest(profile_id=sha256))
+    windows(
+        document,
+        answer_question("schedule", document, Options().model_dump_json()),
+        WindowRequest(profile_id=sha256),
+    )
     grid = {"bandwidth_gbps": [1.0, 10.0], "workers": [2, 8], "latency_s": [0.0, 1e-4]}
-    answer_what_if(document, json.dumps({"grid": grid, "target_efficiency": 0.9}), _ignore)
+    answer_question("what-if", document, json.dumps({"grid": grid, "target_efficiency": 0.9}))
     steps = json.loads(pull_compute_push(0.01, 0.001).model_dump_json())
     for link, fleet in itertools.product(_LINKS, _FLEETS):
         asked_steps = steps | {"link": {"bytes_per_s": 1e7, **link}}
         points = {"workers": [1, 3], "servers": [1, 2], "steps": 6, "skip": 1, "seeds": 2, "fleet": fleet}
-        answer_prediction(_packed(asked_steps), json.dumps(points), _ignore)
+        answer_question("prediction", _packed(asked_steps), json.dumps(points))
     scenario = {"name": "small", "machines": 3, "duration_s": 3, "delay_bound": 10}
-    answer_fabric_run(_packed(scenario), json.dumps(list(FABRIC_POLICIES)), _ignore)
+    answer_question("fabric-run", _packed(scenario), json.dumps(list(FABRIC_POLICIES)))
     plan = {name: json.loads((_EXAMPLES / f"{name}.json").read_text()) for name in ("network", "batch")}
     for late in ("hold", "drop", "pace"):
         plan_of(json.dumps(plan | {"options": {"late": late}}).encode(), False, 2**20)
@@ -70,7 +73,3 @@ def ask_everything() -> None:
 
 def _packed(document: dict[str, Any]) -> bytes:
     return zlib.compress(json.dumps(document).encode())
-
-
-def _ignore(count: int) -> None:
-    del count

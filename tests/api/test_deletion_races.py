@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,16 +15,17 @@ from sqlalchemy import delete, event, select, text, update
 
 from pace.api.errors import InUse, InvalidRequest
 from pace.api.fairness.tenants import Tenants
-from pace.api.received import ReceivedRequest
+from pace.api.questions.kind import Question, ReadLimits, ReceivedProfile
+from pace.api.questions.registry import KINDS, answer_question, read_question
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.documents import PlacedDocument
 from pace.api.storage.migrations import upgrade
-from pace.api.storage.records import ProfileRecord, ScheduleRecord, SolutionRecord
+from pace.api.storage.questions import QuestionStore
+from pace.api.storage.records import ProfileRecord, QuestionRecord, SolutionRecord
+from pace.api.storage.resources import ResourceStore
 from pace.api.storage.retention import prune
-from pace.api.storage.store import ResourceStore, schedule_id
 from pace.api.tasks.queue import TaskQueue
-from pace.api.workers.functions import ReadLimits, read_request, solve
 from tests.api.postgresql import PostgresqlServer
 from tests.api.profiles import layered_profile
 
@@ -77,30 +79,30 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def _request(job: str = "train") -> ReceivedRequest:
+def _request(job: str = "train") -> Question:
     body = json.dumps({"profile": layered_profile(3), "job": job}).encode()
-    return read_request(body, gzipped=False, limits=_LIMITS)
+    return read_question(body, False, _LIMITS, "schedule")
 
 
-def _by_id(request: ReceivedRequest) -> ReceivedRequest:
-    return ReceivedRequest(
-        job=request.job, profile_sha256=request.profile_sha256, profile=None, options=request.options
-    )
+def _by_id(request: Question) -> Question:
+    return replace(request, input=None)
 
 
 @contextmanager
-def _schedule_held(shared: Shared, request: ReceivedRequest) -> Iterator[None]:
+def _schedule_held(shared: Shared, request: Question) -> Iterator[None]:
     """Stop every submission of a request after it looked for its profile, until the end."""
     now = datetime.now(UTC)
     with shared.open().engine.connect() as connection:
         connection.execute(
-            ScheduleRecord.__table__.insert().values(  # type: ignore[attr-defined]  # a Table, always
-                id=schedule_id("a", request.job, request.key),
+            QuestionRecord.__table__.insert().values(  # type: ignore[attr-defined]  # a Table, always
+                id=request.id_of("a"),
+                kind="schedule",
                 tenant="a",
+                document=b"",
                 job=request.job,
                 key=request.key,
                 fingerprint="0" * 64,
-                profile_sha256=request.profile_sha256,
+                input_sha256=request.input_sha256,
                 created_at=now,
                 asked_at=now,
             )
@@ -120,13 +122,13 @@ def test_a_profile_is_not_deleted_under_a_request(
     """Its deletion waits for the request and is then refused; the task can be claimed."""
     store = ResourceStore(shared.open())
     request = _request()
-    assert request.profile is not None
-    store.put_profile("a", request.profile)
+    assert isinstance(request.input, ReceivedProfile)
+    store.put_profile("a", request.input)
     queue = shared.queue()
     with _schedule_held(shared, request):
         submitted = threads.submit(queue.submit, "a", request if whole else _by_id(request))
         shared.wait_until_blocked(1)
-        deleted = threads.submit(store.delete_profile, "a", request.profile_sha256)
+        deleted = threads.submit(store.delete_profile, "a", request.input_sha256)
         shared.wait_until_blocked(2, deleted)
     assert submitted.result().task_id is not None
     with pytest.raises(InUse):
@@ -138,8 +140,8 @@ def test_a_profile_is_not_pruned_under_a_request(shared: Shared, threads: Thread
     """Retention leaves what a request is about to refer to."""
     store = ResourceStore(shared.open())
     request = _request()
-    assert request.profile is not None
-    store.put_profile("a", request.profile)
+    assert isinstance(request.input, ReceivedProfile)
+    store.put_profile("a", request.input)
     queue = shared.queue()
     with _schedule_held(shared, request):
         submitted = threads.submit(queue.submit, "a", _by_id(request))
@@ -156,8 +158,8 @@ def test_a_request_for_a_profile_that_is_being_deleted_is_refused(
 ) -> None:
     """It waits for the deletion, and then there is no such profile."""
     request = _request()
-    assert request.profile is not None
-    ResourceStore(shared.open()).put_profile("a", request.profile)
+    assert isinstance(request.input, ReceivedProfile)
+    ResourceStore(shared.open()).put_profile("a", request.input)
     with shared.open().write() as connection:
         connection.execute(delete(ProfileRecord))
         submitted = threads.submit(shared.queue().submit, "a", _by_id(request))
@@ -166,12 +168,14 @@ def test_a_request_for_a_profile_that_is_being_deleted_is_refused(
         submitted.result()
 
 
-def _solve(queue: TaskQueue, request: ReceivedRequest) -> str:
+def _solve(queue: TaskQueue, request: Question) -> str:
     submitted = queue.submit("a", request, claim=True)
     assert submitted.claimed is not None
     queue.finish(
         submitted.claimed,
-        PlacedDocument(document=solve(submitted.claimed.document, submitted.claimed.options)),
+        PlacedDocument(
+            document=answer_question("schedule", submitted.claimed.document, submitted.claimed.options)
+        ),
     )
     return submitted.result_id
 
@@ -182,10 +186,10 @@ def test_a_document_stays_for_a_second_owner(
 ) -> None:
     """The first owner's deletion comes between the second one's look and its commit."""
     queue, second = shared.queue(), shared.queue()
-    store = ResourceStore(shared.open())
+    questions = QuestionStore(shared.open())
     old = _solve(queue, _request("first"))
     with shared.open().write() as connection:
-        connection.execute(update(ScheduleRecord).values(asked_at=datetime(2020, 1, 1, tzinfo=UTC)))
+        connection.execute(update(QuestionRecord).values(asked_at=datetime(2020, 1, 1, tzinfo=UTC)))
     before = datetime.now(UTC) - timedelta(days=1)
     ended: list[Future[Any]] = []
 
@@ -194,15 +198,15 @@ def test_a_document_stays_for_a_second_owner(
         if by_retention:
             ended.append(threads.submit(prune, shared.open(), before))
         else:
-            ended.append(threads.submit(store.delete_schedule, "a", old))
+            ended.append(threads.submit(questions.delete, "a", KINDS["schedule"], old))
         shared.wait_until_blocked(1, ended[0])
 
     event.listen(second.database.engine, "commit", delete_first)
     submitted = second.submit("a", _request("second"))
     ended[0].result()
     assert submitted.result is not None
-    assert store.get_schedule("a", submitted.result_id) is not None
-    assert store.get_schedule("a", old) is None
+    assert questions.get("a", KINDS["schedule"], submitted.result_id) is not None
+    assert questions.get("a", KINDS["schedule"], old) is None
 
 
 def test_a_result_that_comes_between_two_looks_is_found(shared: Shared) -> None:
@@ -210,7 +214,7 @@ def test_a_result_that_comes_between_two_looks_is_found(shared: Shared) -> None:
     queue, other = shared.queue(), shared.queue()
     running = queue.submit("a", _request(), claim=True).claimed
     assert running is not None
-    document = solve(running.document, running.options)
+    document = answer_question("schedule", running.document, running.options)
 
     def finish(_c: object, _cursor: object, statement: str, *_: object) -> None:
         if statement.startswith("SELECT tasks.id") and document_left:
@@ -232,16 +236,16 @@ def test_a_document_that_just_came_stays_for_who_joined_its_task(
 ) -> None:
     """Between the second one's look and its commit the task ends, and the first one deletes its schedule."""
     queue, second = shared.queue(), shared.queue()
-    store = ResourceStore(shared.open())
+    questions = QuestionStore(shared.open())
     first = queue.submit("a", _request("first"), claim=True)
     running = first.claimed
     assert running is not None
-    document = solve(running.document, running.options)
+    document = answer_question("schedule", running.document, running.options)
     ended: list[Future[Any]] = []
 
     def end_and_delete() -> bool:
         queue.finish(running, PlacedDocument(document=document))
-        return store.delete_schedule("a", first.result_id)
+        return questions.delete("a", KINDS["schedule"], first.result_id)
 
     def just_before_commit(*_: object) -> None:
         ended.append(threads.submit(end_and_delete))
@@ -251,17 +255,18 @@ def test_a_document_that_just_came_stays_for_who_joined_its_task(
     submitted = second.submit("a", _request("second"))
     assert ended[0].result()
     assert submitted.task_id == first.task_id
-    assert store.get_schedule("a", submitted.result_id) is not None
+    assert questions.get("a", KINDS["schedule"], submitted.result_id) is not None
 
 
 def test_a_task_that_ends_while_its_profile_is_looked_for_keeps_its_schedule(shared: Shared) -> None:
     """Live at the first look, solved at the next: at neither was it a request that came to nothing."""
     queue, store = shared.queue(), ResourceStore(shared.open())
+    questions = QuestionStore(store.database)
     request = _request()
     submitted = queue.submit("a", request, claim=True)
     running = submitted.claimed
     assert running is not None
-    documents = [solve(running.document, running.options)]
+    documents = [answer_question("schedule", running.document, running.options)]
     num_looks = 0
 
     def finish(_c: object, _cursor: object, statement: str, *_: object) -> None:
@@ -272,7 +277,7 @@ def test_a_task_that_ends_while_its_profile_is_looked_for_keeps_its_schedule(sha
 
     event.listen(store.database.engine, "before_cursor_execute", finish)
     with pytest.raises(InUse):
-        store.delete_profile("a", request.profile_sha256)
+        store.delete_profile("a", request.input_sha256)
     if documents:
         queue.finish(running, PlacedDocument(document=documents.pop()))
-    assert store.get_schedule("a", submitted.result_id) is not None
+    assert questions.get("a", KINDS["schedule"], submitted.result_id) is not None

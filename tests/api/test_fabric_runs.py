@@ -26,7 +26,7 @@ def test_the_runs_are_the_librarys(service: Caller) -> None:
     assert service.http.get(path).content == answer.content
     again = service.http.post("/v1/fabric-runs", json=question)
     assert (again.status_code, again.content) == (201, answer.content)
-    assert service.events("fabric-run-simulated", 1) == 1
+    assert service.events("fabric-run-answered", 1) == 1
     listed = service.http.get("/v1/fabric-runs").json()["items"]
     assert [item["id"] for item in listed] == [answer.json()["id"]]
     assert service.http.delete(path).status_code == 204

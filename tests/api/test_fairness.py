@@ -22,10 +22,10 @@ from pace.api.errors import LimitExceeded, QueueFull
 from pace.api.fairness.body_room import BodyRoom
 from pace.api.fairness.fair_turns import FairTurns
 from pace.api.fairness.tenants import TenantLimits, Tenants
-from pace.api.received import ReceivedPrediction
+from pace.api.questions.kind import Question, ReadLimits
+from pace.api.questions.reading import read_profile
 from pace.api.spool import ArrivedBody
 from pace.api.workers.body_reader import BodyReader
-from pace.api.workers.functions import ReadLimits, read_profile
 from pace.api.workers.pool import WorkerPool
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
@@ -181,9 +181,7 @@ def test_nobody_profits_from_what_another_tenant_sent() -> None:
 
 
 def _read_question(body: bytes, *_: object) -> Any:
-    return ReceivedPrediction(
-        steps_sha256="0" * 64, name="", document=b"", options=" " * 1000 + body.decode(), num_points=1
-    )
+    return Question(kind="prediction", input_sha256="0" * 64, input=None, options=" " * 1000 + body.decode())
 
 
 def test_what_is_remembered_counts_with_its_options() -> None:

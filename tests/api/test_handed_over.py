@@ -10,11 +10,12 @@ from sqlalchemy import event
 
 from pace.api.fairness.tenants import Tenants
 from pace.api.http.answers import AnswerCache, PreparedAnswer
+from pace.api.questions.registry import KINDS
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.documents import PlacedDocument
 from pace.api.storage.migrations import upgrade
-from pace.api.storage.store import ResourceStore, StoredSchedule
+from pace.api.storage.questions import QuestionStore, StoredAnswer
 from pace.api.storage.threads import DatabaseThreads
 from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.state import TaskStatus
@@ -37,13 +38,13 @@ def test_what_is_handed_over_is_what_is_stored(queue: TaskQueue) -> None:
     """The rest of the schedule is known since it was accepted; together they are what a read finds."""
     accepted = queue.submit("a", _request(3), claim=True)
     assert accepted.claimed is not None
-    assert isinstance(accepted.unsolved, StoredSchedule)
+    assert isinstance(accepted.unsolved, StoredAnswer)
     assert accepted.unsolved.document == b""
     ended = queue.finish(accepted.claimed, PlacedDocument(document=b"the first"))
     assert ended is not None
     assert ended.document == b"the first"
     assert ended == queue.status("a", accepted.claimed.id)
-    stored = ResourceStore(queue.database).get_schedule("a", accepted.result_id)
+    stored = QuestionStore(queue.database).get("a", KINDS["schedule"], accepted.result_id)
     assert stored is not None
     assert (stored.document, stored.created_at) == (b"the first", accepted.unsolved.created_at)
 

@@ -10,7 +10,7 @@ from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.pages import JobList
-from pace.api.storage.records import ReportRecord, ScheduleRecord, SolutionRecord
+from pace.api.storage.records import QuestionRecord, ReportRecord, SolutionRecord
 from pace.documents.profile import Profile
 from pace.simulation import make_policy, run_policy
 from tests.api.process import Caller, ServiceProcess
@@ -85,18 +85,18 @@ def test_a_page_of_jobs_is_one_statement(database_url: str) -> None:
     database = Database(Settings(database_url=database_url).parsed_database_url)
     upgrade(database)
     now = datetime.now(UTC)
-    shared = {"tenant": "one", "fingerprint": "0" * 64, "profile_sha256": "1" * 64, "created_at": now}
+    shared = {"tenant": "one", "fingerprint": "0" * 64, "created_at": now}
     jobs = [f"job {number:02}" for number in range(40)]
-    asked = {**shared, "key": "k" * 64, "asked_at": now}
-    times = {"predicted_iteration_s": 1.0, "num_iterations": 5}
+    asked = {**shared, "kind": "schedule", "key": "k" * 64, "asked_at": now, "input_sha256": "1" * 64}
+    times = {"profile_sha256": "1" * 64, "predicted_iteration_s": 1.0, "num_iterations": 5}
     with database.write() as connection:
         connection.execute(
             insert(SolutionRecord).values(tenant="one", key="k" * 64, document=b"{}", created_at=now)
         )
         connection.execute(
-            insert(ScheduleRecord),
+            insert(QuestionRecord),
             [
-                {**asked, "id": f"{at:032x}", "job": job, "asked_by": f"by {job}"}
+                {**asked, "id": f"{at:032x}", "job": job, "asked_by": f"by {job}", "document": b""}
                 for at, job in enumerate(jobs)
             ],
         )

@@ -135,7 +135,11 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
     ]
     run = {"scenario": {"machines": 2, "duration_s": 2}, "policies": ["ring"]}
     run_path = one.post("/v1/fabric-runs", json=run).headers["location"]
+    headroom_path = one.post("/v1/headroom", json={"profile_id": mine.json()["profile_sha256"]}).headers[
+        "location"
+    ]
     walled = [
+        headroom_path,
         *(path, f"{path}/timeline", f"{path}/chart", profile_path, newest),
         *(task, f"{task}/events", what_if_path, run_path, prediction_path),
     ]
@@ -146,22 +150,24 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
         "/v1/what-if",
         "/v1/fabric-runs",
         "/v1/predictions",
+        "/v1/headroom",
         "/v1/tasks",
         "/v1/jobs",
     ]
 
     document = one.get("/openapi.json").json()
     tried = {
-        "/v1/schedules/{schedule_id}",
-        "/v1/schedules/{schedule_id}/timeline",
-        "/v1/schedules/{schedule_id}/chart",
+        "/v1/schedules/{question_id}",
+        "/v1/schedules/{question_id}/timeline",
+        "/v1/schedules/{question_id}/chart",
         "/v1/profiles/{profile_id}",
         "/v1/tasks/{task_id}",
         "/v1/tasks/{task_id}/events",
-        "/v1/what-if/{what_if_id}",
+        "/v1/what-if/{question_id}",
         "/v1/simulations",
-        "/v1/fabric-runs/{run_id}",
-        "/v1/predictions/{prediction_id}",
+        "/v1/fabric-runs/{question_id}",
+        "/v1/predictions/{question_id}",
+        "/v1/headroom/{question_id}",
         "/v1/transfer-plans",  # stores nothing: there is nothing of a tenant to be seen
         "/v1/imports",  # stores a profile: see above
         # Tried below.

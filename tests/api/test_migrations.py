@@ -16,6 +16,9 @@ from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import downgrade, upgrade
 from pace.api.storage.records import Record
 
+# For the version before alone: see revision 0009.
+KEPT = ("schedules", "what_ifs", "predictions", "fabric_runs")
+
 
 def _database(url: str) -> Database:
     return Database(Settings(database_url=url).parsed_database_url)
@@ -26,7 +29,11 @@ def test_the_migrations_make_the_tables_of_the_code(database_url: str) -> None:
     database = _database(database_url)
     upgrade(database)
     with database.read() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        options = {
+            "compare_type": True,
+            "include_name": lambda name, kind, _: kind != "table" or name not in KEPT,
+        }
+        context = MigrationContext.configure(connection, opts=options)
         assert compare_metadata(context, Record.metadata) == []
     database.close()
 

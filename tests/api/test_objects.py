@@ -23,8 +23,8 @@ from pace.api.storage.objects import ObjectStore
 from pace.api.storage.quota import stored_bytes
 from pace.api.storage.records import (
     OrphanRecord,
-    PredictionRecord,
     ProfileRecord,
+    QuestionRecord,
     SchemaFloorRecord,
     SolutionRecord,
 )
@@ -189,7 +189,7 @@ def test_a_place_of_another_database_is_left_alone(
 def _rows(database: Database) -> list[tuple[int, str | None, int | None]]:
     rows: list[tuple[int, str | None, int | None]] = []
     with database.read() as connection:
-        for record in (ProfileRecord, SolutionRecord, PredictionRecord):
+        for record in (ProfileRecord, SolutionRecord, QuestionRecord):
             length = func.length(record.document)
             found = connection.execute(select(length, record.object_key, record.object_bytes))
             rows.extend((row[0], row[1], row[2]) for row in found)

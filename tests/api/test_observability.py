@@ -46,7 +46,7 @@ def test_metrics_count_what_happened(own_service: ServiceProcess) -> None:
     service.post_schedule(layered_profile(2), options={"oracle": "lp"})
     service.http.get("/v1/nothing")
     samples = _samples(service)
-    got = (("method", "GET"), ("route", "/v1/schedules/{schedule_id}"), ("status", "200"))
+    got = (("method", "GET"), ("route", "/v1/schedules/{question_id}"), ("status", "200"))
     assert samples["pace_request_seconds_count", got] == 3
     posted = (("method", "POST"), ("route", "/v1/schedules"), ("status", "201"))
     assert samples["pace_request_seconds_count", posted] == 1

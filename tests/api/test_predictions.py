@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pace import InvalidSteps, PredictionOptions, StepsDocument, predict
-from pace.api.workers.functions import ReadLimits
-from pace.api.workers.predictions import read_prediction
+from pace.api.questions.kind import ReadLimits
+from pace.api.questions.registry import read_question
 from pace.client import Client
 from tests.api.process import Caller
 
@@ -42,7 +42,7 @@ def test_the_answer_is_the_librarys(service: Caller) -> None:
     assert service.http.get(path).content == answer.content
     again = service.http.post("/v1/predictions", json=question)
     assert (again.status_code, again.content) == (201, answer.content)
-    assert service.events("predicted", 1) == 1
+    assert service.events("prediction-answered", 1) == 1
     text = service.http.get(path, headers={"Accept": "text/csv"})
     assert text.text == expected.to_csv()
     listed = service.http.get("/v1/predictions").json()["items"]
@@ -57,8 +57,9 @@ def test_a_task_says_nothing_that_the_version_before_need_not_know() -> None:
     """What is left out is not stored as null: an older process refuses fields that it does not know."""
     body = json.dumps({"steps": STEPS, "options": OPTIONS}).encode()
     limits = ReadLimits(max_bytes=10**6, max_ops=100, max_gradients=100, max_cells=1000)
-    received = read_prediction(body, False, limits)
-    stored = zlib.decompress(received.document)
+    received = read_question(body, False, limits, "prediction")
+    assert received.input is not None
+    stored = zlib.decompress(received.input.document)
     assert b"null" not in stored
     assert "null" not in received.options
     assert StepsDocument.model_validate_json(stored) == StepsDocument.model_validate(STEPS)

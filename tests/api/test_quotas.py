@@ -13,13 +13,15 @@ from pace.api.fairness.body_room import BodyRoom
 from pace.api.fairness.fair_turns import FairTurns
 from pace.api.fairness.task_shares import TaskShares
 from pace.api.fairness.tenants import TenantLimits, Tenants
+from pace.api.questions.kind import ReadLimits
+from pace.api.questions.reading import read_profile
+from pace.api.questions.registry import read_question
 from pace.api.settings import Settings, load_settings
 from pace.api.storage.database import Database
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.quota import ROW_BYTES, StorageQuota, stored_bytes
-from pace.api.storage.store import ResourceStore
+from pace.api.storage.resources import ResourceStore
 from pace.api.tasks.queue import TaskQueue
-from pace.api.workers.functions import ReadLimits, read_profile, read_request, read_what_if
 from pace.errors import InvalidOptions
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
@@ -39,7 +41,7 @@ def queue(database_url: str) -> Iterator[TaskQueue]:
 
 def _submit(queue: TaskQueue, tenant: str, num_layers: int, *, claim: bool = False) -> str | None:
     body = json.dumps({"profile": layered_profile(num_layers)}).encode()
-    submitted = queue.submit(tenant, read_request(body, False, _LIMITS), claim=claim)
+    submitted = queue.submit(tenant, read_question(body, False, _LIMITS, "schedule"), claim=claim)
     return None if submitted.claimed is None else submitted.claimed.id
 
 
@@ -119,8 +121,8 @@ def test_simulations_under_way_are_bounded(queue: TaskQueue) -> None:
     def ask(name: str, points: int) -> None:
         grid = {"bandwidth_gbps": list(range(1, points + 1)), "policies": ["ddp"]}
         body = json.dumps({"profile": layered_profile(2, name=name), "grid": grid}).encode()
-        received = read_what_if(body, False, _LIMITS)
-        assert received.num_cells == points
+        received = read_question(body, False, _LIMITS, "what-if")
+        assert received.num_steps == points
         queue.submit("a", received)
 
     with pytest.raises(ContentTooLarge, match="may have 10"):

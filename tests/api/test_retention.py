@@ -15,9 +15,9 @@ from pace.api.storage.database import Database
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.records import (
     ProfileRecord,
+    QuestionRecord,
     Record,
     ReportRecord,
-    ScheduleRecord,
     SolutionRecord,
     TaskRecord,
 )
@@ -35,13 +35,13 @@ def test_only_what_nobody_asked_for_goes(own_service: ServiceProcess, database_u
     database = Database(Settings(database_url=database_url).parsed_database_url)
     long_ago = datetime.now(UTC) - timedelta(days=100)
     with database.write() as connection:
-        connection.execute(update(ScheduleRecord).values(asked_at=long_ago))
+        connection.execute(update(QuestionRecord).values(asked_at=long_ago))
         connection.execute(update(ProfileRecord).values(created_at=long_ago))
         connection.execute(update(TaskRecord).values(finished_at=long_ago))
     assert own_service.post_schedule(layered_profile(3), job="comes back").content == kept.content
     assert prune(database, datetime.now(UTC) - timedelta(days=30)) == 2
     with database.read() as connection:
-        assert connection.scalars(select(ScheduleRecord.id)).all() == [kept.json()["id"]]
+        assert connection.scalars(select(QuestionRecord.id)).all() == [kept.json()["id"]]
         assert len(connection.scalars(select(SolutionRecord.key)).all()) == 1
         assert connection.scalars(select(ProfileRecord.sha256)).all() == [kept.json()["profile_sha256"]]
         assert connection.scalars(select(TaskRecord.id)).all() == []
@@ -59,7 +59,7 @@ def test_the_service_prunes_by_itself(tmp_path: Path) -> None:
         database = Database(Settings(database_url=str(service.settings["database_url"])).parsed_database_url)
         with database.write() as connection:
             connection.execute(
-                update(ScheduleRecord).values(asked_at=datetime.now(UTC) - timedelta(days=100))
+                update(QuestionRecord).values(asked_at=datetime.now(UTC) - timedelta(days=100))
             )
         database.close()
         service.settings["retention_days"] = 30

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,10 +22,11 @@ from pace.api.earlier_forms import current_schedule
 from tests.api.postgresql import PostgresqlServer
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
+from tests.api.test_predictions import STEPS
 
 ROOT = Path(__file__).parents[2]
-# The last with schema 0004. Move it on with every release that contracts the schema.
-EARLIER = "cfb91fc"
+# The last with schema 0008. Move it on with every release that contracts the schema.
+EARLIER = "2cfc8b3"
 ASYNC = {"Prefer": "respond-async"}
 
 
@@ -44,6 +46,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _current(content: bytes) -> dict[str, Any]:
     """Return an answer with its schedule as this release writes it: the earlier one has another form."""
     resource: dict[str, Any] = json.loads(content)
+    resource["created_at"] = datetime.fromisoformat(resource["created_at"])
     resource["schedule"] = json.loads(current_schedule(json.dumps(resource["schedule"]).encode()))
     return resource
 
@@ -135,6 +138,62 @@ class Balancer:
             self.faults.append(f"{url}: {answer.status_code} {answer.text[:200]}")
 
 
+def _is_earlier(service: ServiceProcess) -> bool:
+    return "/v1/schedules/{schedule_id}" in service.http.get("/openapi.json").json()["paths"]
+
+
+def _old_code(folder: Path) -> dict[str, Any]:
+    # Its kernels would have to be compiled first.
+    environment = {"PYTHONPATH": str(folder), "NUMBA_DISABLE_JIT": "1", "PATH": os.environ["PATH"]}
+    return {"command": ["env", f"--chdir={folder}", sys.executable], "environment": environment}
+
+
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "/v1/schedules": {"profile": layered_profile(3), "job": "train"},
+    "/v1/what-if": {"profile": layered_profile(2), "grid": {"bandwidth_gbps": [1, 10], "policies": ["ddp"]}},
+    "/v1/predictions": {"steps": STEPS, "options": {"workers": [1, 2], "steps": 20, "skip": 2, "seeds": 1}},
+    "/v1/fabric-runs": {"scenario": {"machines": 2, "duration_s": 2}, "policies": ["ring"]},
+}
+
+
+def _content(answer: httpx.Response) -> dict[str, Any]:
+    resource: dict[str, Any] = answer.raise_for_status().json()
+    return {name: value for name, value in resource.items() if name != "created_at"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_either_version_knows_what_the_other_was_asked(
+    tmp_path: Path, database_url: str, earlier: Path
+) -> None:
+    """Of every kind: asked of one, read, listed, asked again and deleted at the other; before and beside."""
+    with ServiceProcess(tmp_path, database_url, **_old_code(earlier)) as old:
+        assert _is_earlier(old)
+        before = {path: old.http.post(path, json=asked) for path, asked in QUESTIONS.items()}
+        with ServiceProcess(tmp_path, database_url) as new:
+            assert not _is_earlier(new)
+            for path, asked in QUESTIONS.items():
+                location = before[path].headers["location"]
+                assert _content(new.http.get(location)) == _content(before[path])
+                assert _content(new.http.post(path, json=asked)) == _content(before[path])
+                for writes, reads in ((new, old), (old, new)):
+                    assert [item["id"] for item in reads.http.get(path).json()["items"]] == [
+                        location.rpartition("/")[2]
+                    ]
+                    assert writes.http.delete(location).status_code == 204
+                    assert _gone(reads, location)
+                    again = writes.http.post(path, json=asked)
+                    assert again.headers["location"] == location
+                    assert _content(reads.http.get(location)) == _content(again)
+
+
+def _gone(service: ServiceProcess, location: str) -> bool:
+    # Answers may stay in memory for two seconds.
+    while service.http.get(location).status_code != 404:
+        time.sleep(0.1)
+    return True
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_request_fails_while_a_service_is_updated(
@@ -142,15 +201,12 @@ def test_no_request_fails_while_a_service_is_updated(
 ) -> None:
     """The old one serves on after the new one migrated its database; each reads and does the other's work."""
     url = postgresql.create_database(uuid.uuid4().hex)
-    old_code = ["env", f"--chdir={earlier}", sys.executable]
-    # Its kernels would have to be compiled first.
-    plain = {"PYTHONPATH": str(earlier), "NUMBA_DISABLE_JIT": "1", "PATH": os.environ["PATH"]}
-    with ServiceProcess(tmp_path, url, command=old_code, environment=plain) as old:
-        assert "/v1/keys" not in old.http.get("/openapi.json").json()["paths"]
+    with ServiceProcess(tmp_path, url, **_old_code(earlier)) as old:
+        assert _is_earlier(old)
         before = old.post_schedule(layered_profile(3))
         assert before.status_code == 201, before.text
         with ServiceProcess(tmp_path, url) as new:
-            assert "/v1/keys" in new.http.get("/openapi.json").json()["paths"]
+            assert not _is_earlier(new)
             after = new.post_schedule(layered_profile(4))
             assert after.status_code == 201, after.text
             both = [

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pace.api.workers.functions import chart, solve, timeline
+from pace.api.questions.registry import answer_question
+from pace.api.workers.drawings import chart, timeline
 from pace.client.documents import ScheduleResource
 from pace.documents.options import Options
 from pace.documents.profile import Gradient, Op, Profile
@@ -36,7 +37,7 @@ def profile() -> Profile:
 def test_such_a_profile_gets_a_schedule_for_servers(profile: Profile) -> None:
     """With its servers, in the resource that clients read, and with a timeline of every connection."""
     stored = zlib.compress(profile.to_json())
-    document = solve(stored, Options(max_group_bytes=5000).model_dump_json())
+    document = answer_question("schedule", stored, Options(max_group_bytes=5000).model_dump_json())
     schedule = parse_schedule(document)
     assert schedule.placement.exchange == profile.allreduce
     assert all(len(group.tensors) == 1 for group in schedule.groups)

@@ -17,13 +17,13 @@ import pytest
 from pace import optimize, parse_profile
 from pace.api.errors import QuotaExceeded
 from pace.api.metrics import Metrics
-from pace.api.received import ReceivedRequest
+from pace.api.questions.kind import Question, ReadLimits
+from pace.api.questions.registry import KINDS, read_question
 from pace.api.service import Service
 from pace.api.settings import Settings
 from pace.api.tasks.solve_size import MOST_GRADIENTS
 from pace.api.tasks.state import Submitted, TaskStatus
 from pace.api.tracing import Spans
-from pace.api.workers.functions import ReadLimits, read_request
 from pace.api.workers.pool import WorkerPool
 from tests.api.profiles import layered_profile
 
@@ -31,8 +31,10 @@ TENANT = "a"
 _LIMITS = ReadLimits(max_bytes=10**7, max_ops=10**5, max_gradients=10**5, max_cells=10)
 
 
-def _received(num_layers: int) -> ReceivedRequest:
-    return read_request(json.dumps({"profile": layered_profile(num_layers)}).encode(), False, _LIMITS)
+def _received(num_layers: int) -> Question:
+    return read_question(
+        json.dumps({"profile": layered_profile(num_layers)}).encode(), False, _LIMITS, "schedule"
+    )
 
 
 @asynccontextmanager
@@ -104,7 +106,9 @@ def test_a_new_small_request_is_solved_while_it_is_accepted(
             submitted = await service.submit(TENANT, _received(9))
             assert (await _ended(service, submitted)).state == "done"
             assert watched.num_solves == 1
-            stored = await asyncio.to_thread(service.store.get_schedule, TENANT, submitted.result_id)
+            stored = await asyncio.to_thread(
+                service.questions.get, TENANT, KINDS["schedule"], submitted.result_id
+            )
             assert stored is not None
             expected = optimize(parse_profile(json.dumps(layered_profile(9))))
             assert json.loads(stored.document) == json.loads(expected.to_json())
@@ -149,7 +153,7 @@ def test_nothing_is_begun_ahead_that_may_be_known_large_or_in_the_way(
             assert (known.task_id, watched.num_solves) == (None, 0)
             dispatcher = service.dispatcher
             with dispatcher.places.keep("schedule") as place:
-                for received in (_received(MOST_GRADIENTS + 1), replace(_received(5), profile=None)):
+                for received in (_received(MOST_GRADIENTS + 1), replace(_received(5), input=None)):
                     dispatcher.places.work_ahead(place, TENANT, received)
                     assert place.ahead is None
                 with dispatcher.places.keep("schedule") as second:

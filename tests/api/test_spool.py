@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from pace.api.errors import SpoolFull
+from pace.api.questions.kind import ReadLimits
+from pace.api.questions.reading import read_profile
 from pace.api.spool import IN_MEMORY_BYTES, BodySpool
 from pace.api.workers.body_reader import BodyReader
-from pace.api.workers.functions import ReadLimits, read_profile
 from pace.api.workers.pool import WorkerPool
 from pace.errors import InvalidProfile
 from tests.api.process import ServiceProcess

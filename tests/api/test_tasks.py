@@ -8,25 +8,31 @@ from sqlalchemy import delete, select
 
 from pace.api.errors import InUse, QueueFull
 from pace.api.fairness.tenants import TenantLimits, Tenants
-from pace.api.received import ReceivedRequest
+from pace.api.questions.kind import Question, ReadLimits, ReceivedProfile
+from pace.api.questions.registry import KINDS, answer_question, read_question
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.documents import PlacedDocument
 from pace.api.storage.migrations import upgrade
-from pace.api.storage.records import ProfileRecord, ScheduleRecord, TaskRecord
-from pace.api.storage.store import ResourceStore
+from pace.api.storage.questions import QuestionStore
+from pace.api.storage.records import ProfileRecord, QuestionRecord, TaskRecord
+from pace.api.storage.resources import ResourceStore
 from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.solve_size import MOST_GRADIENTS, is_small, is_small_solve
-from pace.api.workers.functions import ReadLimits, read_request, solve
+from pace.api.tasks.state import ClaimedTask
 from tests.api.profiles import layered_profile
 
 _LIMITS = ReadLimits(max_bytes=10**6, max_ops=10**4, max_gradients=10**4, max_cells=10**4)
 
 
-def _request(num_layers: int, **options: object) -> ReceivedRequest:
+def _request(num_layers: int, **options: object) -> Question:
     asked = {"profile": layered_profile(num_layers), "job": "train", "options": options}
     body = json.dumps(asked).encode()
-    return read_request(body, gzipped=False, limits=_LIMITS)
+    return read_question(body, False, _LIMITS, "schedule")
+
+
+def _made(task: ClaimedTask) -> PlacedDocument:
+    return PlacedDocument(document=answer_question(task.kind, task.document, task.options))
 
 
 @pytest.fixture
@@ -49,9 +55,7 @@ def test_a_task_is_claimed_as_it_is_accepted_where_none_waits(queue: TaskQueue) 
     status = queue.status("a", accepted.claimed.id)
     assert status is not None
     assert status.state == "running"
-    queue.finish(
-        accepted.claimed, PlacedDocument(document=solve(accepted.claimed.document, accepted.claimed.options))
-    )
+    queue.finish(accepted.claimed, _made(accepted.claimed))
     again = queue.submit("a", _request(3), claim=True)
     assert again.result is not None
     assert (again.task_id, again.claimed) == (None, None)
@@ -115,27 +119,25 @@ def test_a_profile_of_a_cancelled_task_can_be_deleted(queue: TaskQueue) -> None:
     """A request that came to nothing holds nothing; one that is live does."""
     store = ResourceStore(queue.database)
     accepted = queue.submit("a", _request(3))
-    profile = _request(3).profile_sha256
+    profile = _request(3).input_sha256
     with pytest.raises(InUse):
         store.delete_profile("a", profile)
     queue.cancel("a", accepted.task_id or "")
     assert store.delete_profile("a", profile)
     assert not store.delete_profile("a", profile)
     with queue.database.read() as connection:
-        assert connection.scalars(select(ScheduleRecord.id)).all() == []
+        assert connection.scalars(select(QuestionRecord.id)).all() == []
 
 
 def test_what_cannot_be_read_cannot_be_deleted(queue: TaskQueue) -> None:
     """A schedule that is not solved yet is none, and stays for the one who waits for it."""
-    store = ResourceStore(queue.database)
+    questions = QuestionStore(queue.database)
     accepted = queue.submit("a", _request(3), claim=True)
     assert accepted.claimed is not None
-    assert not store.delete_schedule("a", accepted.result_id)
-    queue.finish(
-        accepted.claimed, PlacedDocument(document=solve(accepted.claimed.document, accepted.claimed.options))
-    )
-    assert store.delete_schedule("a", accepted.result_id)
-    assert not store.delete_schedule("a", accepted.result_id)
+    assert not questions.delete("a", KINDS["schedule"], accepted.result_id)
+    queue.finish(accepted.claimed, _made(accepted.claimed))
+    assert questions.delete("a", KINDS["schedule"], accepted.result_id)
+    assert not questions.delete("a", KINDS["schedule"], accepted.result_id)
 
 
 def test_tasks_are_listed_in_pages(queue: TaskQueue) -> None:
@@ -192,8 +194,8 @@ def test_values_and_rows_agree_what_is_small(
 ) -> None:
     """The queue passes over what a process would not count as small, and nothing else."""
     received = _request(num_layers, **options)
-    assert received.profile is not None
-    assert is_small(received.profile.num_ops, received.profile.num_gradients, received.options) is small
+    assert isinstance(received.input, ReceivedProfile)
+    assert is_small(received.input.num_ops, received.input.num_gradients, received.options) is small
     queue.submit("a", received)
     with queue.database.read() as connection:
         assert bool(connection.scalar(select(TaskRecord.id).where(is_small_solve()))) is small

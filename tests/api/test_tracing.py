@@ -76,7 +76,7 @@ def test_requests_and_solves_are_traced(receiver: Receiver, tmp_path: Path) -> N
         while len(receiver.spans()) < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
     spans = receiver.spans()
-    assert set(spans) == {"POST /v1/schedules", "solve", "GET /v1/schedules/{schedule_id}"}
+    assert set(spans) == {"POST /v1/schedules", "solve", "GET /v1/schedules/{question_id}"}
     assert spans["solve"].trace_id.hex() == spans["POST /v1/schedules"].trace_id.hex() == trace_id
     assert spans["solve"].parent_span_id == spans["POST /v1/schedules"].span_id
     attributes = {attribute.key: attribute.value for attribute in spans["solve"].attributes}

@@ -59,6 +59,6 @@ async def readyz(service: RunningService) -> Response:
 @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
 async def metrics(service: RunningService) -> Response:
     """Return what the service measured about itself."""
-    await service.count_queued()
+    await service.queue_counts.refresh()
     body = await asyncio.to_thread(service.metrics.render)
     return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -13,7 +13,7 @@ from pace.api.http.body import read_body
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.security import Admin, Reader, Submitter
-from pace.api.workers.functions import read_profile
+from pace.api.questions.reading import read_profile
 from pace.client.documents import ProfilePage, ProfileResource, ProfileSummary, example_profile
 from pace.documents.profile import Profile
 from pace.documents.schedule import Sha256

@@ -9,7 +9,9 @@ from pace.api.http.body import receive_small
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import RunningService
 from pace.api.http.security import Submitter
-from pace.api.workers.functions import simulation, windows
+from pace.api.questions.kind import SCHEDULE
+from pace.api.questions.registry import KINDS
+from pace.api.workers.drawings import simulation, windows
 from pace.client.documents import SimulationRequest, SimulationResult
 from pace.client.page_documents import WindowRequest, WindowResult
 
@@ -54,11 +56,11 @@ async def create_windows(request: Request, service: RunningService, principal: S
         raise InvalidRequest(f"profile_id: there is no profile {asked.profile_id}")
     schedule: bytes | None = None
     if asked.schedule_id is not None:
-        found = await service.read(service.store.get_schedule, tenant, asked.schedule_id)
+        found = await service.read(service.questions.get, tenant, KINDS[SCHEDULE], asked.schedule_id)
         if found is None:
             raise NotFound(f'there is no schedule "{asked.schedule_id}"')
-        if found.profile_sha256 != asked.profile_id:
-            raise InvalidRequest(f"schedule_id: this schedule is for the profile {found.profile_sha256}")
+        if found.input_sha256 != asked.profile_id:
+            raise InvalidRequest(f"schedule_id: this schedule is for the profile {found.input_sha256}")
         schedule = found.document
     return PreparedAnswer.of(
         await service.compute(windows, profile.document, schedule, asked, tenant=tenant)

@@ -15,16 +15,24 @@ from pace.api.http.audit import audit
 from pace.api.http.openapi import problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.security import Reader, Submitter
+from pace.api.questions.registry import KINDS
 from pace.api.service import Service
 from pace.api.tasks.state import Submitted, TaskStatus
-from pace.client.documents import ResourceId, TaskKindName, TaskPage, TaskResource, TaskState
+from pace.client.documents import ResourceId, TaskPage, TaskResource, TaskState
 
 router = APIRouter(prefix="/v1/tasks")
 log = structlog.get_logger(__name__)
 
 TaskId = Annotated[ResourceId, Path()]
 OfState = Annotated[TaskState | None, Query(description="Only those in this state")]
-OfKind = Annotated[TaskKindName | None, Query(description="Only those of this kind")]
+OfKind = Annotated[
+    str | None,
+    Query(
+        description="Only those of this kind",
+        pattern=f"^({'|'.join(KINDS)})$",
+        json_schema_extra={"enum": list(KINDS)},
+    ),
+]
 EVENTS = "text/event-stream"
 
 

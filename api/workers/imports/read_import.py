@@ -5,12 +5,13 @@ import re
 import tempfile
 import warnings
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pace.api.errors import InvalidFile, NotInstalled
-from pace.api.received import ReceivedImport
-from pace.api.workers.functions import ReadLimits, receive
+from pace.api.questions.kind import ReadLimits, ReceivedProfile
+from pace.api.questions.reading import receive
 from pace.api.workers.imports.unpacking import UnpackedFile, unpack
 from pace.client.page_documents import ImportFormat, ImportQuestion
 from pace.documents.collective_costs import AllReduce, RingAllReduce
@@ -30,6 +31,14 @@ _PARAMETERS = re.compile(rb'^\s*\[\s*\[\s*"')
 
 FileRole = Literal["rank", "execution-trace", "parameters"]
 _SIZES: tuple[FileRole, ...] = ("execution-trace", "parameters")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedImport:
+    """A valid profile, and the JSON of what the importer found, as ``ImportResource`` answers it."""
+
+    profile: ReceivedProfile
+    found: str
 
 
 def read_import(body: bytes, gzipped: bool, limits: ReadLimits, question: str) -> ReceivedImport:

@@ -1,0 +1,50 @@
+"""Answers to questions, kept in memory for those who ask next."""
+
+import asyncio
+
+from pace.api.http.answers import AnswerCache, PreparedAnswer, question_answer
+from pace.api.questions.kind import Kind
+from pace.api.service import Service
+from pace.api.storage.questions import StoredAnswer
+
+_TTL_S = 2.0
+_LARGE_BYTES = 2**20
+
+
+class QuestionAnswers:
+    """What was asked of the service, as answers: thousands of workers may ask for the same schedule."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._cache = AnswerCache(service.settings.answer_cache_bytes, ttl_s=_TTL_S)
+
+    async def get(self, tenant: str, kind: Kind, question_id: str) -> PreparedAnswer | None:
+        """Return the answer to a question, or None when there is none."""
+        answer = self._cache.get(tenant, _name(kind, question_id))
+        if answer is not None:
+            self._service.metrics.cache_hits.inc()
+            return answer
+        self._service.metrics.cache_misses.inc()
+        stored = await self._service.read(self._service.questions.get, tenant, kind, question_id)
+        return None if stored is None else await self.keep(tenant, kind, stored)
+
+    async def keep(self, tenant: str, kind: Kind, stored: StoredAnswer) -> PreparedAnswer:
+        """Make a stored answer ready and keep it."""
+        name = _name(kind, stored.id)
+        answer = self._cache.get(tenant, name)
+        if answer is None:
+            if len(stored.document) < _LARGE_BYTES:
+                answer = question_answer(kind, stored)
+            else:
+                answer = await asyncio.to_thread(question_answer, kind, stored)
+            self._cache.put(tenant, name, answer)
+        return answer
+
+    def drop(self, tenant: str, kind: Kind, question_id: str) -> None:
+        """Drop the answer to a deleted question."""
+        self._cache.drop(tenant, _name(kind, question_id))
+
+
+def _name(kind: Kind, question_id: str) -> str:
+    # Where one kind is asked for, no other's is found.
+    return f"{kind.name}/{question_id}"

@@ -1,0 +1,203 @@
+"""Routes of all kinds of questions: to ask, to get an answer, to list them and to delete one."""
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from pace.api.access import Principal
+from pace.api.errors import NotFound, ResultDeleted
+from pace.api.http.answers import JSON, PreparedAnswer, document_answer
+from pace.api.http.audit import audit
+from pace.api.http.body import read_body
+from pace.api.http.openapi import json_body, problems
+from pace.api.http.parameters import Cursor, KnownAnswers, Limit, QuestionId, RunningService
+from pace.api.http.question_answers import QuestionAnswers
+from pace.api.http.routes.tasks import unfinished, wait_for_task
+from pace.api.http.security import Admin, Reader, Submitter
+from pace.api.questions.kind import Kind
+from pace.api.questions.registry import KINDS, answer_csv, read_question
+from pace.api.service import Service
+from pace.client.documents import TaskResource
+
+CSV = "text/csv"
+
+
+async def create_question(
+    kind: Kind, request: Request, service: Service, answers: QuestionAnswers, principal: Principal
+) -> Response:
+    """Answer a POST of a question."""
+    tenant = principal.tenant
+    question = await read_body(request, tenant, read_question, kind.name)
+    # Bodies that are read once may be sent by several.
+    question = replace(question, asked_by=principal.key_id or principal.subject)
+    submitted = await service.submit(tenant, question)
+    asked = {_word(kind): submitted.result_id, _input_word(kind): question.input_sha256}
+    audit(f"{kind.name}-requested", principal, **asked)
+    created = {"Location": f"{kind.path}/{submitted.result_id}"}
+    if submitted.result is not None:
+        return (await answers.keep(tenant, kind, submitted.result)).response(201, created)
+    status = await wait_for_task(service, tenant, submitted, request.headers.get("prefer", ""))
+    if status is not None and status.live:
+        return unfinished(status)
+    if status is not None and status.document is not None and submitted.unsolved is not None:
+        solved = replace(submitted.unsolved, document=status.document)
+        return (await answers.keep(tenant, kind, solved)).response(201, created)
+    answer = await answers.get(tenant, kind, submitted.result_id)
+    if answer is None:
+        raise ResultDeleted(f"the {kind.noun} was deleted while it was made; send it again")
+    return answer.response(201, created)
+
+
+async def get_question(
+    kind: Kind,
+    request: Request,
+    answers: QuestionAnswers,
+    principal: Principal,
+    question_id: str,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """Answer a GET of an answered question."""
+    answer = await answers.get(principal.tenant, kind, question_id)
+    if answer is None:
+        raise not_found(kind, question_id)
+    return answer.response_to(request, headers)
+
+
+async def get_csv(
+    kind: Kind, request: Request, service: Service, principal: Principal, question_id: str
+) -> Response:
+    """Answer a GET by a caller who accepts nothing but CSV."""
+    stored = await service.read(service.questions.get, principal.tenant, kind, question_id)
+    if stored is None:
+        raise not_found(kind, question_id)
+    text = await service.compute(answer_csv, kind.name, stored.document, tenant=principal.tenant)
+    return PreparedAnswer.of(text, f"{CSV}; charset=utf-8").response_to(request, _VARIES)
+
+
+def not_found(kind: Kind, question_id: str) -> NotFound:
+    """Return the error of who asks for what is not there."""
+    return NotFound(f'there is no {kind.noun} "{question_id}"')
+
+
+def _word(kind: Kind) -> str:
+    return kind.name.replace("-", "_")
+
+
+def _input_word(kind: Kind) -> str:
+    # The profile, the steps, the scenario.
+    names = [name for name, stored in kind.head if stored == "input_sha256"]
+    return names[0].removesuffix("_sha256")
+
+
+_VARIES = {"Vary": "Accept"}
+
+
+def _add_routes(router: APIRouter, kind: Kind) -> None:
+    """Add what kinds have in common. Their documents make the description, not the functions' types."""
+    name, one = _word(kind), f"{kind.path}/{{question_id}}"
+    resource = {"$ref": f"#/components/schemas/{kind.resource.__name__}"}
+    content: dict[str, Any] = {JSON: {"schema": resource}}
+    found = "The answer"
+    if kind.csv is not None:
+        content[CSV] = {"schema": {"type": "string"}}
+        found += "; as CSV if the caller accepts nothing but that"
+
+    async def create(
+        request: Request, service: RunningService, answers: KnownAnswers, principal: Submitter
+    ) -> Response:
+        return await create_question(kind, request, service, answers, principal)
+
+    async def listed(
+        request: Request,
+        service: RunningService,
+        principal: Reader,
+        limit: Limit = 100,
+        cursor: Cursor = None,
+    ) -> Response:
+        page = await service.in_database(service.questions.list, principal.tenant, kind, limit, cursor)
+        return document_answer(page).response_to(request)
+
+    async def get(
+        request: Request,
+        service: RunningService,
+        answers: KnownAnswers,
+        principal: Reader,
+        question_id: QuestionId,
+    ) -> Response:
+        if kind.csv is None:
+            return await get_question(kind, request, answers, principal, question_id)
+        if request.headers.get("accept", "").partition(";")[0].strip().lower() == CSV:
+            return await get_csv(kind, request, service, principal, question_id)
+        return await get_question(kind, request, answers, principal, question_id, _VARIES)
+
+    async def delete(
+        service: RunningService, answers: KnownAnswers, principal: Admin, question_id: QuestionId
+    ) -> None:
+        deleted = await service.in_database(service.questions.delete, principal.tenant, kind, question_id)
+        answers.drop(principal.tenant, kind, question_id)
+        if not deleted:
+            raise not_found(kind, question_id)
+        audit(f"{kind.name}-deleted", principal, **{name: question_id})
+
+    router.add_api_route(
+        kind.path,
+        create,
+        methods=["POST"],
+        name=f"create_{name}",
+        summary=kind.title,
+        description=f"{kind.description}\n\n{_WAITS}",
+        status_code=201,
+        responses={
+            201: {"model": kind.resource, "description": "The answer; Location says where it stays"},
+            202: {
+                "model": TaskResource,
+                "description": "Not answered within the wait; Location is the task's",
+            },
+            **problems(401, 403, 408, 409, 413, 415, 422, 429, 500, 503, 507),
+        },
+        openapi_extra=json_body(kind.request, kind.example),
+    )
+    if not kind.by_job:
+        router.add_api_route(
+            kind.path,
+            listed,
+            methods=["GET"],
+            name=f"list_{name}s",
+            summary=f"List {kind.noun}s",
+            description=f"List {kind.noun}s without their content, newest first.",
+            response_model=kind.page,
+            responses=problems(401, 403, 422, 429),
+        )
+    router.add_api_route(
+        one,
+        get,
+        methods=["GET"],
+        name=f"get_{name}",
+        summary=f"Get a {kind.noun}",
+        description=f"Return a stored {kind.noun}.",
+        response_class=Response,
+        responses={
+            200: {"content": content, "description": found},
+            **problems(401, 403, 404, 422, 429, 500, 503),
+        },
+    )
+    router.add_api_route(
+        one,
+        delete,
+        methods=["DELETE"],
+        name=f"delete_{name}",
+        summary=f"Delete a {kind.noun}",
+        description=f"Delete a stored {kind.noun}; a profile that it is about stays.",
+        status_code=204,
+        responses=problems(401, 403, 404, 422, 429),
+    )
+
+
+_WAITS = """``Prefer: wait=N`` bounds the wait to N seconds, ``Prefer: respond-async`` to none. The task's
+``/events`` tell how far it is; DELETE of the task ends it."""
+
+router = APIRouter()
+for each in KINDS.values():
+    _add_routes(router, each)

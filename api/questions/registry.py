@@ -1,0 +1,53 @@
+"""All kinds of questions, and what processes are asked to call: to read one, and to answer it."""
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
+from pace.api.questions.reading import read_document
+from pace.collector import paused_collector
+
+
+def _found() -> dict[str, Kind]:
+    modules = (
+        importlib.import_module(f"{__package__}.{each.name}")
+        for each in pkgutil.iter_modules([str(Path(__file__).parent)])
+        if f"{__package__}.{each.name}" != __name__
+    )
+    kinds: list[Kind] = [module.KIND for module in modules if hasattr(module, "KIND")]
+    return {kind.name: kind for kind in sorted(kinds, key=lambda kind: (kind.long, kind.name))}
+
+
+# By name; the kind that is not long comes first.
+KINDS = _found()
+
+
+# The collector rests until what was read is gone: it would look at every object of it, to find nothing.
+@paused_collector()
+def read_question(body: bytes, gzipped: bool, limits: ReadLimits, kind: str) -> Question:
+    """Parse and validate the body of a request of a kind.
+
+    Raises
+    ------
+    InvalidProfile, InvalidSteps, InvalidOptions, InvalidRequest, ContentTooLarge
+        With the validator's message.
+    """
+    asked = KINDS[kind]
+    return asked.read(read_document(body, gzipped, limits.max_bytes, asked.request, asked.parts), limits)
+
+
+def _tell_nobody(num_done: int) -> None:
+    del num_done
+
+
+def answer_question(kind: str, document: bytes, options: str, tell: Tell = _tell_nobody) -> bytes:
+    """Return the answer's JSON for a stored input; `tell` is told now and then how many steps are done."""
+    return KINDS[kind].answer(document, options, tell)
+
+
+def answer_csv(kind: str, document: bytes) -> bytes:
+    """Return a stored answer as CSV."""
+    write = KINDS[kind].csv
+    assert write is not None
+    return write(document)

@@ -1,0 +1,52 @@
+"""Schedules: what the service is for."""
+
+import zlib
+
+from pace.api.earlier_forms import current_schedule, read_options, stored_options
+from pace.api.questions.kind import SCHEDULE, Kind, Question, ReadLimits, Tell
+from pace.api.questions.reading import about_profile, parser_of
+from pace.client.documents import ScheduleRequest, ScheduleResource, ScheduleSummary, example_profile
+from pace.documents.options import Options
+from pace.documents.profile import parse_profile
+from pace.planning.optimize import optimize
+
+
+def _read(request: ScheduleRequest, limits: ReadLimits) -> Question:
+    return Question(
+        kind=SCHEDULE,
+        options=stored_options(request.options),
+        job=request.job,
+        **about_profile(request.profile, request.profile_id, limits),
+    )
+
+
+def _solve(profile_document: bytes, options: str, tell: Tell) -> bytes:
+    del tell  # a solve cannot tell how far it is
+    return optimize(parse_profile(zlib.decompress(profile_document)), read_options(options)).to_json()
+
+
+_SERVERS = {"kind": "push-pull", "servers": 1, "worker_bytes_per_s": 1e6}
+
+KIND = Kind(
+    name=SCHEDULE,
+    noun="schedule",
+    path="/v1/schedules",
+    title="Schedule a profile",
+    description="Return the schedule of a profile. The same profile and options are solved only once.",
+    example={"profile": example_profile(), "options": {"fusion": "paper"}, "job": "two-layers"},
+    request=ScheduleRequest,
+    resource=ScheduleResource,
+    summary=ScheduleSummary,
+    columns={"profile_sha256": "input_sha256"},
+    parts={"profile": parse_profile, "options": parser_of(Options)},
+    read=_read,
+    answer=_solve,
+    samples=((example_profile() | {"allreduce": _SERVERS}, Options().model_dump_json()),),
+    current=current_schedule,
+    about_profile=True,
+    simulates=False,
+    long=False,
+    by_job=True,
+    work="solve",
+    done_event="solved",
+)

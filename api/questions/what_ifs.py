@@ -1,0 +1,82 @@
+"""What-ifs: what a job would gain on other networks and scales."""
+
+import csv
+import io
+import json
+import zlib
+from dataclasses import replace
+
+from pace.api.errors import ContentTooLarge
+from pace.api.questions.done_count import DoneCount
+from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
+from pace.api.questions.reading import about_profile, canonical_json
+from pace.client.documents import example_profile
+from pace.client.what_if_documents import WhatIfQuestion, WhatIfRequest, WhatIfResource, WhatIfSummary
+from pace.documents.profile import parse_profile
+from pace.whatif import what_if
+from pace.whatif.target import BRACKETS, answer_all
+
+
+def _read(request: WhatIfRequest, limits: ReadLimits) -> Question:
+    grid = request.grid.grid()
+    searched = 0
+    if request.target_efficiency is not None:
+        searched = grid.num_cells // max(len(grid.bandwidth_gbps), 1) * BRACKETS
+    if grid.num_cells + searched > limits.max_cells:
+        counted = f"{grid.num_cells + searched} simulations"
+        raise ContentTooLarge(f"the grid asks for {counted}; this service takes {limits.max_cells}")
+    if request.profile is not None:
+        grid.refuse_misfits(request.profile)
+    question = WhatIfQuestion(grid=request.grid, target_efficiency=request.target_efficiency)
+    return Question(
+        kind=KIND.name,
+        options=canonical_json(question),
+        num_steps=grid.num_cells,
+        **about_profile(request.profile, request.profile_id, limits),
+    )
+
+
+def _answer(profile_document: bytes, options: str, tell: Tell) -> bytes:
+    profile = parse_profile(zlib.decompress(profile_document))
+    question = WhatIfQuestion.model_validate_json(options)
+    grid = question.grid.grid()
+    count = DoneCount(tell)
+    # One process: the grid shares a machine with solves, and what is cancelled ends with its process.
+    result = what_if(profile, grid, processes=1, progress=count)
+    if question.target_efficiency is not None:
+        tell(count.num_done)
+        result = replace(result, answers=answer_all(profile, grid, question.target_efficiency))
+    return json.dumps(result.to_document(), allow_nan=False, separators=(",", ":")).encode()
+
+
+def _csv(document: bytes) -> bytes:
+    # The cells, as ``WhatIf.to_csv`` writes them.
+    text = io.StringIO()
+    cells = json.loads(document)["cells"]
+    writer = csv.DictWriter(text, fieldnames=list(cells[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(cells)
+    return text.getvalue().encode()
+
+
+KIND = Kind(
+    name="what-if",
+    noun="what-if",
+    path="/v1/what-if",
+    title="Ask what if",
+    description="Simulate every point of a grid under every policy. The same question is answered only once.",
+    example={
+        "profile": example_profile(),
+        "grid": {"bandwidth_gbps": [1, 10], "workers": [4, 8], "policies": ["ddp", "pace"]},
+    },
+    request=WhatIfRequest,
+    resource=WhatIfResource,
+    summary=WhatIfSummary,
+    columns={"profile_sha256": "input_sha256", "num_cells": "num_steps"},
+    parts={"profile": parse_profile},
+    read=_read,
+    answer=_answer,
+    samples=((example_profile(), json.dumps({"grid": {"bandwidth_gbps": [1.0], "workers": [2]}})),),
+    csv=_csv,
+    about_profile=True,
+)

@@ -1,0 +1,217 @@
+"""Profiles and reports. What is asked about profiles is in ``pace.api.storage.questions``.
+
+Every method is one transaction and blocks; the service calls them from threads. Every method takes
+the tenant first, and no row of another tenant is ever read.
+"""
+
+import hashlib
+import uuid
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection, bindparam, delete, exists, select
+
+from pace.api.errors import InUse, InvalidRequest
+from pace.api.fairness.tenants import Tenants
+from pace.api.questions.kind import ReceivedProfile
+from pace.api.storage.database import Database, Upsert
+from pace.api.storage.objects import StoredDocument
+from pace.api.storage.pages import read_page
+from pace.api.storage.quota import StorageQuota
+from pace.api.storage.records import (
+    IS_LIVE,
+    ProfileRecord,
+    QuestionRecord,
+    ReportRecord,
+    SolutionRecord,
+    TaskRecord,
+)
+from pace.client.documents import (
+    ProfilePage,
+    ProfileSummary,
+    ReportPage,
+    ReportRequest,
+    ReportResource,
+)
+
+_PROFILE_SUMMARY = (
+    ProfileRecord.sha256.label("id"),
+    ProfileRecord.name,
+    ProfileRecord.fingerprint,
+    ProfileRecord.num_ops,
+    ProfileRecord.num_gradients,
+    ProfileRecord.size_bytes,
+    ProfileRecord.created_at,
+)
+_REPORT = tuple(column for column in ReportRecord.__table__.c if column.key != "tenant")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredProfile:
+    """A profile that can be answered with; the document is JSON compressed by zlib."""
+
+    summary: ProfileSummary
+    document: bytes
+    object_key: str | None = None
+
+
+class ResourceStore:
+    """Profiles and reports in the database.
+
+    Parameters
+    ----------
+    quota
+        What tenants may store; without it, what they like.
+    """
+
+    def __init__(self, database: Database, quota: StorageQuota | None = None) -> None:
+        self.database = database
+        self._quota = quota or StorageQuota(Tenants())
+
+    def get_profile_document(self, tenant: str, sha256: str) -> StoredDocument | None:
+        """Return a profile's compressed document, or None when there is none."""
+        question = select(ProfileRecord.document, ProfileRecord.object_key).where(
+            ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256
+        )
+        with self.database.read() as connection:
+            row = connection.execute(question).first()
+        return None if row is None else StoredDocument(**row._mapping)
+
+    def put_profile(self, tenant: str, received: ReceivedProfile) -> ProfileSummary:
+        """Keep a profile; return it as it is stored. Raises QuotaExceeded if there is no room for it."""
+        with self.database.write() as connection:
+            if hold_profile(connection, tenant, received.sha256) is None:
+                self._quota.require(connection, tenant, received.stored_bytes)
+            save_profile(connection, tenant, received)
+            row = connection.execute(
+                select(*_PROFILE_SUMMARY).where(
+                    ProfileRecord.tenant == tenant, ProfileRecord.sha256 == received.sha256
+                )
+            ).one()
+        return ProfileSummary(**row._mapping)
+
+    def get_profile(self, tenant: str, sha256: str) -> StoredProfile | None:
+        """Return a profile, or None when there is none."""
+        with self.database.read() as connection:
+            row = connection.execute(
+                select(*_PROFILE_SUMMARY, ProfileRecord.document, ProfileRecord.object_key).where(
+                    ProfileRecord.tenant == tenant, ProfileRecord.sha256 == sha256
+                )
+            ).first()
+        if row is None:
+            return None
+        values = dict(row._mapping)
+        held = {name: values.pop(name) for name in ("document", "object_key")}
+        return StoredProfile(**held, summary=ProfileSummary(**values))
+
+    def list_profiles(self, tenant: str, limit: int, cursor: str | None) -> ProfilePage:
+        """Return a page of profiles."""
+        question = select(*_PROFILE_SUMMARY).where(ProfileRecord.tenant == tenant)
+        with self.database.read() as connection:
+            rows, following = read_page(
+                connection, question, ProfileRecord.created_at, ProfileRecord.sha256, limit, cursor
+            )
+        return ProfilePage(items=tuple(ProfileSummary(**row._mapping) for row in rows), next=following)
+
+    def delete_profile(self, tenant: str, sha256: str) -> bool:
+        """Delete a profile; say whether it was there.
+
+        Raises
+        ------
+        InUse
+            While solved schedules, answered what-ifs or live tasks refer to it.
+        """
+        mine = (ProfileRecord.tenant == tenant) & (ProfileRecord.sha256 == sha256)
+        with self.database.write() as connection:
+            # Whoever submits a task for it holds the row: they are waited for, and then seen.
+            if connection.scalar(select(ProfileRecord.sha256).where(mine).with_for_update()) is None:
+                return False
+            asked = (QuestionRecord.tenant == tenant) & (QuestionRecord.input_sha256 == sha256)
+            live = (
+                select(TaskRecord.id)
+                .join(QuestionRecord, QuestionRecord.id == TaskRecord.result_id)
+                .where(asked, TaskRecord.tenant == tenant, IS_LIVE)
+            )
+            solved = SolutionRecord.tenant == tenant, SolutionRecord.key == QuestionRecord.key
+            answered = select(QuestionRecord.id).where(asked, exists().where(*solved))
+            # Tasks first: one that ends meanwhile is live at the first look or solved at the other.
+            if any(connection.scalar(question.limit(1)) is not None for question in (live, answered)):
+                detail = f"schedules or what-ifs of profile {sha256} are stored; delete those first"
+                raise InUse(detail)
+            # Requests that came to nothing, as their tasks failed or were cancelled.
+            connection.execute(delete(QuestionRecord).where(asked))
+            connection.execute(delete(ProfileRecord).where(mine))
+            return True
+
+    def add_report(
+        self, tenant: str, report: ReportRequest, idempotency_key: str | None = None
+    ) -> ReportResource:
+        """Keep what a job measured; return what is stored.
+
+        Parameters
+        ----------
+        idempotency_key
+            A report that comes again with the key of one that is stored is not stored again.
+
+        Raises
+        ------
+        QuotaExceeded
+            If there is no room for it.
+        InvalidRequest
+            If the key was another report's.
+        """
+        new_id = uuid.uuid4().hex
+        if idempotency_key is not None:
+            new_id = hashlib.sha256(f"report\0{tenant}\0{idempotency_key}".encode()).hexdigest()[:32]
+        stored = ReportResource(id=new_id, created_at=datetime.now(UTC), **report.model_dump())
+        with self.database.write() as connection:
+            self._quota.require(connection, tenant, 0)
+            if _SAVE_REPORT.execute(connection, tenant=tenant, **stored.model_dump()).rowcount:
+                return stored
+            row = connection.execute(select(*_REPORT).where(ReportRecord.id == new_id)).one()
+        before = ReportResource(**row._mapping)
+        if before.model_dump(exclude={"created_at"}) != stored.model_dump(exclude={"created_at"}):
+            raise InvalidRequest("Idempotency-Key: it was sent with another report before")
+        return before
+
+    def list_reports(
+        self, tenant: str, job: str | None, fingerprint: str | None, limit: int, cursor: str | None
+    ) -> ReportPage:
+        """Return a page of reports."""
+        question = select(*_REPORT).where(ReportRecord.tenant == tenant)
+        if job is not None:
+            question = question.where(ReportRecord.job == job)
+        if fingerprint is not None:
+            question = question.where(ReportRecord.fingerprint == fingerprint)
+        with self.database.read() as connection:
+            rows, following = read_page(
+                connection, question, ReportRecord.created_at, ReportRecord.id, limit, cursor
+            )
+        return ReportPage(items=tuple(ReportResource(**row._mapping) for row in rows), next=following)
+
+
+# Statements of every request are built once: to build one takes longer than to run it.
+_HELD_PROFILE = (
+    select(ProfileRecord.fingerprint)
+    .where(ProfileRecord.tenant == bindparam("tenant"), ProfileRecord.sha256 == bindparam("sha256"))
+    .with_for_update(read=True, key_share=True)
+)
+# An update that changes nothing: it locks the row of one who was faster.
+_SAVE_PROFILE = Upsert(ProfileRecord, ["tenant", "sha256"], ["num_ops"])
+_SAVE_REPORT = Upsert(ReportRecord)
+
+
+def hold_profile(connection: Connection, tenant: str, sha256: str) -> str | None:
+    """Return a profile's fingerprint, or None; nobody deletes it until this transaction ends."""
+    fingerprint: str | None = connection.scalar(_HELD_PROFILE, {"tenant": tenant, "sha256": sha256})
+    return fingerprint
+
+
+def save_profile(connection: Connection, tenant: str, received: ReceivedProfile) -> None:
+    """Keep a profile unless it is there; nobody deletes it until this transaction ends."""
+    # Looked up first: the document would be sent to the database only to be ignored.
+    if hold_profile(connection, tenant, received.sha256) is None:
+        # PostgreSQL cannot store NUL in text; the document keeps the name as it is.
+        shown = received.name.replace("\0", "\N{REPLACEMENT CHARACTER}")
+        stored = replace(received, name=shown)
+        _SAVE_PROFILE.execute(connection, tenant=tenant, created_at=datetime.now(UTC), **asdict(stored))

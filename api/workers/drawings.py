@@ -1,0 +1,112 @@
+"""Pictures and courses of windows, and simulations of stored profiles. Plain functions from bytes to bytes.
+
+They can take long or much memory for a large profile: none runs in the process that answers requests.
+"""
+
+import json
+import tempfile
+import zlib
+from pathlib import Path
+
+from pace.api.earlier_forms import current_schedule
+from pace.api.errors import NotInstalled
+from pace.client.documents import PolicyResult, SimulationRequest, SimulationResult
+from pace.client.page_documents import WindowGroup, WindowRequest, WindowResult, WindowRow
+from pace.documents.profile import parse_profile
+from pace.documents.schedule import parse_schedule
+from pace.simulation import SimulationOptions, simulate
+from pace.view.chart import plot
+from pace.view.op_times import phases_of
+from pace.view.perfetto import chrome_trace
+from pace.view.window import Window, lay_out, lay_out_policy
+
+_DIGITS = 9  # a nanosecond: more would only make charts longer to send
+
+
+def timeline(profile_document: bytes, schedule_document: bytes) -> bytes:
+    """Return the predicted window as a Chrome trace."""
+    profile = parse_profile(zlib.decompress(profile_document))
+    trace = chrome_trace(profile, parse_schedule(current_schedule(schedule_document)))
+    return json.dumps(trace, separators=(",", ":")).encode()
+
+
+def chart(profile_document: bytes, schedule_document: bytes) -> bytes:
+    """Return the predicted window as an SVG picture."""
+    try:
+        import matplotlib  # noqa: F401  (is there? plot imports it)
+    except ImportError:
+        detail = "charts need matplotlib, which is not installed with this service (pace[plot])"
+        raise NotInstalled(detail) from None
+    profile = parse_profile(zlib.decompress(profile_document))
+    schedule = parse_schedule(current_schedule(schedule_document))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "chart.svg"
+        plot(profile, schedule, path)
+        return path.read_bytes()
+
+
+def windows(profile_document: bytes, schedule_document: bytes | None, request: WindowRequest) -> bytes:
+    """Return the JSON of a WindowResult."""
+    profile = parse_profile(zlib.decompress(profile_document))
+    rows = []
+    if schedule_document is not None:
+        rows.append(lay_out(profile, parse_schedule(current_schedule(schedule_document))))
+    rows += [lay_out_policy(profile, name) for name in request.policies]
+    replay = profile.metadata.get("replay")
+    recorded = sorted(replay["recorded_s"]) if isinstance(replay, dict) and replay.get("recorded_s") else None
+    cost = profile.allreduce.model_dump(mode="json")
+    bandwidth = cost.get("bandwidth_bytes_per_s")
+    result = WindowResult(
+        profile_id=profile.sha256,
+        name=profile.name,
+        workers=profile.workers,
+        update=profile.update,
+        cost=cost["kind"],
+        bandwidth_gbps=None if bandwidth is None else bandwidth * 8e-9,
+        latency_s=cost.get("latency_s"),
+        compute_s=float(profile.timing.compute_s),
+        recorded_s=None if recorded is None else float(recorded[len(recorded) // 2]),
+        op_names=tuple(op.name for op in profile.ops),
+        op_phases=phases_of(profile),
+        rows=tuple(_window_row(row) for row in rows),
+    )
+    return result.model_dump_json().encode()
+
+
+def _window_row(window: Window) -> WindowRow:
+    moved = window.transfers
+    return WindowRow(
+        name=window.name,
+        iteration_s=window.iteration_s,
+        barrier=window.barrier,
+        lanes=window.lanes,
+        op_lanes=window.op_lanes,
+        op_starts_s=tuple(window.times.starts_s.round(_DIGITS).tolist()),
+        op_ends_s=tuple(window.times.ends_s.round(_DIGITS).tolist()),
+        links=window.links,
+        groups=tuple(
+            WindowGroup(
+                name=group.name,
+                gradients=group.gradients,
+                size_bytes=group.size_bytes,
+                critical=group.critical,
+            )
+            for group in window.cargo
+        ),
+        transfer_links=tuple(each.link for each in moved),
+        transfer_groups=tuple(each.cargo for each in moved),
+        transfer_bytes=tuple(each.size_bytes for each in moved),
+        transfer_starts_s=tuple(round(each.start_s, _DIGITS) for each in moved),
+        transfer_ends_s=tuple(round(each.end_s, _DIGITS) for each in moved),
+    )
+
+
+def simulation(profile_document: bytes, request: SimulationRequest) -> bytes:
+    """Return the JSON of a SimulationResult."""
+    profile = parse_profile(zlib.decompress(profile_document))
+    options = SimulationOptions(iterations=request.iterations, jitter=request.jitter, seed=request.seed)
+    results = tuple(
+        PolicyResult(policy=name, iteration_s=each.iteration_s, iterations_s=each.iterations_s)
+        for name, each in simulate(profile, request.policies, options).items()
+    )
+    return SimulationResult(profile_id=profile.sha256, results=results).model_dump_json().encode()

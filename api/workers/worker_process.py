@@ -1,0 +1,81 @@
+"""What a worker process does: it calls the functions that its pool sends, one after the other."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import structlog
+
+from pace.api.errors import LimitExceeded, WorkerFailed
+from pace.api.logs import set_up_logs
+from pace.errors import PaceError, SolverFailed
+
+log = structlog.get_logger(__name__)
+
+# A tenth of the weight of what is not nice, where both want the same core.
+_NICE = 10
+
+
+def work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callable[[], None] | None) -> None:
+    """Call what comes over a connection and send back what it returns or raises, until the pool is gone."""
+    # A Ctrl-C at the terminal reaches the whole process group; ending is for the service to decide.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_up_logs()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if prepare is not None:
+        try:
+            prepare()
+        except Exception:
+            log.exception("worker-not-prepared")
+            os._exit(1)
+    # RLIMIT_AS would count address space that libraries reserve and never touch.
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    connection.send("ready")
+    while True:
+        try:
+            function, arguments, tells, gives_way = connection.recv()
+        except (EOFError, OSError):
+            return
+        if tells:
+            arguments = (*arguments, lambda value: connection.send(("progress", value)))
+        try:
+            call = _call_giving_way if gives_way and sys.platform == "linux" else _call
+            answer: tuple[str, Any] = ("returned", call(function, arguments))
+        except Exception as error:  # the task's, whatever it is: the caller is told
+            answer = ("raised", _sendable(error))
+        connection.send(answer)
+        del function, arguments, answer
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    return function(*arguments)
+
+
+def _call_giving_way(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    # In a thread of its own: a priority that was lowered stays so, and Linux has one for each thread.
+    with ThreadPoolExecutor(1, initializer=os.nice, initargs=(_NICE,)) as thread:
+        return thread.submit(function, *arguments).result()
+
+
+def _sendable(error: Exception) -> PaceError:
+    """Return what the caller is told; errors that are not the task's own fault are logged here."""
+    if isinstance(error, MemoryError):
+        return LimitExceeded("the work needed more memory than one request may use")
+    if isinstance(error, PaceError) and not isinstance(error, SolverFailed):
+        return error
+    log.error("worker-failed", exc_info=error)
+    return error if isinstance(error, PaceError) else WorkerFailed(type(error).__name__)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
