@@ -146,16 +146,12 @@ class Client:
         InvalidProfile, InvalidOptions
             If the service refuses them.
         """
-        deadline = self._deadline()
         request: dict[str, Any] = {"profile": profile.model_dump(mode="json")}
         if options is not None:
             request["options"] = options.model_dump(mode="json")
         if job is not None:
             request["job"] = job
-        answer = self._request(deadline, "POST", "/v1/schedules", waits=True, json=request)
-        if answer.status == 202:
-            answer = self._follow(self._parse(answer, TaskResource), deadline)
-        schedule = self._parse(answer, ScheduleResource).schedule
+        schedule = self._ask("/v1/schedules", request, ScheduleResource, waits=True).schedule
         if schedule.profile_sha256 != profile.sha256:
             self._nonsense("a schedule for another profile")
         return schedule
@@ -202,15 +198,9 @@ class Client:
         # Here, not above: a training process loads no simulator to fetch its schedule.
         from pace.client.what_if_documents import GridDocument, WhatIfQuestion, WhatIfResource
 
-        deadline = self._deadline()
         question = WhatIfQuestion(grid=GridDocument.of(grid), target_efficiency=target_efficiency)
         request = {"profile": profile.model_dump(mode="json"), **question.model_dump(mode="json")}
-        answer = self._request(
-            deadline, "POST", "/v1/what-if", json=request, headers={"Prefer": "respond-async"}
-        )
-        if answer.status == 202:
-            answer = self._follow(self._parse(answer, TaskResource), deadline, progress)
-        document = self._parse(answer, WhatIfResource).what_if
+        document = self._ask("/v1/what-if", request, WhatIfResource, progress).what_if
         if document.profile_sha256 != profile.sha256 or len(document.cells) != grid.num_cells:
             self._nonsense("the answer to another question")
         return document.what_if(profile, grid)
@@ -236,18 +226,9 @@ class Client:
         from pace.client.prediction_documents import PredictionRequest, PredictionResource
         from pace.documents.throughput.prediction import PredictionOptions
 
-        deadline = self._deadline()
         request = PredictionRequest(steps=steps, options=options or PredictionOptions())
-        answer = self._request(
-            deadline,
-            "POST",
-            "/v1/predictions",
-            json=request.model_dump(mode="json"),
-            headers={"Prefer": "respond-async"},
-        )
-        if answer.status == 202:
-            answer = self._follow(self._parse(answer, TaskResource), deadline, progress)
-        prediction = self._parse(answer, PredictionResource).prediction
+        asked = request.model_dump(mode="json")
+        prediction = self._ask("/v1/predictions", asked, PredictionResource, progress).prediction
         if prediction.steps_sha256 != steps.sha256 or prediction.options != request.options:
             self._nonsense("the answer to another question")
         return prediction
@@ -281,6 +262,23 @@ class Client:
             headers={"Idempotency-Key": uuid.uuid4().hex},
         )
         self._parse(answer, ReportResource)
+
+    def _ask(
+        self,
+        path: str,
+        request: dict[str, Any],
+        resource: type[D],
+        progress: Callable[[int], None] | None = None,
+        *,
+        waits: bool = False,
+    ) -> D:
+        """Ask a question and return the answer's resource; if it does not wait, the task is followed."""
+        deadline = self._deadline()
+        headers = {} if waits else {"Prefer": "respond-async"}
+        answer = self._request(deadline, "POST", path, waits=waits, json=request, headers=headers)
+        if answer.status == 202:
+            answer = self._follow(self._parse(answer, TaskResource), deadline, progress)
+        return self._parse(answer, resource)
 
     def _follow(
         self, task: TaskResource, deadline: float, progress: Callable[[int], None] | None = None
