@@ -192,7 +192,8 @@ def _rows(database: Database) -> list[tuple[int, str | None, int | None]]:
         for record in (ProfileRecord, SolutionRecord, QuestionRecord):
             length = func.length(record.document)
             found = connection.execute(select(length, record.object_key, record.object_bytes))
-            rows.extend((row[0], row[1], row[2]) for row in found)
+            # A question about a profile has no document of its own.
+            rows.extend((row[0], row[1], row[2]) for row in found if row[0] or row[1] is not None)
     return rows
 
 
