@@ -218,7 +218,7 @@ def plain_mode(device: str) -> Iterator[None]:
             yield
 
 
-# Set inside transforms. To ask for their stack would make one, which each node of a backward pass then copies.
+# Set inside transforms. Asking for their stack makes one, which each node of a backward pass then copies.
 _IN_TRANSFORM: Any = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 
 # torch.compile's: with None, Python runs what is called as it is.
