@@ -466,6 +466,8 @@ class WrappedOptimizer(NormAndState):
         try:
             if self._rounds.engine.failure is None:
                 self._rounds.finish_all()
+                if self._peers is not None:
+                    self._peers.close()  # before anything is abandoned: this rank leaves, and no other is why
         finally:
             self._rounds.engine.abandon()
             self._close(linger=False)
