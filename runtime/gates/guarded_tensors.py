@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pace.runtime.gates.unasking_functions import have_them_ask
+from pace.runtime.gates.patches.unasking_functions import have_them_ask
 
 Guard = Callable[[torch.Tensor], None]
 """Makes a tensor current and takes off its guard, or raises."""

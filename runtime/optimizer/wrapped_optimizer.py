@@ -27,9 +27,9 @@ from pace.runtime.engine.plan import Plan
 from pace.runtime.engine.report import Report, chrome_trace
 from pace.runtime.event_log import log
 from pace.runtime.gates.carrier import Carrier
-from pace.runtime.gates.compiled_code import CompiledWatch
 from pace.runtime.gates.gated_state import ungate_state
 from pace.runtime.gates.optimizer_methods import step_was_replaced, zero_grad_was_replaced
+from pace.runtime.gates.patches.compiled_code import CompiledWatch
 from pace.runtime.optimizer.averaging import Averaging, mean_loss
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped, weakly
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
@@ -466,6 +466,8 @@ class WrappedOptimizer(NormAndState):
         try:
             if self._rounds.engine.failure is None:
                 self._rounds.finish_all()
+                if self._peers is not None:
+                    self._peers.close()  # before anything is abandoned: this rank leaves, and no other is why
         finally:
             self._rounds.engine.abandon()
             self._close(linger=False)

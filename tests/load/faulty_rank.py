@@ -79,7 +79,7 @@ def run(arguments: list[str]) -> int:
     job: Job = pickle.loads(Path(folder, "job").read_bytes())
     place = int(number)
     enter(job.hosts[place])
-    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    os.environ |= {"GLOO_SOCKET_IFNAME": INTERFACE, "MASTER_ADDR": job.hosts[0].address}
     if place >= job.size:
         return _serve(job, place)
     if job.backend != "horovod":
