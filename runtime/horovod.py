@@ -13,8 +13,8 @@ from torch import nn
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.control.options import (
+    GradientOp,
     Mode,
-    Reduction,
     ShardingChoice,
     WrapperOptions,
     connecting_timeout_s,
@@ -239,7 +239,7 @@ def _asks_for_groups(num_groups: Any, groups: Any) -> bool:
     return bool(num_groups) or groups is not None
 
 
-def _op(op: Any) -> Reduction:
+def _op(op: Any) -> GradientOp:
     if op in ("average", hvd.Average):
         return "average"
     if op in ("sum", hvd.Sum):

@@ -14,8 +14,8 @@ from pace.documents.cluster import Consistency
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions
 from pace.runtime.control.options import (
+    GradientOp,
     Mode,
-    Reduction,
     ShardingChoice,
     WrapperOptions,
     connecting_timeout_s,
@@ -63,7 +63,7 @@ class WrapperArguments:
     api_key: str | None = None
     credit_bytes: int | None = None
     backward_passes_per_step: int = 1
-    op: Reduction = "average"
+    op: GradientOp = "average"
     compression: Compression = "none"
     mode: Mode = "auto"
     order: Order = "auto"
@@ -298,7 +298,7 @@ class DistributedOptimizer(WrappedOptimizer):
         api_key: str | None = None,
         credit_bytes: int | None = None,
         backward_passes_per_step: int = 1,
-        op: Reduction = "average",
+        op: GradientOp = "average",
         compression: Compression = "none",
         mode: Mode = "auto",
         order: Order = "auto",

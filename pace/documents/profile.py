@@ -5,17 +5,16 @@ here too, once per profile: the augmented graph and the timing of every gradient
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from pace.collector import paused_collector
-from pace.documents.base import Document, explain, read_file, repeated
+from pace.documents.base import Document, load, parse, repeated
 from pace.documents.collective_costs import AllReduce
 from pace.documents.fingerprint import fingerprint
 from pace.documents.frozen import FrozenDict, frozen
@@ -371,23 +370,10 @@ def parse_profile(document: bytes | str) -> Profile:
     InvalidProfile
         With one line per fault, each naming the op or gradient at fault.
     """
-    try:
-        with paused_collector():
-            return Profile.model_validate_json(document, strict=True)
-    except ValidationError as error:
-        raise InvalidProfile(explain(error, _parsed(document))) from None
+    with paused_collector():
+        return parse(Profile, document)
 
 
 def load_profile(path: str | Path) -> Profile:
     """Read a profile from a JSON file; raises InvalidProfile and OSError."""
-    try:
-        return parse_profile(read_file(path, InvalidProfile))
-    except InvalidProfile as error:
-        raise InvalidProfile(f"{path}: {error}") from None
-
-
-def _parsed(document: bytes | str) -> Any:
-    try:
-        return json.loads(document)
-    except (ValueError, RecursionError):
-        return None
+    return load(parse_profile, path, InvalidProfile)

@@ -13,7 +13,7 @@ from pace.runtime.transports.compression import Compression
 from pace.runtime.transports.transport import Discipline, Order
 
 Mode = Literal["overlap", "barrier", "auto"]
-Reduction = Literal["average", "sum"]
+GradientOp = Literal["average", "sum"]
 ShardingChoice = Literal["off", "auto", "on"]
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -37,7 +37,7 @@ class WrapperOptions:
 
     mode: Mode
     order: Order
-    op: Reduction
+    op: GradientOp
     compression: Compression
     backward_passes_per_step: int
     credit_bytes: int | None
@@ -58,7 +58,7 @@ class WrapperOptions:
         """
         require_one_of("mode", self.mode, get_args(Mode))
         require_one_of("order", self.order, (*get_args(Discipline), "auto"))
-        require_one_of("op", self.op, get_args(Reduction))
+        require_one_of("op", self.op, get_args(GradientOp))
         require_one_of("compression", self.compression, get_args(Compression))
         require_whole("backward_passes_per_step", self.backward_passes_per_step, least=1)
         if self.credit_bytes is not None:
