@@ -91,7 +91,7 @@ def test_no_function_of_torch_makes_a_tensor_without_asking(space: str) -> None:
     """Every built-in one that can be called with a guarded tensor: more may come with the next torch."""
     guard(nn.Parameter(torch.ones(1)), unguard)  # patches are in place
     silent = set()
-    module = sys.modules[f"torch{space}"]
+    module = sys.modules[space]
     for name in dir(module):
         function = getattr(module, name)
         if not inspect.isbuiltin(function) or name.startswith(("set_", "_set_", "init", "_init")):
