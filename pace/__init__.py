@@ -6,7 +6,7 @@ in which order to send the pieces::
     profile = pace.load_profile("profile.json")
     schedule = pace.optimize(profile)
     assert pace.check(profile, schedule) == []
-    pace.simulate(profile, ["ddp", "optimal"])["ddp"].iteration_s
+    pace.simulate(profile, ["ddp", "pace"])["ddp"].iteration_s
 
 What is exported here is loaded when it is first used. Where the rest is:
 

@@ -14,8 +14,8 @@ from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.control.options import (
     Mode,
-    Op,
-    Sharding,
+    Reduction,
+    ShardingChoice,
     WrapperOptions,
     connecting_timeout_s,
     refusal,
@@ -125,7 +125,7 @@ class DistributedOptimizer(WrappedOptimizer):
         replanning: Replanning | None = None,
         broadcast_parameters: bool = True,
         max_grad_norm: float | None = None,
-        sharding: Sharding = "off",
+        sharding: ShardingChoice = "off",
     ) -> None:
         if not hvd.is_initialized():
             raise InvalidUse("call pace.runtime.horovod.init() before DistributedOptimizer(...)")
@@ -239,7 +239,7 @@ def _asks_for_groups(num_groups: Any, groups: Any) -> bool:
     return bool(num_groups) or groups is not None
 
 
-def _op(op: Any) -> Op:
+def _op(op: Any) -> Reduction:
     if op in ("average", hvd.Average):
         return "average"
     if op in ("sum", hvd.Sum):

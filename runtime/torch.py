@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pace.documents.cluster import Consistency
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions
 from pace.runtime.control.options import (
     Mode,
-    Op,
-    Sharding,
+    Reduction,
+    ShardingChoice,
     WrapperOptions,
     connecting_timeout_s,
     require_one_of,
@@ -27,7 +28,6 @@ from pace.runtime.optimizer.start import Prepare, released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.replanning import Replanning
 from pace.runtime.servers.options import (
-    Consistency,
     ServerOptions,
     Servers,
     Stale,
@@ -44,7 +44,7 @@ from pace.wire.streams import NOTSENT_BYTES
 
 __all__ = ["AsynchronousOptimizer", "DistributedOptimizer", "Stale"]
 
-Backend = Literal["allreduce", "ps", "mixed"]
+Backend = Literal["allreduce", "servers", "mixed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class WrapperArguments:
     api_key: str | None = None
     credit_bytes: int | None = None
     backward_passes_per_step: int = 1
-    op: Op = "average"
+    op: Reduction = "average"
     compression: Compression = "none"
     mode: Mode = "auto"
     order: Order = "auto"
@@ -73,21 +73,21 @@ class WrapperArguments:
     broadcast_parameters: bool = True
     backend: Backend = "allreduce"
     servers: Servers | None = None
-    consistency: Consistency = "sync"
+    consistency: Consistency | Stale = "sync"
     token: str | None = None
     deterministic: bool = False
     pacing_bytes_per_s: float | None = None
     ssl_context: ssl.SSLContext | None = None
     pushed: Sequence[str] | None = None
     max_grad_norm: float | None = None
-    sharding: Sharding = "off"
+    sharding: ShardingChoice = "off"
     own_buffers: bool = False
 
     def connect(self, model: nn.Module) -> GlooTransport:
         """Open the transport; every rank alike."""
         device = device_of(model)
         waiting_s = connecting_timeout_s(self.timeout_s)
-        if self.backend in ("ps", "mixed"):
+        if self.backend in ("servers", "mixed"):
             return self.connect_to_servers(model)
         if device is None:
             return GlooTransport(timeout_s=waiting_s, process_group=self.process_group)
@@ -136,7 +136,7 @@ class WrapperArguments:
         )
 
     def _check_backend(self) -> None:
-        require_one_of("backend", self.backend, ("allreduce", "ps", "mixed"))
+        require_one_of("backend", self.backend, ("allreduce", "servers", "mixed"))
         if self.backend == "allreduce":
             self._refuse_for_allreduce()
         if self.backend != "mixed" and self.pushed is not None:
@@ -153,7 +153,7 @@ class WrapperArguments:
         }
         if any(given.values()):
             names = ", ".join(name for name, is_given in given.items() if is_given)
-            raise InvalidOptions(f"{names}: only parameter servers know it: give backend='ps' as well")
+            raise InvalidOptions(f"{names}: only parameter servers know it: give backend='servers' as well")
 
     def preparation(self, transport: GlooTransport) -> Prepare:
         """Return what checks the arguments that all transports have."""
@@ -232,17 +232,18 @@ class DistributedOptimizer(WrappedOptimizer):
         Whether rank 0's parameters and buffers replace those of other ranks where they differ, once, as in
         DistributedDataParallel; otherwise a difference is an error.
     backend
-        "allreduce": ranks sum gradients among themselves. "ps": parameter servers do. "mixed": parameter
+        "allreduce": ranks sum gradients among themselves. "servers": parameter servers do. "mixed": parameter
         servers sum those that `pushed` names, and the others are all-reduced.
     servers
-        "colocated" runs a parameter server in every rank; else HOST:PORT of each, where ``pace ps serve``
-        listens. PACE_PS_SERVERS by default, and "colocated" without it.
+        "colocated" runs a parameter server in every rank; else HOST:PORT of each, where
+        ``pace servers serve`` listens. PACE_SERVERS by default, and "colocated" without it.
     consistency
         "sync": the weights of plain synchronous training. "async" and ``Stale(k)``: each rank steps by its
         own gradients and does not wait for others, or only while it is k steps ahead. Servers hold the
         weights, and what is returned is an ``AsynchronousOptimizer``, which says what holds then.
     token
-        What ranks and servers must both know; PACE_PS_TOKEN by default. Servers on other machines need one.
+        What ranks and servers must both know; PACE_SERVERS_TOKEN by default. Servers on other machines
+        need one.
     deterministic
         Servers add in the order of ranks, so that repeated runs have equal bits. Costs memory on servers.
     pacing_bytes_per_s
@@ -297,7 +298,7 @@ class DistributedOptimizer(WrappedOptimizer):
         api_key: str | None = None,
         credit_bytes: int | None = None,
         backward_passes_per_step: int = 1,
-        op: Op = "average",
+        op: Reduction = "average",
         compression: Compression = "none",
         mode: Mode = "auto",
         order: Order = "auto",
@@ -307,14 +308,14 @@ class DistributedOptimizer(WrappedOptimizer):
         broadcast_parameters: bool = True,
         backend: Backend = "allreduce",
         servers: Servers | None = None,
-        consistency: Consistency = "sync",
+        consistency: Consistency | Stale = "sync",
         token: str | None = None,
         deterministic: bool = False,
         pacing_bytes_per_s: float | None = None,
         ssl_context: ssl.SSLContext | None = None,
         pushed: Sequence[str] | None = None,
         max_grad_norm: float | None = None,
-        sharding: Sharding = "off",
+        sharding: ShardingChoice = "off",
     ) -> None:
         arguments = WrapperArguments(
             schedule=schedule,

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from pace.api.earlier_forms import current_schedule
+from pace.api.earlier_forms import current_schedule, current_what_if
 from pace.api.http.headers import header
 from pace.api.storage.questions import StoredAnswer
 from pace.api.storage.store import StoredProfile, StoredSchedule
@@ -127,7 +127,9 @@ def profile_answer(stored: StoredProfile) -> "PreparedAnswer | StreamedAnswer":
 
 def what_if_answer(stored: StoredAnswer[WhatIfSummary]) -> PreparedAnswer:
     """Return a WhatIfResource."""
-    return PreparedAnswer.of(_splice(stored.summary.model_dump(mode="json"), "what_if", stored.document))
+    return PreparedAnswer.of(
+        _splice(stored.summary.model_dump(mode="json"), "what_if", current_what_if(stored.document))
+    )
 
 
 def prediction_answer(stored: StoredAnswer[PredictionSummary]) -> PreparedAnswer:

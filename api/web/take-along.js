@@ -29,7 +29,7 @@ function paceCode(way, schedule, job) {
   if (way === "ddp") {
     return `from pace.runtime.ddp import attach\n\nmodel = DistributedDataParallel(model)\nhandle = attach(model, optimizer, ${asks})`;
   }
-  const more = schedule.exchange === "sharded" ? 'sharding="on", ' : schedule.exchange === "servers" ? 'backend="ps", ' : "";
+  const more = schedule.exchange === "sharded" ? 'sharding="on", ' : schedule.exchange === "servers" ? 'backend="servers", ' : "";
   return `from pace.runtime.${way} import DistributedOptimizer\n\noptimizer = DistributedOptimizer(optimizer, model, ${more}${asks})`;
 }
 

@@ -8,8 +8,8 @@ import { Empty, Entry, Field, ProblemNote, Progress, Table, csv, save } from "./
 import { checkId, getJson, postTask, profileWith, resourcePath } from "./service.js";
 import { policyName } from "./windows.js";
 
-const POLICIES = ["optimal", "ddp", "horovod", "bytescheduler", "fifo", "sharded"];
-const FIRST = "optimal,ddp,bytescheduler";
+const POLICIES = ["pace", "ddp", "horovod", "bytescheduler", "fifo", "sharded"];
+const FIRST = "pace,ddp,bytescheduler";
 const METRICS = {
   iteration_s: { name: "Iteration, ms", of: (cell) => cell.iteration_s * 1e3 },
   throughput: { name: "Throughput", of: (cell) => cell.throughput },
@@ -52,7 +52,7 @@ function Asked({ values }) {
   const policies = (values.policies || FIRST).split(",").filter((name) => POLICIES.includes(name));
   const metric = METRICS[values.metric] ? values.metric : "iteration_s";
   const clipped = values.clip === "1";
-  const grid = { policies: policies.length ? policies : ["optimal"], baseline: policies.includes("ddp") ? "ddp" : (policies[0] || "optimal") };
+  const grid = { policies: policies.length ? policies : ["pace"], baseline: policies.includes("ddp") ? "ddp" : (policies[0] || "pace") };
   grid[axis.field] = sweep(axis, low, high).map((value) => value * (axis.factor || 1));
   for (const [name, { field, factor = 1 }] of Object.entries(AXES)) {
     if (name !== over && number(values[name])) grid[field] = [number(values[name]) * factor];

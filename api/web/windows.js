@@ -4,8 +4,8 @@ import { bytes, percent, seconds } from "./numbers.js";
 
 export const POLICY_NAMES = {
   schedule: "PACE, this schedule", ddp: "PyTorch DDP", "ddp-best": "DDP, best buckets", fifo: "FIFO", horovod: "Horovod",
-  bytescheduler: "ByteScheduler", p3: "P3", tao: "TicTac", "mg-wfbp": "MG-WFBP", dear: "DeAR", pace: "PACE",
-  optimal: "PACE", "zero-1": "ZeRO-1", "zero-redundancy": "ZeRO", sharded: "PACE, sharded",
+  bytescheduler: "ByteScheduler", p3: "P3", tao: "TicTac", "mg-wfbp": "MG-WFBP", dear: "DeAR", paper: "PACE, the paper's fusion",
+  pace: "PACE", "zero-1": "ZeRO-1", "zero-redundancy": "ZeRO", sharded: "PACE, sharded",
 };
 export const policyName = (name) => POLICY_NAMES[name] || name;
 

@@ -17,7 +17,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from pace.api.earlier_forms import current_schedule, read_options, stored_options
+from pace.api.earlier_forms import (
+    current_schedule,
+    current_what_if,
+    read_options,
+    read_question,
+    stored_options,
+    stored_question,
+    stored_what_if,
+)
 from pace.api.errors import ContentTooLarge, InvalidRequest, NotInstalled
 from pace.api.received import ReceivedProfile, ReceivedRequest, ReceivedWhatIf
 from pace.api.workers.ambiguous_documents import refuse_lookalikes, refuse_repeated_keys
@@ -116,7 +124,7 @@ def read_what_if(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedWhat
     return ReceivedWhatIf(
         profile_sha256=profile_sha256,
         profile=profile,
-        options=canonical_json(question),
+        options=stored_question(question),
         num_cells=grid.num_cells,
     )
 
@@ -162,7 +170,7 @@ class DoneCount:
 def answer_what_if(profile_document: bytes, options: str, tell: Callable[[int], None]) -> bytes:
     """Return the JSON of a WhatIfDocument, telling now and then how many cells are done."""
     profile = parse_profile(zlib.decompress(profile_document))
-    question = WhatIfQuestion.model_validate_json(options)
+    question = read_question(options)
     grid = question.grid.grid()
     count = DoneCount(tell)
     # One process: the grid shares a machine with solves, and what is cancelled ends with its process.
@@ -170,13 +178,13 @@ def answer_what_if(profile_document: bytes, options: str, tell: Callable[[int], 
     if question.target_efficiency is not None:
         tell(count.num_done)
         result = replace(result, answers=answer_all(profile, grid, question.target_efficiency))
-    return json.dumps(result.to_document(), allow_nan=False, separators=(",", ":")).encode()
+    return stored_what_if(json.dumps(result.to_document(), allow_nan=False, separators=(",", ":")).encode())
 
 
 def what_if_csv(document: bytes) -> bytes:
     """Return a stored what-if's cells as CSV, as ``WhatIf.to_csv`` writes them."""
     text = io.StringIO()
-    cells = json.loads(document)["cells"]
+    cells = json.loads(current_what_if(document))["cells"]
     writer = csv.DictWriter(text, fieldnames=list(cells[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(cells)

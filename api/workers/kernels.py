@@ -5,11 +5,13 @@ import json
 import zlib
 from typing import Any
 
+from pace.api.earlier_forms import stored_question
 from pace.api.workers.fabric_runs import answer_fabric_run
 from pace.api.workers.functions import answer_what_if, simulation, solve
 from pace.api.workers.predictions import answer_prediction
 from pace.api.workers.transfer_plans import plan_of
 from pace.client.documents import SimulationRequest, example_profile
+from pace.client.what_if_documents import GridDocument, WhatIfQuestion
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.profile_json import compact_profile
@@ -63,8 +65,8 @@ def load_kernels() -> None:
     document = zlib.compress(compact_profile(profile).encode())
     exchanged = profile.model_dump(mode="json", exclude_none=True) | {"allreduce": _PUSH_PULL}
     solve(zlib.compress(json.dumps(exchanged).encode()), Options().model_dump_json())
-    grid = {"grid": {"bandwidth_gbps": [1.0], "workers": [2]}}
-    answer_what_if(document, json.dumps(grid), _ignore)
+    question = WhatIfQuestion(grid=GridDocument(bandwidth_gbps=(1.0,), workers=(2,)))
+    answer_what_if(document, stored_question(question), _ignore)
     simulation(document, SimulationRequest(profile_id=profile.sha256, policies=_POLICIES))
     options = json.dumps({"workers": [2], "steps": 3, "skip": 1, "seeds": 1, "advice": False})
     for link in _DISCIPLINES:

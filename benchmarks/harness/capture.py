@@ -15,7 +15,7 @@ from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.half_costs import SampledHalf
 from pace.documents.push_pull import PushPull
-from pace.runtime.capture.allreduce_cost import Collective
+from pace.runtime.capture.allreduce_cost import CollectiveName
 from pace.runtime.capture.self_profile import TransportNetwork
 from pace.runtime.profiler import (
     AllReduceMeasurement,
@@ -92,7 +92,7 @@ class _MeasuringRank:
 
             transport = HorovodTransport(timeout_s=PATIENCE_S)
         transport.open_halves()
-        collectives: tuple[Collective, ...] = ("reduce-scatter", "all-gather")
+        collectives: tuple[CollectiveName, ...] = ("reduce-scatter", "all-gather")
         found = [
             measure_allreduce(
                 TransportNetwork(transport, torch.device("cpu"), timeout_s=PATIENCE_S, collective=collective),

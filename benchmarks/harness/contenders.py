@@ -94,7 +94,7 @@ _paper = partial(_pace, options=Options(fusion="paper"))
 _sharded = partial(_pace, options=Options(exchange="sharded"), sharded=True)
 _over_horovod: dict[str, Any] = {"backend": "horovod", "order": "adaptive"}
 _policy = partial(_peer, kind="policy", backend="servers", order="overtake")
-_over_servers = partial(Contender, kind="pace", backend="servers", policy="ps-pace")
+_over_servers = partial(Contender, kind="pace", backend="servers", policy="pace")
 
 ALLREDUCE = (
     _peer(name="ddp", label="DDP", kind="ddp", color="#9e9e9e"),
@@ -181,26 +181,26 @@ OVER_SERVERS = (
         name="servers-fifo-whole",
         label="FIFO, whole tensors",
         color="#9e9e9e",
-        policy="ps-fifo",
+        policy="fifo",
         knobs=(("keys", "round-robin"),),
     ),
     _policy(
         name="servers-fifo",
         label="FIFO, equal parts",
         color="#616161",
-        policy="ps-fifo",
+        policy="fifo",
         knobs=(("keys", "parts"), ("partition_bytes", PARTITION_BYTES)),
     ),
-    _policy(name="servers-p3", label="P3", color="#bcaaa4", policy="ps-p3", knobs=(("acknowledged", False),)),
+    _policy(name="servers-p3", label="P3", color="#bcaaa4", policy="p3", knobs=(("acknowledged", False),)),
     _policy(
         name="servers-bytescheduler",
         label="ByteScheduler's policy",
         color="#8d6e63",
-        policy="ps-bytescheduler",
+        policy="bytescheduler",
         knobs=(("partition_bytes", 4_000_000), ("credit_bytes", 16_000_000)),
         scaled=frozenset({"partition_bytes", "credit_bytes"}),
     ),
-    _policy(name="servers-tictac", label="TicTac (TAO)", color="#d7ccc8", policy="ps-tao"),
+    _policy(name="servers-tictac", label="TicTac (TAO)", color="#d7ccc8", policy="tao"),
     _over_servers(
         name="pace-servers-static",
         label="PACE over servers, static",

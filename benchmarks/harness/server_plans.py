@@ -11,35 +11,35 @@ from pace.documents.profile import Profile
 from pace.documents.schedule import Group, Schedule, Segment
 from pace.planning.fusion.problem import FusionProblem
 from pace.planning.servers.optimize import optimize_servers
-from pace.simulation import make_server_policy
+from pace.simulation import make_policy
 from pace.simulation.servers.run import run_server_policy
-from pace.simulation.servers.traffic import ExchangeTraffic, ranks
+from pace.simulation.servers.traffic import ServersTraffic, ranks
 
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
     """A policy whose traffic is known."""
 
-    decided: ExchangeTraffic
+    decided: ServersTraffic
 
-    def traffic(self, _profile: Profile, _cluster: Cluster) -> ExchangeTraffic:
+    def traffic(self, _profile: Profile, _cluster: Cluster) -> ServersTraffic:
         """Return it."""
         return self.decided
 
 
 def traffic_of(
     contender: Contender, profile: Profile, cluster: Cluster, size_factor: float, *, paced: bool
-) -> ExchangeTraffic:
+) -> ServersTraffic:
     """Return a contender's partitions, servers, order and rules, which are measured and predicted."""
     knobs = dict(contender.knobs)
     for name in contender.scaled:
         knobs[name] = max(round(knobs[name] * size_factor) // 4, 1) * 4
-    traffic = make_server_policy(contender.policy, **knobs).traffic(profile, cluster)
+    traffic = make_policy(contender.policy, "servers", **knobs).traffic(profile, cluster)
     return replace(traffic, rules=replace(traffic.rules, paced=paced))
 
 
 def predict_over_servers(
-    profile: Profile, cluster: Cluster, traffic: ExchangeTraffic, *, windows: int = 1
+    profile: Profile, cluster: Cluster, traffic: ServersTraffic, *, windows: int = 1
 ) -> float:
     """Return the simulated window in seconds: the median of as many as are measured in one round.
 
@@ -50,7 +50,7 @@ def predict_over_servers(
 
 
 def schedule_over_servers(
-    contender: Contender, profile: Profile, cluster: Cluster, traffic: ExchangeTraffic
+    contender: Contender, profile: Profile, cluster: Cluster, traffic: ServersTraffic
 ) -> Schedule:
     """Return our plan, or a schedule that has the runtime send exactly the traffic's partitions.
 

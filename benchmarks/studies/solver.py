@@ -112,7 +112,7 @@ def measure_optimize(repeats: int) -> dict[str, float]:
         times[f"load, {label}"] = loading
         times[f"optimize, {label}"] = median_s(lambda p=profile: optimize(p), repeats)  # type: ignore[misc]
     transformer = with_ratio(model("transformer", 1), 1.0)
-    times["fusion pace, every number of groups, 164 gradients"] = median_s(
+    times["fusion paper, every number of groups, 164 gradients"] = median_s(
         lambda: fuse(FusionProblem.of(transformer), Options(fusion="paper")), repeats
     )
     return times
@@ -136,8 +136,8 @@ def gaps(profile: Profile) -> dict[str, float]:
     windows = {
         "optimal, ideal": ideal(Options()),
         "optimal": schedule.predicted.iteration_s,
-        "pace, ideal": ideal(Options(fusion="paper")),
-        "pace": optimize(profile, Options(fusion="paper")).predicted.iteration_s,
+        "paper, ideal": ideal(Options(fusion="paper")),
+        "paper": optimize(profile, Options(fusion="paper")).predicted.iteration_s,
         "best FIFO": optimize(profile, Options(framework="horovod")).predicted.iteration_s,
         "MG-WFBP": window_behind_barrier(problem, mg_wfbp_groups(problem), problem.cost),
         "DDP": window_behind_barrier(problem, ddp_buckets(problem), problem.cost),

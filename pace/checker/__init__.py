@@ -5,7 +5,7 @@ the formulas written out again, the oracle's optimum from its dual (the stronges
 instead of from a schedule. Times agree when they differ by less than one part in 10^9 of the window.
 """
 
-from pace.checker.allreduce import allreduce_s
+from pace.checker.collective_times import allreduce_s
 from pace.checker.derived_times import derive
 from pace.checker.plan import check_groups, check_identity, check_segments
 from pace.checker.proofs import (
@@ -15,13 +15,13 @@ from pace.checker.proofs import (
     check_predictions,
     check_proof,
 )
-from pace.checker.push_pull import (
-    check_exchange_bound,
-    check_exchange_predictions,
+from pace.checker.servers import (
     check_link_proofs,
     check_messages,
     check_pace,
     check_send_order,
+    check_servers_bound,
+    check_servers_predictions,
     rates_of,
     wire_bytes,
 )
@@ -87,9 +87,9 @@ def _check_servers(profile: Profile, schedule: Schedule) -> list[str]:
         check_messages(schedule, rates, wire, times),
         check_send_order(schedule, rates, times),
         check_pace(profile, schedule),
-        check_exchange_predictions(schedule, times),
+        check_servers_predictions(schedule, times),
         check_link_proofs(schedule, rates, wire, times),
-        check_exchange_bound(schedule, rates, wire, times),
+        check_servers_bound(schedule, rates, wire, times),
     )
     violations += [violation for part in parts for violation in part]
     chain = schedule.chain_bound

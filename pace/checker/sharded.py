@@ -6,16 +6,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from pace.checker.allreduce import allreduce_s
+from pace.checker.collective_times import allreduce_s, half_s
 from pace.checker.derived_times import ComputeProgress, DerivedTimes, derive, same
-from pace.checker.halves import HalfOfExchange, half_s
 from pace.checker.plan import check_identity
 from pace.checker.proofs import check_chain, check_line, check_set, least_stretch_s
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.documents.push_pull import PushPull
-from pace.documents.schedule import Group, Schedule
+from pace.documents.schedule import Group, Schedule, ShardedOp
 
-HALVES: tuple[HalfOfExchange, HalfOfExchange] = ("reduce-scatter", "all-gather")
+HALVES: tuple[ShardedOp, ShardedOp] = ("reduce-scatter", "all-gather")
 NORM_BYTES = 8
 
 

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -11,12 +11,12 @@ from pace.documents.base import explain
 from pace.documents.collective_costs import AllReduce, RingAllReduce
 from pace.documents.throughput.steps import StepsDocument
 from pace.errors import InvalidOptions
+from pace.formats.kineto_clocks import TraceClock
 from pace.terminal.console import JsonOption, question_tflops, write_profile
 from pace.terminal.reporting import reported
 
 app = typer.Typer(no_args_is_help=True, help="Make a profile from what another tool recorded.")
 
-Clock = Literal["auto", "hybrid", "device", "host"]
 
 Source = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True)]
 Sources = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, readable=True)]
@@ -37,7 +37,7 @@ def kineto(
     cost: Cost = None,
     bandwidth_gbps: Bandwidth = None,
     latency_s: Latency = 0.0,
-    clock: Annotated[Clock, typer.Option(help="Whose durations count.")] = "auto",
+    clock: Annotated[TraceClock, typer.Option(help="Whose durations count.")] = "auto",
     parameters: Annotated[
         Path | None, typer.Option(exists=True, help="Shapes of the parameters, for traces without shapes.")
     ] = None,

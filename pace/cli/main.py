@@ -15,7 +15,7 @@ from pace.cli.keys import app as keys_app
 from pace.cli.models import model
 from pace.cli.optimize import check, optimize
 from pace.cli.predict import fit_overhead, predict
-from pace.cli.servers.processes import app as ps_app
+from pace.cli.servers.processes import app as servers_app
 from pace.cli.service import serve, submit
 from pace.cli.simulate import simulate
 from pace.cli.what_if import what_if
@@ -49,7 +49,7 @@ def main(
 app.add_typer(import_app, name="import")
 app.add_typer(fabric_app, name="fabric")
 app.add_typer(keys_app, name="keys")
-app.add_typer(ps_app, name="ps")
+app.add_typer(servers_app, name="servers")
 app.command("fit-overhead")(fit_overhead)
 for command in (fit, headroom, what_if, predict, optimize, check, simulate, model, submit, serve):
     app.command()(command)

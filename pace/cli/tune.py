@@ -7,9 +7,9 @@ import typer
 
 from pace.documents.cluster import Cluster
 from pace.documents.profile import Profile
+from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
-from pace.simulation import POLICIES, SERVER_POLICIES, knobs_of
-from pace.simulation.servers.tune import tune_on_servers
+from pace.simulation.registry import knobs_of, policies_for
 from pace.simulation.tune import SEARCHES, Search, Tuned, tunable, tune
 from pace.terminal.console import make_console, make_table
 
@@ -26,18 +26,16 @@ def report(
     as_json: bool,
 ) -> None:
     """Tune `policies` (all that have knobs, by default) and print the result, other searches beside it."""
-    known = POLICIES if cluster is None else SERVER_POLICIES
-    chosen = policies or [name for name in known if tunable(name)]
+    exchange: Exchange | None = None if cluster is None else "servers"
+    chosen = policies or [name for name in policies_for(exchange) if tunable(name, exchange)]
     if search not in SEARCHES:
         raise InvalidOptions(f'no search "{search}": choose one of {", ".join(SEARCHES)}')
     results = []
     for name in chosen:
-        fixed = {key: value for key, value in knobs.items() if key in knobs_of(name)}
+        fixed = {key: value for key, value in knobs.items() if key in knobs_of(name, exchange)}
         found = {
-            way: tune(profile, name, search=way, num_trials=num_trials, seed=seed, fixed=fixed)
-            if cluster is None
-            else tune_on_servers(
-                profile, cluster, name, search=way, num_trials=num_trials, seed=seed, fixed=fixed
+            way: tune(
+                profile, name, cluster=cluster, search=way, num_trials=num_trials, seed=seed, fixed=fixed
             )
             for way in SEARCHES
         }

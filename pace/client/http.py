@@ -15,8 +15,8 @@ import tenacity
 from pydantic import BaseModel, ValidationError
 
 from pace.client.documents import Problem, ReportRequest, ReportResource, ScheduleResource, TaskResource
-from pace.client.exchange import Exchange, HttpAnswer
 from pace.client.fabric_documents import TransferPlanRequest
+from pace.client.http_request import HttpAnswer, HttpRequest
 from pace.documents.base import explain
 from pace.documents.options import Options
 from pace.documents.profile import Profile
@@ -93,7 +93,7 @@ class Client:
                 headers=headers,
                 trust_env=False,
                 verify=_certificates(ca_file),
-                limits=httpx.Limits(max_keepalive_connections=0),  # see `Exchange`
+                limits=httpx.Limits(max_keepalive_connections=0),  # see `HttpRequest`
             )
         except httpx.InvalidURL as error:
             raise ServiceUnavailable(f'"{url}" is no URL: {error}') from None
@@ -331,7 +331,7 @@ class Client:
             # At most half of what is left: a result that takes longer is then followed as a task.
             half_s = max(0, int((deadline - time.monotonic()) / 2))
             arguments["headers"] = {"Prefer": f"wait={half_s}"}
-        answer = Exchange(self._http, most_bytes=MOST_BYTES).run(deadline, method, path, **arguments)
+        answer = HttpRequest(self._http, most_bytes=MOST_BYTES).run(deadline, method, path, **arguments)
         if answer.status in _RETRIED_STATUSES:
             detail = f"{self.url} answered {answer.status}: {_detail(answer.body)}"
             raise _TryAgain(detail, answer.retry_after_s)

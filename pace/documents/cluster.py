@@ -15,6 +15,8 @@ from pace.documents.profile import Name
 from pace.documents.push_pull import PushPull
 from pace.errors import InvalidCluster
 
+# Whether servers wait for every worker before they answer a push, or answer each at once.
+Consistency = Literal["sync", "async"]
 Ratio = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 
 

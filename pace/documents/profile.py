@@ -19,7 +19,7 @@ from pace.documents.base import Document, explain, read_file, repeated
 from pace.documents.collective_costs import AllReduce
 from pace.documents.fingerprint import fingerprint
 from pace.documents.frozen import FrozenDict, frozen
-from pace.documents.half_costs import HalfCost, halves_of
+from pace.documents.half_costs import HalfCost
 from pace.documents.profile_json import canonical_profile, dump_profile
 from pace.errors import InvalidProfile
 from pace.graph import CyclicGraph, Graph, build_graph, path_from_marked
@@ -330,7 +330,7 @@ class Profile(Document):
         first, second = self.reduce_scatter, self.all_gather
         if first is not None and second is not None:
             return first.cost(self.workers), second.cost(self.workers)
-        halves = halves_of(self.allreduce, self.workers)
+        halves = self.allreduce.halves(self.workers)
         return (
             halves[0] if first is None else first.cost(self.workers),
             halves[1] if second is None else second.cost(self.workers),

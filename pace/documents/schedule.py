@@ -19,6 +19,7 @@ Exchange = Literal["allreduce", "sharded", "servers"]
 Framework = Literal["ddp", "horovod"]
 Oracle = Literal["jackson", "lp"]
 Fusion = Literal["optimal", "paper", "none"]
+SegmentOrder = Literal["longest tail", "johnson", "insertion"]
 SendDiscipline = Literal["overtake", "static"]
 ShardedOp = Literal["reduce-scatter", "all-gather"]
 TransferOp = Literal["all-reduce", "reduce-scatter", "all-gather", "push", "pull"]
@@ -53,9 +54,7 @@ class SolverRecord(Document):
     fusion: Fusion
     slot_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     method: str
-    order: Annotated[Literal["longest tail", "johnson", "insertion"] | None, Field(exclude_if=_is_none)] = (
-        None
-    )
+    order: Annotated[SegmentOrder | None, Field(exclude_if=_is_none)] = None
     partition_bytes: Annotated[int | None, Field(ge=0, lt=2**63, exclude_if=_is_none)] = None
     suggested_partition_bytes: Annotated[
         float | None, Field(ge=0, allow_inf_nan=False, exclude_if=_is_none)

@@ -8,7 +8,7 @@ from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import Profile
 from pace.errors import FormatError, InvalidOptions
 from pace.formats.execution_trace import read_execution_trace
-from pace.formats.kineto_clocks import Clock
+from pace.formats.kineto_clocks import TraceClock
 from pace.formats.kineto_job import look_at_job
 from pace.formats.kineto_rank import RankTrace
 from pace.formats.kineto_report import described, replayed
@@ -24,7 +24,7 @@ def read_kineto(
     execution_trace: str | Path | None = None,
     workers: int | None = None,
     allreduce: AllReduce | None = None,
-    clock: Clock = "auto",
+    clock: TraceClock = "auto",
     parameters: str | Path | None = None,
     name: str | None = None,
 ) -> Profile:

@@ -18,10 +18,10 @@ from pace.formats.kineto_device import PlacedWork
 from pace.formats.kineto_records import KinetoStep, Part
 from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall
 
-Clock = Literal["auto", "hybrid", "device", "host"]
+TraceClock = Literal["auto", "hybrid", "device", "host"]
 
 
-def choose_clock(clock: Clock, steps: Sequence[KinetoStep], placed: PlacedWork) -> Clock:
+def choose_clock(clock: TraceClock, steps: Sequence[KinetoStep], placed: PlacedWork) -> TraceClock:
     """Return the clock that "auto" stands for: what the trace has the most of."""
     if clock == "hybrid" or clock == "auto":
         if not any(op.device_s for step in steps for op in step.backward):
@@ -97,7 +97,7 @@ def _idle(
     return start_s - idle_s - exposed
 
 
-def durations(clock: Clock, step: KinetoStep, part: Part) -> list[float]:
+def durations(clock: TraceClock, step: KinetoStep, part: Part) -> list[float]:
     """Return how long each op of a pass lasted.
 
     On the host's clock an op lasts until the next one begins, and what the host does after one step's update
@@ -123,7 +123,7 @@ def durations(clock: Clock, step: KinetoStep, part: Part) -> list[float]:
     ]
 
 
-def update_duration(clock: Clock, step: KinetoStep) -> float:
+def update_duration(clock: TraceClock, step: KinetoStep) -> float:
     """Return how long the update of a step lasted."""
     if clock == "hybrid":
         return step.update_lasting_s
@@ -135,7 +135,7 @@ def update_duration(clock: Clock, step: KinetoStep) -> float:
     return max(span - sum(op.communication_s for op in step.update), 0.0)
 
 
-def wall_durations(clock: Clock, steps: Sequence[KinetoStep]) -> list[float]:
+def wall_durations(clock: TraceClock, steps: Sequence[KinetoStep]) -> list[float]:
     """Return how long each step took: on the device from end to end, else from one start to the next."""
     if clock == "hybrid":
         whole = [step.span_s for step in steps if step.span_is_whole]

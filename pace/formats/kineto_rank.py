@@ -12,7 +12,7 @@ from pace.formats.execution_trace import ExecutionTrace, TracedTensor
 from pace.formats.fixed_collectives import measure_on_host, note_fixed_calls
 from pace.formats.kineto_alike import alike
 from pace.formats.kineto_clocks import (
-    Clock,
+    TraceClock,
     choose_clock,
     durations,
     measure_device,
@@ -35,7 +35,7 @@ class RankTrace:
         self,
         trace: KinetoTrace,
         shapes: ExecutionTrace | None,
-        clock: Clock,
+        clock: TraceClock,
         parameters: Sequence[TracedTensor] | None = None,
     ) -> None:
         self.trace = trace

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Unit = Literal["images", "tokens"]
+BatchUnit = Literal["images", "tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class Layer:
 class Architecture:
     """An architecture: layers in forward order, and the sizes of their parameters in elements."""
 
-    def __init__(self, *, unit: Unit) -> None:
+    def __init__(self, *, unit: BatchUnit) -> None:
         self.unit = unit
         self.layers: list[Layer] = []
         self.parameters: dict[str, int] = {}

@@ -12,7 +12,6 @@ from pace.simulation.registry import (
     SERVER_POLICIES,
     knobs_of,
     make_policy,
-    make_server_policy,
 )
 from pace.simulation.run import SimulatedWindow, Simulation, run_policy
 
@@ -25,7 +24,6 @@ __all__ = [
     "SimulationOptions",
     "knobs_of",
     "make_policy",
-    "make_server_policy",
     "run_policy",
     "simulate",
 ]

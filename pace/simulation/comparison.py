@@ -7,22 +7,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from pace.documents.base import Document, refuse_other
-from pace.documents.cluster import Cluster
+from pace.documents.cluster import Cluster, Consistency
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions, InvalidProfile
 from pace.planning.servers.optimize import cluster_of
-from pace.simulation.registry import (
-    POLICIES,
-    SERVER_POLICIES,
-    entry_of,
-    knobs_of,
-    make_policy,
-    make_server_policy,
-)
+from pace.simulation.registry import knobs_of, make_policy, policies_for
 from pace.simulation.run import Simulation, run_policy
-from pace.simulation.servers.run import Consistency, ExchangeSimulation, run_server_policy
+from pace.simulation.servers.run import ServersSimulation, run_server_policy
 
 
 class SimulationOptions(Document):
@@ -31,8 +24,8 @@ class SimulationOptions(Document):
     Attributes
     ----------
     exchange
-        Which policies are compared if none are named: those of this exchange; None for all of one network, or
-        for those of servers if there is a cluster.
+        "servers": policies on servers, as with a cluster; else on one network. Those of this exchange are
+        compared if none are named; None for all of one network.
     cluster
         The parameter servers; None for those of the profile's cost.
     iterations, jitter, seed
@@ -55,6 +48,11 @@ class SimulationOptions(Document):
     knobs: dict[str, Any] = Field(default_factory=dict)
 
     @property
+    def policies_of(self) -> Exchange | None:
+        """Whose policies are compared: those of servers, of another exchange, or all of one network."""
+        return "servers" if self.cluster is not None else self.exchange
+
+    @property
     def is_stale(self) -> bool:
         """Whether workers may use parameters that lack other workers' newest updates."""
         return self.consistency == "async" or bool(self.staleness)
@@ -74,7 +72,7 @@ class SimulatedPolicy:
 
     policy: str
     knobs: dict[str, Any]
-    run: Simulation | ExchangeSimulation
+    run: Simulation | ServersSimulation
 
     @property
     def iteration_s(self) -> float:
@@ -95,7 +93,8 @@ def simulate(
     Parameters
     ----------
     policies
-        Names in ``POLICIES``, all of one network or all of servers; by default those that the options name.
+        Names in ``POLICIES``, or in ``SERVER_POLICIES`` with a cluster; by default those that the options
+        name.
 
     Raises
     ------
@@ -108,16 +107,15 @@ def simulate(
     refuse_other(profile, Profile, InvalidProfile)
     refuse_other(options, SimulationOptions, InvalidOptions)
     names = _names(policies, options)
-    known = {knob for name in names for knob in knobs_of(name)}
+    known = {knob for name in names for knob in knobs_of(name, options.policies_of)}
     for knob in options.knobs:
         if knob not in known:
             raise InvalidOptions(f'no knob "{knob}": these policies have {", ".join(sorted(known))}')
-    of_servers = {name for name in names if entry_of(name).exchange == "servers"}
-    if of_servers and len(of_servers) < len(set(names)):
-        raise InvalidOptions("policies of one network and policies of servers have no windows in common")
-    cluster = cluster_of(profile, Options(cluster=options.cluster)) if of_servers else None
-    if cluster is None and (options.cluster is not None or options.is_stale or options.staleness is not None):
-        raise InvalidOptions("cluster, consistency and staleness belong to policies of servers")
+    cluster = None
+    if options.policies_of == "servers":
+        cluster = cluster_of(profile, Options(cluster=options.cluster))
+    elif options.is_stale or options.staleness is not None:
+        raise InvalidOptions("consistency and staleness belong to policies of servers")
     return {name: _simulated(profile, name, cluster, options) for name in names}
 
 
@@ -126,18 +124,17 @@ def _names(policies: str | Sequence[str] | None, options: SimulationOptions) -> 
         return (policies,)
     if policies is not None:
         return tuple(policies)
-    exchange = options.exchange or (None if options.cluster is None else "servers")
-    if exchange != "servers":
-        return tuple(name for name in POLICIES if exchange in (None, entry_of(name).exchange))
     # TicTac's steps end at a barrier.
-    return tuple(name for name in SERVER_POLICIES if not (options.is_stale and name in ("ps-tio", "ps-tao")))
+    unfit = ("tio", "tao") if options.policies_of == "servers" and options.is_stale else ()
+    return tuple(name for name in policies_for(options.policies_of) if name not in unfit)
 
 
 def _simulated(
     profile: Profile, name: str, cluster: Cluster | None, options: SimulationOptions
 ) -> SimulatedPolicy:
-    knobs = {knob: value for knob, value in options.knobs.items() if knob in knobs_of(name)}
-    run: Simulation | ExchangeSimulation
+    known = knobs_of(name, options.policies_of)
+    knobs = {knob: value for knob, value in options.knobs.items() if knob in known}
+    run: Simulation | ServersSimulation
     if cluster is None:
         run = run_policy(
             profile,
@@ -150,7 +147,7 @@ def _simulated(
         run = run_server_policy(
             profile,
             cluster,
-            make_server_policy(name, **knobs),
+            make_policy(name, "servers", **knobs),
             iterations=options.iterations,
             jitter=options.jitter,
             seed=options.seed,

@@ -1,8 +1,8 @@
-"""The policies by name: one table, which says of each policy which exchange it simulates."""
+"""The policies by name: one table, which says of each policy which exchanges it simulates, and how."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, overload
 
 from pydantic import ValidationError
 
@@ -14,19 +14,19 @@ from pace.simulation.policies import Ddp, Fifo, MgWfbp, Partitioned, TicTac
 from pace.simulation.scheduled import Scheduled
 from pace.simulation.servers.policies import (
     BytePs,
-    FifoExchange,
-    PartitionedExchange,
-    PlannedExchange,
-    TicTacExchange,
+    FifoOnServers,
+    PartitionedOnServers,
+    PlannedOnServers,
+    TicTacOnServers,
 )
-from pace.simulation.servers.traffic import ExchangePolicy
+from pace.simulation.servers.traffic import ServersPolicy
+from pace.simulation.sharded import Dear, Sharded, ZeroOne, ZeroRedundancy
 from pace.simulation.traffic import Policy
-from pace.simulation.two_halves import Dear, Sharded, ZeroOne, ZeroRedundancy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEntry:
-    """What a name stands for.
+    """What a name stands for under an exchange.
 
     Attributes
     ----------
@@ -57,87 +57,119 @@ class PolicyEntry:
 
 _SCHEDULED = frozenset({"fusion", "framework"})
 
-REGISTRY: dict[str, PolicyEntry] = {
-    "fifo": PolicyEntry(kind=Fifo),
-    "horovod": PolicyEntry(kind=Horovod),
-    "ddp": PolicyEntry(kind=Ddp),
-    "mg-wfbp": PolicyEntry(kind=MgWfbp),
-    "tio": PolicyEntry(kind=TicTac, fixed={"order": "tio"}),
-    "tao": PolicyEntry(kind=TicTac, fixed={"order": "tao"}),
-    # Slices of 50,000 parameters, stop and wait: the next goes out when the last has been confirmed.
-    "p3": PolicyEntry(
-        kind=Partitioned, preset={"partition_bytes": 200_000, "credit_bytes": 0, "admission": "paper"}
+REGISTRY: dict[str, tuple[PolicyEntry, ...]] = {
+    "fifo": (PolicyEntry(kind=Fifo), PolicyEntry(kind=FifoOnServers, exchange="servers")),
+    "horovod": (PolicyEntry(kind=Horovod),),
+    "ddp": (PolicyEntry(kind=Ddp),),
+    "mg-wfbp": (PolicyEntry(kind=MgWfbp),),
+    "tio": (
+        PolicyEntry(kind=TicTac, fixed={"order": "tio"}),
+        PolicyEntry(kind=TicTacOnServers, exchange="servers", fixed={"order": "tio"}),
     ),
-    "bytescheduler": PolicyEntry(kind=Partitioned),
-    "dear": PolicyEntry(kind=Dear, exchange="sharded"),
-    "ddp-best": PolicyEntry(
-        kind=Scheduled, fixed={"framework": "ddp"}, hidden=frozenset({"fusion", "preemption"})
+    "tao": (
+        PolicyEntry(kind=TicTac, fixed={"order": "tao"}),
+        PolicyEntry(kind=TicTacOnServers, exchange="servers", fixed={"order": "tao"}),
     ),
-    "zero-1": PolicyEntry(kind=ZeroOne, exchange="sharded"),
-    "zero-redundancy": PolicyEntry(kind=ZeroRedundancy, exchange="sharded"),
-    "pace": PolicyEntry(kind=Scheduled, fixed={"fusion": "paper"}, hidden=_SCHEDULED),
-    "optimal": PolicyEntry(kind=Scheduled, hidden=_SCHEDULED),
-    "sharded": PolicyEntry(kind=Sharded, exchange="sharded"),
-    "ps-fifo": PolicyEntry(kind=FifoExchange, exchange="servers"),
-    # Upstream MXNet's slices of 40,000 parameters, the next to a server when the last has been acknowledged.
-    "ps-p3": PolicyEntry(
-        kind=PartitionedExchange,
-        exchange="servers",
-        preset={
-            "partition_bytes": 160_000,
-            "credit_bytes": 0,
-            "admission": "paper",
-            "credit_of": "connection",
-            "acknowledged": True,
-        },
+    "p3": (
+        # Slices of 50,000 parameters, stop and wait: the next goes out when the last has been confirmed.
+        PolicyEntry(
+            kind=Partitioned, preset={"partition_bytes": 200_000, "credit_bytes": 0, "admission": "paper"}
+        ),
+        # Upstream MXNet's slices of 40,000 parameters, the next to a server when the last has been
+        # acknowledged.
+        PolicyEntry(
+            kind=PartitionedOnServers,
+            exchange="servers",
+            preset={
+                "partition_bytes": 160_000,
+                "credit_bytes": 0,
+                "admission": "paper",
+                "credit_of": "connection",
+                "acknowledged": True,
+            },
+        ),
     ),
-    "ps-bytescheduler": PolicyEntry(kind=PartitionedExchange, exchange="servers"),
-    "ps-byteps": PolicyEntry(kind=BytePs, exchange="servers"),
-    "ps-tio": PolicyEntry(kind=TicTacExchange, exchange="servers", fixed={"order": "tio"}),
-    "ps-tao": PolicyEntry(kind=TicTacExchange, exchange="servers", fixed={"order": "tao"}),
-    "ps-pace": PolicyEntry(kind=PlannedExchange, exchange="servers"),
+    "bytescheduler": (
+        PolicyEntry(kind=Partitioned),
+        PolicyEntry(kind=PartitionedOnServers, exchange="servers"),
+    ),
+    "byteps": (PolicyEntry(kind=BytePs, exchange="servers"),),
+    "dear": (PolicyEntry(kind=Dear, exchange="sharded"),),
+    "ddp-best": (
+        PolicyEntry(kind=Scheduled, fixed={"framework": "ddp"}, hidden=frozenset({"fusion", "preemption"})),
+    ),
+    "zero-1": (PolicyEntry(kind=ZeroOne, exchange="sharded"),),
+    "zero-redundancy": (PolicyEntry(kind=ZeroRedundancy, exchange="sharded"),),
+    "paper": (PolicyEntry(kind=Scheduled, fixed={"fusion": "paper"}, hidden=_SCHEDULED),),
+    "pace": (
+        PolicyEntry(kind=Scheduled, hidden=_SCHEDULED),
+        PolicyEntry(kind=PlannedOnServers, exchange="servers"),
+    ),
+    "sharded": (PolicyEntry(kind=Sharded, exchange="sharded"),),
 }
 
-POLICIES = tuple(name for name, entry in REGISTRY.items() if entry.exchange != "servers")
-SERVER_POLICIES = tuple(name for name, entry in REGISTRY.items() if entry.exchange == "servers")
+
+def policies_for(exchange: Exchange | None) -> tuple[str, ...]:
+    """Return the names of the policies of an exchange; None: of all that have one network in common."""
+    return tuple(
+        name
+        for name, entries in REGISTRY.items()
+        if any(
+            entry.exchange == exchange if exchange is not None else entry.exchange != "servers"
+            for entry in entries
+        )
+    )
 
 
-def entry_of(name: str, among: tuple[str, ...] = POLICIES + SERVER_POLICIES) -> PolicyEntry:
-    """Return what a name stands for; raises InvalidOptions if it is not among these policies."""
-    if name not in among:
-        raise InvalidOptions(f'no policy "{name}": choose one of {", ".join(among)}')
-    return REGISTRY[name]
+POLICIES = policies_for(None)
+SERVER_POLICIES = policies_for("servers")
 
 
-def knobs_of(name: str) -> tuple[str, ...]:
+def entry_of(name: str, exchange: Exchange | None = None) -> PolicyEntry:
+    """Return what a name stands for on one network, or on servers for exchange "servers".
+
+    Raises
+    ------
+    InvalidOptions
+        If there is no such policy there.
+    """
+    for entry in REGISTRY.get(name, ()):
+        if (entry.exchange == "servers") == (exchange == "servers"):
+            return entry
+    known, where = (SERVER_POLICIES, " of servers") if exchange == "servers" else (POLICIES, "")
+    raise InvalidOptions(f'no policy "{name}"{where}: choose one of {", ".join(known)}')
+
+
+def knobs_of(name: str, exchange: Exchange | None = None) -> tuple[str, ...]:
     """Return the names of a policy's knobs; raises InvalidOptions for an unknown policy."""
-    return entry_of(name).knobs
+    return entry_of(name, exchange).knobs
 
 
-def make_policy(name: str, **knobs: Any) -> Policy:
-    """Return a policy for one network by name, with some of its knobs set.
+@overload
+def make_policy(name: str, exchange: Literal["servers"], /, **knobs: Any) -> ServersPolicy: ...
+
+
+@overload
+def make_policy(
+    name: str, exchange: Literal["allreduce", "sharded"] | None = None, /, **knobs: Any
+) -> Policy: ...
+
+
+def make_policy(name: str, exchange: Exchange | None = None, /, **knobs: Any) -> Policy | ServersPolicy:
+    """Return a policy by name, on one network or for exchange "servers", with some of its knobs set.
 
     Raises
     ------
     InvalidOptions
         If the policy or a knob is unknown (the message lists the known ones) or a knob's value is wrong.
     """
-    made: Policy = _make(name, entry_of(name, POLICIES), knobs)
-    return made
-
-
-def make_server_policy(name: str, **knobs: Any) -> ExchangePolicy:
-    """Return a policy for parameter servers by name; raises InvalidOptions as ``make_policy`` does."""
-    made: ExchangePolicy = _make(name, entry_of(name, SERVER_POLICIES), knobs)
-    return made
-
-
-def _make(name: str, entry: PolicyEntry, knobs: dict[str, Any]) -> Any:
+    entry = entry_of(name, exchange)
     for knob in knobs:
         if knob not in entry.knobs:
             known = ", ".join(entry.knobs) or "none"
             raise InvalidOptions(f'policy "{name}" has no knob "{knob}": it has {known}')
     try:
-        return entry.kind(**(entry.preset | knobs | entry.fixed))
+        made: Policy | ServersPolicy = entry.kind(**(entry.preset | knobs | entry.fixed))
     except ValidationError as error:
         raise InvalidOptions(f'policy "{name}": {explain(error)}') from None
+    return made

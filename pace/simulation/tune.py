@@ -12,10 +12,14 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from pace.documents.cluster import Cluster
 from pace.documents.profile import Profile
+from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
+from pace.planning.servers.problem import ServersProblem
 from pace.simulation.registry import knobs_of, make_policy
 from pace.simulation.run import run_policy
+from pace.simulation.servers.run import run_server_policy
 from pace.solver.arrays import FloatArray
 
 Search = Literal["bayesian", "grid", "random", "momentum"]
@@ -32,6 +36,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "bucket_bytes": (1 << 18, 256 << 20),
     "group_bytes": (1 << 20, 256 << 20),
 }
+# ByteScheduler's best credits are 3.5 to 5.8 partitions (Table 1).
+CREDIT_IN_PARTITIONS = 4
 EXPLORATION = 0.1
 RANDOM_POINTS = 5
 MOMENTUM = 0.9
@@ -79,15 +85,16 @@ class Tuned:
         return None
 
 
-def tunable(policy: str) -> tuple[str, ...]:
+def tunable(policy: str, exchange: Exchange | None = None) -> tuple[str, ...]:
     """Return the knobs of a policy that a search may set."""
-    return tuple(knob for knob in knobs_of(policy) if knob in RANGES)
+    return tuple(knob for knob in knobs_of(policy, exchange) if knob in RANGES)
 
 
 def tune(
     profile: Profile,
     policy: str,
     *,
+    cluster: Cluster | None = None,
     search: Search = "bayesian",
     num_trials: int = 40,
     seed: int = 0,
@@ -95,8 +102,13 @@ def tune(
 ) -> Tuned:
     """Search for the knobs of `policy` that make the window shortest.
 
+    On servers, Bayesian optimization starts at delta0 = sqrt(M theta B / (2 S)) and a credit of four such
+    partitions, then looks around them.
+
     Parameters
     ----------
+    cluster
+        The servers, for a policy of servers.
     num_trials
         Settings to simulate; a grid takes the largest that is no larger.
     fixed
@@ -108,51 +120,30 @@ def tune(
         If the policy has no knob to search, or the search does not exist.
     """
     fixed = fixed or {}
-    return tune_policy(
-        policy,
-        tuple(knob for knob in tunable(policy) if knob not in fixed),
-        lambda settings: run_policy(profile, make_policy(policy, **fixed, **settings)).iteration_s,
-        make_policy(policy, **fixed),
-        search=search,
-        num_trials=num_trials,
-        seed=seed,
+    names = tuple(
+        knob for knob in tunable(policy, None if cluster is None else "servers") if knob not in fixed
     )
-
-
-def tune_policy(
-    policy: str,
-    names: tuple[str, ...],
-    price: Callable[[dict[str, int | float]], float],
-    plain: object,
-    *,
-    search: Search,
-    num_trials: int,
-    seed: int,
-    start: dict[str, float] | None = None,
-) -> Tuned:
-    """Search for the best setting of the knobs `names` of a policy of whatever kind.
-
-    Parameters
-    ----------
-    price
-        Returns the iteration time of a setting, in seconds; of none for the defaults.
-    plain
-        The policy with its defaults, as attributes.
-    start
-        Where the best is expected, of all knobs that can be searched: Bayesian optimization tries it first,
-        then its neighborhood.
-
-    Raises
-    ------
-    InvalidOptions
-        If there is no knob to search, or the search does not exist.
-    """
     if search not in SEARCHES:
         raise InvalidOptions(f'no search "{search}": choose one of {", ".join(SEARCHES)}')
     if num_trials < 1:
         raise InvalidOptions(f"{num_trials} trials: expected at least 1")
     if not names:
         raise InvalidOptions(f'policy "{policy}" has no knob to tune: {", ".join(RANGES)} can be tuned')
+
+    def price(settings: dict[str, int | float]) -> float:
+        if cluster is None:
+            return run_policy(profile, make_policy(policy, **fixed, **settings)).iteration_s
+        made = make_policy(policy, "servers", **fixed, **settings)
+        return run_server_policy(profile, cluster, made).iteration_s
+
+    start = None
+    plain: object
+    if cluster is None:
+        plain = make_policy(policy, **fixed)
+    else:
+        plain = make_policy(policy, "servers", **fixed)
+        suggested = ServersProblem.of(profile, cluster).suggested_partition_bytes()
+        start = {"partition_bytes": suggested, "credit_bytes": CREDIT_IN_PARTITIONS * suggested}
     trials = _search_settings(names, price, search=search, num_trials=num_trials, seed=seed, start=start)
     default = TriedKnobs(knobs={name: getattr(plain, name) for name in names}, iteration_s=price({}))
     best = min((default, *trials), key=lambda trial: trial.iteration_s)

@@ -5,7 +5,6 @@ defined on: a parameter server's worker, whose recv ops wait for nothing and who
 and the toy models of the paper.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -120,47 +119,6 @@ def run_worker(
     busy = np.bincount(dag.resources, weights=durations, minlength=num_resources)
     return WorkerRun(
         starts_s=starts, ends_s=ends, makespan_s=makespan, efficiency=ordering_efficiency(busy, makespan)
-    )
-
-
-def window_efficiency(profile: Profile, makespan_s: float) -> Efficiency:
-    """Return TicTac's metrics for a window whose gradients are sent one by one.
-
-    Every stream is a resource and the network is another. An op without a stream has no device that the
-    metrics could call busy.
-
-    Raises
-    ------
-    InvalidProfile
-        If an op has no stream.
-    """
-    busy: dict[str, float] = {}
-    for op in profile.ops:
-        if op.stream is None:
-            raise InvalidProfile(f'op "{op.name}" has no stream: ordering efficiency is defined on devices')
-        busy[op.stream] = busy.get(op.stream, 0.0) + op.duration_s
-    network = float(profile.cost([gradient.size_bytes for gradient in profile.gradients]).sum())
-    return ordering_efficiency([*busy.values(), network], makespan_s)
-
-
-def parallel_model(transfers: int, *, transfer_s: float = 1.0, op_s: float = 1.0) -> WorkerDag:
-    """Return Par-n: every op waits for a transfer of its own and for nothing else; all orders are equal."""
-    return _toy(transfers, transfer_s, op_s, [[number] for number in range(transfers)])
-
-
-def sequential_model(transfers: int, *, transfer_s: float = 1.0, op_s: float = 1.0) -> WorkerDag:
-    """Return Seq-n: a chain of ops, each waiting for a transfer too; one order of n! is best."""
-    chain = [[number, *([transfers + number - 1] if number else [])] for number in range(transfers)]
-    return _toy(transfers, transfer_s, op_s, chain)
-
-
-def _toy(transfers: int, transfer_s: float, op_s: float, waits: Sequence[Sequence[int]]) -> WorkerDag:
-    return WorkerDag(
-        names=(*(f"recv/{n}" for n in range(transfers)), *(f"op/{n}" for n in range(transfers))),
-        duration_s=np.array([transfer_s] * transfers + [op_s] * transfers),
-        resources=np.array([1] * transfers + [0] * transfers, dtype=np.int64),
-        predecessors=(*(() for _ in range(transfers)), *(tuple(before) for before in waits)),
-        recvs=tuple(range(transfers)),
     )
 
 

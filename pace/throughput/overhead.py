@@ -39,9 +39,3 @@ def read_overhead_csv(path: str | Path) -> ParsingOverhead:
     log = read_cost_csv(path)
     sizes, seconds = zip(*log.samples, strict=True)
     return fit_overhead(sizes, seconds)
-
-
-def overhead_share(overhead: ParsingOverhead, size_bytes: float, bytes_per_s: float) -> float:
-    """Return which part of a transfer's time parsing takes, on a link of `bytes_per_s`."""
-    parsing = overhead.seconds_per_byte * size_bytes + overhead.seconds
-    return parsing / (parsing + size_bytes / bytes_per_s)

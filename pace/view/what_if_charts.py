@@ -24,7 +24,7 @@ LABELS = {
 MOST_PANELS = 6
 # Okabe and Ito's colors, told apart by most eyes; ours is the darkest.
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#999999", "#F0E442", "#8C564B", "#7F7FBF")
-OURS = {"optimal": "#000000", "pace": "#0072B2"}
+OURS = {"pace": "#000000", "paper": "#0072B2"}
 MARKERS = "o^svDPX*<>"
 
 

@@ -6,12 +6,13 @@ from itertools import product
 from math import inf, prod
 from typing import Any
 
+from pace.documents.collective_costs import ALGORITHMS, Algorithm
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.simulation import make_policy
-from pace.whatif.scenario import ALGORITHMS, Algorithm, Scenario, TwoLevel, measured_batch, networked_at
+from pace.whatif.scenario import Scenario, TwoLevel, measured_batch, networked_at
 
-DEFAULT_POLICIES = ("fifo", "horovod", "ddp", "bytescheduler", "optimal")
+DEFAULT_POLICIES = ("fifo", "horovod", "ddp", "bytescheduler", "pace")
 
 # Outermost first: changing ops costs most, changing the network least.
 AXES = (

@@ -8,7 +8,7 @@ from typing import Any
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.planning.servers.clusters import cluster_for
-from pace.simulation import make_policy, make_server_policy, run_policy
+from pace.simulation import make_policy, run_policy
 from pace.simulation.servers.run import run_server_policy
 from pace.whatif.scenario import GBPS, Scenario, networked_at
 
@@ -38,7 +38,7 @@ class ServerGrid:
     bandwidth_gbps: tuple[float, ...] = ()
     workers: tuple[int, ...] = ()
     consistency: tuple[str, ...] = ("sync",)
-    policies: tuple[str, ...] = ("ps-fifo", "ps-bytescheduler", "ps-pace")
+    policies: tuple[str, ...] = ("fifo", "bytescheduler", "pace")
     jitter: float = 0.0
 
 
@@ -110,7 +110,7 @@ def what_if_servers(
         scenario = Scenario(workers=workers, bandwidth_gbps=gbps)
         if (workers, gbps) not in rings:
             ring = networked_at(profile, Scenario(workers=workers, bandwidth_gbps=gbps, algorithm="ring"))
-            rings[workers, gbps] = run_policy(ring, make_policy("optimal")).iteration_s
+            rings[workers, gbps] = run_policy(ring, make_policy("pace")).iteration_s
         point = networked_at(profile, scenario)
         cluster = cluster_for(
             point,
@@ -125,7 +125,7 @@ def what_if_servers(
             run = run_server_policy(
                 point,
                 cluster,
-                make_server_policy(policy),
+                make_policy(policy, "servers"),
                 iterations=WINDOWS if grid.jitter else 1,
                 jitter=grid.jitter,
                 consistency=mode,

@@ -23,7 +23,7 @@ class ServerAddress:
     name: str
 
 
-def read_token(file: Path | None, variable: str = "PACE_PS_TOKEN") -> str | None:
+def read_token(file: Path | None, variable: str = "PACE_SERVERS_TOKEN") -> str | None:
     """Return the token in a file, or the one in an environment variable; None where there is neither.
 
     Raises

@@ -250,11 +250,11 @@ def _pair_speedup(network: Network, size_bytes: int) -> float:
     return 2 * float(np.median(one)) / float(np.median(both))
 
 
-Collective = Literal["all-reduce", "reduce-scatter", "all-gather"]
+CollectiveName = Literal["all-reduce", "reduce-scatter", "all-gather"]
 
 
 class _TorchNetwork:
-    def __init__(self, group: Any, collective: Collective) -> None:
+    def __init__(self, group: Any, collective: CollectiveName) -> None:
         import torch.distributed as dist
 
         self._collective = collective
@@ -310,7 +310,7 @@ class _HorovodNetwork:
         return reduced
 
 
-def torch_network(group: Any = None, *, collective: Collective = "all-reduce") -> Network:
+def torch_network(group: Any = None, *, collective: CollectiveName = "all-reduce") -> Network:
     """Return the network of a torch.distributed process group; None is the default group.
 
     With another `collective`, ``measure_allreduce`` measures that one instead: sizes are the whole buffer's,

@@ -17,7 +17,7 @@ from pace.documents.collective_costs import AllReduce
 from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import Profile, parse_profile
 from pace.errors import CommunicationFailed
-from pace.runtime.capture.allreduce_cost import Collective
+from pace.runtime.capture.allreduce_cost import CollectiveName
 from pace.runtime.capture.contention import LEAST_PAIRS, Contention, ContentionMeasurement
 from pace.runtime.capture.cost_sampler import BUDGET_S, CostSampler
 from pace.runtime.capture.recorder import Recorder, num_steps, warn_if_inexact
@@ -251,7 +251,7 @@ class TransportNetwork:
         device: torch.device,
         *,
         timeout_s: float,
-        collective: Collective = "all-reduce",
+        collective: CollectiveName = "all-reduce",
     ) -> None:
         self._collective = collective
         self.num_workers = transport.size

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 import torch
 
-from pace.runtime.control.options import Sharding
+from pace.runtime.control.options import ShardingChoice
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.replanner import Replanner
 from pace.runtime.control.trial import Candidate, Trial
-from pace.runtime.engine.halves.sharded_plan import plan_shards_locally
 from pace.runtime.engine.plan import GradientSize, Plan, plan_locally, plan_plainly
+from pace.runtime.engine.sharded.sharded_plan import plan_shards_locally
 from pace.runtime.event_log import log
 from pace.runtime.transports.transport import Transport
 
@@ -62,7 +62,7 @@ class Choice:
         auto: bool,
         barrier: bool,
         per_group: bool,
-        sharding: Sharding = "off",
+        sharding: ShardingChoice = "off",
         timeout_s: float,
     ) -> None:
         self.measured_s: dict[str, float] = {}

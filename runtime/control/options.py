@@ -13,8 +13,8 @@ from pace.runtime.transports.compression import Compression
 from pace.runtime.transports.transport import Discipline, Order
 
 Mode = Literal["overlap", "barrier", "auto"]
-Op = Literal["average", "sum"]
-Sharding = Literal["off", "auto", "on"]
+Reduction = Literal["average", "sum"]
+ShardingChoice = Literal["off", "auto", "on"]
 
 DEFAULT_TIMEOUT_S = 300.0
 
@@ -37,7 +37,7 @@ class WrapperOptions:
 
     mode: Mode
     order: Order
-    op: Op
+    op: Reduction
     compression: Compression
     backward_passes_per_step: int
     credit_bytes: int | None
@@ -45,7 +45,7 @@ class WrapperOptions:
     broadcast_parameters: bool
     gradient_predivide_factor: float | None = None
     max_grad_norm: float | None = None
-    sharding: Sharding = "off"
+    sharding: ShardingChoice = "off"
     own_buffers: bool = False
 
     def __post_init__(self) -> None:
@@ -58,13 +58,13 @@ class WrapperOptions:
         """
         require_one_of("mode", self.mode, get_args(Mode))
         require_one_of("order", self.order, (*get_args(Discipline), "auto"))
-        require_one_of("op", self.op, get_args(Op))
+        require_one_of("op", self.op, get_args(Reduction))
         require_one_of("compression", self.compression, get_args(Compression))
         require_whole("backward_passes_per_step", self.backward_passes_per_step, least=1)
         if self.credit_bytes is not None:
             require_whole("credit_bytes", self.credit_bytes, least=1)
         require_bool("broadcast_parameters", self.broadcast_parameters)
-        require_one_of("sharding", self.sharding, get_args(Sharding))
+        require_one_of("sharding", self.sharding, get_args(ShardingChoice))
         if self.max_grad_norm is not None and not (is_number(self.max_grad_norm) and self.max_grad_norm > 0):
             raise refusal("max_grad_norm", self.max_grad_norm, "a positive number")
         if not is_timeout(self.timeout_s):

@@ -10,10 +10,10 @@ from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, load_schedule, parse_schedule
 from pace.errors import InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
-from pace.runtime.control.options import Sharding, check_source
+from pace.runtime.control.options import ShardingChoice, check_source
 from pace.runtime.control.report_sender import ReportSender
-from pace.runtime.engine.halves.sharded_plan import plan_from_sharded_schedule
 from pace.runtime.engine.plan import GradientSize, Plan, plan_from_schedule, plan_locally
+from pace.runtime.engine.sharded.sharded_plan import plan_from_sharded_schedule
 from pace.runtime.event_log import log
 from pace.runtime.replanning import Replanning
 from pace.runtime.transports.transport import Transport
@@ -72,7 +72,7 @@ class PlanSource:
         api_key: str | None = None,
         timeout_s: float = 300.0,
         replanning: Replanning | None = None,
-        sharding: Sharding = "off",
+        sharding: ShardingChoice = "off",
     ) -> None:
         check_source(schedule, service, job, api_key, replanning)
         self._transport = transport
@@ -133,7 +133,7 @@ class PlanSource:
         """Go by rank 0's terms: launchers do not give every rank the same environment."""
         self.asks, self.job, self.replanning = terms[0], terms[1], Replanning.from_json(terms[2])
 
-    def shard(self, sharding: Sharding) -> None:
+    def shard(self, sharding: ShardingChoice) -> None:
         """Go by what all ranks can do; every rank must call it, after ``load``.
 
         Raises

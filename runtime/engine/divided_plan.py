@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from pace.runtime.engine.plan import Exchange, GradientSize, Plan, PlannedGroup, PlannedSegment, cut
+from pace.runtime.engine.plan import GradientSize, GroupExchange, Plan, PlannedGroup, PlannedSegment, cut
 
 
 def divide(plan: Plan, gradients: Sequence[GradientSize], pushed: Collection[str]) -> Plan:
@@ -23,10 +23,10 @@ def divide(plan: Plan, gradients: Sequence[GradientSize], pushed: Collection[str
     new_numbers: list[list[int]] = []
     for group in plan.groups:
         names = {
-            "push-pull": tuple(name for name in group.gradients if name in pushed),
+            "servers": tuple(name for name in group.gradients if name in pushed),
             "allreduce": tuple(name for name in group.gradients if name not in pushed),
         }
-        kinds: list[Exchange] = ["push-pull", "allreduce"]
+        kinds: list[GroupExchange] = ["servers", "allreduce"]
         mine = [kind for kind in kinds if names[kind]]
         new_numbers.append(list(range(len(groups), len(groups) + len(mine))))
         groups += [
@@ -58,7 +58,7 @@ def _segments(
     for segment in plan.segments:
         numbers = new_numbers[segment.group]
         if len(numbers) == 1:
-            link = segment.link if groups[numbers[0]].exchange == "push-pull" else None
+            link = segment.link if groups[numbers[0]].exchange == "servers" else None
             segments.append(replace(segment, group=numbers[0], link=link))
             continue
         owed[segment.group] += segment.size_bytes

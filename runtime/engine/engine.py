@@ -32,7 +32,7 @@ import torch
 from pace.errors import CommunicationFailed
 from pace.runtime.engine.lanes import Lane, calls_of, lanes_of
 from pace.runtime.engine.on_device import OnDevice
-from pace.runtime.engine.plan import Exchange, Plan
+from pace.runtime.engine.plan import GroupExchange, Plan
 from pace.runtime.engine.prepared_groups import PreparedGroups
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
 from pace.runtime.engine.sends import GroupSend, SegmentMemory, SegmentSend, last_times, sends_of
@@ -228,7 +228,9 @@ class Engine:
                 lane.order.separate_halves(apart=apart)
                 lane.wake.notify_all()
 
-    def call_aside(self, exchange: Exchange, group: int, parts: tuple[torch.Tensor, ...], name: str) -> None:
+    def call_aside(
+        self, exchange: GroupExchange, group: int, parts: tuple[torch.Tensor, ...], name: str
+    ) -> None:
         """Make one call outside of the plan, with nothing else under way, and wait for it; every rank alike.
 
         Raises

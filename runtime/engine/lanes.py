@@ -189,7 +189,7 @@ def lanes_of(
     pushed = {
         send.number
         for send, planned in zip(groups, plan.groups, strict=True)
-        if planned.exchange == "push-pull" and transport.sequencing != "keyed"
+        if planned.exchange == "servers" and transport.sequencing != "keyed"
     }
     rest = [segment for segment in segments if segment.group.number not in pushed]
     lanes = []

@@ -18,7 +18,7 @@ from pace.errors import ScheduleMismatch
 
 MEBIBYTE = 1 << 20
 
-Exchange = Literal["allreduce", "push-pull", "reduce-scatter", "all-gather"]
+GroupExchange = Literal["allreduce", "servers", "reduce-scatter", "all-gather"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class PlannedGroup:
     dtype: str
     ready_s: float
     tail_s: float
-    exchange: Exchange | None = None
+    exchange: GroupExchange | None = None
     shards: tuple[int, ...] = ()
 
 

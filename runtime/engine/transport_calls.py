@@ -3,18 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
-from pace.runtime.engine.plan import Exchange, PlannedGroup
+from pace.runtime.engine.plan import GroupExchange, PlannedGroup
 from pace.runtime.transports.transport import Transport
 
 
-def call_for(transport: Transport, exchange: Exchange | None) -> Callable[..., Any]:
+def call_for(transport: Transport, exchange: GroupExchange | None) -> Callable[..., Any]:
     """Return what starts an exchange of a tensor, or of matrices by rows."""
     if exchange == "reduce-scatter":
         return transport.reduce_scatter
     return transport.all_gather if exchange == "all-gather" else transport.allreduce
 
 
-def word_for(exchange: Exchange | None) -> str:
+def word_for(exchange: GroupExchange | None) -> str:
     """Name an exchange for people."""
     return exchange if exchange in ("reduce-scatter", "all-gather") else "all-reduce"
 

@@ -120,8 +120,9 @@ def guard_all(tensors: Iterable[torch.Tensor], guards: Mapping[int, Guard]) -> N
 
 def unguard_all(tensors: Iterable[torch.Tensor]) -> None:
     """Let many tensors be used, guarded or not."""
+    kind_of_class = _kinds.get
     for tensor in tensors:
-        kind = _kinds.get(type(tensor))
+        kind = kind_of_class(type(tensor))
         if kind is not None:
             tensor.__class__ = kind
 
@@ -133,10 +134,10 @@ def forget_guards(guards: Mapping[int, Guard]) -> None:
 
 def _switch(tensors: Iterable[torch.Tensor]) -> None:
     # Their guards are known by now: a thread that finds this class without a guard takes it off again.
+    guarded_class = _guarded_classes.get
     for tensor in tensors:
         kind = type(tensor)
-        if kind not in _kinds:
-            tensor.__class__ = _guarded_classes.get(kind) or _guarded_class(kind)
+        tensor.__class__ = guarded_class(kind) or _guarded_class(kind)
 
 
 def _guard_of(tensor: torch.Tensor) -> Guard | None:
@@ -150,12 +151,6 @@ def _guard_of(tensor: torch.Tensor) -> Guard | None:
 def guarded(tensor: torch.Tensor) -> bool:
     """Whether a tensor has a guard."""
     return type(tensor) in _kinds
-
-
-def kind_of(tensor: torch.Tensor) -> type[torch.Tensor]:
-    """Return a tensor's class, as it is without a guard."""
-    kind: type[torch.Tensor] = _kinds.get(type(tensor), type(tensor))
-    return kind
 
 
 _kinds: dict[type, type] = {}  # of guarded classes, those that they stand for
@@ -178,7 +173,7 @@ def _guarded_class(kind: type) -> type:
             "__torch_function__": classmethod(_call),
         },
     )
-    _guarded_classes[kind] = made
+    _guarded_classes[kind] = _guarded_classes[made] = made
     _kinds[made] = kind
     return made
 

@@ -256,8 +256,8 @@ class AsynchronousOptimizer(StandIn):
         batch
             Examples that a step of this rank trains on.
         bytes_per_s
-            Rate of a host's link, as ``pace ps measure`` tells; without it, that of the fastest exchange,
-            which is too small where other workers used the link as well.
+            Rate of a host's link, as ``pace servers measure`` tells; without it, that of the fastest
+            exchange, which is too small where other workers used the link as well.
 
         Raises
         ------

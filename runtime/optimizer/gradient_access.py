@@ -182,7 +182,9 @@ class GradientAccess:
     def _clear_pending(self, slot: Slot) -> None:
         set_local_gradient(slot.parameter, None)
         slot.cleared, slot.zeroed_later = True, False
-        slot.forget()
+        slot.base = slot.zeroed = False
+        if slot.fused.owned:
+            slot.forget()
 
     def _clear(self, slot: Slot) -> None:
         if slot.fused.submitted and not self._reduction.sealed:

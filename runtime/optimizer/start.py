@@ -13,7 +13,7 @@ from torch import nn
 
 from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse, PaceError
 from pace.runtime.control.agreement import Statement, agree_on_plan, agree_on_weights, exchange, forms_of
-from pace.runtime.control.options import Sharding, WrapperOptions, require_instance
+from pace.runtime.control.options import ShardingChoice, WrapperOptions, require_instance
 from pace.runtime.control.parameters import gradient_sizes, trained_parameters
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.engine.plan import GradientSize, Plan
@@ -48,7 +48,7 @@ class Start:
     sizes: list[GradientSize]
     plan: Plan
     barrier_reason: str | None
-    sharding: Sharding
+    sharding: ShardingChoice
 
 
 def start_together(
@@ -114,7 +114,7 @@ def start_together(
     )
 
 
-def _sharding(asked: Sharding, reason: str | None, *, rank: int) -> Sharding:
+def _sharding(asked: ShardingChoice, reason: str | None, *, rank: int) -> ShardingChoice:
     if asked == "off" or reason is None:
         return asked
     if asked == "on":

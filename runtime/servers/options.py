@@ -37,7 +37,6 @@ class Stale:
             raise InvalidOptions(f"Stale({self.clocks!r}): a whole number of at least 0 is needed")
 
 
-Consistency = Literal["sync", "async"] | Stale
 Servers = Literal["colocated"] | Sequence[str]
 
 
@@ -91,7 +90,7 @@ def read_options(
 ) -> ServerOptions:
     """Check what the user gave, and take from the environment what is missing.
 
-    PACE_PS_SERVERS names servers, separated by commas, or is "colocated"; PACE_PS_TOKEN is the token.
+    PACE_SERVERS names servers, separated by commas, or is "colocated"; PACE_SERVERS_TOKEN is the token.
 
     Raises
     ------
@@ -99,7 +98,7 @@ def read_options(
         Names the argument and what is allowed. Tokens are never shown.
     """
     if servers is None:
-        found = os.environ.get("PACE_PS_SERVERS") or "colocated"
+        found = os.environ.get("PACE_SERVERS") or "colocated"
         servers = found if found == "colocated" else found.split(",")
     if servers != "colocated":
         if isinstance(servers, str) or not isinstance(servers, Sequence) or not servers:
@@ -107,14 +106,14 @@ def read_options(
         servers = tuple(servers)
         for place in servers:
             parse_address(place, "")
-    token = os.environ.get("PACE_PS_TOKEN") or None if token is None else token
+    token = os.environ.get("PACE_SERVERS_TOKEN") or None if token is None else token
     if token is not None and (not isinstance(token, str) or not token):
         raise InvalidOptions(f"token is of type {type(token).__name__}; a text that is not empty is needed")
     if token is None and servers != "colocated":
         for place in servers:
             if not is_loopback(parse_address(place, "").host):
                 raise InvalidOptions(
-                    f"the server {place} is on another machine: give a token, or set PACE_PS_TOKEN"
+                    f"the server {place} is on another machine: give a token, or set PACE_SERVERS_TOKEN"
                 )
     if not isinstance(deterministic, bool):
         raise InvalidOptions(f"deterministic is {deterministic!r}; True or False is needed")
@@ -174,9 +173,9 @@ def pushed_gradients(model: nn.Module, patterns: Any) -> frozenset[str]:
 def own_host(token: str | None) -> str:
     """Return the address under which other ranks reach a server of this process.
 
-    PACE_PS_HOST says it. Without a token it is this machine alone.
+    PACE_SERVERS_HOST says it. Without a token it is this machine alone.
     """
-    named = os.environ.get("PACE_PS_HOST")
+    named = os.environ.get("PACE_SERVERS_HOST")
     if named:
         return named
     master = os.environ.get("MASTER_ADDR")

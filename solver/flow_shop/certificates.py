@@ -1,8 +1,8 @@
 """Proofs for two links: sets of jobs whose few numbers add up to a bound that no order beats.
 
 Every bound is a relaxation: the uplink alone, with each job's own pull in its tail; the downlink alone,
-with each job's own push before its ready time; both, for the jobs of one set all released together, where
-Johnson's order is optimal; and a server's link alone, which carries only the jobs that are placed on it.
+with each job's own push before its ready time; and both, for the jobs of one set all released together,
+where Johnson's order is optimal.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pace.solver import jackson
-from pace.solver.arrays import FloatArray, IntArray
+from pace.solver.arrays import FloatArray
 from pace.solver.certificate import CriticalSet, certify
 from pace.solver.flow_shop.instance import TwoLinks
 from pace.solver.flow_shop.orders import johnson_order
@@ -64,35 +64,3 @@ def pair_bound(instance: TwoLinks) -> PairBound:
     )
     inside = np.flatnonzero((instance.ready >= rho) & (instance.tail >= tau))
     return PairBound(jobs=tuple(inside.tolist()), min_ready=rho, makespan=span, min_tail=tau)
-
-
-def server_bounds(instance: TwoLinks, server: IntArray, num_servers: int) -> tuple[CriticalSet, ...]:
-    """Return every server's bound, its ingress or its egress, whichever is stronger.
-
-    Push and pull are the times that a server's links need for a job from all workers together; jobs are
-    numbered as in `instance`.
-    """
-    found = []
-    for number in range(num_servers):
-        jobs = np.flatnonzero(server == number)
-        part = TwoLinks(
-            ready=instance.ready[jobs],
-            push=instance.push[jobs],
-            pull=instance.pull[jobs],
-            tail=instance.tail[jobs],
-        )
-        strongest = max(uplink_bound(part), downlink_bound(part), key=lambda critical: critical.bound)
-        found.append(
-            CriticalSet(
-                jobs=tuple(int(jobs[at]) for at in strongest.jobs),
-                min_ready=strongest.min_ready,
-                total_processing=strongest.total_processing,
-                min_tail=strongest.min_tail,
-            )
-        )
-    return tuple(found)
-
-
-def strongest_bound(instance: TwoLinks) -> float:
-    """Return the greatest of the bounds by uplink, downlink and pair."""
-    return max(uplink_bound(instance).bound, downlink_bound(instance).bound, pair_bound(instance).bound)

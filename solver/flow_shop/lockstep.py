@@ -42,7 +42,7 @@ class SharedLinks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeTimes:
+class LockstepTimes:
     """Arrays of shape (num_parts,) in seconds: when every part's push and pull start and end."""
 
     push_starts: FloatArray
@@ -51,7 +51,7 @@ class ExchangeTimes:
     pull_ends: FloatArray
 
 
-def exchange(
+def send_in_lockstep(
     links: SharedLinks,
     *,
     ready: FloatArray,
@@ -59,7 +59,7 @@ def exchange(
     server: IntArray,
     pull_sizes: FloatArray | IntArray | None = None,
     in_order: bool = False,
-) -> ExchangeTimes:
+) -> LockstepTimes:
     """Send parts, listed in the planned order, over the links; O(parts * servers).
 
     Parameters
@@ -77,7 +77,7 @@ def exchange(
     times = np.zeros((4, len(ready)))
     up = np.asarray(sizes, dtype=np.float64) + links.overhead_bytes
     down = up if pull_sizes is None else np.asarray(pull_sizes, dtype=np.float64) + links.overhead_bytes
-    kernel.exchange(
+    kernel.send_in_lockstep(
         np.asarray(ready, dtype=np.float64),
         up,
         down,
@@ -91,4 +91,4 @@ def exchange(
         in_order,
         times,
     )
-    return ExchangeTimes(push_starts=times[0], push_ends=times[1], pull_starts=times[2], pull_ends=times[3])
+    return LockstepTimes(push_starts=times[0], push_ends=times[1], pull_starts=times[2], pull_ends=times[3])

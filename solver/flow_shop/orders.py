@@ -54,11 +54,6 @@ def longest_tail_first(instance: TwoLinks) -> TwoLinkSolution:
     return serve_by_rank(instance, longest_tail_order(instance))
 
 
-def first_in_first_out(instance: TwoLinks) -> TwoLinkSolution:
-    """Serve both links in the order of ready times, ties by index."""
-    return serve_by_rank(instance, np.argsort(instance.ready, kind="stable"))
-
-
 def serve_in_order(instance: TwoLinks, order: IntArray) -> TwoLinkSolution:
     """Serve both links strictly in one order, waiting for whoever is next."""
     push_starts, pull_starts = np.empty(len(instance)), np.empty(len(instance))

@@ -34,7 +34,7 @@ def start_next(
 
 
 @compiled
-def exchange(
+def send_in_lockstep(
     ready: FloatArray,
     up_work: FloatArray,
     down_work: FloatArray,

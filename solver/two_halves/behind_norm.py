@@ -27,7 +27,6 @@ from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost import CostCurve
 from pace.solver.fifo import best_fifo
 from pace.solver.partition import EXACT, Chain, best_layered
-from pace.solver.two_halves.calls import Half
 
 # Beyond so many gradients the program for a cost with several slopes, quadratic in them, works on runs.
 CONTRACT_BEYOND = 2000
@@ -91,19 +90,3 @@ def best_all_gathers(
         )
         return [int(starts[cut]) for cut in cuts], value
     return best_layered(chain, cost, enough=enough, max_group_bytes=max_group_bytes, tolerance=EXACT)
-
-
-def end_of_reduce_scatters(scattered: Half, cost: CostCurve) -> float:
-    """Return when the last of these calls ends, first in, first out; 0 without calls."""
-    now = 0.0
-    durations = scattered.durations(cost)
-    for number in np.argsort(scattered.times, kind="stable"):
-        now = max(now, float(scattered.times[number])) + float(durations[number])
-    return now
-
-
-def longest_after_norm(gathered: Half, cost: CostCurve) -> float:
-    """Return max over k of (b_1 + ... + b_k + q_k), longest tail first; 0 without calls."""
-    order = np.argsort(-gathered.times, kind="stable")
-    ends = np.cumsum(gathered.durations(cost)[order])
-    return float(np.max(ends + gathered.times[order], initial=0.0))

@@ -20,7 +20,7 @@ from pace.whatif.target import answer_all
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
-GRID = {"bandwidth_gbps": [1, 10], "workers": [4, 8], "policies": ["fifo", "ddp", "optimal"]}
+GRID = {"bandwidth_gbps": [1, 10], "workers": [4, 8], "policies": ["fifo", "ddp", "pace"]}
 ASYNC = {"Prefer": "respond-async"}
 
 
@@ -52,7 +52,7 @@ def test_the_answer_is_the_librarys(service: Caller) -> None:
     answer = service.http.post("/v1/what-if", json=question)
     assert answer.status_code == 201, answer.text
     profile = parse_profile(json.dumps(document))
-    grid = Grid(bandwidth_gbps=(1.0, 10.0), workers=(4, 8), policies=("fifo", "ddp", "optimal"))
+    grid = Grid(bandwidth_gbps=(1.0, 10.0), workers=(4, 8), policies=("fifo", "ddp", "pace"))
     expected = what_if(profile, grid)
     found = answer.json()["what_if"]
     assert found["cells"] == [cell.as_row() for cell in expected.cells]
@@ -167,7 +167,7 @@ def test_senseless_questions_are_refused(
 def test_the_client_asks_as_the_library_does(service: Caller) -> None:
     """The same result as computed here, progress on the way, the library's own errors."""
     profile = parse_profile(json.dumps(layered_profile(80)))
-    grid = Grid(bandwidth_gbps=tuple(range(1, 41)), policies=("fifo", "optimal"))
+    grid = Grid(bandwidth_gbps=tuple(range(1, 41)), policies=("fifo", "pace"))
     cells: list[int] = []
     with Client(service.url, api_key=service.token, timeout_s=120) as client:
         found = client.what_if(profile, grid, 0.9, progress=cells.append)

@@ -23,7 +23,7 @@ from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
 
 REFUSALS = {429, 503, 507}
-GRID: dict[str, Any] = {"bandwidth_gbps": [1.0, 10.0], "policies": ["ddp", "optimal"]}
+GRID: dict[str, Any] = {"bandwidth_gbps": [1.0, 10.0], "policies": ["ddp", "pace"]}
 LONG_GRID = {"bandwidth_gbps": [1 + step / 10 for step in range(4000)]}
 NUM_SHARED = 3
 MOST_WAIT_S = 30.0
@@ -217,7 +217,7 @@ class Load:
                 if kind == "schedule":
                     right = found["schedule"] == json.loads(optimize(profile).to_json())
                 else:
-                    grid = Grid(bandwidth_gbps=(1.0, 10.0), policies=("ddp", "optimal"))
+                    grid = Grid(bandwidth_gbps=(1.0, 10.0), policies=("ddp", "pace"))
                     right = found["what_if"] == what_if(profile, grid).to_document()
                 if not right:
                     self.faults.append(f"wrong: {kind} {number}")

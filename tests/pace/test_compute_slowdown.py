@@ -258,7 +258,7 @@ def test_the_checker_refuses_a_wrong_stretch(proof: str, field: str) -> None:
 def test_what_if_keeps_the_slow_down_on_another_network() -> None:
     """Every cell is the simulator's answer for the slowed profile on that network."""
     profile = build("resnet50", device_tflops=8.0, batch=32, workers=8).replace(compute_slowdown=1.4)
-    grid = Grid(bandwidth_gbps=(5.0, 50.0), policies=("ddp", "optimal"))
+    grid = Grid(bandwidth_gbps=(5.0, 50.0), policies=("ddp", "pace"))
     for cell in what_if(profile, grid, processes=1).cells:
         point = profile_at(profile, cell.scenario)
         assert point.compute_slowdown == 1.4

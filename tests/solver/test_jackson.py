@@ -6,6 +6,7 @@ from hypothesis import given
 
 from pace.solver import jackson
 from pace.solver.instance import Instance, Solution
+from tests.solver.plain_jackson import solve_plainly
 from tests.strategies import (
     eighths,
     instance_of,
@@ -100,7 +101,7 @@ def test_pieces_form_a_schedule_with_few_preemptions(instance: Instance) -> None
 @properties(150)
 def test_the_compiled_loop_and_its_plain_twin_agree(instance: Instance) -> None:
     """Same pieces and completion times, to the last bit."""
-    compiled, plain = jackson.solve(instance), jackson.solve_plainly(instance)
+    compiled, plain = jackson.solve(instance), solve_plainly(instance)
     assert pieces(compiled) == pieces(plain)
     assert compiled.completion.tolist() == plain.completion.tolist()
     assert compiled.objective == plain.objective
@@ -138,7 +139,7 @@ def test_many_jobs(n: int) -> None:
     solution = jackson.solve(instance)
     assert_is_schedule(instance, solution)
     if n <= 1000:
-        assert pieces(solution) == pieces(jackson.solve_plainly(instance))
+        assert pieces(solution) == pieces(solve_plainly(instance))
 
 
 def test_slots_round_ready_and_processing_up_and_leave_tails() -> None:

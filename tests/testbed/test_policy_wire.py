@@ -17,7 +17,7 @@ from benchmarks.harness.training.policy_wire import (
 from pace.runtime.servers.layout import Layout, ServedSegment, memory_of
 from pace.runtime.servers.link import PushPullCall
 from pace.runtime.servers.server import Server
-from pace.simulation.servers.traffic import ExchangeRules
+from pace.simulation.servers.traffic import ServersRules
 from pace.wire.addresses import ServerAddress
 from pace.wire.handshake import Greeting
 
@@ -108,17 +108,17 @@ def test_a_server_of_whole_partitions_holds_chunks_back(peers: list[Peer]) -> No
 def test_a_credit_admits_as_its_system_does() -> None:
     """The paper: when the credit covers all of it. The code: while any is left. One always goes."""
     part = _Part(link=0, size_bytes=60, call=None)  # type: ignore[arg-type]  # only its size is asked for
-    paper = ExchangeRules(credit_bytes=100)
-    code = ExchangeRules(credit_bytes=100, overshoots=True)
+    paper = ServersRules(credit_bytes=100)
+    code = ServersRules(credit_bytes=100, overshoots=True)
     empty, used, full = _Purse(), _Purse(), _Purse()
     used.parts, used.size_bytes = 1, 60
     full.parts, full.size_bytes = 2, 120
     assert [purse.admits(part, paper) for purse in (empty, used, full)] == [True, False, False]
     assert [purse.admits(part, code) for purse in (empty, used, full)] == [True, True, False]
-    assert empty.admits(part, ExchangeRules(credit_bytes=0))
+    assert empty.admits(part, ServersRules(credit_bytes=0))
 
 
 def test_rules_choose_the_server() -> None:
     """A barrier at every step needs a server that holds answers back."""
-    assert server_type(ExchangeRules(step_barrier=True)) is BarrierServer
-    assert server_type(ExchangeRules()) is WholeServer
+    assert server_type(ServersRules(step_barrier=True)) is BarrierServer
+    assert server_type(ServersRules()) is WholeServer

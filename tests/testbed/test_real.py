@@ -15,9 +15,12 @@ from pace.documents.collective_costs import AffineAllReduce
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of a few examples, here and in the ranks that are forked."""
-    for name in MODELS:
-        monkeypatch.setitem(BATCH_SIZES, name, 2)
+    """Use a few examples a batch, here and in the ranks that are forked.
+
+    With fewer the encoder's gradients are so large that rounding alone exceeds the tolerance.
+    """
+    monkeypatch.setitem(BATCH_SIZES, "cnn", 4)
+    monkeypatch.setitem(BATCH_SIZES, "encoder", 16)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -53,15 +56,15 @@ def test_the_reference_is_what_averaging_over_ranks_gives(name: str) -> None:
 def test_a_real_model_is_captured_and_trained_by_every_kind(two_hosts: list[Host]) -> None:
     """DDP and PACE arrive at the reference's weights under a profile captured on the hosts."""
     cost = AffineAllReduce(latency_s=1e-3, seconds_per_byte=1e-7)
-    fitted = captured("encoder", two_hosts, cost, ("torch",), pairs=2)
+    fitted = captured("cnn", two_hosts, cost, ("torch",), pairs=2)
     assert fitted.contention["torch"].compute_slowdown >= 1
     assert fitted.profile.timing.compute_s > 0
-    assert len(fitted.profile.gradients) == len(list(RealModel("encoder", rank=0).parameters()))
+    assert len(fitted.profile.gradients) == len(list(RealModel("cnn", rank=0).parameters()))
     result = measure(
         Contest(
             on=two_hosts,
             layout=Layout(2),
-            model="encoder",
+            model="cnn",
             ratio=1.0,
             fitted=fitted,
             costs=Costs(allreduce={"torch": cost}),

@@ -25,7 +25,7 @@ CSV = "text/csv"
 WhatIfId = Annotated[ResourceId, Path()]
 _EXAMPLE = {
     "profile": example_profile(),
-    "grid": {"bandwidth_gbps": [1, 10], "workers": [4, 8], "policies": ["ddp", "optimal"]},
+    "grid": {"bandwidth_gbps": [1, 10], "workers": [4, 8], "policies": ["ddp", "pace"]},
 }
 
 

@@ -28,8 +28,8 @@ _HOROVOD = (b"NEGOTIATE_", b'"process_name"')
 _EXECUTION_TRACE = (b'"nodes"', b'"schema"')
 _PARAMETERS = re.compile(rb'^\s*\[\s*\[\s*"')
 
-Role = Literal["rank", "execution-trace", "parameters"]
-_SIZES: tuple[Role, ...] = ("execution-trace", "parameters")
+FileRole = Literal["rank", "execution-trace", "parameters"]
+_SIZES: tuple[FileRole, ...] = ("execution-trace", "parameters")
 
 
 def read_import(body: bytes, gzipped: bool, limits: ReadLimits, question: str) -> ReceivedImport:
@@ -120,7 +120,7 @@ def _job(files: list[UnpackedFile], asked: ImportQuestion) -> Profile:
 
     if asked.format not in ("auto", "kineto"):
         raise InvalidOptions(f"format: {asked.format} is read from one file, and {len(files)} were sent")
-    parts: defaultdict[Role, list[UnpackedFile]] = defaultdict(list)
+    parts: defaultdict[FileRole, list[UnpackedFile]] = defaultdict(list)
     for file in files:
         parts[_role(file)].append(file)
     for role in _SIZES:
@@ -140,7 +140,7 @@ def _job(files: list[UnpackedFile], asked: ImportQuestion) -> Profile:
     )
 
 
-def _role(file: UnpackedFile) -> Role:
+def _role(file: UnpackedFile) -> FileRole:
     head = file.head()
     if all(word in head for word in _EXECUTION_TRACE):
         return "execution-trace"

@@ -29,7 +29,7 @@ def wrap(rank: int, job: "Job", optimizer: torch.optim.Optimizer, model: torch.n
     workers, hosts = job.layout.split(job.on)
     servers: str | list[str] = [f"{host.address}:{job.port}" for host in hosts]
     if job.layout.colocated:
-        os.environ["PACE_PS_HOST"] = workers[rank].address
+        os.environ["PACE_SERVERS_HOST"] = workers[rank].address
         servers = "colocated"
     pacing = job.pacing_bytes_per_s or math.inf  # without a limit, rather than the plan's
     if job.contender.kind == "policy":
@@ -40,7 +40,7 @@ def wrap(rank: int, job: "Job", optimizer: torch.optim.Optimizer, model: torch.n
     return pace.runtime.torch.DistributedOptimizer(
         optimizer,
         model,
-        backend="ps",
+        backend="servers",
         servers=servers,
         token=TOKEN,
         schedule=job.schedule,

@@ -1,6 +1,6 @@
 """Other systems' rules over the runtime's wire: frames, connections, pacing, sums and threads stay the same.
 
-What is exchanged is what ``pace.simulation.servers.traffic.ExchangeRules`` says: which partition a
+What is exchanged is what ``pace.simulation.servers.traffic.ServersRules`` says: which partition a
 worker hands over next, how many bytes it may hand over, and when a server answers. A partition goes out whole
 and is answered when all of it is summed, unlike our own chunks. A server answers in the order of the plan.
 For rules that say "in the order of arrival" that is the same: their plans are in the order of readiness, and
@@ -24,7 +24,7 @@ from pace.runtime.servers.sums import Reply
 from pace.runtime.servers.transport.push_pull import PushPullTransport
 from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import After, Done, SegmentCall
-from pace.simulation.servers.traffic import ExchangeRules
+from pace.simulation.servers.traffic import ServersRules
 from pace.wire.frames import CHUNK_BYTES, LARGEST_PAYLOAD_BYTES, FrameKind
 
 # A push counts as gone when the kernel holds no more of it unsent: less would leave the link idle.
@@ -88,7 +88,7 @@ class BarrierServer(Server):
     session_type = BarrierSession
 
 
-def server_type(rules: ExchangeRules) -> type[Server]:
+def server_type(rules: ServersRules) -> type[Server]:
     """Return the server that keeps to a policy's rules."""
     return BarrierServer if rules.step_barrier else WholeServer
 
@@ -120,7 +120,7 @@ class _Purse:
         self.size_bytes = 0
         self.parts = 0
 
-    def admits(self, part: _Part, rules: ExchangeRules) -> bool:
+    def admits(self, part: _Part, rules: ServersRules) -> bool:
         if self.parts == 0:
             return True
         if rules.overshoots:
@@ -146,7 +146,7 @@ class PolicyTransport(PushPullTransport):
     repeats = False
     takes_runs = False
 
-    def __init__(self, prepare: Any, *, rules: ExchangeRules, timeout_s: float) -> None:
+    def __init__(self, prepare: Any, *, rules: ServersRules, timeout_s: float) -> None:
         if rules.led or rules.push_in_order or rules.until_pulled or rules.barrier or rules.streams != 1:
             raise ValueError(f"rules that this wire does not know: {rules}")
         self.server_type = server_type(rules)

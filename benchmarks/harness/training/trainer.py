@@ -23,7 +23,7 @@ from benchmarks.harness.workload.replicas import shard
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.runtime.engine.local_parts import local_part
-from pace.simulation.servers.traffic import ExchangeRules
+from pace.simulation.servers.traffic import ServersRules
 
 # Kinds that train on our engine.
 _OURS = ("pace", "bytescheduler", "hsdp", "hsdp-fifo", "policy")
@@ -75,7 +75,7 @@ class Job:
     workload: Workload
     schedule: Schedule | None = None
     port: int = 0
-    rules: ExchangeRules | None = None
+    rules: ServersRules | None = None
     pacing_bytes_per_s: float | None = None
 
     @property

@@ -18,11 +18,10 @@ from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.push_pull import PushPull
 from pace.planning.servers.optimize import optimize_servers
-from pace.planning.servers.problem import ExchangeProblem
-from pace.simulation import make_server_policy
+from pace.planning.servers.problem import ServersProblem
+from pace.simulation import make_policy
 from pace.simulation.servers.run import run_server_policy
-from pace.simulation.servers.tune import tune_on_servers
-from pace.simulation.tune import SEARCHES
+from pace.simulation.tune import SEARCHES, tune
 
 COMPUTE_S = {"vgg16": 0.140, "resnet50": 0.095, "transformer": 0.120}
 BATCHES = {"vgg16": 32, "resnet50": 32, "transformer": 512}
@@ -61,7 +60,7 @@ def servers(gbps: float, *, theta_s: float = THETA_S) -> Cluster:
 
 def window(profile: Profile, cluster: Cluster, policy: str, **knobs: Any) -> float:
     """Return the window of a policy in seconds."""
-    return run_server_policy(profile, cluster, make_server_policy(policy, **knobs)).iteration_s
+    return run_server_policy(profile, cluster, make_policy(policy, "servers", **knobs)).iteration_s
 
 
 def example() -> list[tuple[str, list[float]]]:
@@ -72,10 +71,10 @@ def example() -> list[tuple[str, list[float]]]:
         profile = three_layers(sizes, 1.0, forward_s).replace(workers=1)
         wait: dict[str, Any] = {"credit_bytes": 0, "admission": "paper"}
         times = [
-            window(profile, alone, "ps-fifo"),
-            window(profile, alone, "ps-bytescheduler", partition_bytes=1000, **wait),
-            window(profile, alone, "ps-fifo", keys="parts", partition_bytes=1),
-            window(profile, alone, "ps-bytescheduler", partition_bytes=1, **wait),
+            window(profile, alone, "fifo"),
+            window(profile, alone, "bytescheduler", partition_bytes=1000, **wait),
+            window(profile, alone, "fifo", keys="parts", partition_bytes=1),
+            window(profile, alone, "bytescheduler", partition_bytes=1, **wait),
             optimize_servers(profile, Options(cluster=alone)).predicted.lower_bound_s,
         ]
         rows.append((f"{sizes}; forward {forward_s:g}", times))
@@ -84,8 +83,12 @@ def example() -> list[tuple[str, list[float]]]:
 
 def tuned(profile: Profile, cluster: Cluster) -> dict[str, int | float]:
     """Return ByteScheduler's knobs after ten trials of Bayesian optimization."""
-    found = tune_on_servers(
-        profile, cluster, "ps-bytescheduler", num_trials=10, fixed={"credit_of": "connection"}
+    found = tune(
+        profile,
+        "bytescheduler",
+        cluster=cluster,
+        num_trials=10,
+        fixed={"credit_of": "connection"},
     )
     return found.best.knobs
 
@@ -100,11 +103,11 @@ def speeds() -> None:
         for gbps in GBPS:
             cluster = servers(gbps)
             bound = optimize_servers(profile, Options(cluster=cluster)).predicted.lower_bound_s
-            fifo, p3, ours = (window(profile, cluster, name) for name in ("ps-fifo", "ps-p3", "ps-pace"))
+            fifo, p3, ours = (window(profile, cluster, name) for name in ("fifo", "p3", "pace"))
             best = window(
-                profile, cluster, "ps-bytescheduler", credit_of="connection", **tuned(profile, cluster)
+                profile, cluster, "bytescheduler", credit_of="connection", **tuned(profile, cluster)
             )
-            kept = window(profile, cluster, "ps-bytescheduler", credit_of="connection", **fixed)
+            kept = window(profile, cluster, "bytescheduler", credit_of="connection", **fixed)
             print(
                 f"| {model} | {gbps} | {bound * 1e3:.1f} | {fifo * 1e3:.1f} | {p3 * 1e3:.1f} "
                 f"| {best * 1e3:.1f} | {(fifo / best - 1) * 100:.0f} % | {(fifo / kept - 1) * 100:.0f} % "
@@ -118,13 +121,13 @@ def best_sizes() -> None:
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for model in COMPUTE_S:
         profile, cluster = trained(model), servers(25, theta_s=RDMA_THETA_S)
-        at_100 = ExchangeProblem.of(profile, servers(100, theta_s=RDMA_THETA_S))
+        at_100 = ServersProblem.of(profile, servers(100, theta_s=RDMA_THETA_S))
         tried = [
             (
                 window(
                     profile,
                     cluster,
-                    "ps-bytescheduler",
+                    "bytescheduler",
                     credit_of="connection",
                     partition_bytes=int(size * 1e6),
                     credit_bytes=int(size * parts * 1e6),
@@ -137,7 +140,7 @@ def best_sizes() -> None:
         ]
         least, size, credit = min(tried)
         flat = [each for time, each, _ in tried if time <= 1.01 * least]
-        delta0 = ExchangeProblem.of(profile, cluster).suggested_partition_bytes() / 1e6
+        delta0 = ServersProblem.of(profile, cluster).suggested_partition_bytes() / 1e6
         fastest = at_100.suggested_partition_bytes() / 1e6
         print(
             f"| {model} | {delta0:.1f} | {fastest:.1f} | {size:g} | {credit:g} | {min(flat):g}-{max(flat):g} "
@@ -152,15 +155,21 @@ def search_costs(seeds: int) -> None:
     for model in COMPUTE_S:
         profile, cluster = trained(model), servers(10)
         fixed = {"credit_of": "connection"}
-        fine = tune_on_servers(
-            profile, cluster, "ps-bytescheduler", search="grid", num_trials=400, fixed=fixed
+        fine = tune(
+            profile, "bytescheduler", cluster=cluster, search="grid", num_trials=400, fixed=fixed
         ).best.iteration_s
         row = []
         for search in SEARCHES:
             counts = []
             for seed in range(seeds if search != "grid" else 1):
-                found = tune_on_servers(
-                    profile, cluster, "ps-bytescheduler", search=search, num_trials=40, seed=seed, fixed=fixed
+                found = tune(
+                    profile,
+                    "bytescheduler",
+                    cluster=cluster,
+                    search=search,
+                    num_trials=40,
+                    seed=seed,
+                    fixed=fixed,
                 )
                 counts.append(found.trials_to(fine) or 41)
             row.append(f"{sum(counts) / len(counts):.1f}" + ("+" if max(counts) > 40 else ""))
@@ -183,7 +192,7 @@ def orders() -> None:
                     run_server_policy(
                         profile,
                         cluster,
-                        make_server_policy("ps-pace", order=order, partition_bytes=1_000_000),
+                        make_policy("pace", "servers", order=order, partition_bytes=1_000_000),
                         jitter=jitter,
                         iterations=10,
                         seed=1,

@@ -19,8 +19,8 @@ from pace import Gradient, Op, Profile
 from pace.documents.cluster import Cluster, TransferRatio
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.push_pull import PushPull
-from pace.simulation.servers.policies import TicTacExchange
-from pace.simulation.servers.run import ExchangeSimulation, run_server_policy
+from pace.simulation.servers.policies import TicTacOnServers
+from pace.simulation.servers.run import ServersSimulation, run_server_policy
 from pace.simulation.tictac import ordering_efficiency
 
 MODELS = {"alexnet": 512, "vgg16": 32, "inception-v3": 32, "resnet50": 32}
@@ -64,9 +64,9 @@ def setting(profile: Profile, workers: int, pulls_of_compute: float, *, training
     return Setting(profile=profile, cluster=Cluster(name="one server", exchange=exchange, ratios=ratios))
 
 
-def steps(made: Setting, order: str, windows: int, seed: int = 0) -> ExchangeSimulation:
+def steps(made: Setting, order: str, windows: int, seed: int = 0) -> ServersSimulation:
     """Return simulated windows under an order."""
-    policy = TicTacExchange(order=order)  # type: ignore[arg-type]  # one of ORDERS
+    policy = TicTacOnServers(order=order)  # type: ignore[arg-type]  # one of ORDERS
     return run_server_policy(made.profile, made.cluster, policy, iterations=windows, jitter=NOISE, seed=seed)
 
 

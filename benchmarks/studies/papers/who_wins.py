@@ -51,8 +51,8 @@ def main() -> None:
         print("| ---: | ---: | ---: | ---: | ---: | ---: | --- | --- |")
         for cells in result.points():
             of = {cell.policy: cell for cell in cells}
-            ours = of["optimal"]
-            others = [cell for cell in cells if cell.policy not in ("optimal", "pace")]
+            ours = of["pace"]
+            others = [cell for cell in cells if cell.policy not in ("pace", "paper")]
             best = min(others, key=lambda cell: cell.iteration_s)
             gains = " | ".join(
                 f"{(of[name].iteration_s / ours.iteration_s - 1) * 100:.1f} %"

@@ -1,38 +1,40 @@
-"""``pace ps``: parameter servers run, and the links to them measured."""
+"""``pace servers``: parameter servers run, and the links to them measured."""
 
-import signal
-import ssl
 import sys
-import threading
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pace.documents.cluster import Cluster
-from pace.errors import InvalidOptions
 from pace.terminal.console import JsonOption
+from pace.terminal.processes import (
+    Authority,
+    Bind,
+    Certificate,
+    CertificateKey,
+    place_of,
+    serving_context,
+    trusting_context,
+    until_stopped,
+)
 from pace.terminal.reporting import reported
 
 app = typer.Typer(help="Run parameter servers, and measure the links to them.", no_args_is_help=True)
 
 TokenFile = Annotated[
     Path | None,
-    typer.Option(help="File with the token; PACE_PS_TOKEN unless given.", exists=True, dir_okay=False),
+    typer.Option(help="File with the token; PACE_SERVERS_TOKEN unless given.", exists=True, dir_okay=False),
 ]
 
 
 @app.command()
 def serve(
-    bind: Annotated[str, typer.Option(help="HOST:PORT; port 0 takes a free one.")] = "127.0.0.1:7070",
+    bind: Bind = "127.0.0.1:7070",
     workers: Annotated[int | None, typer.Option(min=1, help="How many a job has; any number.")] = None,
     token_file: TokenFile = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="Certificate chain (PEM).", exists=True, dir_okay=False)
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(help="Its key (PEM), if not in the same file.", exists=True, dir_okay=False)
-    ] = None,
+    tls_cert: Certificate = None,
+    tls_key: CertificateKey = None,
     most_gib: Annotated[
         float, typer.Option(min=0.001, help="GiB of tensors that a job may put here.")
     ] = 64.0,
@@ -42,29 +44,14 @@ def serve(
         from pace.runtime.servers.options import read_token
         from pace.runtime.servers.server import Server
 
-        host, colon, port = bind.rpartition(":")
-        if not colon or not host or not port.isdigit() or int(port) >= 1 << 16:
-            raise InvalidOptions(f"--bind {bind!r}: HOST:PORT is needed")
-        context: ssl.SSLContext | None = None
-        if tls_cert is not None:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            try:
-                context.load_cert_chain(tls_cert, tls_key)
-            except OSError as error:
-                raise InvalidOptions(f"{tls_cert}: no certificate with its key: {error}") from error
         server = Server(
-            host.strip("[]"),
-            int(port),
+            *place_of(bind, "--bind"),
             workers=workers,
             token=read_token(token_file),
-            ssl_context=context,
+            ssl_context=serving_context(tls_cert, tls_key),
             most_bytes=int(most_gib * (1 << 30)),
         )
-        stopped = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stopped.set())
-        typer.echo(f"listening on {server.address}", err=True)
-        stopped.wait()
+        until_stopped(server.address)
         server.close(reason=f"the server {server.address} was stopped")
 
 
@@ -72,10 +59,7 @@ def serve(
 def measure(
     servers: Annotated[str, typer.Option(help="HOST:PORT of each, separated by commas.")],
     token_file: TokenFile = None,
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option(help="Whom to trust (PEM), for servers with TLS.", exists=True, dir_okay=False),
-    ] = None,
+    tls_ca: Authority = None,
     mebibytes: Annotated[int, typer.Option(min=1, help="How much to push at once.")] = 32,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write a cluster document.")] = None,
     as_json: JsonOption = False,
@@ -85,9 +69,10 @@ def measure(
         from pace.runtime.servers.measure import measure_links
         from pace.runtime.servers.options import read_options, read_token
 
-        context = None if tls_ca is None else ssl.create_default_context(cafile=str(tls_ca))
         options = read_options(
-            [place for place in servers.split(",") if place], read_token(token_file), ssl_context=context
+            [place for place in servers.split(",") if place],
+            read_token(token_file),
+            ssl_context=trusting_context(tls_ca),
         )
         found = measure_links(options, size_bytes=mebibytes << 20)
         cluster = Cluster(name=f"{found.servers} measured servers", exchange=found.cost())

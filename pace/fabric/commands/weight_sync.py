@@ -9,19 +9,18 @@ from typing import Annotated
 import typer
 
 from pace.errors import CommunicationFailed, InvalidOptions
-from pace.fabric.commands.processes import (
-    TOKEN,
+from pace.fabric.commands.processes import TOKEN, TokenFile
+from pace.terminal.console import JsonOption
+from pace.terminal.processes import (
     Authority,
     Bind,
     Certificate,
     CertificateKey,
-    TokenFile,
     place_of,
     serving_context,
     stop_event,
     trusting_context,
 )
-from pace.terminal.console import JsonOption
 from pace.terminal.reporting import WRONG, reported
 
 # How often a receiver that waits for weights looks whether it is to stop.

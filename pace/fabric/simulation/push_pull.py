@@ -13,7 +13,7 @@ from pace.fabric.simulation.draws import Computations, draw_links
 from pace.fabric.simulation.fluid import Arrival, FairNetwork
 from pace.fabric.simulation.records import CommitRecord, FabricRun
 
-PushPull = Literal["async", "ssp", "fedbuff", "quorum"]
+PushPullPolicy = Literal["async", "ssp", "fedbuff", "quorum"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class _Received:
 class _Server:
     """One run of one of the policies."""
 
-    def __init__(self, scenario: FabricScenario, policy: PushPull) -> None:
+    def __init__(self, scenario: FabricScenario, policy: PushPullPolicy) -> None:
         self.scenario = scenario
         self.policy = policy
         self.run = FabricRun(policy=policy, duration_s=scenario.duration_s, num_workers=scenario.num_workers)
@@ -123,7 +123,7 @@ class _Server:
         self.buffer.clear()
 
 
-def simulate_push_pull(scenario: FabricScenario, policy: PushPull) -> FabricRun:
+def simulate_push_pull(scenario: FabricScenario, policy: PushPullPolicy) -> FabricRun:
     """Simulate one of the policies without a plan.
 
     ``async`` commits on arrival; ``ssp`` too, and a worker is at most `staleness` clocks ahead of the

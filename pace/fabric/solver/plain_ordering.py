@@ -1,11 +1,10 @@
-"""The ordering rules written out plainly, for anything that can tell when an update would end.
+"""The strict ordering rule for several servers; for one server, the plain twin of the compiled rule.
 
-Twin of the compiled rules for one server, and the working form for several: there an update has ended when
-its last shard has, and shards of one update are given bandwidth together, in shard order.
+An update has ended when its last shard has, and shards of one update are given bandwidth together, in shard
+order.
 """
 
-from dataclasses import dataclass
-from typing import Protocol, Self
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,39 +12,6 @@ from pace.fabric.solver.capacity import SAME_MOMENT_S, Capacities, Reservation
 from pace.fabric.solver.ordering import Drop, Late, Ordering, by_end, settle
 from pace.fabric.solver.updates import NO_DEADLINE, Updates
 from pace.solver.arrays import FloatArray, IntArray
-
-
-class Placement(Protocol):
-    """A network with some updates booked."""
-
-    def finish(self, update: int) -> float:
-        """Return when an update would end."""
-
-    def reserve(self, update: int) -> float:
-        """Book an update; return when it ends."""
-
-    def copy(self) -> Self:
-        """Return a copy that is booked separately."""
-
-
-@dataclass
-class OneServer:
-    """Updates to one server."""
-
-    updates: Updates
-    capacities: Capacities
-
-    def finish(self, update: int) -> float:
-        """Return when an update would end."""
-        return self.updates.finish(update, self.capacities)
-
-    def reserve(self, update: int) -> float:
-        """Book an update; return when it ends."""
-        return self.updates.reserve(update, self.capacities).end_s
-
-    def copy(self) -> "OneServer":
-        """Return a copy that is booked separately."""
-        return OneServer(self.updates, self.capacities.copy())
 
 
 @dataclass
@@ -83,12 +49,8 @@ class ShardedServers:
         """Book all shards of an update; return when the last ends."""
         return max(shard.end_s for shard in self.shards(update, self.capacities))
 
-    def copy(self) -> "ShardedServers":
-        """Return a copy that is booked separately."""
-        return ShardedServers(self.size, self.host, self.servers, self.capacities.copy(), self.ready)
 
-
-def order_plainly(placement: Placement, deadline: IntArray, *, late: Late = "drop") -> Ordering:
+def order_plainly(placement: ShardedServers, deadline: IntArray, *, late: Late = "drop") -> Ordering:
     """Order by the strict rule. O(n^3) ends in the worst case."""
     n = len(deadline)
     limit = deadline.tolist()
@@ -106,7 +68,7 @@ def order_plainly(placement: Placement, deadline: IntArray, *, late: Late = "dro
         elif limit[update] < 1:
             drop(update, "expired", [])
     while True:
-        here, end = placement.copy(), np.full(n, np.nan)
+        here, end = replace(placement, capacities=placement.capacities.copy()), np.full(n, np.nan)
         left = [update for update in range(n) if update not in drops]
         picked: list[int] = []
         excess, lost = None, False
@@ -150,7 +112,7 @@ def order_plainly(placement: Placement, deadline: IntArray, *, late: Late = "dro
         drop(overtaken, "overtaken", list(ranked[: ranked.index(overtaken)]))
 
 
-def first_to_end(placement: Placement, among: list[int]) -> int:
+def first_to_end(placement: ShardedServers, among: list[int]) -> int:
     """Return the candidate that ends first; of ends that are the same moment the first in the batch."""
     ends = [placement.finish(update) for update in among]
     return next(update for update, end in zip(among, ends, strict=True) if end <= min(ends) + SAME_MOMENT_S)

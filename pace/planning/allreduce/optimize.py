@@ -12,9 +12,8 @@ from pace.documents.proofs import Proof
 from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segment, SolverRecord
 from pace.errors import InvalidOptions
 from pace.planning.allreduce.realize import RealizedPlan, explained, fastest_plan, stretch_s
-from pace.planning.allreduce.scenarios import stops_at_barrier
 from pace.planning.fusion.bounds import Bounds
-from pace.planning.fusion.problem import FusionProblem, oracle_instance
+from pace.planning.fusion.problem import FusionProblem, oracle_instance, stops_at_barrier
 from pace.planning.fusion.search import FusionResult, fuse
 from pace.solver import certificate, jackson
 from pace.solver.arrays import FloatArray

@@ -13,7 +13,7 @@ import numpy as np
 
 from pace.documents.proofs import ChainBound, Proof, ProofLink, SetBound
 from pace.planning.fusion.bounds import chain_bound
-from pace.planning.servers.problem import ExchangeProblem
+from pace.planning.servers.problem import ServersProblem
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.certificate import CriticalSet
 from pace.solver.flow_shop.certificates import one_link_bound
@@ -40,7 +40,7 @@ class SegmentJobs:
     server: IntArray
 
 
-def segment_proofs(problem: ExchangeProblem, segments: SegmentJobs) -> tuple[Proof, ...]:
+def segment_proofs(problem: ServersProblem, segments: SegmentJobs) -> tuple[Proof, ...]:
     """Return the strongest set on every link that the segments cross, in O(n log n) a link."""
     if not len(segments.ready):
         return ()
@@ -88,7 +88,7 @@ def _proof(
     )
 
 
-def exchange_bound(problem: ExchangeProblem) -> SetBound:
+def servers_bound(problem: ServersProblem) -> SetBound:
     """Bound the window of every fusion, partition, placement and order from below. O(n log n)."""
     plain = problem.plain
     directions: tuple[tuple[Literal["up", "down"], FloatArray, float], ...] = (
@@ -124,7 +124,7 @@ def exchange_bound(problem: ExchangeProblem) -> SetBound:
     return best
 
 
-def exchange_chain_bound(problem: ExchangeProblem) -> ChainBound | None:
+def servers_chain_bound(problem: ServersProblem) -> ChainBound | None:
     """Return the bound by a chain of gradients, where every gradient travels as it is; None elsewhere.
 
     Every group's last part loses theta and comes back a round trip later: DESIGN's chain bound with the

@@ -9,9 +9,9 @@ from pace.documents.schedule_rules import server_links
 from pace.errors import InvalidOptions
 from pace.planning.fusion.bounds import Bounds
 from pace.planning.fusion.search import FusionResult, fuse
-from pace.planning.servers.bounds import exchange_bound, exchange_chain_bound, segment_proofs
-from pace.planning.servers.plans import ExchangePlan, best_plan, offsets
-from pace.planning.servers.problem import ExchangeProblem
+from pace.planning.servers.bounds import segment_proofs, servers_bound, servers_chain_bound
+from pace.planning.servers.plans import ServersPlan, best_plan, offsets
+from pace.planning.servers.problem import ServersProblem
 from pace.version import __version__
 
 # On each link: two would share the connection.
@@ -35,10 +35,10 @@ def optimize_servers(profile: Profile, options: Options | None = None) -> Schedu
     options = options or Options()
     _refuse_misfits(options)
     cluster = cluster_of(profile, options)
-    problem = ExchangeProblem.of(profile, cluster)
-    plan, fusion = plan_exchange(problem, options)
+    problem = ServersProblem.of(profile, cluster)
+    plan, fusion = plan_servers(problem, options)
     proofs = segment_proofs(problem, plan.segments)
-    bound, chain = exchange_bound(problem), exchange_chain_bound(problem)
+    bound, chain = servers_bound(problem), servers_chain_bound(problem)
     compute = problem.plain.compute_s
     lower = max(compute, bound.bound_s, chain.bound_s if chain else 0.0)
     ideal = max([compute, *(proof.bound_s for proof in proofs)])
@@ -109,7 +109,7 @@ def _refuse_misfits(options: Options) -> None:
         raise InvalidOptions("scenarios choose between plans of all-reduces: leave them out")
 
 
-def plan_exchange(problem: ExchangeProblem, options: Options) -> tuple[ExchangePlan, FusionResult]:
+def plan_servers(problem: ServersProblem, options: Options) -> tuple[ServersPlan, FusionResult]:
     """Return the plan that ``optimize_servers`` documents, and how its groups were found."""
     size = max(options.partition_bytes or problem.suggested_partition_bytes(), problem.least_bytes)
     chosen = options.fusion if problem.is_even else "none"
@@ -126,7 +126,7 @@ def plan_exchange(problem: ExchangeProblem, options: Options) -> tuple[ExchangeP
     return best_plan(problem, tuple(partitions), options.partition_bytes), found[0]
 
 
-def _groups(profile: Profile, plan: ExchangePlan) -> tuple[Group, ...]:
+def _groups(profile: Profile, plan: ServersPlan) -> tuple[Group, ...]:
     return tuple(
         Group(
             tensors=tuple(profile.gradients[number].name for number in members),
@@ -139,7 +139,7 @@ def _groups(profile: Profile, plan: ExchangePlan) -> tuple[Group, ...]:
     )
 
 
-def _segments(plan: ExchangePlan) -> tuple[Segment, ...]:
+def _segments(plan: ServersPlan) -> tuple[Segment, ...]:
     times = plan.times
     segments = []
     for at, (group, elements, offset) in enumerate(

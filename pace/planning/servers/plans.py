@@ -7,21 +7,19 @@ links as the runtime does, and the fastest is kept.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
 
 import numpy as np
 
+from pace.documents.schedule import SegmentOrder
 from pace.planning.fusion.problem import Partition
 from pace.planning.servers.bounds import SegmentJobs
-from pace.planning.servers.problem import ExchangeProblem
+from pace.planning.servers.problem import ServersProblem
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.flow_shop.fluid import least_loaded
 from pace.solver.flow_shop.instance import TwoLinks
-from pace.solver.flow_shop.lockstep import ExchangeTimes, exchange
+from pace.solver.flow_shop.lockstep import LockstepTimes, send_in_lockstep
 from pace.solver.flow_shop.orders import insertion_search, johnson_order, serve_by_rank
 from pace.solver.sending import Buffers, cut_while_sending
-
-PlanOrder = Literal["longest tail", "johnson", "insertion"]
 
 # Partition sizes that are tried, in multiples of delta0.
 AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -32,7 +30,7 @@ REFINED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangePlan:
+class ServersPlan:
     """Segments in the order in which they are planned, and what sending them takes.
 
     Attributes
@@ -51,15 +49,15 @@ class ExchangePlan:
     groups: IntArray
     elements: IntArray
     segments: SegmentJobs
-    times: ExchangeTimes
+    times: LockstepTimes
     window_s: float
     partition_bytes: int
-    order: PlanOrder
+    order: SegmentOrder
 
 
 def best_plan(
-    problem: ExchangeProblem, partitions: tuple[Partition, ...], partition_bytes: int | None
-) -> ExchangePlan:
+    problem: ServersProblem, partitions: tuple[Partition, ...], partition_bytes: int | None
+) -> ServersPlan:
     """Return the fastest of the candidates; with `partition_bytes`, of those of that size.
 
     No size is below the smallest part that the problem allows.
@@ -78,7 +76,7 @@ def best_plan(
     return min(found, key=_preference)
 
 
-def _preference(plan: ExchangePlan) -> tuple[float, int, int]:
+def _preference(plan: ServersPlan) -> tuple[float, int, int]:
     return plan.window_s, len(plan.groups), plan.partition_bytes
 
 
@@ -93,7 +91,7 @@ def candidate_sizes(suggested_bytes: float, total_bytes: int, least_bytes: int =
     return tuple(dict.fromkeys(min(max(int(around * factor), least), most) for factor in AROUND))
 
 
-def _in_order(problem: ExchangeProblem, partition: Partition) -> tuple[Partition, Buffers]:
+def _in_order(problem: ServersProblem, partition: Partition) -> tuple[Partition, Buffers]:
     """Number the groups by ready time, tail and size, so that the document does not depend on the search."""
     buffers = problem.plain.buffers(partition)
     keys = zip(buffers.ready.tolist(), buffers.tail.tolist(), buffers.sizes.tolist(), partition, strict=True)
@@ -102,8 +100,8 @@ def _in_order(problem: ExchangeProblem, partition: Partition) -> tuple[Partition
 
 
 def _plans(
-    problem: ExchangeProblem, partition: Partition, buffers: Buffers, size: int
-) -> Iterator[ExchangePlan]:
+    problem: ServersProblem, partition: Partition, buffers: Buffers, size: int
+) -> Iterator[ServersPlan]:
     if problem.is_even:
         least = _least_elements(problem, buffers)
         # A whole number of elements may be needed for the smallest part.
@@ -117,8 +115,8 @@ def _plans(
 
 
 def _evenly_cut(
-    problem: ExchangeProblem, partition: Partition, buffers: Buffers, size: int, spread: int
-) -> Iterator[ExchangePlan]:
+    problem: ServersProblem, partition: Partition, buffers: Buffers, size: int, spread: int
+) -> Iterator[ServersPlan]:
     """Cut every group into equal segments, at least `spread` of them, and rank those in several ways.
 
     A group that is needed at once comes back sooner over several connections than over one.
@@ -131,7 +129,7 @@ def _evenly_cut(
         ready=jobs.ready, push=jobs.push_bytes / rate, pull=jobs.pull_bytes / rate, tail=jobs.tail
     )
     by_tail = np.lexsort((np.arange(len(groups)), jobs.ready, -jobs.tail))
-    ranked: list[tuple[PlanOrder, IntArray]] = [("longest tail", by_tail)]
+    ranked: list[tuple[SegmentOrder, IntArray]] = [("longest tail", by_tail)]
     if not problem.is_even:
         ranked.append(("johnson", johnson_order(two_links.push, two_links.pull)))
     if not problem.is_even and len(groups) <= MOST_INSERTED:
@@ -141,7 +139,7 @@ def _evenly_cut(
         yield _priced(problem, partition, buffers, groups[order], elements[order], size, name)
 
 
-def _least_elements(problem: ExchangeProblem, buffers: Buffers) -> IntArray:
+def _least_elements(problem: ServersProblem, buffers: Buffers) -> IntArray:
     return -(-problem.least_bytes // buffers.element_bytes)
 
 
@@ -185,7 +183,7 @@ def _cut_evenly(buffers: Buffers, size: int, spread: int, least: IntArray) -> tu
 
 
 def _jobs(
-    problem: ExchangeProblem,
+    problem: ServersProblem,
     partition: Partition,
     buffers: Buffers,
     groups: IntArray,
@@ -215,19 +213,19 @@ def _over(partition: Partition, values: FloatArray) -> FloatArray:
 
 
 def _priced(
-    problem: ExchangeProblem,
+    problem: ServersProblem,
     partition: Partition,
     buffers: Buffers,
     groups: IntArray,
     elements: IntArray,
     size: int,
-    order: PlanOrder,
-) -> ExchangePlan:
+    order: SegmentOrder,
+) -> ServersPlan:
     """Place the segments on servers, in their order, and send them."""
     server = least_loaded(elements * buffers.element_bytes[groups], problem.links.num_servers)
     segments = _jobs(problem, partition, buffers, groups, elements, server)
     overhead = problem.links.overhead_bytes
-    times = exchange(
+    times = send_in_lockstep(
         problem.links,
         ready=segments.ready,
         sizes=segments.push_bytes - overhead,
@@ -237,7 +235,7 @@ def _priced(
     arrival = buffers.ready.copy()
     np.maximum.at(arrival, groups, times.pull_ends)
     window = max(problem.plain.compute_s, float(np.max(arrival + buffers.tail, initial=0.0)))
-    return ExchangePlan(
+    return ServersPlan(
         partition=partition,
         buffers=buffers,
         groups=groups,
@@ -250,7 +248,7 @@ def _priced(
     )
 
 
-def offsets(plan: ExchangePlan) -> tuple[int, ...]:
+def offsets(plan: ServersPlan) -> tuple[int, ...]:
     """Return where in its group's buffer each segment begins, in bytes."""
     filled = [0] * len(plan.partition)
     begins = []

@@ -19,7 +19,7 @@ from pace.solver.flow_shop.lockstep import SharedLinks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeProblem:
+class ServersProblem:
     """Gradients, and the links that they cross.
 
     Attributes
@@ -47,7 +47,7 @@ class ExchangeProblem:
     least_bytes: int = 0
 
     @classmethod
-    def of(cls, profile: Profile, cluster: Cluster) -> "ExchangeProblem":
+    def of(cls, profile: Profile, cluster: Cluster) -> "ServersProblem":
         """Build from the documents.
 
         Raises

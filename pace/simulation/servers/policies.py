@@ -8,12 +8,12 @@ from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.planning.fusion.problem import FusionProblem
-from pace.planning.servers.optimize import plan_exchange
-from pace.planning.servers.problem import ExchangeProblem
+from pace.planning.servers.optimize import plan_servers
+from pace.planning.servers.problem import ServersProblem
 from pace.simulation.grouped import cut_evenly
 from pace.simulation.knobs import Bytes, SomeBytes, knobs
 from pace.simulation.servers.keys import byteps_keys, mxnet_parts, round_robin
-from pace.simulation.servers.traffic import ExchangeRules, ExchangeTraffic
+from pace.simulation.servers.traffic import ServersRules, ServersTraffic
 from pace.simulation.tictac import TransferDag, tao, tio
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.flow_shop.fluid import least_loaded
@@ -27,14 +27,14 @@ def _sent(problem: FusionProblem) -> IntArray:
 def _traffic(
     gradients: IntArray,
     parts: tuple[IntArray, IntArray, IntArray],
-    rules: ExchangeRules,
+    rules: ServersRules,
     priority: FloatArray,
     *,
     shuffled: bool = False,
-) -> ExchangeTraffic:
+) -> ServersTraffic:
     """Return the traffic of single gradients, `parts` their numbers among those, bytes and servers."""
     tensors, sizes, server = parts
-    return ExchangeTraffic(
+    return ServersTraffic(
         groups=tuple((int(gradient),) for gradient in gradients),
         part_groups=tensors,
         server=server,
@@ -54,7 +54,7 @@ def _by_layer(problem: FusionProblem, gradients: IntArray) -> FloatArray:
 
 
 @knobs
-class FifoExchange:
+class FifoOnServers:
     """First ready, first pushed; first summed, first pulled.
 
     Attributes
@@ -68,7 +68,7 @@ class FifoExchange:
     partition_bytes: SomeBytes = 4_000_000
     barrier: bool = False
 
-    def traffic(self, profile: Profile, cluster: Cluster) -> ExchangeTraffic:
+    def traffic(self, profile: Profile, cluster: Cluster) -> ServersTraffic:
         """Cut as the system does; everything is handed over at once."""
         problem = FusionProblem.of(profile)
         gradients = _sent(problem)
@@ -82,14 +82,14 @@ class FifoExchange:
         else:
             tensors, cut = cut_evenly(sizes, elements, self.partition_bytes)
             parts = (tensors, cut, least_loaded(cut, servers))
-        rules = ExchangeRules(
+        rules = ServersRules(
             credit_bytes=np.inf, arrival_pushes=True, arrival_pulls=True, barrier=self.barrier
         )
         return _traffic(gradients, parts, rules, np.arange(len(parts[0]), dtype=np.float64))
 
 
 @knobs
-class PartitionedExchange:
+class PartitionedOnServers:
     """Parts by layer from the input, so many bytes handed over: ByteScheduler (2019) and P3 (2019).
 
     Attributes
@@ -116,14 +116,14 @@ class PartitionedExchange:
     acknowledged: bool = False
     barrier: bool = False
 
-    def traffic(self, profile: Profile, cluster: Cluster) -> ExchangeTraffic:
+    def traffic(self, profile: Profile, cluster: Cluster) -> ServersTraffic:
         """Cut gradients, place parts by least bytes and rank them by layer."""
         problem = FusionProblem.of(profile)
         gradients = _sent(problem)
         tensors, sizes = cut_evenly(
             problem.sizes[gradients], problem.element_bytes[gradients], self.partition_bytes
         )
-        rules = ExchangeRules(
+        rules = ServersRules(
             credit_bytes=float(self.credit_bytes),
             overshoots=self.admission == "code",
             per_connection=self.credit_of == "connection",
@@ -151,14 +151,14 @@ class BytePs:
     scheduling: bool = False
     credit_bytes: Bytes = 16_384_000
 
-    def traffic(self, profile: Profile, cluster: Cluster) -> ExchangeTraffic:
+    def traffic(self, profile: Profile, cluster: Cluster) -> ServersTraffic:
         """Cut gradients and hash the keys of their parts."""
         problem = FusionProblem.of(profile)
         gradients = _sent(problem)
         tensors, sizes = cut_evenly(
             problem.sizes[gradients], problem.element_bytes[gradients], self.partition_bytes
         )
-        rules = ExchangeRules(
+        rules = ServersRules(
             credit_bytes=float(self.credit_bytes) if self.scheduling else np.inf,
             overshoots=True,
             per_connection=False,
@@ -172,7 +172,7 @@ class BytePs:
 
 
 @knobs
-class TicTacExchange:
+class TicTacOnServers:
     """TicTac (MLSys 2019): whole tensors, all pulled at the start of a step, in one order for all workers.
 
     Attributes
@@ -186,18 +186,18 @@ class TicTacExchange:
     order: Literal["tio", "tao", "random"] = "tao"
     streams: SomeBytes = 1
 
-    def traffic(self, profile: Profile, cluster: Cluster) -> ExchangeTraffic:
+    def traffic(self, profile: Profile, cluster: Cluster) -> ServersTraffic:
         """Rank the pulls; the servers' gates hold each back until its number has come."""
         problem = FusionProblem.of(profile)
         gradients = _sent(problem)
         if self.order == "random":
             priority = np.arange(len(gradients), dtype=np.float64)
         else:
-            exchange = ExchangeProblem.of(profile, cluster)
+            exchange = ServersProblem.of(profile, cluster)
             dag = TransferDag.of(profile)
             timed = TransferDag(transfer_s=exchange.plain.cost(problem.sizes), op_s=dag.op_s, waits=dag.waits)
             priority = {"tio": tio, "tao": tao}[self.order](timed)[gradients]
-        rules = ExchangeRules(
+        rules = ServersRules(
             credit_bytes=np.inf,
             arrival_pushes=True,
             pull_in_order=self.order != "random",
@@ -214,7 +214,7 @@ class TicTacExchange:
 
 
 @knobs
-class PlannedExchange:
+class PlannedOnServers:
     """Our own plans, one part at a time on each connection.
 
     Attributes
@@ -230,10 +230,10 @@ class PlannedExchange:
     partition_bytes: Bytes = 0
     paced: bool = False
 
-    def traffic(self, profile: Profile, cluster: Cluster) -> ExchangeTraffic:
+    def traffic(self, profile: Profile, cluster: Cluster) -> ServersTraffic:
         """Plan for the profile and the cluster; parts of 0 bytes mean that their size is searched for."""
-        problem = ExchangeProblem.of(profile, cluster)
-        plan, _ = plan_exchange(problem, Options(partition_bytes=self.partition_bytes or None))
+        problem = ServersProblem.of(profile, cluster)
+        plan, _ = plan_servers(problem, Options(partition_bytes=self.partition_bytes or None))
         by_group = np.argsort(plan.groups, kind="stable")
         sent, groups = np.unique(plan.groups[by_group], return_inverse=True)
         sizes = (plan.elements * plan.buffers.element_bytes[plan.groups])[by_group]
@@ -241,12 +241,12 @@ class PlannedExchange:
         tails = -plan.buffers.tail[plan.groups][by_group]
         priority = tails if self.order == "by-layer" else position
         strict = self.order == "static"
-        return ExchangeTraffic(
+        return ServersTraffic(
             groups=tuple(plan.partition[group] for group in sent.tolist()),
             part_groups=groups.astype(np.int64),
             server=plan.segments.server[by_group],
             sizes=sizes,
             push_priority=priority,
             pull_priority=priority,
-            rules=ExchangeRules(push_in_order=strict, pull_in_order=strict, paced=self.paced),
+            rules=ServersRules(push_in_order=strict, pull_in_order=strict, paced=self.paced),
         )

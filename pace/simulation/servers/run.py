@@ -2,25 +2,23 @@
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
 
 import numpy as np
 
-from pace.documents.cluster import Cluster
+from pace.documents.cluster import Cluster, Consistency
 from pace.documents.profile import Profile
 from pace.errors import InvalidCluster, InvalidOptions
 from pace.jitter import jittered_durations
-from pace.planning.servers.problem import ExchangeProblem
-from pace.simulation.servers.traffic import ExchangePolicy, ExchangeTraffic, gates, ranks
+from pace.planning.servers.problem import ServersProblem
+from pace.simulation.servers.traffic import ServersPolicy, ServersTraffic, gates, ranks
 from pace.solver.arrays import FloatArray, IntArray
 
-Consistency = Literal["sync", "async"]
 # A worker that may be so many windows ahead waits for nobody.
 UNBOUNDED = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeSimulation:
+class ServersSimulation:
     """What simulated windows took.
 
     Attributes
@@ -40,7 +38,7 @@ class ExchangeSimulation:
     push_ends_s: FloatArray
     pull_starts_s: FloatArray
     pull_ends_s: FloatArray
-    traffic: ExchangeTraffic
+    traffic: ServersTraffic
     consistency: Consistency = "sync"
 
     @property
@@ -81,14 +79,14 @@ class ExchangeSimulation:
 def run_server_policy(
     profile: Profile,
     cluster: Cluster,
-    policy: ExchangePolicy,
+    policy: ServersPolicy,
     *,
     iterations: int = 1,
     jitter: float = 0.0,
     seed: int = 0,
     consistency: Consistency = "sync",
     staleness: int | None = None,
-) -> ExchangeSimulation:
+) -> ServersSimulation:
     """Simulate `iterations` windows of all workers, one after another without a pause between.
 
     Parameters
@@ -121,7 +119,7 @@ def run_server_policy(
     behind = UNBOUNDED if consistency == "async" else staleness or 0
     if rules.step_barrier and behind:
         raise InvalidOptions("a policy with a barrier at every step has no stale pulls: use sync mode")
-    problem = ExchangeProblem.of(profile, cluster)
+    problem = ServersProblem.of(profile, cluster)
     dag = WindowDag.of(profile, traffic)
     push_work, pull_work = _work(problem, traffic)
     exchange = cluster.exchange
@@ -178,7 +176,7 @@ def run_server_policy(
     )
     if done < iterations:
         raise InvalidCluster("the simulated workers wait for one another for ever")
-    return ExchangeSimulation(
+    return ServersSimulation(
         window_ends_s=window_ends,
         push_starts_s=times[..., 0],
         push_ends_s=times[..., 1],
@@ -197,7 +195,7 @@ def _durations(profile: Profile, jitter: float, iterations: int, seed: int) -> F
     return drawn.reshape(shape)
 
 
-def _work(problem: ExchangeProblem, traffic: ExchangeTraffic) -> tuple[FloatArray, FloatArray]:
+def _work(problem: ServersProblem, traffic: ServersTraffic) -> tuple[FloatArray, FloatArray]:
     """Return what every partition's push and pull put on their links, in bytes, overhead included."""
     group_bytes = np.array([problem.plain.sizes[list(group)].sum() for group in traffic.groups])
     share = (
@@ -240,7 +238,7 @@ class WindowDag:
     first_part: IntArray
 
     @classmethod
-    def of(cls, profile: Profile, traffic: ExchangeTraffic) -> "WindowDag":
+    def of(cls, profile: Profile, traffic: ServersTraffic) -> "WindowDag":
         """Build from a profile and its partitions; gradients without bytes are there with their producers."""
         graph = profile.graph
         index = {gradient.name: number for number, gradient in enumerate(profile.gradients)}

@@ -11,7 +11,7 @@ from pace.solver.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeRules:
+class ServersRules:
     """How workers hand over pushes, and servers answers.
 
     Attributes
@@ -60,7 +60,7 @@ class ExchangeRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeTraffic:
+class ServersTraffic:
     """The partitions of one window, sorted so that each carries one group of gradients.
 
     Attributes
@@ -85,14 +85,14 @@ class ExchangeTraffic:
     sizes: IntArray
     push_priority: FloatArray
     pull_priority: FloatArray
-    rules: ExchangeRules = field(default_factory=ExchangeRules)
+    rules: ServersRules = field(default_factory=ServersRules)
     shuffled: bool = False
 
 
-class ExchangePolicy(Protocol):
+class ServersPolicy(Protocol):
     """A rule for pushing and pulling gradients."""
 
-    def traffic(self, profile: Profile, cluster: Cluster) -> ExchangeTraffic:
+    def traffic(self, profile: Profile, cluster: Cluster) -> ServersTraffic:
         """Decide all that is decided before training."""
 
 

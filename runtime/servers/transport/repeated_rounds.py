@@ -48,11 +48,6 @@ class RepeatingTransport(LinkedTransport):
         self._changed = threading.Condition(self._state)
         super().__init__(*arguments, **named)
 
-    @property
-    def repeating(self) -> bool:
-        """Whether rounds are repeated after a loss."""
-        return self._repeating
-
     def reopen(self, said: Sequence[bytes] | None = None) -> None:
         """After a failure, link up anew with the servers that answer all ranks; every rank must call it.
 

@@ -64,7 +64,7 @@ def test_questions_jobs_and_keys_can_be_had_from_the_keyboard(visitor: Visitor, 
         page.keyboard.press("Space")
     assert chooser.value.is_multiple()
 
-    page = visitor.go(f"what-if?profile={made['profile_sha256']}&policies=optimal")
+    page = visitor.go(f"what-if?profile={made['profile_sha256']}&policies=pace")
     page.wait_for_selector("canvas")
     tab_to(page, "Workers, slider")
     page.keyboard.press("ArrowRight")
@@ -129,7 +129,7 @@ def test_nothing_serious_for_screen_readers_and_nothing_wider_than_a_phone(
     views = {
         "start": "table",
         f"result?profile={made['profile_sha256']}": ".gantt path[d^=M]",
-        f"what-if?profile={made['profile_sha256']}&policies=optimal": "canvas",
+        f"what-if?profile={made['profile_sha256']}&policies=pace": "canvas",
         "result": ".empty",
         "servers": ".empty",
         "fabric?example=1": ".gantt path[d^=M]",

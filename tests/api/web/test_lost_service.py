@@ -27,7 +27,7 @@ def test_a_service_that_dies_is_waited_for(browser: Browser, tmp_path: Path) -> 
         profile = caller.http.post("/v1/profiles", json=layered_profile(2500)).json()
         with Visitor(browser, forwarder.url, caller.token) as visitor:
             visitor.tolerated = lambda fault: "Failed to load resource: net::" in fault
-            page = visitor.go(f"what-if?profile={profile['id']}&policies=optimal,ddp,fifo")
+            page = visitor.go(f"what-if?profile={profile['id']}&policies=pace,ddp,fifo")
             page.get_by_role("status").filter(has_text=re.compile("Simulating: \\d+ of 42")).wait_for()
             forwarder.port = None
             process.kill()

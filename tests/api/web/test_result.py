@@ -199,5 +199,5 @@ def test_pushes_and_pulls_have_their_chart_and_their_proof(visitor: Visitor) -> 
         )
     )
     assert marked.count() > 0
-    expect(page.get_by_label("Code for the training job")).to_contain_text('backend="ps"')
+    expect(page.get_by_label("Code for the training job")).to_contain_text('backend="servers"')
     expect(page.get_by_label("Exchange")).to_have_count(0)

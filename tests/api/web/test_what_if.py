@@ -24,7 +24,7 @@ def is_asked(request: Request) -> bool:
 def test_answers_follow_the_sliders_and_the_link(visitor: Visitor, service: Caller) -> None:
     """The swept answer is the service's; the link shows the same."""
     made = service.http.post("/v1/profiles", json=layered_profile(6)).json()
-    page = visitor.go(f"what-if?profile={made['id']}&policies=optimal,ddp&low=1&high=20")
+    page = visitor.go(f"what-if?profile={made['id']}&policies=pace,ddp&low=1&high=20")
     points = page.get_by_role("region", name="Simulated points").locator("tbody tr")
     expect(points).to_have_count(28)
     page.wait_for_selector("canvas")
@@ -39,7 +39,7 @@ def test_answers_follow_the_sliders_and_the_link(visitor: Visitor, service: Call
     assert {cell["workers"] for cell in cells} == {200}
     assert len({cell["compression"] for cell in cells}) > 10
     first = points.first.inner_text()
-    visitor.go(f"what-if?profile={made['id']}&policies=optimal,ddp&workers=200&over=compression")
+    visitor.go(f"what-if?profile={made['id']}&policies=pace,ddp&workers=200&over=compression")
     expect(points.first).to_have_text(re.compile(re.escape(first.split()[0])))
     assert points.first.inner_text() == first
 
@@ -53,7 +53,7 @@ def test_what_is_superseded_is_cancelled(visitor: Visitor, service: Caller) -> N
     answers: list[int] = []
     page.on("response", lambda answer: answers.append(answer.status) if is_asked(answer.request) else None)
     with page.expect_request(is_asked):
-        visitor.go(f"what-if?profile={large['id']}&policies=optimal,ddp,bytescheduler,fifo,horovod")
+        visitor.go(f"what-if?profile={large['id']}&policies=pace,ddp,bytescheduler,fifo,horovod")
     page.get_by_label("Latency of a message, µs", exact=True).fill("2")
     with page.expect_request(is_asked):
         page.get_by_label("Latency of a message, µs", exact=True).blur()
@@ -71,7 +71,7 @@ def test_what_is_superseded_is_cancelled(visitor: Visitor, service: Caller) -> N
 def test_what_is_being_typed_stays_while_progress_is_shown(visitor: Visitor, service: Caller) -> None:
     """The view is drawn anew with each step of an answer; the field keeps what is in it until it is left."""
     large = service.http.post("/v1/profiles", json=layered_profile(3000)).json()
-    page = visitor.go(f"what-if?profile={large['id']}&policies=optimal,ddp&compute=2")
+    page = visitor.go(f"what-if?profile={large['id']}&policies=pace,ddp&compute=2")
     field = page.get_by_label("Compute speed, times", exact=True)
     field.fill("3")
     shown = page.get_by_role("status").filter(has_text=re.compile(r"Simulating: [1-9]\d* of 28"))
@@ -91,7 +91,7 @@ def test_a_question_asked_again_while_it_is_cancelled_is_answered(visitor: Visit
     page = visitor.page
     field = page.get_by_label("Compute speed, times", exact=True)
     with page.expect_request(is_asked):
-        visitor.go(f"what-if?profile={made['id']}&policies=optimal,ddp&compute=2")
+        visitor.go(f"what-if?profile={made['id']}&policies=pace,ddp&compute=2")
     for speed in ("3", "2", "3", "2"):
         field.fill(speed)
         with page.expect_request(is_asked):

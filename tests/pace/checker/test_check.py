@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from pydantic import ValidationError
 
 import pace.checker as check_package
+import pace.fabric.checker as transfer_checker
 from pace import Options, Profile, Schedule, optimize
 from pace.checker import check
 from pace.documents.collective_costs import SampledAllReduce
@@ -133,15 +135,21 @@ def test_a_schedule_for_another_profile_is_rejected(profile: Profile) -> None:
     assert any("transfer_s" in violation for violation in check(slower, optimize(profile)))
 
 
-def test_the_checker_imports_nothing_that_solves() -> None:
-    """It reads documents alone: an error of the solver's is no error of its judge."""
+@pytest.mark.parametrize(
+    ("checker", "documents"),
+    [(check_package, "pace.documents."), (transfer_checker, "pace.fabric.documents.")],
+)
+def test_checkers_import_nothing_that_solves(checker: ModuleType, documents: str) -> None:
+    """They read documents alone: an error of the solver's is no error of its judge."""
+    assert checker.__file__ is not None
     imported = set()
-    for module in Path(check_package.__file__).parent.glob("*.py"):
+    for module in Path(checker.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(module.read_text())):
             if isinstance(node, ast.ImportFrom):
                 imported.add(node.module)
             elif isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}
-    ours = {name for name in imported if name and name.startswith("pace") and "pace.checker" not in name}
-    assert {"pace.documents.profile", "pace.documents.schedule"} <= ours
-    assert {name for name in ours if not name.startswith("pace.documents.")} <= {"pace.errors"}
+    own = checker.__name__
+    ours = {name for name in imported if name and name.startswith("pace") and not name.startswith(own)}
+    assert any(name.startswith(documents) for name in ours)
+    assert {name for name in ours if not name.startswith(documents)} <= {"pace.errors"}

@@ -1,8 +1,6 @@
 """``pace import`` and ``pace fit`` as a user runs them: real processes, small files."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from typer.testing import CliRunner
 from pace.cli.main import app
 from pace.documents.profile import load_profile
 from pace.version import __version__
+from tests.pace.cli.process import pace
 
 LAYERS = """name,forward_ms,backward_ms,parameter_bytes
 conv,1.0,2.0,4000
@@ -22,12 +21,6 @@ OSU = """# OSU MPI Allreduce Latency Test v7.1
 4096                   30.0
 1048576              2000.0
 """
-
-
-def pace(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    """Run the command line in a process of its own."""
-    command = [str(Path(sys.executable).parent / "pace"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_a_layer_table_becomes_a_profile_with_the_cost_that_was_fitted(tmp_path: Path) -> None:

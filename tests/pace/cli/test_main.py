@@ -10,15 +10,11 @@ import pytest
 
 from pace import Options, load_profile, load_schedule, optimize
 from pace.checker import check
+from tests.pace.cli.process import pace
 
 PACE = Path(sys.executable).parent / "pace"
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "profiles").glob("*.json"))
 VGG = next(path for path in EXAMPLES if path.stem == "vgg16")
-
-
-def pace(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    """Run ``pace`` in a process of its own."""
-    return subprocess.run([PACE, *arguments], capture_output=True, text=True, check=False, timeout=250)
 
 
 def succeeded(*arguments: str | Path) -> str:
@@ -192,7 +188,7 @@ def test_model_computes_a_profile(tmp_path: Path) -> None:
 
 def test_without_a_command_help_is_printed() -> None:
     """And names every command that is stable."""
-    done = pace("--help")
+    done = subprocess.run([PACE, "--help"], capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 0
     for command in ("optimize", "check", "model", "serve", "submit"):
         assert command in done.stdout

@@ -16,7 +16,7 @@ from pace.cli import app
 from pace.models import build
 
 PROFILE = build("vgg16", device_tflops=8.0, batch=64, workers=8)
-FEW = ["--policy", "fifo", "--policy", "optimal"]
+FEW = ["--policy", "fifo", "--policy", "pace"]
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_a_grid_of_hours_is_asked_about(
     result = run(profile, "--csv", *FEW, *([] if asked else ["--yes"]), typed=typed)
     assert result.exit_code == code
     assert ("Go on?" in result.stderr) is asked
-    assert ("optimal" in result.stdout) is (code == 0)
+    assert ("pace" in result.stdout) is (code == 0)
 
 
 def test_a_service_that_is_not_there_is_given_up_at_once(profile: Path) -> None:

@@ -8,7 +8,7 @@ import pace
 from pace import InvalidOptions, SimulationOptions
 from pace.documents.cluster import Cluster
 from pace.documents.push_pull import PushPull
-from pace.simulation import POLICIES, SERVER_POLICIES, make_policy, make_server_policy, run_policy
+from pace.simulation import POLICIES, SERVER_POLICIES, make_policy, run_policy
 from pace.simulation.servers.run import run_server_policy
 from tests.strategies import affine, layered
 
@@ -38,26 +38,26 @@ def test_every_policy_says_its_exchange() -> None:
     on_servers = SimulationOptions(cluster=CLUSTER)
     found = pace.simulate(PROFILE, options=on_servers)
     assert tuple(found) == SERVER_POLICIES
-    alone = run_server_policy(PROFILE, CLUSTER, make_server_policy("ps-pace"))
-    assert found["ps-pace"].iteration_s == alone.iteration_s
+    alone = run_server_policy(PROFILE, CLUSTER, make_policy("pace", "servers"))
+    assert found["pace"].iteration_s == alone.iteration_s
     of_profile = PROFILE.replace(allreduce=CLUSTER.exchange)
-    assert pace.simulate(of_profile, "ps-pace")["ps-pace"].iteration_s == alone.iteration_s
+    on_own = SimulationOptions(exchange="servers")
+    assert pace.simulate(of_profile, "pace", on_own)["pace"].iteration_s == alone.iteration_s
 
 
 def test_stale_workers_leave_out_what_ends_at_a_barrier() -> None:
     """TicTac has no stale pulls."""
     options = SimulationOptions(cluster=CLUSTER, staleness=1)
-    assert not {"ps-tio", "ps-tao"} & set(pace.simulate(PROFILE, options=options))
+    assert not {"tio", "tao"} & set(pace.simulate(PROFILE, options=options))
 
 
 @pytest.mark.parametrize(
     ("policies", "options", "named"),
     [
         ("lifo", {}, "lifo"),
-        (["fifo", "ps-fifo"], {"cluster": CLUSTER}, "in common"),
-        ("fifo", {"cluster": CLUSTER}, "cluster"),
+        ("ddp", {"cluster": CLUSTER}, "of servers"),
         ("fifo", {"staleness": 1}, "staleness"),
-        ("ps-fifo", {}, "cluster"),
+        ("fifo", {"exchange": "servers"}, "cluster"),
         ("fifo", {"knobs": {"speed": 3}}, "speed"),
         ("ddp", {"knobs": {"bucket_bytes": "big"}}, "bucket_bytes"),
         ("fifo", {"iterations": 0}, "iterations"),

@@ -26,8 +26,8 @@ def test_whole_all_reduces_by_hand() -> None:
     assert window("fifo", TWO, barrier=False) == 15
     assert window("fifo", CLIPPED, barrier=False) == 15
     # With g1 first, from 2 to 10, and g2 until 14, forward 10-11 and 14-15: nothing is won with a norm.
-    assert window("optimal", TWO) <= 15
-    assert window("optimal", CLIPPED) == 15
+    assert window("pace", TWO) <= 15
+    assert window("pace", CLIPPED) == 15
     assert window("ddp-best", CLIPPED) == 15
 
 
@@ -59,11 +59,11 @@ def test_no_policy_beats_the_bound_behind_a_norm(drawn: Profile) -> None:
     """The bound is that of whole all-reduces or of two halves, whichever is lower."""
     profile = drawn.replace(update="global-norm")
     bound = lower_bound_s(profile)
-    for name in ("fifo", "ddp-best", "optimal", "sharded"):
+    for name in ("fifo", "ddp-best", "pace", "sharded"):
         assert window(name, profile) >= bound * (1 - 1e-9)
     schedule = optimize(profile, Options(exchange="allreduce"))
     assert check(profile, schedule) == []
-    assert schedule.predicted.iteration_s == pytest.approx(window("optimal", profile))
+    assert schedule.predicted.iteration_s == pytest.approx(window("pace", profile))
 
 
 @pytest.mark.parametrize("name", POLICIES)

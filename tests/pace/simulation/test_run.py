@@ -40,7 +40,7 @@ def test_policies_are_compared_on_the_same_durations() -> None:
             window.durations_s.tolist()
             for window in run_policy(PROFILE, make_policy(name), iterations=2, jitter=0.2).windows
         ]
-        for name in ("fifo", "horovod", "optimal")
+        for name in ("fifo", "horovod", "pace")
     ]
     assert drawn[0] == drawn[1] == drawn[2]
 

@@ -1,6 +1,7 @@
 """TicTac's orders and metrics: worked by hand, against transcriptions, on the paper's toy models."""
 
 import math
+from collections.abc import Sequence
 from itertools import permutations
 
 import numpy as np
@@ -10,15 +11,11 @@ from hypothesis import strategies as st
 
 from pace import InvalidProfile
 from pace.models import build
-from pace.simulation import make_policy, run_policy
 from pace.simulation.tictac import TransferDag, ordering_efficiency, properties, tao, tio
 from pace.simulation.worker import (
     WorkerDag,
-    parallel_model,
     parameter_server_worker,
     run_worker,
-    sequential_model,
-    window_efficiency,
 )
 from pace.solver.cost import CostCurve
 from tests.strategies import eighths
@@ -189,6 +186,27 @@ def test_metrics_worked_by_hand() -> None:
     assert (alone.efficiency, alone.speedup_potential) == (1.0, 0.0)
 
 
+def parallel_model(transfers: int, *, transfer_s: float = 1.0, op_s: float = 1.0) -> WorkerDag:
+    """Return Par-n: every op waits for a transfer of its own and for nothing else; all orders are equal."""
+    return _toy(transfers, transfer_s, op_s, [[number] for number in range(transfers)])
+
+
+def sequential_model(transfers: int, *, transfer_s: float = 1.0, op_s: float = 1.0) -> WorkerDag:
+    """Return Seq-n: a chain of ops, each waiting for a transfer too; one order of n! is best."""
+    chain = [[number, *([transfers + number - 1] if number else [])] for number in range(transfers)]
+    return _toy(transfers, transfer_s, op_s, chain)
+
+
+def _toy(transfers: int, transfer_s: float, op_s: float, waits: Sequence[Sequence[int]]) -> WorkerDag:
+    return WorkerDag(
+        names=(*(f"recv/{n}" for n in range(transfers)), *(f"op/{n}" for n in range(transfers))),
+        duration_s=np.array([transfer_s] * transfers + [op_s] * transfers),
+        resources=np.array([1] * transfers + [0] * transfers, dtype=np.int64),
+        predecessors=(*(() for _ in range(transfers)), *(tuple(before) for before in waits)),
+        recvs=tuple(range(transfers)),
+    )
+
+
 def test_every_order_of_the_parallel_model_is_equal() -> None:
     """Par-32: whichever transfer comes first unlocks as much; 2,000 random orders have one makespan, 33 s."""
     dag = parallel_model(32)
@@ -251,17 +269,6 @@ def test_a_parameter_servers_worker() -> None:
         assert run.efficiency.best_s <= run.makespan_s <= min(unordered)
         for op, before in enumerate(dag.predecessors):
             assert all(run.starts_s[op] >= run.ends_s[other] for other in before)
-
-
-def test_metrics_of_a_window() -> None:
-    """A window lies between L and U; without streams there is no device to call busy."""
-    profile = build("resnet50", device_tflops=8.0, batch=32, workers=4)
-    window = run_policy(profile, make_policy("tao")).iteration_s
-    metrics = window_efficiency(profile, window)
-    assert metrics.best_s <= window <= metrics.worst_s
-    assert 0 <= metrics.efficiency <= 1
-    with pytest.raises(InvalidProfile, match="has no stream"):
-        window_efficiency(build("resnet50", device_tflops=8.0, batch=32, workers=4, streams=0), window)
 
 
 def test_ops_must_come_in_order() -> None:

@@ -44,7 +44,7 @@ def test_no_policy_is_ahead_of_optimal(profile: Profile) -> None:
         bandwidth_gbps=(1.0, 6.0, 10.0, 12.0, 16.0, 20.0, 40.0), workers=(4, 16), policies=ALL_REDUCES
     )
     for cells in what_if(profile, grid, processes=1).points():
-        (ours,) = (cell for cell in cells if cell.policy == "optimal")
+        (ours,) = (cell for cell in cells if cell.policy == "pace")
         for cell in cells:
             ahead = ours.iteration_s / cell.iteration_s - 1
             assert ahead <= BEHIND, (cell.policy, cell.scenario, ahead, WHY)
@@ -54,7 +54,7 @@ def test_no_policy_is_ahead_of_optimal(profile: Profile) -> None:
 def test_where_it_counts_the_gain_is_large() -> None:
     """Where communication and compute are about equal, at least 15 % over each framework's default."""
     for path in BUNDLED:
-        grid = Grid(bandwidth_gbps=(9.0,), policies=("fifo", "horovod", "ddp", "optimal"))
+        grid = Grid(bandwidth_gbps=(9.0,), policies=("fifo", "horovod", "ddp", "pace"))
         *others, ours = what_if(load_profile(path), grid).cells
         for other in others:
             assert other.iteration_s / ours.iteration_s > 1.15, (path, other.policy)

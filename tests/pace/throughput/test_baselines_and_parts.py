@@ -11,15 +11,13 @@ from scipy.optimize import linprog
 from pace import Profile, load_profile
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Gradient, Op
-from pace.documents.throughput.steps import ParsingOverhead
 from pace.errors import InvalidOptions
 from pace.solver.arrays import FloatArray
+from pace.solver.kernels.max_min import share
 from pace.solver.least_bytes import least_bytes_servers
-from pace.solver.max_min import max_min_rates
 from pace.throughput import fit_overhead, simulate_steps, steps_from_profile
 from pace.throughput.coarse import bound_rate, closed_network_rate, cynthia_rate
 from pace.throughput.graph import with_servers
-from pace.throughput.overhead import overhead_share
 from tests.pace.throughput.step_documents import MB, pull_compute_push
 from tests.strategies import properties
 
@@ -42,13 +40,10 @@ def test_bound() -> None:
 
 
 def test_overhead_is_fitted() -> None:
-    """Test G: three lone transfers; what is a tenth at 1 Gb/s is more than half at 10 Gb/s."""
+    """Test G: three lone transfers."""
     fitted = fit_overhead([1e6, 4e6, 16e6], [1.2e-3, 3e-3, 10.2e-3])
     assert fitted.seconds_per_byte == pytest.approx(6e-10)
     assert fitted.seconds == pytest.approx(0.6e-3)
-    slow = ParsingOverhead(seconds_per_byte=1 / 9 / 1.25e8)
-    assert overhead_share(slow, 1e6, 1.25e8) == pytest.approx(0.1)
-    assert overhead_share(slow, 1e6, 1.25e9) == pytest.approx(0.526, abs=5e-4)
     with pytest.raises(InvalidOptions, match="one size"):
         fit_overhead([1e6, 1e6], [1e-3, 2e-3])
 
@@ -73,6 +68,19 @@ def test_vgg11_on_two_servers() -> None:
     assert sorted(total / 2**20 for total in load) == pytest.approx([100.20, 406.64], abs=0.005)
 
 
+def max_min_rates(
+    connections: list[tuple[int, int]], workers: list[float], servers: list[float], weights: list[float]
+) -> FloatArray:
+    """Return the rate of each (worker, server) when all share their links fairly."""
+    first, second = np.array(connections, dtype=np.int64).T
+    limit = np.array([*workers, *servers])
+    scratch, users = np.empty((2, len(limit))), np.empty(len(limit), dtype=np.int64)
+    rate = np.empty(len(first))
+    second = second + len(workers)
+    share(first.copy(), second, len(first), limit, np.array(weights), scratch[0], users, scratch[1], rate)
+    return rate
+
+
 @pytest.mark.parametrize(
     ("connections", "rates"),
     [
@@ -83,7 +91,7 @@ def test_vgg11_on_two_servers() -> None:
 )
 def test_shares_of_several_servers(connections: list[tuple[int, int]], rates: list[float]) -> None:
     """Test F: workers A, B, C on servers 1 and 2, every link of rate 1."""
-    assert max_min_rates(connections, [1, 1, 1], [1, 1]) == pytest.approx(rates)
+    assert max_min_rates(connections, [1.0, 1.0, 1.0], [1.0, 1.0], [1.0] * len(rates)) == pytest.approx(rates)
 
 
 def most(
@@ -141,14 +149,6 @@ def test_max_min_against_linear_programs(data: st.DataObject) -> None:
         weights,
     )
     assert max_min_rates(pairs, of_workers, of_servers, weights) == pytest.approx(expected, abs=1e-6)
-
-
-def test_max_min_refuses_links_without_a_rate() -> None:
-    """A link of rate 0 would never carry what crosses it."""
-    with pytest.raises(ValueError, match="positive"):
-        max_min_rates([(0, 0)], [0.0], [1.0])
-    with pytest.raises(ValueError, match="weights"):
-        max_min_rates([(0, 0)], [1.0], [1.0], weights=[0.0])
 
 
 def profile() -> Profile:

@@ -11,7 +11,7 @@ PROFILE = build("resnet50", device_tflops=8.0, batch=32, workers=4)
 
 def test_more_servers_help_until_the_workers_link_is_full() -> None:
     """One link serves four workers at a quarter of their rate; beyond W = S nothing is gained."""
-    grid = ServerGrid(servers=(1, 2, 4, 8), policies=("ps-pace",))
+    grid = ServerGrid(servers=(1, 2, 4, 8), policies=("pace",))
     times = [cell.iteration_s for cell in what_if_servers(PROFILE, grid).cells]
     assert times[0] > times[1] > times[2]
     assert times[3] > 0.99 * times[2]
@@ -19,7 +19,7 @@ def test_more_servers_help_until_the_workers_link_is_full() -> None:
 
 def test_colocated_servers_cost_what_a_ring_costs() -> None:
     """2 (W - 1)/W bytes cross every link either way, so the two windows are close."""
-    grid = ServerGrid(servers=(4,), colocated=True, policies=("ps-pace",), bandwidth_gbps=(4.0,))
+    grid = ServerGrid(servers=(4,), colocated=True, policies=("pace",), bandwidth_gbps=(4.0,))
     cell = what_if_servers(PROFILE, grid).cells[0]
     assert cell.iteration_s == pytest.approx(cell.allreduce_s, rel=0.2)
 
@@ -31,7 +31,7 @@ def test_every_combination_is_a_point() -> None:
         workers=(4, 8),
         colocated=True,
         consistency=("sync", "async"),
-        policies=("ps-fifo", "ps-pace"),
+        policies=("fifo", "pace"),
     )
     done: list[int] = []
     found = what_if_servers(PROFILE, grid, progress=done.append)

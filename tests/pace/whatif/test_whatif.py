@@ -123,7 +123,7 @@ def test_two_levels_need_the_inside_of_a_node() -> None:
 
 def test_a_point_is_what_simulating_its_profile_gives() -> None:
     """Short cuts change nothing: every cell equals a simulation of a profile made anew."""
-    policies = ("ddp", "bytescheduler", "optimal")
+    policies = ("ddp", "bytescheduler", "pace")
     grid = Grid(
         bandwidth_gbps=(10.0, 2.0),
         workers=(2, 12),
@@ -180,7 +180,7 @@ def test_processes_do_not_change_the_results() -> None:
 
 def test_speedups_are_against_the_baseline() -> None:
     """Its own is 1 everywhere; the others' is its iteration time over theirs."""
-    grid = Grid(bandwidth_gbps=(5.0, 10.0), policies=("fifo", "optimal", "ddp"), baseline="fifo")
+    grid = Grid(bandwidth_gbps=(5.0, 10.0), policies=("fifo", "pace", "ddp"), baseline="fifo")
     for fifo, optimal, ddp in what_if(VGG, grid).points():
         assert fifo.speedup == 1.0
         assert optimal.speedup == fifo.iteration_s / optimal.iteration_s > 1.0
@@ -191,8 +191,8 @@ def test_speedups_are_against_the_baseline() -> None:
 
 def test_gains_follow_bandwidth_and_not_its_order() -> None:
     """A grid given from fast to slow says the same of each bandwidth."""
-    rising = what_if(VGG, Grid(bandwidth_gbps=(1.0, 4.0, 9.0), workers=(2, 8), policies=("fifo", "optimal")))
-    falling = what_if(VGG, Grid(bandwidth_gbps=(9.0, 1.0, 4.0), workers=(2, 8), policies=("fifo", "optimal")))
+    rising = what_if(VGG, Grid(bandwidth_gbps=(1.0, 4.0, 9.0), workers=(2, 8), policies=("fifo", "pace")))
+    falling = what_if(VGG, Grid(bandwidth_gbps=(9.0, 1.0, 4.0), workers=(2, 8), policies=("fifo", "pace")))
     gains = [
         {(c.scenario.bandwidth_gbps, c.scenario.workers, c.policy): c.gain_per_gbps for c in made.cells}
         for made in (rising, falling)
@@ -204,12 +204,12 @@ def test_gains_follow_bandwidth_and_not_its_order() -> None:
 def test_the_bandwidth_for_a_target_is_a_root() -> None:
     """2 s of compute and 1 Gbit: 80 % needs a window of 2.5 s, which 2 Gb/s gives."""
     assert bandwidth_for(PLAIN, "fifo", 0.8) == pytest.approx(2.0, rel=2e-4)
-    found = bandwidth_for(VGG, "optimal", 0.9)
+    found = bandwidth_for(VGG, "pace", 0.9)
     assert found is not None
 
     def efficiency(gbps: float) -> float:
         point = profile_at(VGG, Scenario(bandwidth_gbps=gbps))
-        return point.timing.compute_s / run_policy(point, make_policy("optimal")).iteration_s
+        return point.timing.compute_s / run_policy(point, make_policy("pace")).iteration_s
 
     assert efficiency(found) >= 0.9 > efficiency(found * 0.999)
 
@@ -229,9 +229,9 @@ def test_a_target_out_of_reach_has_no_bandwidth() -> None:
 
 def test_targets_are_answered_for_every_other_axis() -> None:
     """One answer for each number of workers and policy, whatever the grid's bandwidths."""
-    grid = Grid(bandwidth_gbps=(1.0, 2.0), workers=(2, 4), policies=("fifo", "optimal"))
+    grid = Grid(bandwidth_gbps=(1.0, 2.0), workers=(2, 4), policies=("fifo", "pace"))
     answers = answer_all(PLAIN, grid, 0.8)
-    assert [(a.scenario.workers, a.policy) for a in answers] == list(product((2, 4), ("fifo", "optimal")))
+    assert [(a.scenario.workers, a.policy) for a in answers] == list(product((2, 4), ("fifo", "pace")))
     assert answers[0].bandwidth_gbps == pytest.approx(2.0, rel=2e-4)
     assert answers[2].bandwidth_gbps == pytest.approx(3.0, rel=2e-4)  # 1.5 times the bytes
 
@@ -276,9 +276,9 @@ def test_a_profile_that_cannot_answer_is_named() -> None:
 
 def test_documents_and_tables_hold_every_cell() -> None:
     """JSON survives a round trip; CSV has a line for each cell; unset axes are null and empty."""
-    result = what_if(PLAIN, Grid(workers=(2, 4), policies=("fifo", "optimal")))
+    result = what_if(PLAIN, Grid(workers=(2, 4), policies=("fifo", "pace")))
     document = json.loads(json.dumps(result.to_document()))
-    assert [cell["policy"] for cell in document["cells"]] == ["fifo", "optimal"] * 2
+    assert [cell["policy"] for cell in document["cells"]] == ["fifo", "pace"] * 2
     assert document["cells"][0]["bandwidth_gbps"] is None
     assert document["cells"][2]["workers"] == 4
     assert document["throughput_unit"] == "images/s"
@@ -291,7 +291,7 @@ def test_documents_and_tables_hold_every_cell() -> None:
 def test_an_estimate_grows_with_the_grid() -> None:
     """Some time for each point: a grid of a billion points takes over an hour, and is not run to find out."""
     axis = tuple(float(number) for number in range(1, 1001))
-    huge = Grid(bandwidth_gbps=axis, compute_speedup=axis, batch=axis, policies=("optimal",))
+    huge = Grid(bandwidth_gbps=axis, compute_speedup=axis, batch=axis, policies=("pace",))
     assert huge.num_cells == 10**9
     assert estimate_s(VGG, huge) > 3600
 

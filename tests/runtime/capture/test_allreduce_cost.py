@@ -17,7 +17,7 @@ from pace.errors import InvalidOptions
 from pace.runtime.capture import cost_sampler
 from pace.runtime.capture.allreduce_cost import (
     AllReduceMeasurement,
-    Collective,
+    CollectiveName,
     Network,
     SizeMeasurement,
     gradient_bytes,
@@ -40,7 +40,7 @@ from tests.runtime.launch import Backend, run_ranks
 
 
 def _time_halves(rank: int, size: int) -> tuple[list[float], list[float]]:
-    collectives: tuple[Collective, ...] = ("reduce-scatter", "all-gather")
+    collectives: tuple[CollectiveName, ...] = ("reduce-scatter", "all-gather")
     times = [
         time_run(torch_network(collective=collective), [torch.zeros(7)], calls=2)
         for collective in collectives

@@ -27,7 +27,7 @@ def test_a_group_of_both_kinds_becomes_two() -> None:
     divided = divide(plan, gradients, {"table"})
     assert [(group.gradients, group.exchange, group.size_bytes) for group in divided.groups] == [
         (("head",), "allreduce", 16),
-        (("table",), "push-pull", 40),
+        (("table",), "servers", 40),
         (("bias",), "allreduce", 8),
     ]
     assert [(s.group, s.offset_bytes, s.size_bytes, s.link) for s in divided.segments] == [
@@ -58,7 +58,7 @@ def test_every_byte_is_sent_once_by_its_own_way(
         gradient.name for gradient in gradients
     )
     for number, group in enumerate(divided.groups):
-        assert {name in pushed for name in group.gradients} == {group.exchange == "push-pull"}
+        assert {name in pushed for name in group.gradients} == {group.exchange == "servers"}
         position = 0
         for segment in divided.segments:
             if segment.group == number:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from pace.runtime.engine.engine import Engine
-from pace.runtime.engine.plan import Exchange
+from pace.runtime.engine.plan import GroupExchange
 from pace.runtime.transports.gloo import GlooTransport
 from pace.runtime.transports.transport import After, Done
 from tests.runtime.engine.plans import plan_of
@@ -51,7 +51,9 @@ class _Held(GlooTransport):
 
 
 @contextmanager
-def _engine(kinds: list[Exchange], order: list[int], expected_s: float) -> Iterator[tuple[Engine, _Held]]:
+def _engine(
+    kinds: list[GroupExchange], order: list[int], expected_s: float
+) -> Iterator[tuple[Engine, _Held]]:
     """An engine in which each segment of a first group is known to take so long."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
@@ -72,8 +74,8 @@ def _engine(kinds: list[Exchange], order: list[int], expected_s: float) -> Itera
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("kinds", [["allreduce", "push-pull"], ["push-pull", "allreduce"]])
-def test_what_is_needed_later_waits_for_the_other_way(kinds: list[Exchange]) -> None:
+@pytest.mark.parametrize("kinds", [["allreduce", "servers"], ["servers", "allreduce"]])
+def test_what_is_needed_later_waits_for_the_other_way(kinds: list[GroupExchange]) -> None:
     """A push for an all-reduce, and an all-reduce for a push; it starts once the other one has ended."""
     with _engine(kinds, [0, 1], 1000.0) as (engine, transport):
         engine.submit(0)
@@ -93,7 +95,7 @@ def test_what_is_needed_later_waits_for_the_other_way(kinds: list[Exchange]) -> 
 )
 def test_nobody_waits_without_need(order: list[int], expected_s: float, servers: int) -> None:
     """For what is needed later, is late, or takes nobody knows how long; nor where there is room."""
-    with _engine(["allreduce", "push-pull"], order, expected_s) as (engine, transport):
+    with _engine(["allreduce", "servers"], order, expected_s) as (engine, transport):
         transport.num_servers = servers
         engine.submit(0)
         assert transport.first.wait(WITHIN_S)

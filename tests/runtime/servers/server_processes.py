@@ -1,4 +1,4 @@
-"""``pace ps serve`` in processes of its own, for tests that train with it or end it."""
+"""``pace servers serve`` in processes of its own, for tests that train with it or end it."""
 
 import contextlib
 import subprocess
@@ -14,7 +14,7 @@ def served(number: int, *options: str) -> Iterator[tuple[list[str], list[int]]]:
     processes: list[subprocess.Popen[str]] = []
     try:
         for _ in range(number):
-            command = [*PACE, "ps", "serve", "--bind", "127.0.0.1:0", *options]
+            command = [*PACE, "servers", "serve", "--bind", "127.0.0.1:0", *options]
             processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
         addresses = []
         for process in processes:

@@ -108,7 +108,7 @@ def _train(rank: int, _size: int) -> Any:
 
     def wrap(model: Any, **options: Any) -> Any:
         inner = torch.optim.SGD(trainable(model), lr=0.05)
-        return DistributedOptimizer(inner, model, backend="ps", timeout_s=60.0, **options)
+        return DistributedOptimizer(inner, model, backend="servers", timeout_s=60.0, **options)
 
     def run(consistency: Any, *, uneven: bool) -> tuple[Weights, Weights, bool]:
         model = build("conv", double=True)
@@ -138,7 +138,7 @@ def _train(rank: int, _size: int) -> Any:
         {"backend": "allreduce", "token": "secret"},
     )
     for wrong in wrongs:
-        options: dict[str, Any] = {"backend": "ps", "timeout_s": 20.0, **wrong}
+        options: dict[str, Any] = {"backend": "servers", "timeout_s": 20.0, **wrong}
         model = build("conv")
         try:
             DistributedOptimizer(torch.optim.SGD(trainable(model), lr=0.1), model, **options)

@@ -1,4 +1,4 @@
-"""``pace ps``: servers of their own processes, measured, used and killed; and connections through TLS."""
+"""``pace servers``: servers of their own processes, measured, used, killed; and connections through TLS."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def token_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def served(token_file: Path) -> Iterator[tuple[Any, Any]]:
     """A server in a process of its own, and where it listens."""
-    command = [*PACE, "ps", "serve", "--bind", "127.0.0.1:0", "--token-file", str(token_file)]
+    command = [*PACE, "servers", "serve", "--bind", "127.0.0.1:0", "--token-file", str(token_file)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -53,7 +53,7 @@ def served(token_file: Path) -> Iterator[tuple[Any, Any]]:
 def test_a_server_process_is_measured_used_and_lost(served: tuple[Any, Any], token_file: Path) -> None:
     """The measured document is a cluster; sums are right; a killed server is named to all workers."""
     process, address = served
-    measure = [*PACE, "ps", "measure", "--servers", f"{address.host}:{address.port}", "--mebibytes", "2"]
+    measure = [*PACE, "servers", "measure", "--servers", f"{address.host}:{address.port}", "--mebibytes", "2"]
     found = subprocess.run(
         [*measure, "--token-file", str(token_file), "--json"], capture_output=True, check=True, timeout=250
     )
@@ -63,7 +63,7 @@ def test_a_server_process_is_measured_used_and_lost(served: tuple[Any, Any], tok
     assert exchange["round_trip_s"] > 0
     assert exchange["min_partition_bytes"] == 64 << 10
     refused = subprocess.run(
-        measure, capture_output=True, text=True, timeout=250, env=os.environ | {"PACE_PS_TOKEN": "other"}
+        measure, capture_output=True, text=True, timeout=250, env=os.environ | {"PACE_SERVERS_TOKEN": "other"}
     )
     assert refused.returncode == 3
     assert "does not know the token" in refused.stderr

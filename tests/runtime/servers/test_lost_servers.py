@@ -92,7 +92,7 @@ class _Trial:
             "gloo",
             OPTIMIZERS["sgd"](trainable(self.model)),
             self.model,
-            backend="ps",
+            backend="servers",
             servers=servers,
             timeout_s=TIMEOUT_S,
             **options,
@@ -187,7 +187,7 @@ def _without_waiting(
     model = build("conv", double=True)
     inner = torch.optim.SGD(trainable(model), lr=0.05)
     optimizer = DistributedOptimizer(
-        inner, model, backend="ps", servers=servers, consistency=consistency, timeout_s=TIMEOUT_S
+        inner, model, backend="servers", servers=servers, consistency=consistency, timeout_s=TIMEOUT_S
     )
     for step, batch in enumerate(batches("conv", STEPS, rank, double=True)):
         optimizer.zero_grad()

@@ -104,7 +104,7 @@ def _refusals(_rank: int, _size: int) -> list[str]:
 
     found = []
     wrongs: tuple[dict[str, Any], ...] = (
-        {"backend": "ps", "pushed": ["head.*"]},
+        {"backend": "servers", "pushed": ["head.*"]},
         {"backend": "mixed", "pushed": ["tail.*"]},
         {"backend": "mixed", "pushed": ["head.*"], "consistency": "async"},
     )

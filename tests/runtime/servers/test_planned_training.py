@@ -37,7 +37,7 @@ def _planned(rank: int, _size: int, url: str, servers: list[str]) -> tuple[Diary
         job = Job(
             rank,
             logs,
-            backend="ps",
+            backend="servers",
             servers=servers,
             service=url,
             job="pushed",
@@ -87,7 +87,7 @@ def _recorded(rank: int, _size: int, servers: list[str]) -> tuple[bytes, int, An
     model = build("conv", double=True)
     inner = torch.optim.SGD(trainable(model), lr=0.05)
     optimizer = DistributedOptimizer(
-        inner, model, backend="ps", servers=servers, consistency="async", timeout_s=60.0
+        inner, model, backend="servers", servers=servers, consistency="async", timeout_s=60.0
     )
     optimizer.record_steps(4)
     for batch in batches("conv", 8, rank, double=True):
@@ -100,7 +100,7 @@ def _recorded(rank: int, _size: int, servers: list[str]) -> tuple[bytes, int, An
     trained = weights(model)
 
     sync = build("conv", double=True)
-    over = wrap("gloo", OPTIMIZERS["adam"](trainable(sync)), sync, backend="ps", servers=servers)
+    over = wrap("gloo", OPTIMIZERS["adam"](trainable(sync)), sync, backend="servers", servers=servers)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for batch in batches("conv", 5, rank, double=True):
         over.zero_grad()

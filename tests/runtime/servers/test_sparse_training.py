@@ -24,9 +24,9 @@ ROWS, WIDTH = 50_000, 16
 
 # Backend, optimizer and options.
 CASES: list[tuple[str, str, dict[str, Any]]] = [
-    ("ps", "sgd", {}),
-    ("ps", "adam", {"deterministic": True, "mode": "overlap"}),
-    ("ps", "adagrad", {"mode": "barrier", "max_grad_norm": 0.01}),
+    ("servers", "sgd", {}),
+    ("servers", "adam", {"deterministic": True, "mode": "overlap"}),
+    ("servers", "adagrad", {"mode": "barrier", "max_grad_norm": 0.01}),
     ("mixed", "sgd", {"op": "sum"}),
 ]
 
@@ -114,7 +114,9 @@ _BIG_ROWS, _BIG_WIDTH, _BIG_BAGS = 160_000, 64, 400
 def _count_bytes(rank: int, _size: int) -> tuple[int, int, int]:
     """Return what a step sends and receives with a table of 41 MB, and how many bytes its rows have."""
     model = _Bags(rows=_BIG_ROWS, width=_BIG_WIDTH)
-    wrapped = wrap("gloo", torch.optim.SGD(model.parameters(), lr=0.1), model, backend="ps", mode="overlap")
+    wrapped = wrap(
+        "gloo", torch.optim.SGD(model.parameters(), lr=0.1), model, backend="servers", mode="overlap"
+    )
     before, touched = (0, 0), 0
     for step in range(3):
         if step == 1:
@@ -157,7 +159,7 @@ def _train_with_loss(rank: int, _size: int, servers: list[str], pid: int) -> Wei
     """Lose the first of two servers while its sums come back."""
     model = _model()
     own = OPTIMIZERS["sgd"](list(model.parameters()))
-    wrapped = wrap("gloo", own, model, backend="ps", servers=servers, timeout_s=40.0)
+    wrapped = wrap("gloo", own, model, backend="servers", servers=servers, timeout_s=40.0)
     for step in range(STEPS):
         if step == 2 and rank == 0:
             _kill_after_rows(wrapped._transport._links[0], pid)
@@ -187,9 +189,9 @@ def _say_so(_rank: int, _size: int) -> list[list[str]]:
     """Return the reasons that are logged for several ways to train."""
     found = []
     for options in (
-        {"backend": "ps"},
-        {"backend": "ps", "compression": "bf16"},
-        {"backend": "ps", "consistency": "async"},
+        {"backend": "servers"},
+        {"backend": "servers", "compression": "bf16"},
+        {"backend": "servers", "consistency": "async"},
         {"backend": "allreduce"},
     ):
         model = _Bags(rows=100)

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.solver.flow_shop.certificates import server_bounds
-from pace.solver.flow_shop.fluid import best_partition_bytes, least_loaded, partitioned_bound
+from pace.solver.flow_shop.fluid import best_partition_bytes, least_loaded
 from pace.solver.flow_shop.instance import TwoLinks
 from pace.solver.flow_shop.orders import longest_tail_first
+from tests.solver.flow_shop.theorems import partitioned_bound
 from tests.solver.flow_shop.two_links import drawn_links, two_links
 from tests.strategies import properties
 
@@ -80,11 +80,3 @@ def test_partitions_keep_their_bound(instance: TwoLinks, lost: float) -> None:
     # Each part's own pull loses `lost` too: that is the theta after the sum, and one more for the part ahead.
     bound = partitioned_bound(fluid, instance.push[sent], 0.5, lost_s=lost, bytes_per_s=1.0)
     assert real <= bound + lost + 1e-9
-
-
-def test_servers_are_bounded_by_their_own_links() -> None:
-    """Each server's set holds its own jobs only, under their numbers in the instance."""
-    instance = two_links([(0, 2, 2, 1), (1, 5, 5, 0), (0, 2, 2, 1)])
-    first, second = server_bounds(instance, np.array([0, 1, 0]), 2)
-    assert (first.jobs, first.bound) == ((0, 2), 7.0)
-    assert (second.jobs, second.bound) == ((1,), 11.0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.flow_shop.instance import TwoLinks
-from pace.solver.flow_shop.lockstep import ExchangeTimes, SharedLinks, exchange
+from pace.solver.flow_shop.lockstep import LockstepTimes, SharedLinks, send_in_lockstep
 from pace.solver.flow_shop.orders import serve_by_rank, serve_in_order
 from tests.solver.flow_shop.two_links import drawn_links
 from tests.strategies import eighths, properties
@@ -29,7 +29,7 @@ def test_one_server_is_two_links_in_a_row(instance: TwoLinks, in_order: bool) ->
     every = np.arange(len(part))
     expected = serve_in_order(part, every) if in_order else serve_by_rank(part, every)
     links = SharedLinks(num_servers=1, bytes_per_s=1.0, connection_bytes_per_s=1.0)
-    found = exchange(
+    found = send_in_lockstep(
         links,
         ready=part.ready,
         sizes=part.push,
@@ -43,19 +43,21 @@ def test_one_server_is_two_links_in_a_row(instance: TwoLinks, in_order: bool) ->
 def test_two_servers_share_a_link() -> None:
     """Two bytes to each of two servers at 1 byte/s: both take 4 s up, and then 4 s down."""
     links = SharedLinks(num_servers=2, bytes_per_s=1.0, connection_bytes_per_s=1.0, latency_s=1.0)
-    both = exchange(links, ready=np.zeros(2), sizes=np.array([2, 2]), server=np.array([0, 1]))
+    both = send_in_lockstep(links, ready=np.zeros(2), sizes=np.array([2, 2]), server=np.array([0, 1]))
     assert both.push_ends.tolist() == [4.0, 4.0]
     assert both.pull_starts.tolist() == [5.0, 5.0]
     assert both.pull_ends.tolist() == [9.0, 9.0]
     # The second is ready at 1 s: the first has 1 byte left, sent by 3 s; the second has 1 left, sent by 4 s.
-    later = exchange(links, ready=np.array([0.0, 1.0]), sizes=np.array([2, 2]), server=np.array([0, 1]))
+    later = send_in_lockstep(
+        links, ready=np.array([0.0, 1.0]), sizes=np.array([2, 2]), server=np.array([0, 1])
+    )
     assert later.push_ends.tolist() == [3.0, 4.0]
 
 
 def test_servers_on_the_workers_hosts_share_both_directions() -> None:
     """A pull and a push under way halve each other's rate."""
     links = SharedLinks(num_servers=1, bytes_per_s=1.0, connection_bytes_per_s=1.0, shared=True)
-    found = exchange(links, ready=np.zeros(2), sizes=np.array([2, 2]), server=np.array([0, 0]))
+    found = send_in_lockstep(links, ready=np.zeros(2), sizes=np.array([2, 2]), server=np.array([0, 0]))
     assert found.push_ends.tolist() == [2.0, 6.0]
     assert found.pull_ends.tolist() == [6.0, 8.0]
 
@@ -64,14 +66,16 @@ def test_a_connection_that_waits_for_its_turn_idles() -> None:
     """The part planned first is ready last: in order nothing moves before it, else the other goes ahead."""
     links = SharedLinks(num_servers=1, bytes_per_s=1.0, connection_bytes_per_s=1.0)
     ready, sizes, server = np.array([3.0, 0.0]), np.array([1, 1]), np.array([0, 0])
-    assert exchange(links, ready=ready, sizes=sizes, server=server, in_order=True).push_starts.tolist() == [
+    assert send_in_lockstep(
+        links, ready=ready, sizes=sizes, server=server, in_order=True
+    ).push_starts.tolist() == [
         3.0,
         4.0,
     ]
-    assert exchange(links, ready=ready, sizes=sizes, server=server).push_starts.tolist() == [3.0, 0.0]
+    assert send_in_lockstep(links, ready=ready, sizes=sizes, server=server).push_starts.tolist() == [3.0, 0.0]
 
 
-def carried(times: ExchangeTimes, links: SharedLinks, server: IntArray) -> tuple[FloatArray, FloatArray]:
+def carried(times: LockstepTimes, links: SharedLinks, server: IntArray) -> tuple[FloatArray, FloatArray]:
     """Return the bytes that the links carry of every push and pull between its start and its end."""
     messages = [(times.push_starts, times.push_ends), (times.pull_starts, times.pull_ends)]
     moments = np.unique(np.concatenate([side for message in messages for side in message]))
@@ -112,7 +116,7 @@ def exchanges(draw: st.DrawFn) -> tuple[SharedLinks, FloatArray, IntArray, IntAr
 def test_bytes_are_conserved(drawn: tuple[SharedLinks, FloatArray, IntArray, IntArray, bool]) -> None:
     """Between its start and its end every message gets its bytes; pushes come first."""
     links, ready, sizes, server, in_order = drawn
-    times = exchange(links, ready=ready, sizes=sizes, server=server, in_order=in_order)
+    times = send_in_lockstep(links, ready=ready, sizes=sizes, server=server, in_order=in_order)
     assert (times.push_starts >= ready).all()
     assert (times.pull_starts >= times.push_ends + links.latency_s).all()
     for amount in carried(times, links, server):
@@ -127,7 +131,7 @@ def test_bytes_are_conserved(drawn: tuple[SharedLinks, FloatArray, IntArray, Int
 def test_other_sizes_may_come_back() -> None:
     """Sparse pushes, dense pulls."""
     links = SharedLinks(num_servers=1, bytes_per_s=1.0, connection_bytes_per_s=1.0, overhead_bytes=1.0)
-    found = exchange(
+    found = send_in_lockstep(
         links,
         ready=np.zeros(1),
         sizes=np.array([1]),

@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 
 from pace.solver import jackson
 from pace.solver.flow_shop import certificates
-from pace.solver.flow_shop.fluid import fluid_optimum, is_proportional, partitioned_bound
 from pace.solver.flow_shop.instance import TwoLinks, TwoLinkSolution
 from pace.solver.flow_shop.orders import (
-    first_in_first_out,
     insertion_search,
     johnson_order,
     longest_tail_first,
@@ -18,6 +16,13 @@ from pace.solver.flow_shop.orders import (
     serve_in_order,
 )
 from pace.solver.kernels import two_links as kernel
+from tests.solver.flow_shop.theorems import (
+    first_in_first_out,
+    fluid_optimum,
+    is_proportional,
+    partitioned_bound,
+    strongest_bound,
+)
 from tests.solver.flow_shop.two_links import drawn_links, optimum, three_layers, two_links
 from tests.strategies import properties
 
@@ -98,7 +103,7 @@ def test_no_link_carries_two_and_no_bound_is_beaten(instance: TwoLinks) -> None:
         first_in_first_out(instance),
         insertion_search(instance),
     )
-    bound = certificates.strongest_bound(instance)
+    bound = strongest_bound(instance)
     for solution in (by_tail, fifo, found):
         _judge(instance, solution)
         assert solution.objective >= bound
@@ -114,7 +119,7 @@ def test_no_link_carries_two_and_no_bound_is_beaten(instance: TwoLinks) -> None:
 def test_every_order_of_small_instances(instance: TwoLinks) -> None:
     """Bounds <= optimum <= every heuristic; insertion search comes within 12 %."""
     best = optimum(instance)
-    assert certificates.strongest_bound(instance) <= best
+    assert strongest_bound(instance) <= best
     found = insertion_search(instance).objective
     assert best <= found <= 1.12 * best
     assert best <= longest_tail_first(instance).objective
@@ -129,7 +134,7 @@ def test_six_partitions_by_every_pair_of_orders() -> None:
         tail = np.sort(random.random(6) * 3)
         instance = TwoLinks(ready=ready, push=np.ones(6), pull=np.ones(6), tail=tail)
         best = optimum(instance)
-        assert certificates.strongest_bound(instance) <= best * (1 + 1e-12)
+        assert strongest_bound(instance) <= best * (1 + 1e-12)
         over.append(longest_tail_first(instance).objective / best)
         assert 1 - 1e-12 <= insertion_search(instance).objective / best <= 1.02
     assert min(over) >= 1 - 1e-12

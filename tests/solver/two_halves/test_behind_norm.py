@@ -12,10 +12,9 @@ from pace.solver.two_halves.behind_norm import (
     CONTRACT_BEYOND,
     best_all_gathers,
     best_reduce_scatters,
-    end_of_reduce_scatters,
-    longest_after_norm,
 )
 from pace.solver.two_halves.calls import Half
+from tests.solver.two_halves.given_calls import end_of_reduce_scatters, longest_after_norm
 from tests.strategies import eighths, properties, set_partitions
 
 UNIT = CostCurve.affine(0.5, 1.0)

@@ -4,7 +4,7 @@ import numpy as np
 
 from pace.fabric.documents.scenario import FabricScenario, Straggling
 from pace.fabric.simulation import simulate_fabric
-from pace.fabric.simulation.convergence import (
+from tests.pace.fabric.simulation.convergence import (
     LogisticRegression,
     NoisyQuadratic,
     delayed_log,

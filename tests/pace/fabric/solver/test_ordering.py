@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pace.fabric.solver.capacity import Capacities
 from pace.fabric.solver.ordering import Late, Ordering, Rule, order_updates
-from pace.fabric.solver.plain_ordering import OneServer, ShardedServers, first_to_end, order_plainly
+from pace.fabric.solver.plain_ordering import ShardedServers, first_to_end, order_plainly
 from pace.fabric.solver.updates import NO_DEADLINE, Updates, deadlines
 from tests.pace.fabric.solver.examples import E2, E3, E4, E5, E6, E7, E8, Batch, star
 
@@ -27,6 +27,12 @@ EXAMPLES = [
     (E8, "paper", {"c": 1.25, "a": 5.0}, {"b": "overtaken"}, ["a"]),
     (E8, "strict", {"c": 1.0, "b": 11.0}, {"a": "overtaken"}, []),
 ]
+
+
+def one_server(updates: Updates, capacities: Capacities) -> ShardedServers:
+    """Return updates of one shard each."""
+    sizes = updates.size[:, None]
+    return ShardedServers(sizes, updates.host, (updates.server,), capacities, updates.ready)
 
 
 def late_ones(ordering: Ordering, updates: Updates) -> list[int]:
@@ -151,7 +157,7 @@ def test_the_compiled_rule_equals_the_plain_one(batch: tuple[Updates, Capacities
     """Lower bounds change how many ends are computed, and nothing else."""
     updates, capacities = batch
     fast = order_updates(updates, capacities, late=late)
-    plain = order_plainly(OneServer(updates, capacities), updates.deadline, late=late)
+    plain = order_plainly(one_server(updates, capacities), updates.deadline, late=late)
     assert fast.picked == plain.picked
     assert fast.commits == plain.commits
     assert fast.dropped == plain.dropped
@@ -209,7 +215,7 @@ def test_bookings_carry_the_bytes_and_never_exceed_a_link(batch: tuple[Updates, 
 def test_ties_go_to_batch_order() -> None:
     """Equal ends: the first of the batch."""
     updates, capacities = star({"x": (10, 10, None), "y": (10, 10, None)}, down=10)
-    assert first_to_end(OneServer(updates, capacities), [0, 1]) == 0
+    assert first_to_end(one_server(updates, capacities), [0, 1]) == 0
     assert order_updates(updates, capacities).commits == (0, 1)
 
 

@@ -21,9 +21,9 @@ from pace.planning.sharded.bounds import norm_bound, set_bound
 from pace.planning.sharded.optimize import optimize_sharded
 from pace.planning.sharded.problem import ShardingProblem
 from pace.solver import jackson
-from pace.solver.two_halves.behind_norm import end_of_reduce_scatters, longest_after_norm
 from pace.solver.two_halves.chains import chained_instance
 from tests.pace.checker.corruptions import Change, add, put, without
+from tests.solver.two_halves.given_calls import end_of_reduce_scatters, longest_after_norm
 from tests.strategies import (
     affine,
     eighths,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pace.simulation import make_server_policy
+from pace.simulation import make_policy
 from pace.simulation.servers.run import run_server_policy
 from tests.pace.planning.servers.clusters import cluster, three_layers
 
@@ -28,7 +28,7 @@ def test_the_slowest_worker_counts(how: dict[str, Any], ends: list[int], expecte
     durations = {"bwd/1": 1.0, "fwd/1": 1.0}
     ops = (op.model_copy(update={"duration_s": durations.get(op.name, 0.0)}) for op in profile.ops)
     profile = profile.replace(ops=tuple(ops))
-    policy = make_server_policy("ps-fifo", keys="round-robin")
+    policy = make_policy("fifo", "servers", keys="round-robin")
     run = run_server_policy(profile, cluster(2, colocated=True), policy, **how)
     assert run.window_ends_s[0].tolist() == ends
     assert run.iteration_s == pytest.approx(expected)
@@ -41,7 +41,7 @@ def test_no_worker_leads_by_more_than_its_staleness(staleness: int, most: int) -
     run = run_server_policy(
         profile,
         cluster(1, bytes_per_s=1000.0),
-        make_server_policy("ps-fifo"),
+        make_policy("fifo", "servers"),
         iterations=30,
         jitter=0.8,
         seed=2,
@@ -51,7 +51,7 @@ def test_no_worker_leads_by_more_than_its_staleness(staleness: int, most: int) -
     free = run_server_policy(
         profile,
         cluster(1, bytes_per_s=1000.0),
-        make_server_policy("ps-fifo"),
+        make_policy("fifo", "servers"),
         iterations=30,
         jitter=0.8,
         seed=2,
@@ -68,7 +68,7 @@ def test_async_hides_stragglers() -> None:
         consistency: run_server_policy(
             profile,
             cluster(4, bytes_per_s=1000.0),
-            make_server_policy("ps-pace"),
+            make_policy("pace", "servers"),
             iterations=20,
             jitter=0.5,
             seed=4,

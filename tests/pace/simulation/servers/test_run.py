@@ -13,7 +13,7 @@ from pace.documents.options import Options
 from pace.errors import InvalidOptions
 from pace.models import build
 from pace.planning.servers.optimize import optimize_servers
-from pace.simulation import SERVER_POLICIES, knobs_of, make_server_policy
+from pace.simulation import SERVER_POLICIES, knobs_of, make_policy
 from pace.simulation.servers.keys import byteps_keys, djb2_server, mxnet_parts
 from pace.simulation.servers.run import run_server_policy
 from pace.simulation.servers.traffic import gates
@@ -25,7 +25,7 @@ STOP_AND_WAIT: dict[str, Any] = {"credit_bytes": 0, "admission": "paper"}
 
 def window(profile: Profile, name: str, servers: Any, **knobs: Any) -> float:
     """Return the window under a policy."""
-    return run_server_policy(profile, servers, make_server_policy(name, **knobs)).iteration_s
+    return run_server_policy(profile, servers, make_policy(name, "servers", **knobs)).iteration_s
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_three_layers_by_hand(
     """
     profile = three_layers(sizes, forward_s)
     found = (
-        window(profile, "ps-fifo", cluster()),
-        window(profile, "ps-bytescheduler", cluster(), partition_bytes=1000, **STOP_AND_WAIT),
-        window(profile, "ps-fifo", cluster(), keys="parts", partition_bytes=1),
-        window(profile, "ps-bytescheduler", cluster(), partition_bytes=1, **STOP_AND_WAIT),
-        window(profile, "ps-pace", cluster(), partition_bytes=1),
+        window(profile, "fifo", cluster()),
+        window(profile, "bytescheduler", cluster(), partition_bytes=1000, **STOP_AND_WAIT),
+        window(profile, "fifo", cluster(), keys="parts", partition_bytes=1),
+        window(profile, "bytescheduler", cluster(), partition_bytes=1, **STOP_AND_WAIT),
+        window(profile, "pace", cluster(), partition_bytes=1),
     )
     assert found == expected
 
@@ -53,7 +53,7 @@ def test_three_layers_by_hand(
 def test_windows_follow_one_another() -> None:
     """Without jitter each of ten windows takes what the first takes, and all workers end together."""
     profile = three_layers((1, 2, 3), 1, workers=3)
-    run = run_server_policy(profile, cluster(3), make_server_policy("ps-fifo"), iterations=10)
+    run = run_server_policy(profile, cluster(3), make_policy("fifo", "servers"), iterations=10)
     assert run.iterations_s == pytest.approx([run.iterations_s[0]] * 10)
     assert (run.window_ends_s.max(axis=1) == run.window_ends_s.min(axis=1)).all()
 
@@ -66,7 +66,7 @@ def test_no_policy_beats_the_bounds(data: st.DataObject, profile: Profile) -> No
     chosen = data.draw(clusters(profile, uneven=False))
     bound = optimize_servers(profile, Options(cluster=chosen)).predicted.lower_bound_s
     name = data.draw(st.sampled_from(SERVER_POLICIES))
-    run = run_server_policy(profile, chosen, make_server_policy(name))
+    run = run_server_policy(profile, chosen, make_policy(name, "servers"))
     assert run.iteration_s >= bound * (1 - 1e-9)
     assert (run.push_starts_s <= run.push_ends_s).all()
     assert (run.pull_starts_s >= run.push_ends_s.max(axis=1, keepdims=True) - 1e-12).all()
@@ -83,7 +83,7 @@ def test_a_plan_takes_what_it_predicts(data: st.DataObject, profile: Profile) ->
         return
     size = data.draw(st.sampled_from([4, 16, 1000]))
     predicted = optimize_servers(profile, Options(cluster=chosen, partition_bytes=size)).predicted
-    run = run_server_policy(profile, chosen, make_server_policy("ps-pace", partition_bytes=size))
+    run = run_server_policy(profile, chosen, make_policy("pace", "servers", partition_bytes=size))
     assert run.iteration_s == pytest.approx(predicted.iteration_s, rel=1e-9)
 
 
@@ -103,19 +103,19 @@ FOUR = cluster(4, bytes_per_s=1.25e9, partition_s=50e-6, round_trip_s=100e-6)
 def test_what_published_systems_gain_on_vgg16(vgg: Profile) -> None:
     """10 Gb/s, W = S = 4: 70-85 % over MXNet's FIFO, 25-55 % over P3, and ours ahead of all."""
     fifo, p3, bytescheduler, ours = (
-        window(vgg, name, FOUR) for name in ("ps-fifo", "ps-p3", "ps-bytescheduler", "ps-pace")
+        window(vgg, name, FOUR) for name in ("fifo", "p3", "bytescheduler", "pace")
     )
     assert 0.70 <= fifo / bytescheduler - 1 <= 0.85
     assert 0.25 <= p3 / bytescheduler - 1 <= 0.55
     assert ours <= bytescheduler * (1 + 1e-3)
-    assert window(vgg, "ps-fifo", FOUR, keys="round-robin") > 2 * fifo
+    assert window(vgg, "fifo", FOUR, keys="round-robin") > 2 * fifo
 
 
 def test_one_credit_for_all_servers_is_a_convoy(vgg: Profile) -> None:
     """In lock step all workers address one server: stop-and-wait per worker is nearly S times slower."""
     knobs = {"partition_bytes": 1_000_000, **STOP_AND_WAIT}
-    alone = window(vgg, "ps-bytescheduler", FOUR, credit_of="worker", **knobs)
-    each = window(vgg, "ps-bytescheduler", FOUR, credit_of="connection", **knobs)
+    alone = window(vgg, "bytescheduler", FOUR, credit_of="worker", **knobs)
+    each = window(vgg, "bytescheduler", FOUR, credit_of="connection", **knobs)
     assert alone > 3 * each
 
 
@@ -135,7 +135,7 @@ def test_admission_with_less_credit_than_a_part() -> None:
     knobs = {"partition_bytes": 4, "credit_bytes": 6}
     by_rule = {
         rule: run_server_policy(
-            profile, cluster(), make_server_policy("ps-bytescheduler", admission=rule, **knobs)
+            profile, cluster(), make_policy("bytescheduler", "servers", admission=rule, **knobs)
         )
         for rule in ("paper", "code")
     }
@@ -149,21 +149,21 @@ def test_admission_with_less_credit_than_a_part() -> None:
 def test_stop_and_wait_is_a_credit_of_one_part(vgg: Profile) -> None:
     """No credit at all and exactly one part's give the same window."""
     knobs = {"partition_bytes": 1_000_000, "admission": "paper", "credit_of": "connection"}
-    assert window(vgg, "ps-bytescheduler", FOUR, credit_bytes=0, **knobs) == window(
-        vgg, "ps-bytescheduler", FOUR, credit_bytes=1_000_000, **knobs
+    assert window(vgg, "bytescheduler", FOUR, credit_bytes=0, **knobs) == window(
+        vgg, "bytescheduler", FOUR, credit_bytes=1_000_000, **knobs
     )
 
 
 def test_the_first_worker_may_decide_for_all(vgg: Profile) -> None:
     """The released code: with jitter, nobody pushes a part before worker 0 has handed it over."""
-    policy = make_server_policy(
-        "ps-bytescheduler", lead="first", partition_bytes=8_000_000, credit_bytes=0, admission="paper"
+    policy = make_policy(
+        "bytescheduler", "servers", lead="first", partition_bytes=8_000_000, credit_bytes=0, admission="paper"
     )
     run = run_server_policy(vgg, FOUR, policy, jitter=0.3, seed=3, iterations=2)
     first = run.push_starts_s[:, :1]
     assert (run.push_starts_s >= first).all()
-    each = make_server_policy(
-        "ps-bytescheduler", partition_bytes=8_000_000, credit_bytes=0, admission="paper"
+    each = make_policy(
+        "bytescheduler", "servers", partition_bytes=8_000_000, credit_bytes=0, admission="paper"
     )
     free = run_server_policy(vgg, FOUR, each, jitter=0.3, seed=3, iterations=2)
     assert not (free.push_starts_s >= free.push_starts_s[:, :1]).all()
@@ -174,7 +174,7 @@ def test_overtaking_never_idles_and_equals_static_when_nothing_is_late() -> None
     profile = three_layers((2, 4, 6), 1, workers=4)
     servers = cluster(1, partition_s=0.05)
     static, overtake = (
-        make_server_policy("ps-pace", order=order, partition_bytes=1) for order in ("static", "overtake")
+        make_policy("pace", "servers", order=order, partition_bytes=1) for order in ("static", "overtake")
     )
     steady = [run_server_policy(profile, servers, policy).iteration_s for policy in (static, overtake)]
     assert steady[0] == pytest.approx(steady[1])
@@ -196,7 +196,7 @@ def test_a_shared_plan_beats_every_worker_for_itself_under_jitter(vgg: Profile) 
         order: run_server_policy(
             vgg,
             FOUR,
-            make_server_policy("ps-pace", order=order, partition_bytes=1_000_000),
+            make_policy("pace", "servers", order=order, partition_bytes=1_000_000),
             jitter=0.2,
             iterations=20,
             seed=1,
@@ -237,16 +237,16 @@ def test_seq_has_one_best_order_and_par_none() -> None:
     """TicTac's toy models: an order helps the chain, and cannot help ops that wait for nothing else."""
     chain, servers = seq_n(6, 2), cluster(1, bytes_per_s=8.0)
     random = [
-        run_server_policy(chain, servers, make_server_policy("ps-tao"), seed=seed).iteration_s
+        run_server_policy(chain, servers, make_policy("tao", "servers"), seed=seed).iteration_s
         for seed in range(3)
     ]
     assert len(set(random)) == 1
     unordered = run_server_policy(
-        chain, servers, make_server_policy("ps-fifo", keys="round-robin"), iterations=1
+        chain, servers, make_policy("fifo", "servers", keys="round-robin"), iterations=1
     )
     assert unordered.iteration_s > random[0] - 1e-9
     parallel = par_n(5)
-    found = {window(parallel, name, cluster()) for name in ("ps-tio", "ps-tao")}
+    found = {window(parallel, name, cluster()) for name in ("tio", "tao")}
     assert len(found) == 1
 
 
@@ -257,7 +257,7 @@ def test_gates_open_at_the_number_of_smaller_priorities() -> None:
     assert gates(priority, np.array([0, 0, 1, 1, 1, 1])).tolist() == [1, 0, 1, -1, 2, 0]
 
 
-@pytest.mark.parametrize("policy", ["ps-tio", "ps-tao"])
+@pytest.mark.parametrize("policy", ["tio", "tao"])
 def test_a_transfer_that_no_op_requests_holds_up_none(policy: str) -> None:
     """A tensor that nobody waits for is pulled too, and the others keep one order around it."""
     chain = seq_n(6, 2)
@@ -268,7 +268,7 @@ def test_a_transfer_that_no_op_requests_holds_up_none(policy: str) -> None:
     ]
     pruned = chain.model_copy(update={"ops": tuple(ops)})
     assert any(idle in op.waits_for for op in chain.ops)
-    servers, made = cluster(1, bytes_per_s=8.0), make_server_policy(policy)
+    servers, made = cluster(1, bytes_per_s=8.0), make_policy(policy, "servers")
     run = run_server_policy(pruned, servers, made, iterations=3, jitter=0.2)
     assert np.isfinite(run.pull_starts_s).all()
     assert np.isfinite(run.iteration_s)
@@ -282,12 +282,12 @@ def test_a_transfer_that_no_op_requests_holds_up_none(policy: str) -> None:
 def test_servers_keep_the_order() -> None:
     """Under TAO every worker pulls in one order from a server; without an order they differ."""
     chain, servers = seq_n(8, 4), cluster(1, bytes_per_s=8.0)
-    ordered = run_server_policy(chain, servers, make_server_policy("ps-tao"), iterations=3, jitter=0.2)
+    ordered = run_server_policy(chain, servers, make_policy("tao", "servers"), iterations=3, jitter=0.2)
     orders = {tuple(np.argsort(row).tolist()) for row in ordered.pull_starts_s.reshape(-1, 8)}
     assert len(orders) == 1
-    from pace.simulation.servers.policies import TicTacExchange
+    from pace.simulation.servers.policies import TicTacOnServers
 
-    free = run_server_policy(chain, servers, TicTacExchange(order="random"), iterations=3, jitter=0.2)
+    free = run_server_policy(chain, servers, TicTacOnServers(order="random"), iterations=3, jitter=0.2)
     assert len({tuple(np.argsort(row).tolist()) for row in free.pull_starts_s.reshape(-1, 8)}) > 6
 
 
@@ -308,21 +308,21 @@ def test_keys_of_mxnet_and_byteps() -> None:
 def test_wrong_knobs_are_refused(name: str) -> None:
     """Unknown policies and knobs, and values that cannot be: the message lists what there is."""
     with pytest.raises(InvalidOptions, match="has no knob"):
-        make_server_policy(name, colour=1)
-    knob = knobs_of(name)[0]
+        make_policy(name, "servers", colour=1)
+    knob = knobs_of(name, "servers")[0]
     with pytest.raises(InvalidOptions, match=knob):
-        make_server_policy(name, **{knob: -1})
-    with pytest.raises(InvalidOptions, match="ps-fifo"):
-        make_server_policy("ps-nobody")
+        make_policy(name, "servers", **{knob: -1})
+    with pytest.raises(InvalidOptions, match="fifo"):
+        make_policy("nobody", "servers")
 
 
 def test_impossible_runs_are_refused(vgg: Profile) -> None:
     """No windows, negative jitter, staleness without sync, a barrier at every step without it."""
-    fifo = make_server_policy("ps-fifo")
+    fifo = make_policy("fifo", "servers")
     for given_ in ({"iterations": 0}, {"jitter": -1.0}, {"staleness": -1}):
         with pytest.raises(InvalidOptions):
             run_server_policy(vgg, FOUR, fifo, **given_)
     with pytest.raises(InvalidOptions, match="staleness"):
         run_server_policy(vgg, FOUR, fifo, consistency="async", staleness=1)
     with pytest.raises(InvalidOptions, match="stale"):
-        run_server_policy(vgg, FOUR, make_server_policy("ps-tao"), consistency="async")
+        run_server_policy(vgg, FOUR, make_policy("tao", "servers"), consistency="async")

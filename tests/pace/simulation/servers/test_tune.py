@@ -5,8 +5,7 @@ import pytest
 from pace import Profile
 from pace.errors import InvalidOptions
 from pace.models import build
-from pace.simulation.servers.tune import tune_on_servers
-from pace.simulation.tune import tunable
+from pace.simulation.tune import tunable, tune
 from tests.pace.planning.servers.clusters import cluster
 
 FOUR = cluster(4, bytes_per_s=1.25e9, partition_s=50e-6, round_trip_s=100e-6)
@@ -21,10 +20,10 @@ def vgg() -> Profile:
 def test_bayesian_optimization_finds_the_grids_best_in_ten_trials(vgg: Profile) -> None:
     """Started at delta0, it is within 1 % of the best of a grid of 100 settings after 10."""
     fixed = {"credit_of": "connection"}
-    grid = tune_on_servers(vgg, FOUR, "ps-bytescheduler", search="grid", num_trials=100, fixed=fixed)
+    grid = tune(vgg, "bytescheduler", cluster=FOUR, search="grid", num_trials=100, fixed=fixed)
     for seed in range(2):
-        found = tune_on_servers(
-            vgg, FOUR, "ps-bytescheduler", search="bayesian", num_trials=10, seed=seed, fixed=fixed
+        found = tune(
+            vgg, "bytescheduler", cluster=FOUR, search="bayesian", num_trials=10, seed=seed, fixed=fixed
         )
         assert found.trials_to(grid.best.iteration_s) is not None
     assert grid.num_trials == 100
@@ -32,7 +31,7 @@ def test_bayesian_optimization_finds_the_grids_best_in_ten_trials(vgg: Profile) 
 
 def test_the_first_trial_is_delta0(vgg: Profile) -> None:
     """sqrt(M theta B / (2 S)) and a credit of four such parts."""
-    found = tune_on_servers(vgg, FOUR, "ps-bytescheduler", num_trials=1).trials[0].knobs
+    found = tune(vgg, "bytescheduler", cluster=FOUR, num_trials=1).trials[0].knobs
     total = sum(gradient.size_bytes for gradient in vgg.gradients)
     expected = (total * 50e-6 * 1.25e9 / 8) ** 0.5
     assert found["partition_bytes"] == pytest.approx(expected, rel=1e-3)
@@ -41,10 +40,10 @@ def test_the_first_trial_is_delta0(vgg: Profile) -> None:
 
 def test_what_cannot_be_tuned_is_refused(vgg: Profile) -> None:
     """TicTac's transfers are whole; a search must exist; so must a trial."""
-    assert tunable("ps-tao") == ()
+    assert tunable("tao", "servers") == ()
     with pytest.raises(InvalidOptions, match="no knob to tune"):
-        tune_on_servers(vgg, FOUR, "ps-tao")
+        tune(vgg, "tao", cluster=FOUR)
     with pytest.raises(InvalidOptions, match="no search"):
-        tune_on_servers(vgg, FOUR, "ps-fifo", search="guessing")  # type: ignore[arg-type]  # wrong on purpose
+        tune(vgg, "fifo", cluster=FOUR, search="guessing")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidOptions, match="at least 1"):
-        tune_on_servers(vgg, FOUR, "ps-fifo", num_trials=0)
+        tune(vgg, "fifo", cluster=FOUR, num_trials=0)

@@ -12,26 +12,26 @@ from hypothesis import strategies as st
 from pace import Gradient, Op, Profile
 from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import AffineAllReduce
-from pace.planning.servers.problem import ExchangeProblem
-from pace.simulation import SERVER_POLICIES, make_server_policy
+from pace.planning.servers.problem import ServersProblem
+from pace.simulation import SERVER_POLICIES, make_policy
 from pace.simulation.servers.run import _durations, _work, run_server_policy
-from pace.simulation.servers.traffic import ExchangeRules, ExchangeTraffic
+from pace.simulation.servers.traffic import ServersRules, ServersTraffic
 from tests.pace.planning.servers.clusters import cluster
 from tests.pace.simulation.servers.twin import Twin
 from tests.strategies import properties
 
 KNOBS: dict[str, list[dict[str, Any]]] = {
-    "ps-fifo": [{}, {"keys": "round-robin", "barrier": True}, {"keys": "parts", "partition_bytes": 7}],
-    "ps-p3": [{"partition_bytes": 4}, {"partition_bytes": 9, "credit_of": "worker"}],
-    "ps-bytescheduler": [
+    "fifo": [{}, {"keys": "round-robin", "barrier": True}, {"keys": "parts", "partition_bytes": 7}],
+    "p3": [{"partition_bytes": 4}, {"partition_bytes": 9, "credit_of": "worker"}],
+    "bytescheduler": [
         {"partition_bytes": 5, "credit_bytes": 12},
         {"partition_bytes": 5, "credit_bytes": 12, "admission": "paper", "servers": "arrival"},
         {"partition_bytes": 8, "credit_bytes": 20, "credit_of": "connection"},
     ],
-    "ps-byteps": [{"partition_bytes": 6}, {"partition_bytes": 6, "scheduling": True, "credit_bytes": 10}],
-    "ps-tio": [{}, {"streams": 2}],
-    "ps-tao": [{}, {"streams": 3}],
-    "ps-pace": [{"partition_bytes": 6}, {"order": "static"}, {"order": "by-layer", "paced": True}],
+    "byteps": [{"partition_bytes": 6}, {"partition_bytes": 6, "scheduling": True, "credit_bytes": 10}],
+    "tio": [{}, {"streams": 2}],
+    "tao": [{}, {"streams": 3}],
+    "pace": [{"partition_bytes": 6}, {"order": "static"}, {"order": "by-layer", "paced": True}],
 }
 CASES = [(name, knobs) for name in SERVER_POLICIES for knobs in KNOBS[name]]
 
@@ -81,7 +81,7 @@ def trained(draw: st.DrawFn) -> tuple[Profile, Cluster]:
 
 
 @st.composite
-def any_traffic(draw: st.DrawFn, profile: Profile, servers: int) -> ExchangeTraffic:
+def any_traffic(draw: st.DrawFn, profile: Profile, servers: int) -> ServersTraffic:
     """Draw partitions, servers, priorities (ties, none) and rules, as no policy might combine them."""
     groups, part_groups, sizes = [], [], []
     for number, gradient in enumerate(profile.gradients):
@@ -95,7 +95,7 @@ def any_traffic(draw: st.DrawFn, profile: Profile, servers: int) -> ExchangeTraf
             left -= size
     count = len(sizes)
     priority = st.lists(st.sampled_from([0.0, 1.0, 1.0, 2.0, 3.0, nan]), min_size=count, max_size=count)
-    rules = ExchangeRules(
+    rules = ServersRules(
         credit_bytes=draw(st.sampled_from([0.0, 5.0, 15.0, inf])),
         overshoots=draw(st.booleans()),
         per_connection=draw(st.booleans()),
@@ -109,7 +109,7 @@ def any_traffic(draw: st.DrawFn, profile: Profile, servers: int) -> ExchangeTraf
         barrier=draw(st.booleans()),
         paced=draw(st.booleans()),
     )
-    return ExchangeTraffic(
+    return ServersTraffic(
         groups=tuple(groups),
         part_groups=np.array(part_groups, dtype=np.int64),
         server=np.array([draw(st.integers(0, servers - 1)) for _ in sizes], dtype=np.int64),
@@ -123,17 +123,17 @@ def any_traffic(draw: st.DrawFn, profile: Profile, servers: int) -> ExchangeTraf
 class Fixed:
     """A policy that has decided already."""
 
-    def __init__(self, traffic: ExchangeTraffic) -> None:
+    def __init__(self, traffic: ServersTraffic) -> None:
         self._traffic = traffic
 
-    def traffic(self, profile: Profile, cluster: Cluster) -> ExchangeTraffic:
+    def traffic(self, profile: Profile, cluster: Cluster) -> ServersTraffic:
         """Return the decision."""
         del profile, cluster
         return self._traffic
 
 
 def compare(
-    profile: Profile, chosen: Cluster, traffic: ExchangeTraffic, windows: int, staleness: int | None
+    profile: Profile, chosen: Cluster, traffic: ServersTraffic, windows: int, staleness: int | None
 ) -> None:
     """Run both and compare every time."""
     consistency: Any = "async" if staleness is None else "sync"
@@ -147,7 +147,7 @@ def compare(
         consistency=consistency,
         staleness=staleness,
     )
-    works = _work(ExchangeProblem.of(profile, chosen), traffic)
+    works = _work(ServersProblem.of(profile, chosen), traffic)
     twin = Twin(
         profile,
         chosen,
@@ -178,7 +178,7 @@ def test_every_policy_agrees_with_the_twin(
 ) -> None:
     """Two windows of up to three workers, every message's four times."""
     profile, chosen = drawn
-    compare(profile, chosen, make_server_policy(name, **knobs).traffic(profile, chosen), 2, 0)
+    compare(profile, chosen, make_policy(name, "servers", **knobs).traffic(profile, chosen), 2, 0)
 
 
 @properties(120)

@@ -14,7 +14,7 @@ import simpy
 
 from pace import Profile
 from pace.documents.cluster import Cluster
-from pace.simulation.servers.traffic import ExchangeTraffic
+from pace.simulation.servers.traffic import ServersTraffic
 from tests.pace.simulation.twin import Settled
 
 Process = Generator[simpy.Event, Any, None]
@@ -62,7 +62,7 @@ class Twin:
         self,
         profile: Profile,
         cluster: Cluster,
-        traffic: ExchangeTraffic,
+        traffic: ServersTraffic,
         durations: Any,
         staleness: float,
         works: tuple[list[float], list[float]],

@@ -251,7 +251,7 @@ def _jobs(
             yield ready, up / alone, tail + rates.latency_s + down / alone
 
 
-def check_exchange_bound(
+def check_servers_bound(
     schedule: Schedule, rates: ServerRates, wire: WireBytes, times: DerivedTimes
 ) -> Iterator[str]:
     """Yield why the bound against every partition does not hold."""
@@ -290,7 +290,7 @@ def check_exchange_bound(
         yield f"bound.bound_s is {bound.bound_s!r}, its parts add up to {parts!r}"
 
 
-def check_exchange_predictions(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
+def check_servers_predictions(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     """Yield the predictions that do not follow from the segments and the profile."""
     predicted = schedule.predicted
     ends = [group.ready_s for group in schedule.groups]

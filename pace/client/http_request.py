@@ -34,7 +34,7 @@ class HttpAnswer:
             return 0.0
 
 
-class Exchange:
+class HttpRequest:
     """Sends a request from a thread of its own, so that nothing in it outlasts the deadline.
 
     httpx's time-outs hold for each read, and for no look-up of a name: a service that sends one byte of a

@@ -10,7 +10,6 @@ from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import ELEMENT_BYTES
 from pace.documents.schedule import Schedule, Segment, ShardedOp
 from pace.errors import ScheduleMismatch
-from pace.runtime.engine.halves.early_gathers import SendTimes, order_from_step
 from pace.runtime.engine.plan import (
     MEBIBYTE,
     GradientSize,
@@ -21,6 +20,7 @@ from pace.runtime.engine.plan import (
     credit_of,
     plan_locally,
 )
+from pace.runtime.engine.sharded.early_gathers import SendTimes, order_from_step
 
 _ELEMENT_BYTES = {str(name): size for name, size in ELEMENT_BYTES.items()}
 

@@ -64,13 +64,11 @@ def test_json_is_one_document(profile: Path) -> None:
     """Every command's --json prints one document and nothing else."""
     plan = json.loads(run("optimize", profile, *PS, "--servers", 4, "--colocated", "--json").stdout)
     assert plan["exchange"] == "servers"
-    simulated = json.loads(
-        run("simulate", profile, *PS, "--servers", 4, "--policy", "ps-pace", "--json").stdout
-    )
+    simulated = json.loads(run("simulate", profile, *PS, "--servers", 4, "--policy", "pace", "--json").stdout)
     assert simulated["policies"][0]["iteration_s"] >= simulated["lower_bound_s"]
     cells = json.loads(run("what-if", profile, "--servers", "1,4", "--json").stdout)["cells"]
     by_servers: dict[Any, float] = {
-        cell["servers"]: cell["iteration_s"] for cell in cells if cell["policy"] == "ps-pace"
+        cell["servers"]: cell["iteration_s"] for cell in cells if cell["policy"] == "pace"
     }
     assert by_servers[1] > by_servers[4]
 
@@ -99,8 +97,8 @@ def test_consistency_and_stragglers(profile: Path) -> None:
     """Async and stale runs need no bound; TicTac, whose steps end at a barrier, is left out."""
     shown = run("simulate", profile, *PS, "--servers", 4, "--async", "--jitter", 0.2, "--iterations", 3)
     assert shown.exit_code == 0
-    assert "ps-pace" in shown.stdout
-    assert "ps-tao" not in shown.stdout
+    assert "pace" in shown.stdout
+    assert "tao" not in shown.stdout
     table = run("what-if", profile, "--servers", 2, "--consistency", "sync,1,async", "--jitter", 0.1, "--csv")
     assert table.exit_code == 0
     assert len(table.stdout.splitlines()) == 1 + 3 * 3
@@ -108,7 +106,7 @@ def test_consistency_and_stragglers(profile: Path) -> None:
 
 def test_tuning_shows_every_search(profile: Path) -> None:
     """Bayesian optimization beside grid, random and momentum."""
-    command = ("simulate", profile, *PS, "--servers", 4, "--policy", "ps-bytescheduler", "--trials", 9)
+    command = ("simulate", profile, *PS, "--servers", 4, "--policy", "bytescheduler", "--trials", 9)
     found = json.loads(run(*command, "--tune", "bayesian", "--json").stdout)["policies"][0]
     assert found["best"]["iteration_s"] <= found["default"]["iteration_s"]
     assert set(found["searches"]) == {"bayesian", "grid", "random", "momentum"}
@@ -125,7 +123,7 @@ def test_tuning_shows_every_search(profile: Path) -> None:
         ("optimize", *PS, "--servers", "9", "--colocated"),
         ("optimize", *PS, "--servers", "2", "--partition-bytes", "0"),
         ("simulate", "--async"),
-        ("simulate", *PS, "--servers", "2", "--policy", "fifo"),
+        ("simulate", *PS, "--servers", "2", "--policy", "ddp"),
         ("simulate", *PS, "--servers", "2", "--async", "--staleness", "1"),
         ("simulate", *PS, "--servers", "2", "--tune", "guessing"),
         ("what-if", "--servers", "9", "--colocated"),
