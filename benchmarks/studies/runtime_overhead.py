@@ -20,7 +20,7 @@ from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.loopback import run_ranks
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
-from pace.runtime.engine.plan import GradientSize, Plan, plan_locally, plan_plainly
+from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally, plan_plainly
 from pace.runtime.gates.gradient_gates import set_local_gradient
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.transports.device import Device
@@ -96,18 +96,18 @@ class NoTransport:
 class FixedPlan(PlanSource):
     """Makes the plan that is to be measured."""
 
-    def __init__(self, make_plan: Callable[[list[GradientSize]], Plan]) -> None:
+    def __init__(self, make_plan: Callable[[list[GradientSize]], SendPlan]) -> None:
         super().__init__(NoTransport(), schedule=None, service=None, job=None, credit_bytes=None)
         self._make_plan = make_plan
 
-    def make(self, gradients: list[GradientSize]) -> Plan:
+    def make(self, gradients: list[GradientSize]) -> SendPlan:
         """Return the plan."""
         return self._make_plan(gradients)
 
 
 def wrap_alone(
     model: nn.Module,
-    make_plan: Callable[[list[GradientSize]], Plan],
+    make_plan: Callable[[list[GradientSize]], SendPlan],
     order: Any,
     transport: NoTransport | None = None,
 ) -> WrappedOptimizer:

@@ -12,7 +12,7 @@ from pace.documents.schedule import Schedule, load_schedule, parse_schedule
 from pace.errors import InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
 from pace.runtime.control.options import ShardingChoice, check_source
 from pace.runtime.control.report_sender import ReportSender
-from pace.runtime.engine.plan import GradientSize, Plan, plan_from_schedule, plan_locally
+from pace.runtime.engine.plan import GradientSize, SendPlan, plan_from_schedule, plan_locally
 from pace.runtime.engine.sharded.sharded_plan import plan_from_sharded_schedule
 from pace.runtime.event_log import log
 from pace.runtime.replanning import Replanning
@@ -77,7 +77,7 @@ class PlanSource:
         check_source(schedule, service, job, api_key, replanning)
         self._transport = transport
         self._schedule = schedule
-        self._plan: Plan | None = None
+        self._plan: SendPlan | None = None
         self._service = service or os.environ.get("PACE_URL") or None
         self.job = job or os.environ.get("PACE_JOB") or None
         if service is not None and self.job is None and transport.rank == 0:
@@ -100,7 +100,7 @@ class PlanSource:
         if transport.rank == 0 and self._service is not None and self.job is not None:
             self._reports = ReportSender(self._service, self.job, self._api_key)
 
-    def load(self, gradients: list[GradientSize]) -> Plan | None:
+    def load(self, gradients: list[GradientSize]) -> SendPlan | None:
         """Record the model, and return the plan of the schedule that was given; None when none was.
 
         Raises
@@ -145,7 +145,7 @@ class PlanSource:
         if sharding == "off" and self._plan is not None and self._plan.shards:
             raise ScheduleMismatch("the schedule is sharded, and updates cannot be sharded in this job")
 
-    def make(self, gradients: list[GradientSize]) -> Plan:
+    def make(self, gradients: list[GradientSize]) -> SendPlan:
         """Return the plan to start with; every rank must call this alike, after ``load`` and ``accept``."""
         plan = self._plan
         if plan is None and self.asks:
@@ -163,7 +163,7 @@ class PlanSource:
             log.warning("pace.service_unavailable", service=self._service, reason=str(error))
             return b""
 
-    def read(self, payload: bytes, gradients: list[GradientSize]) -> Plan | None:
+    def read(self, payload: bytes, gradients: list[GradientSize]) -> SendPlan | None:
         """Turn what ``ask`` returned into a plan; None when it is empty."""
         if not payload:
             return None
@@ -172,7 +172,7 @@ class PlanSource:
         self._followed = schedule
         return self._with_credit(self._planned(schedule, gradients))
 
-    def _planned(self, schedule: Schedule, gradients: list[GradientSize]) -> Plan:
+    def _planned(self, schedule: Schedule, gradients: list[GradientSize]) -> SendPlan:
         transport = self._transport
         if schedule.exchange == "sharded" and self._sharding != "off":
             return plan_from_sharded_schedule(schedule, gradients, transport.size)
@@ -263,5 +263,5 @@ class PlanSource:
         if self._reports is not None:
             self._reports.close()
 
-    def _with_credit(self, plan: Plan) -> Plan:
+    def _with_credit(self, plan: SendPlan) -> SendPlan:
         return plan if self._credit_bytes is None else replace(plan, credit_bytes=self._credit_bytes)

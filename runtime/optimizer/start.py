@@ -16,7 +16,7 @@ from pace.runtime.control.agreement import Statement, agree_on_plan, agree_on_we
 from pace.runtime.control.options import ShardingChoice, WrapperOptions, require_instance
 from pace.runtime.control.parameters import gradient_sizes, trained_parameters
 from pace.runtime.control.plan_source import PlanSource
-from pace.runtime.engine.plan import GradientSize, Plan
+from pace.runtime.engine.plan import GradientSize, SendPlan
 from pace.runtime.event_log import log
 from pace.runtime.gates.carrier import Carrier
 from pace.runtime.optimizer.group_update import why_not_per_group
@@ -46,7 +46,7 @@ class Start:
     source: PlanSource
     parameters: dict[str, nn.Parameter]
     sizes: list[GradientSize]
-    plan: Plan
+    plan: SendPlan
     barrier_reason: str | None
     sharding: ShardingChoice
 

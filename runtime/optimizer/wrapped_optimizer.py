@@ -23,7 +23,7 @@ from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.planned_parameters import PlannedParameters
 from pace.runtime.control.sparse_gradients import warn_of_whole_gradients
 from pace.runtime.engine.divided_plan import divide
-from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.plan import SendPlan
 from pace.runtime.engine.report import Report, chrome_trace
 from pace.runtime.event_log import log
 from pace.runtime.gates.carrier import Carrier
@@ -166,11 +166,11 @@ class WrappedOptimizer(NormAndState):
     def _disciplines(self) -> Disciplines:
         return choose_disciplines(self._order, self._transport.sequencing, self._plan.source)
 
-    def _divided(self, plan: Plan) -> Plan:
+    def _divided(self, plan: SendPlan) -> SendPlan:
         pushed = self._transport.pushed
         return plan if pushed is None else divide(plan, self._sizes, pushed)
 
-    def _switch(self, plan: Plan, barrier: bool) -> str | None:
+    def _switch(self, plan: SendPlan, barrier: bool) -> str | None:
         """Go on with another plan; every rank must call this after the same step. See ``Switch``."""
         self.synchronize()
         before = self._rounds
