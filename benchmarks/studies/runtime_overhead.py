@@ -19,10 +19,11 @@ from torch import nn
 from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.loopback import run_ranks
 from pace.runtime.control.options import WrapperOptions
-from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.control.plan_source import JobService, PlanSource
 from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally, plan_plainly
 from pace.runtime.gates.gradient_gates import set_local_gradient
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
+from pace.runtime.options import Plan
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.transport import After, Done, Parts, SegmentCall, Sequencing
@@ -97,7 +98,7 @@ class FixedPlan(PlanSource):
     """Makes the plan that is to be measured."""
 
     def __init__(self, make_plan: Callable[[list[GradientSize]], SendPlan]) -> None:
-        super().__init__(NoTransport(), schedule=None, service=None, job=None, credit_bytes=None)
+        super().__init__(NoTransport(), Plan(), JobService(), timeout_s=60.0)
         self._make_plan = make_plan
 
     def make(self, gradients: list[GradientSize]) -> SendPlan:
@@ -112,16 +113,7 @@ def wrap_alone(
     transport: NoTransport | None = None,
 ) -> WrappedOptimizer:
     """Wrap SGD over a transport that does nothing."""
-    options = WrapperOptions(
-        mode="overlap",
-        order=order,
-        op="average",
-        compression="none",
-        backward_passes_per_step=1,
-        credit_bytes=None,
-        timeout_s=60.0,
-        broadcast_parameters=True,
-    )
+    options = WrapperOptions(plan=Plan(order=order), mode="overlap", timeout_s=60.0)
     return WrappedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1e-6),
         model,

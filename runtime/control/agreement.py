@@ -121,7 +121,7 @@ def exchange(transport: Transport, describe: Callable[[Statement], T]) -> tuple[
     documents = [json.loads(each) for each in transport.gather(json.dumps(document, default=float).encode())]
     other = next((rank for rank, each in enumerate(documents) if "forms_sha256" not in each), None)
     if other is not None:
-        raise InvalidOptions(f"the arguments differ between ranks: rank {other} has another backend")
+        raise InvalidOptions(f"the arguments differ between ranks: rank {other} has another communication")
     # Large, and mostly the same everywhere: sent only to say what differs.
     digests = [each.pop("forms_sha256") for each in documents]
     if len({digest for digest in digests if digest is not None}) > 1:

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import torch
 
-from pace.runtime.control.options import ShardingChoice
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.replanner import Replanner
 from pace.runtime.control.trial import Candidate, Trial
 from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally, plan_plainly
 from pace.runtime.engine.sharded.sharded_plan import plan_shards_locally
 from pace.runtime.event_log import log
+from pace.runtime.options import ShardingChoice
 from pace.runtime.transports.transport import Transport
 
 Switch = Callable[[SendPlan, bool], str | None]

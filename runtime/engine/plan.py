@@ -145,8 +145,8 @@ def plan_from_schedule(
     """
     if schedule.exchange == "sharded":
         raise ScheduleMismatch(
-            "the schedule is sharded (reduce-scatter and all-gather): give sharding='on' as well, or make a"
-            ' schedule with exchange "allreduce"'
+            "the schedule is sharded (reduce-scatter and all-gather): give AllReduce(sharding='on'), or make"
+            ' a schedule with exchange "allreduce"'
         )
     mine = fingerprint(((g.name, g.size_bytes, g.dtype) for g in gradients), workers)
     differences = _differences(schedule, gradients)
@@ -156,7 +156,7 @@ def plan_from_schedule(
             f" than {workers} or for gradients of other sizes within their groups"
         ]
     if schedule.cluster is not None and schedule.cluster.exchange.servers != servers:
-        there = f"there are {servers}" if servers else "this job has none: give backend='ps'"
+        there = f"there are {servers}" if servers else "this job has none: give ParameterServers()"
         differences.append(f"it is for {schedule.cluster.exchange.servers} parameter servers, and {there}")
     if differences:
         shown = differences[:8] + ([f"and {len(differences) - 8} more"] if len(differences) > 8 else [])

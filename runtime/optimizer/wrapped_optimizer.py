@@ -92,13 +92,13 @@ class WrappedOptimizer(NormAndState):
         )
         self._max_grad_norm = options.max_grad_norm
         self._usage = Usage(options.backward_passes_per_step)
-        self._transport: Transport = compressed(transport, options.compression)
+        self._transport: Transport = compressed(transport, options.communication.compression)
         warn_of_whole_gradients(model, self._transport)
         self.parameters_by_name = start.parameters
         self._planned = PlannedParameters(optimizer, self.parameters_by_name.values())
         if reason is not None and options.mode != "barrier" and transport.rank == 0:
             log.warning("pace.barrier_mode", reason=reason)
-        self._order = options.order
+        self._order = options.plan.order
         self._choice = Choice(
             start.plan,
             start.source,
@@ -252,7 +252,7 @@ class WrappedOptimizer(NormAndState):
         if self._plan.shards:
             raise InvalidUse(
                 "the optimizer's step was replaced after it was wrapped, which updates in shards would not"
-                " call: give sharding='off', which calls it"
+                " call: give AllReduce(sharding='off'), which calls it"
             )
         return True
 

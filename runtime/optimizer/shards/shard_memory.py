@@ -215,7 +215,7 @@ def half_tensors(
 def _shared(name: str) -> str:
     return (
         f"something outside of the model shares the memory of {name} (p.data, a view, a state_dict, a NumPy"
-        " array or a graph that is kept): drop it first, or give sharding='off'"
+        " array or a graph that is kept): drop it first, or give AllReduce(sharding='off')"
     )
 
 
