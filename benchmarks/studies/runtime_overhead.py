@@ -10,7 +10,7 @@ buckets and a barrier) and overlap alternately in the same processes.
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,23 +25,18 @@ from pace.runtime.gates.gradient_gates import set_local_gradient
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.options import Plan
 from pace.runtime.transports.device import Device
-from pace.runtime.transports.peers import Peers
-from pace.runtime.transports.transport import After, Done, Parts, SegmentCall, Sequencing
+from pace.runtime.transports.transport import After, Done, Parts, Sequencing, SumsAlone
 
 
-class NoTransport:
+class NoTransport(SumsAlone):
     """Ends every all-reduce at once: what remains is the runtime's own time."""
 
     rank = 0
     size = 1
     sequencing: Sequencing = "decision"
     hand_over_s = 0.0
-    num_servers = 0
-    pushed: frozenset[str] | None = None
-    peers: Peers | None = None
     device: Device | None = None
     has_halves = False
-    takes_runs = False
 
     def allreduce(
         self,
@@ -68,12 +63,6 @@ class NoTransport:
     def gather_aside(self, payload: bytes, name: str) -> list[bytes]:
         """Never called: there are no halves."""
         raise AssertionError((payload, name))
-
-    def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
-        """Nothing to prepare."""
-
-    def measure_exchange(self, size_bytes: int) -> None:
-        """Nothing is pushed."""
 
     def decide(self, segment: int | None) -> int:
         """Choose what rank 0 chose."""
