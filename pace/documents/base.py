@@ -64,7 +64,7 @@ def refuse_other(value: object, kind: type, error: type[PaceError]) -> None:
 
 
 def parse(kind: type[Kind], document: bytes | str) -> Kind:
-    """Read a document from JSON; raises its ``refused_as`` with a line per fault, naming the item at fault."""
+    """Read a document from JSON; raises its ``refused_as`` with a line for each fault."""
     refused_as = kind.refused_as
     assert refused_as is not None
     try:

@@ -97,7 +97,7 @@ class GradientAccess:
         if slot in self._reduction.held:
             raise InvalidUse(
                 f"the gradient of {slot.name} was read after step(), when no rank has all of a gradient that"
-                " is summed by shards: read it before step(), or give sharding='off'"
+                " is summed by shards: read it before step(), or give AllReduce(sharding='off')"
             )
 
     def _current(self, slot: Slot) -> torch.Tensor | None:

@@ -15,7 +15,7 @@ from torch import nn
 from pace.errors import InvalidUse, PaceError
 from pace.runtime.engine.buffers import Awaited, FusedGroup, Slot, build_groups, segment_tensors
 from pace.runtime.engine.engine import Engine
-from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.plan import SendPlan
 from pace.runtime.engine.report import Totals
 from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.call_stacks import in_collective
@@ -71,7 +71,7 @@ class Rounds(WholeUpdates):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SendPlan,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         parameters: Mapping[str, nn.Parameter],

@@ -23,7 +23,7 @@ from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.planned_parameters import PlannedParameters
 from pace.runtime.control.sparse_gradients import warn_of_whole_gradients
 from pace.runtime.engine.divided_plan import divide
-from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.plan import SendPlan
 from pace.runtime.engine.report import Report, chrome_trace
 from pace.runtime.event_log import log
 from pace.runtime.gates.carrier import Carrier
@@ -92,13 +92,13 @@ class WrappedOptimizer(NormAndState):
         )
         self._max_grad_norm = options.max_grad_norm
         self._usage = Usage(options.backward_passes_per_step)
-        self._transport: Transport = compressed(transport, options.compression)
+        self._transport: Transport = compressed(transport, options.communication.compression)
         warn_of_whole_gradients(model, self._transport)
         self.parameters_by_name = start.parameters
         self._planned = PlannedParameters(optimizer, self.parameters_by_name.values())
         if reason is not None and options.mode != "barrier" and transport.rank == 0:
             log.warning("pace.barrier_mode", reason=reason)
-        self._order = options.order
+        self._order = options.plan.order
         self._choice = Choice(
             start.plan,
             start.source,
@@ -166,11 +166,11 @@ class WrappedOptimizer(NormAndState):
     def _disciplines(self) -> Disciplines:
         return choose_disciplines(self._order, self._transport.sequencing, self._plan.source)
 
-    def _divided(self, plan: Plan) -> Plan:
+    def _divided(self, plan: SendPlan) -> SendPlan:
         pushed = self._transport.pushed
         return plan if pushed is None else divide(plan, self._sizes, pushed)
 
-    def _switch(self, plan: Plan, barrier: bool) -> str | None:
+    def _switch(self, plan: SendPlan, barrier: bool) -> str | None:
         """Go on with another plan; every rank must call this after the same step. See ``Switch``."""
         self.synchronize()
         before = self._rounds
@@ -252,7 +252,7 @@ class WrappedOptimizer(NormAndState):
         if self._plan.shards:
             raise InvalidUse(
                 "the optimizer's step was replaced after it was wrapped, which updates in shards would not"
-                " call: give sharding='off', which calls it"
+                " call: give AllReduce(sharding='off'), which calls it"
             )
         return True
 
