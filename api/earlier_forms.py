@@ -1,12 +1,15 @@
-"""Schedules and options as the release before this one stores them, for databases that both use.
+"""Schedules, options and what-ifs as the release before this one stores them, for databases that both use.
 
-While a service is updated, two releases work on one database. Options of tasks are therefore still written in
-the words of the release before, and schedules are converted when they are read. Both go one release later.
+While a service is updated, two releases work on one database. Options of tasks and what-ifs are therefore
+still written in the words of the release before, and schedules are converted when they are read. Both go one
+release later.
 """
 
 import json
+import re
 from typing import Any
 
+from pace.client.what_if_documents import WhatIfQuestion
 from pace.documents.options import Options
 from pace.documents.profile import ELEMENT_BYTES
 from pace.documents.schedule import Schedule
@@ -16,6 +19,10 @@ from pace.documents.schedule_rules import server_links
 _CURRENT = b'{\n  "schema_version": 1,\n  "exchange": "'
 # Fields that earlier releases do not know, left out where they say nothing.
 _NEW_FIELDS = ("cluster", "partition_bytes", "discipline")
+# What the release before calls policies that have another name now.
+_EARLIER_POLICIES = {"pace": "optimal", "paper": "pace"}
+_CURRENT_POLICIES = {earlier: name for name, earlier in _EARLIER_POLICIES.items()}
+_NAMED_POLICY = re.compile(rb'("(?:policy|baseline)":")(\w+)(?=")')
 
 
 def stored_options(options: Options) -> str:
@@ -45,6 +52,39 @@ def read_options(text: str) -> Options:
     if fields.get("fusion") == "pace":
         fields["fusion"] = "paper"
     return Options.model_validate(fields)
+
+
+def stored_question(question: WhatIfQuestion) -> str:
+    """Return the canonical JSON of a what-if's question, its policies named as the release before does."""
+    return json.dumps(
+        _renamed(question.model_dump(mode="json"), _EARLIER_POLICIES), sort_keys=True, separators=(",", ":")
+    )
+
+
+def read_question(text: str) -> WhatIfQuestion:
+    """Return the question that ``stored_question`` wrote, here or in the release before."""
+    return WhatIfQuestion.model_validate_json(json.dumps(_renamed(json.loads(text), _CURRENT_POLICIES)))
+
+
+def _renamed(question: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    grid = dict(question["grid"])
+    grid["policies"] = [names.get(name, name) for name in grid["policies"]]
+    grid["baseline"] = names.get(grid["baseline"], grid["baseline"])
+    return question | {"grid": grid}
+
+
+def stored_what_if(document: bytes) -> bytes:
+    """Return a what-if's compact JSON with its policies named as the release before does."""
+    return _with_policies(document, _EARLIER_POLICIES)
+
+
+def current_what_if(document: bytes) -> bytes:
+    """Return a stored what-if as this release writes it."""
+    return _with_policies(document, _CURRENT_POLICIES)
+
+
+def _with_policies(document: bytes, names: dict[str, str]) -> bytes:
+    return _NAMED_POLICY.sub(lambda at: at[1] + names.get(at[2].decode(), at[2].decode()).encode(), document)
 
 
 def current_schedule(document: bytes) -> bytes:

@@ -10,14 +10,13 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from cnn import Batches, build_model
 from torch import nn
 from torch.nn.functional import cross_entropy
 from workers import join, leave
-
-from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 
 # Under PACE the first 19 steps are a trial: plain, with the schedule and a barrier, without the barrier.
 WARMUP_STEPS = 25
@@ -48,13 +47,14 @@ def main() -> None:
 
     if rank == 0:
         print(f"{arguments.steps} steps, {iteration_s * 1e3:.1f} ms each, loss {loss.item():.4f}")
-    if isinstance(optimizer, WrappedOptimizer):
-        report = optimizer.report()
+    if arguments.service:
+        pace_optimizer: Any = optimizer
+        report = pace_optimizer.report()
         if rank == 0 and arguments.out is not None:
-            optimizer.write_timeline(arguments.out.with_suffix(".trace.json"))
+            pace_optimizer.write_timeline(arguments.out.with_suffix(".trace.json"))
             trial = {"mode": report.mode, "source": report.source, "trial_s": report.trial_s}
             arguments.out.with_suffix(".trial.json").write_text(json.dumps(trial))
-        optimizer.close()
+        pace_optimizer.close()
     if rank == 0 and arguments.out is not None:
         torch.save(weights, arguments.out.with_suffix(".pt"))
         arguments.out.with_suffix(".json").write_text(json.dumps({"iteration_s": iteration_s}))
@@ -67,15 +67,15 @@ def distribute(
     """Wrap the model or the optimizer so that gradients are averaged over all workers."""
     horovod = arguments.backend == "horovod"
     if arguments.service and horovod:
-        from pace.runtime.horovod import DistributedOptimizer as PaceHorovodOptimizer
+        import pace.runtime.horovod as pace_horovod
 
-        return model, PaceHorovodOptimizer(
-            optimizer, model=model, service=arguments.service, job=arguments.job
-        )
+        plan = pace_horovod.Plan(service=arguments.service, job=arguments.job)
+        return model, pace_horovod.DistributedOptimizer(optimizer, model=model, plan=plan)
     if arguments.service:
-        from pace.runtime.torch import DistributedOptimizer as PaceOptimizer
+        from pace.runtime.torch import DistributedOptimizer, Plan
 
-        return model, PaceOptimizer(optimizer, model, service=arguments.service, job=arguments.job)
+        plan = Plan(service=arguments.service, job=arguments.job)
+        return model, DistributedOptimizer(optimizer, model, plan=plan)
     if horovod:
         import horovod.torch as hvd
 

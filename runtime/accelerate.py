@@ -3,7 +3,7 @@
 Needs Accelerate (``pip install 'pace[accelerate]'``).
 """
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import nn
@@ -19,12 +19,17 @@ except ImportError as error:
 from pace.errors import InvalidOptions
 from pace.runtime.ddp import AttachedOptimizer
 from pace.runtime.ddp import attach as attach_to_ddp
+from pace.runtime.entry_point import TrainingOptions, refuse_unknown_arguments
+from pace.runtime.options import AllReduce, Plan, Replanning
 
-__all__ = ["attach"]
+__all__ = ["AllReduce", "Plan", "Replanning", "attach"]
 
 
 def attach(
-    accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    **training: Unpack[TrainingOptions],
 ) -> AttachedOptimizer | None:
     """Have PACE sum the gradients of what ``accelerator.prepare()`` returned.
 
@@ -32,7 +37,7 @@ def attach(
     ----------
     model, optimizer
         As prepared; the loop goes on with them.
-    options
+    plan, communication, mode, timeout_s
         As for ``pace.runtime.ddp.attach``.
 
     Returns
@@ -44,13 +49,14 @@ def attach(
     InvalidOptions
         When the optimizer was not prepared, or the model is not in DistributedDataParallel.
     """
+    refuse_unknown_arguments(attach, training)
     if accelerator.num_processes == 1:
         return None
     if not isinstance(optimizer, AcceleratedOptimizer):
         raise InvalidOptions(
             f"optimizer is of type {type(optimizer).__name__}; what accelerator.prepare() returned is needed"
         )
-    wrapper = attach_to_ddp(model, optimizer.optimizer, **options)
+    wrapper = attach_to_ddp(model, optimizer.optimizer, **training)
     if optimizer.scaler is not None:
         # Accelerate puts its own step() in the optimizer's place for a moment, and what it found there back.
         optimizer._optimizer_original_step_method = optimizer.optimizer.step

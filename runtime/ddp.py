@@ -2,41 +2,29 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Unpack
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, InvalidUse
-from pace.runtime.control.options import Mode, WrapperOptions
+from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.entry_point import TrainingOptions, prepare, refuse_unknown_arguments
 from pace.runtime.event_log import log
 from pace.runtime.gates.data_parallel import DataParallelCarrier, refuse_unfit
 from pace.runtime.optimizer.carried_optimizer import CarriedOptimizer, carried
-from pace.runtime.replanning import Replanning
-from pace.runtime.torch import WrapperArguments
-from pace.runtime.transports.compression import Compression
-from pace.runtime.transports.transport import Order
+from pace.runtime.options import AllReduce, Plan, Replanning
+from pace.runtime.torch import connect_all_reduces
 
-__all__ = ["AttachedOptimizer", "attach", "attached"]
+__all__ = ["AllReduce", "AttachedOptimizer", "Plan", "Replanning", "attach", "attached"]
 
 
 def attach(
     ddp_model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    *,
-    schedule: Schedule | str | Path | None = None,
-    service: str | None = None,
-    job: str | None = None,
-    api_key: str | None = None,
-    credit_bytes: int | None = None,
-    compression: Compression = "none",
-    mode: Mode = "auto",
-    order: Order = "auto",
-    timeout_s: float = 300.0,
-    replanning: Replanning | None = None,
+    **training: Unpack[TrainingOptions],
 ) -> "AttachedOptimizer":
     """Have PACE sum the gradients of a model in DistributedDataParallel, and update it without a barrier.
 
@@ -49,8 +37,8 @@ def attach(
         The DistributedDataParallel, or what ``torch.compile`` made of it.
     optimizer
         Updates all parameters that want gradients.
-    schedule, service, job, api_key, credit_bytes, compression, mode, order, timeout_s, replanning
-        As for ``pace.runtime.torch.DistributedOptimizer``.
+    plan, communication, mode, timeout_s
+        As for ``pace.runtime.torch.DistributedOptimizer``; `communication` is ``AllReduce(compression=...)``.
 
     Returns
     -------
@@ -64,6 +52,7 @@ def attach(
     ScheduleMismatch
         When the schedule was made for another model or world, or the ranks differ.
     """
+    refuse_unknown_arguments(attach, training)
     inner = getattr(ddp_model, "_orig_mod", ddp_model)
     if not isinstance(inner, DistributedDataParallel):
         raise InvalidOptions(
@@ -72,29 +61,14 @@ def attach(
         )
     if attached(inner) is not None:
         raise InvalidUse("PACE is attached to this model already: close() the wrapper before")
-    if inner is not ddp_model and mode != "barrier":
+    if inner is not ddp_model and training.get("mode") != "barrier":
         log.warning(
             "pace.barrier_mode",
             reason="the model was compiled around DistributedDataParallel, so what it uses cannot be seen:"
             " compile the model and wrap the result in DistributedDataParallel for mode='overlap'",
         )
-        mode = "barrier"
-    arguments = WrapperArguments(
-        schedule=schedule,
-        service=service,
-        job=job,
-        api_key=api_key,
-        credit_bytes=credit_bytes,
-        compression=compression,
-        mode=mode,
-        order=order,
-        timeout_s=timeout_s,
-        replanning=replanning,
-        process_group=inner.process_group,
-        broadcast_parameters=False,
-        own_buffers=True,
-    )
-    return AttachedOptimizer(optimizer, inner, arguments)
+        training["mode"] = "barrier"
+    return AttachedOptimizer(optimizer, inner, training)
 
 
 def attached(ddp_model: nn.Module) -> "AttachedOptimizer | None":
@@ -110,19 +84,18 @@ class AttachedOptimizer(CarriedOptimizer):
         self,
         optimizer: torch.optim.Optimizer,
         parallel: DistributedDataParallel,
-        arguments: WrapperArguments,
+        training: TrainingOptions,
     ) -> None:
         self._closed = True  # until it is complete
         carrier = DataParallelCarrier(parallel)
         model: nn.Module = parallel.module
-        transport = arguments.connect(model)
-        prepare = arguments.preparation(transport)
+        transport = connect_all_reduces(model, training, parallel.process_group)
 
-        def fitting() -> tuple[WrapperOptions, PlanSource]:
+        def checked() -> tuple[WrapperOptions, PlanSource]:
             refuse_unfit(parallel, optimizer)
-            return prepare()
+            return prepare(transport, training)
 
-        super().__init__(optimizer, parallel, model, carrier, transport=transport, prepare=fitting)
+        super().__init__(optimizer, parallel, model, carrier, transport=transport, prepare=checked)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -8,32 +8,30 @@ import contextlib
 import datetime
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from pace.documents.schedule import Schedule
 from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
-from pace.runtime.control.options import Mode, WrapperOptions
+from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.entry_point import TrainingOptions, connecting_timeout_s, prepare, refuse_unknown_arguments
 from pace.runtime.event_log import log
 from pace.runtime.gates.fully_sharded import ShardCarrier
 from pace.runtime.gates.inner_collectives import guard_collectives, shard_ranks
 from pace.runtime.optimizer.carried_optimizer import CarriedOptimizer, carried
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.start import released_on_failure
-from pace.runtime.replanning import Replanning
-from pace.runtime.torch import WrapperArguments
-from pace.runtime.transports.compression import Compression
+from pace.runtime.options import AllReduce, Plan, Replanning
+from pace.runtime.torch import connect_all_reduces
 from pace.runtime.transports.gloo import open_stores
 from pace.runtime.transports.mesh_peers import MeshPeers
 from pace.runtime.transports.torch_threads import call_within
-from pace.runtime.transports.transport import Order, Transport, control_message
+from pace.runtime.transports.transport import Transport, control_message
 
-__all__ = ["ReplicaOptimizer", "attach", "attached"]
+__all__ = ["AllReduce", "Plan", "Replanning", "ReplicaOptimizer", "attach", "attached"]
 
 
 def attach(
@@ -41,16 +39,7 @@ def attach(
     optimizer: torch.optim.Optimizer,
     *,
     replicas: dist.ProcessGroup | None = None,
-    schedule: Schedule | str | Path | None = None,
-    service: str | None = None,
-    job: str | None = None,
-    api_key: str | None = None,
-    credit_bytes: int | None = None,
-    compression: Compression | None = None,
-    mode: Mode = "auto",
-    order: Order = "auto",
-    timeout_s: float = 300.0,
-    replanning: Replanning | None = None,
+    **training: Unpack[TrainingOptions],
 ) -> "ReplicaOptimizer":
     """Have PACE sum the gradients of a model in ``fully_shard`` over its replicas, without a barrier.
 
@@ -68,10 +57,10 @@ def attach(
     replicas
         The ranks that hold the same shards as this one, where ``fully_shard`` was called with a mesh of
         shards alone: ``mesh["replicas"].get_group()``.
-    compression
-        By default the dtype in which ``fully_shard`` would sum replicas, where that is half of the
-        parameters': what `mp_policy` says.
-    schedule, service, job, api_key, credit_bytes, mode, order, timeout_s, replanning
+    communication
+        ``AllReduce(compression=...)``; by default with the dtype in which ``fully_shard`` would sum replicas,
+        where that is half of the parameters': what `mp_policy` says.
+    plan, mode, timeout_s
         As for ``pace.runtime.torch.DistributedOptimizer``. Sizes are those of shards, padded to the largest;
         workers are replicas.
 
@@ -87,6 +76,7 @@ def attach(
     ScheduleMismatch
         When the schedule was made for another model or world, or replicas differ.
     """
+    refuse_unknown_arguments(attach, training)
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, nn.Module):
         raise InvalidOptions(f"model is of type {type(inner).__name__}; a torch.nn.Module is needed")
@@ -98,23 +88,8 @@ def attach(
             "fully_shard was called with no module of the model: for a model without it use"
             " pace.runtime.torch.DistributedOptimizer"
         )
-    arguments = WrapperArguments(
-        schedule=schedule,
-        service=service,
-        job=job,
-        api_key=api_key,
-        credit_bytes=credit_bytes,
-        op="average" if carrier.averages else "sum",
-        compression=carrier.compression() if compression is None else compression,
-        mode=mode,
-        order=order,
-        timeout_s=timeout_s,
-        replanning=replanning,
-        process_group=_replicas(carrier, replicas),
-        broadcast_parameters=False,
-        own_buffers=True,
-    )
-    return ReplicaOptimizer(optimizer, inner, carrier, arguments)
+    training.setdefault("communication", AllReduce(compression=carrier.compression()))
+    return ReplicaOptimizer(optimizer, inner, carrier, _replicas(carrier, replicas), training)
 
 
 def attached(model: nn.Module) -> "ReplicaOptimizer | None":
@@ -166,22 +141,22 @@ class ReplicaOptimizer(CarriedOptimizer):
         optimizer: torch.optim.Optimizer,
         model: nn.Module,
         carrier: ShardCarrier,
-        arguments: WrapperArguments,
+        replicas: dist.ProcessGroup,
+        training: TrainingOptions,
     ) -> None:
         self._closed = True  # until it is complete
         self._told_of_wait = False
         self._shards = carrier
         carrier.reshard()
-        transport = arguments.connect(model)
+        transport = connect_all_reduces(model, training, replicas)
         with released_on_failure(transport):
-            _look_at_whole_mesh(transport, carrier, timeout_s=arguments.timeout_s)
-        prepare = arguments.preparation(transport)
+            _look_at_whole_mesh(transport, carrier, timeout_s=connecting_timeout_s(training))
 
-        def fitting() -> tuple[WrapperOptions, PlanSource]:
+        def checked() -> tuple[WrapperOptions, PlanSource]:
             carrier.refuse_unfit(optimizer)
-            return prepare()
+            return prepare(transport, training, op="average" if carrier.averages else "sum")
 
-        super().__init__(optimizer, model, model, carrier, transport=transport, prepare=fitting)
+        super().__init__(optimizer, model, model, carrier, transport=transport, prepare=checked)
         self._undo.append(guard_collectives(carrier.units, self._timeout_s, self._inner_collective))
 
     def step(self, closure: Any = None) -> Any:

@@ -3,36 +3,27 @@
 import os
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from typing import Any, Unpack
 
 import horovod.torch as hvd
 import torch
 from torch import nn
 
-from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, InvalidUse
-from pace.runtime.control.options import (
-    Mode,
-    Reduction,
-    ShardingChoice,
-    WrapperOptions,
-    connecting_timeout_s,
-    refusal,
-    require_bool,
-    require_whole,
-)
+from pace.runtime.argument_checks import refusal, require_bool, require_instance, require_whole
+from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.entry_point import TrainingOptions, connecting_timeout_s, prepare, refuse_unknown_arguments
 from pace.runtime.event_log import log
 from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
-from pace.runtime.replanning import Replanning
+from pace.runtime.options import AllReduce, GradientOp, Plan, Replanning
 from pace.runtime.transports.compression import Compression
 from pace.runtime.transports.device import device_of
 from pace.runtime.transports.horovod import HorovodTransport, open_store
-from pace.runtime.transports.transport import Order
 
-__all__ = ["DistributedOptimizer", "init"]
+__all__ = ["AllReduce", "DistributedOptimizer", "Plan", "Replanning", "init"]
 
 
 # Horovod would fuse segments that wait together into one operation, and undo the schedule.
@@ -71,7 +62,8 @@ class DistributedOptimizer(WrappedOptimizer):
 
     Takes Horovod's own arguments in Horovod's own order, so that ``hvd.DistributedOptimizer(optimizer, ...)``
     becomes ``pace.runtime.horovod.DistributedOptimizer(optimizer, ..., model=model)``. See
-    ``pace.runtime.torch.DistributedOptimizer`` for the parameters that are not listed here.
+    ``pace.runtime.torch.DistributedOptimizer`` for the parameters that are not listed here; `communication`
+    is ``AllReduce()``.
 
     Parameters
     ----------
@@ -114,62 +106,41 @@ class DistributedOptimizer(WrappedOptimizer):
         process_set: Any = hvd.global_process_set,
         *,
         model: nn.Module,
-        schedule: Schedule | str | Path | None = None,
-        service: str | None = None,
-        job: str | None = None,
-        api_key: str | None = None,
-        credit_bytes: int | None = None,
-        mode: Mode = "auto",
-        order: Order = "auto",
-        timeout_s: float = 300.0,
-        replanning: Replanning | None = None,
         broadcast_parameters: bool = True,
         max_grad_norm: float | None = None,
-        sharding: ShardingChoice = "off",
+        **training: Unpack[TrainingOptions],
     ) -> None:
+        refuse_unknown_arguments(DistributedOptimizer, training)
         if not hvd.is_initialized():
             raise InvalidUse("call pace.runtime.horovod.init() before DistributedOptimizer(...)")
         _refuse_wrong_settings()
         _refuse_foreign(process_set)
         transport = HorovodTransport(
-            process_set, timeout_s=connecting_timeout_s(timeout_s), device=device_of(model)
+            process_set, timeout_s=connecting_timeout_s(training), device=device_of(model)
         )
 
-        def prepare() -> tuple[WrapperOptions, PlanSource]:
+        def checked() -> tuple[WrapperOptions, PlanSource]:
             if named_parameters is not None:
                 _refuse_unnamed(optimizer, named_parameters)
             _refuse_what_horovod_cannot_sum(model)
-            options = WrapperOptions(
-                mode=mode,
-                order=order,
+            training["communication"] = _all_reduce(training.get("communication", AllReduce()), compression)
+            options, source = prepare(
+                transport,
+                training,
                 op=_op(op),
-                compression=_compression(compression),
                 backward_passes_per_step=backward_passes_per_step,
-                credit_bytes=credit_bytes,
-                timeout_s=timeout_s,
-                broadcast_parameters=broadcast_parameters,
                 gradient_predivide_factor=gradient_predivide_factor,
+                broadcast_parameters=broadcast_parameters,
                 max_grad_norm=max_grad_norm,
-                sharding=sharding,
             )
             transport.scale = _scale(options, transport.size)
             if _asks_for_groups(num_groups, groups) and transport.rank == 0:
                 log.info("pace.groups_superseded", by="the schedule, which says what is fused")
             require_bool("sparse_as_dense", sparse_as_dense)
-            return options, PlanSource(
-                transport,
-                schedule=schedule,
-                service=service,
-                job=job,
-                credit_bytes=credit_bytes,
-                api_key=api_key,
-                timeout_s=timeout_s,
-                replanning=replanning,
-                sharding=sharding,
-            )
+            return options, source
 
         with released_on_failure(transport):
-            super().__init__(optimizer, model, transport=transport, prepare=prepare)
+            super().__init__(optimizer, model, transport=transport, prepare=checked)
 
 
 def _refuse_foreign(process_set: Any) -> None:
@@ -239,7 +210,7 @@ def _asks_for_groups(num_groups: Any, groups: Any) -> bool:
     return bool(num_groups) or groups is not None
 
 
-def _op(op: Any) -> Reduction:
+def _op(op: Any) -> GradientOp:
     if op in ("average", hvd.Average):
         return "average"
     if op in ("sum", hvd.Sum):
@@ -250,6 +221,14 @@ def _op(op: Any) -> Reduction:
             " hvd.Average or hvd.Sum, or hvd.DistributedOptimizer"
         )
     raise refusal("op", op, "hvd.Average, hvd.Sum, 'average' or 'sum'")
+
+
+def _all_reduce(communication: Any, compression: Any) -> AllReduce:
+    """Return the communication with Horovod's own argument in it."""
+    require_instance("communication", communication, AllReduce, "over Horovod an AllReduce()")
+    own, asked = _compression(compression), _compression(communication.compression)
+    joined: AllReduce = replace(communication, compression=asked if own == "none" else own)
+    return joined
 
 
 def _compression(compression: Any) -> Compression:

@@ -4,7 +4,6 @@ Needs Lightning 2 (``pip install 'pace[lightning]'``). Lightning learns of strat
 them; it looks for none in installed packages.
 """
 
-from pathlib import Path
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -18,16 +17,13 @@ except ImportError as error:
         "pace.runtime.lightning needs Lightning: pip install 'pace[lightning]'", name=error.name
     ) from error
 
-from pace.documents.schedule import Schedule
 from pace.errors import InvalidUse
-from pace.runtime.control.options import Mode
 from pace.runtime.ddp import AttachedOptimizer, attach
+from pace.runtime.entry_point import split_options
 from pace.runtime.loggers import metrics_of
-from pace.runtime.replanning import Replanning
-from pace.runtime.transports.compression import Compression
-from pace.runtime.transports.transport import Order
+from pace.runtime.options import AllReduce, Plan, Replanning
 
-__all__ = ["PaceReport", "PaceStrategy"]
+__all__ = ["AllReduce", "PaceReport", "PaceStrategy", "Plan", "Replanning"]
 
 
 class PaceStrategy(DDPStrategy):
@@ -35,9 +31,8 @@ class PaceStrategy(DDPStrategy):
 
     Parameters
     ----------
-    schedule, service, job, api_key, credit_bytes, compression, mode, order, timeout_s, replanning
-        As for ``pace.runtime.torch.DistributedOptimizer``, whose time-out is `pace_timeout_s` here. Service
-        and job may be given by PACE_URL and PACE_JOB.
+    plan, communication, mode, timeout_s
+        As for ``pace.runtime.ddp.attach``. Service and job may be given by PACE_URL and PACE_JOB.
     options
         All other arguments of ``DDPStrategy``.
 
@@ -49,34 +44,9 @@ class PaceStrategy(DDPStrategy):
 
     strategy_name = "pace"
 
-    def __init__(
-        self,
-        *arguments: Any,
-        schedule: Schedule | str | Path | None = None,
-        service: str | None = None,
-        job: str | None = None,
-        api_key: str | None = None,
-        credit_bytes: int | None = None,
-        compression: Compression = "none",
-        mode: Mode = "auto",
-        order: Order = "auto",
-        pace_timeout_s: float = 300.0,
-        replanning: Replanning | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(*arguments, **options)
-        self._pace_options: dict[str, Any] = {
-            "schedule": schedule,
-            "service": service,
-            "job": job,
-            "api_key": api_key,
-            "credit_bytes": credit_bytes,
-            "compression": compression,
-            "mode": mode,
-            "order": order,
-            "timeout_s": pace_timeout_s,
-            "replanning": replanning,
-        }
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._training, own = split_options(PaceStrategy, options)
+        super().__init__(*arguments, **own)
         self._raised: BaseException | None = None
         self.pace: AttachedOptimizer | None = None
 
@@ -97,11 +67,13 @@ class PaceStrategy(DDPStrategy):
                 " all parameters that are trained; several can be had with strategy='ddp'"
             )
         if self._model_averager is not None or self._ddp_comm_hook is not None:
-            raise InvalidUse("ddp_comm_hook= would not be called: for half precision give compression=")
+            raise InvalidUse(
+                "ddp_comm_hook= would not be called: for half precision give AllReduce(compression=...)"
+            )
         self._attach(self.model)
 
     def _attach(self, model: DistributedDataParallel) -> None:
-        self.pace = attach(model, self.optimizers[0], **self._pace_options)
+        self.pace = attach(model, self.optimizers[0], **self._training)
         self.optimizers = self.optimizers  # Lightning's own wrappers are made anew, with PACE's step()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:

@@ -3,11 +3,13 @@
 Needs Transformers and Accelerate (``pip install 'pace[accelerate]' transformers``).
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 from pace.runtime import accelerate
 from pace.runtime.ddp import AttachedOptimizer
+from pace.runtime.entry_point import TrainingOptions, refuse_unknown_arguments, split_options
 from pace.runtime.loggers import metrics_of
+from pace.runtime.options import AllReduce, Plan, Replanning
 
 try:
     from transformers import TrainerCallback
@@ -16,7 +18,7 @@ except ImportError as error:
         "pace.runtime.transformers needs Transformers: pip install transformers", name=error.name
     ) from error
 
-__all__ = ["PaceCallback", "PaceMixin"]
+__all__ = ["AllReduce", "PaceCallback", "PaceMixin", "Plan", "Replanning"]
 
 
 class PaceCallback(TrainerCallback):
@@ -26,13 +28,14 @@ class PaceCallback(TrainerCallback):
     ----------
     trainer
         Which has the model as it is wrapped.
-    options
+    plan, communication, mode, timeout_s
         As for ``pace.runtime.ddp.attach``.
     """
 
-    def __init__(self, trainer: Any, **options: Any) -> None:
+    def __init__(self, trainer: Any, **training: Unpack[TrainingOptions]) -> None:
+        refuse_unknown_arguments(PaceCallback, training)
         self._trainer = trainer
-        self._options = options
+        self._training = training
         self.pace: AttachedOptimizer | None = None
 
     def on_train_begin(self, *_arguments: Any, **_named: Any) -> None:
@@ -40,7 +43,7 @@ class PaceCallback(TrainerCallback):
         self._close()  # after a training that failed
         trainer = self._trainer
         self.pace = accelerate.attach(
-            trainer.accelerator, trainer.model_wrapped, trainer.optimizer, **self._options
+            trainer.accelerator, trainer.model_wrapped, trainer.optimizer, **self._training
         )
 
     def on_train_end(self, *_arguments: Any, **_named: Any) -> None:
@@ -58,16 +61,17 @@ class PaceMixin:
 
     Parameters
     ----------
-    pace
-        Options as for ``pace.runtime.ddp.attach``; service and job may be given by PACE_URL and PACE_JOB.
+    plan, communication, mode, timeout_s
+        As for ``pace.runtime.ddp.attach``. Service and job may be given by PACE_URL and PACE_JOB.
     arguments, options
         The Trainer's own.
     """
 
-    def __init__(self, *arguments: Any, pace: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        training, own = split_options(PaceMixin, options)
         trainer: Any = super()
-        trainer.__init__(*arguments, **options)
-        self.pace_callback = PaceCallback(self, **(pace or {}))
+        trainer.__init__(*arguments, **own)
+        self.pace_callback = PaceCallback(self, **training)
         trainer.add_callback(self.pace_callback)
 
     def log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:

@@ -32,12 +32,24 @@ def test_rooms_are_small() -> None:
     assert large.keys() <= LARGE_ROOMS, large
 
 
-def test_no_class_name_twice() -> None:
-    """Two public classes of one name would be two ideas with one word, or one idea written twice."""
+def named_types(path: Path) -> Iterator[str]:
+    """Yield the names of a module's public classes, and of what it calls a set of words or a union."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        match node:
+            case ast.ClassDef(name=name) if not name.startswith("_"):
+                yield name
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Subscript(value=ast.Name(id="Literal")) | ast.BinOp(op=ast.BitOr()),
+            ) if name[0].isupper() and not name.isupper():
+                yield name
+
+
+def test_no_type_has_the_name_of_another() -> None:
+    """Two public types of one name would be two ideas with one word, or one idea written twice."""
     homes: defaultdict[str, list[str]] = defaultdict(list)
     for module in modules():
-        for node in ast.parse((ROOT / module).read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes[node.name].append(module.as_posix())
+        for name in named_types(ROOT / module):
+            homes[name].append(module.as_posix())
     twice = {name: found for name, found in homes.items() if len(found) > 1 and name not in SHARED_NAMES}
     assert twice == {}

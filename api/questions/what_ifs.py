@@ -6,12 +6,19 @@ import json
 import zlib
 from dataclasses import replace
 
+from pace.api.earlier_forms import current_what_if, read_question, stored_question, stored_what_if
 from pace.api.errors import ContentTooLarge
 from pace.api.questions.done_count import DoneCount
 from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
-from pace.api.questions.reading import about_profile, canonical_json
+from pace.api.questions.reading import about_profile
 from pace.client.documents import example_profile
-from pace.client.what_if_documents import WhatIfQuestion, WhatIfRequest, WhatIfResource, WhatIfSummary
+from pace.client.what_if_documents import (
+    GridDocument,
+    WhatIfQuestion,
+    WhatIfRequest,
+    WhatIfResource,
+    WhatIfSummary,
+)
 from pace.documents.profile import parse_profile
 from pace.whatif import what_if
 from pace.whatif.target import BRACKETS, answer_all
@@ -30,7 +37,7 @@ def _read(request: WhatIfRequest, limits: ReadLimits) -> Question:
     question = WhatIfQuestion(grid=request.grid, target_efficiency=request.target_efficiency)
     return Question(
         kind=KIND.name,
-        options=canonical_json(question),
+        options=stored_question(question),
         num_steps=grid.num_cells,
         **about_profile(request.profile, request.profile_id, limits),
     )
@@ -38,7 +45,7 @@ def _read(request: WhatIfRequest, limits: ReadLimits) -> Question:
 
 def _answer(profile_document: bytes, options: str, tell: Tell) -> bytes:
     profile = parse_profile(zlib.decompress(profile_document))
-    question = WhatIfQuestion.model_validate_json(options)
+    question = read_question(options)
     grid = question.grid.grid()
     count = DoneCount(tell)
     # One process: the grid shares a machine with solves, and what is cancelled ends with its process.
@@ -46,13 +53,13 @@ def _answer(profile_document: bytes, options: str, tell: Tell) -> bytes:
     if question.target_efficiency is not None:
         tell(count.num_done)
         result = replace(result, answers=answer_all(profile, grid, question.target_efficiency))
-    return json.dumps(result.to_document(), allow_nan=False, separators=(",", ":")).encode()
+    return stored_what_if(json.dumps(result.to_document(), allow_nan=False, separators=(",", ":")).encode())
 
 
 def _csv(document: bytes) -> bytes:
     # The cells, as ``WhatIf.to_csv`` writes them.
     text = io.StringIO()
-    cells = json.loads(document)["cells"]
+    cells = json.loads(current_what_if(document))["cells"]
     writer = csv.DictWriter(text, fieldnames=list(cells[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(cells)
@@ -76,7 +83,13 @@ KIND = Kind(
     parts={"profile": parse_profile},
     read=_read,
     answer=_answer,
-    samples=((example_profile(), json.dumps({"grid": {"bandwidth_gbps": [1.0], "workers": [2]}})),),
+    samples=(
+        (
+            example_profile(),
+            stored_question(WhatIfQuestion(grid=GridDocument(bandwidth_gbps=(1.0,), workers=(2,)))),
+        ),
+    ),
     csv=_csv,
+    current=current_what_if,
     about_profile=True,
 )

@@ -25,12 +25,14 @@ function waysOf(schedule) {
 }
 
 function paceCode(way, schedule, job) {
-  const asks = `service=${JSON.stringify(location.origin)}, job=${JSON.stringify(job || "NAME")}`;
+  const plan = `plan=Plan(service=${JSON.stringify(location.origin)}, job=${JSON.stringify(job || "NAME")})`;
   if (way === "ddp") {
-    return `from pace.runtime.ddp import attach\n\nmodel = DistributedDataParallel(model)\nhandle = attach(model, optimizer, ${asks})`;
+    return `from pace.runtime.ddp import Plan, attach\n\nmodel = DistributedDataParallel(model)\nhandle = attach(model, optimizer, ${plan})`;
   }
-  const more = schedule.exchange === "sharded" ? 'sharding="on", ' : schedule.exchange === "servers" ? 'backend="servers", ' : "";
-  return `from pace.runtime.${way} import DistributedOptimizer\n\noptimizer = DistributedOptimizer(optimizer, model, ${more}${asks})`;
+  const [kind, communication] = { sharded: ["AllReduce", 'AllReduce(sharding="on")'], servers: ["ParameterServers", "ParameterServers()"] }[schedule.exchange] ?? [];
+  const names = ["DistributedOptimizer", "Plan", ...(kind ? [kind] : [])].sort().join(", ");
+  const more = kind ? `, communication=${communication}` : "";
+  return `from pace.runtime.${way} import ${names}\n\noptimizer = DistributedOptimizer(optimizer, model${way === "horovod" ? "=model" : ""}, ${plan}${more})`;
 }
 
 // A bucket is closed as soon as it reaches its cap, in the order in which gradients become ready.

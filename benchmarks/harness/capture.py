@@ -17,6 +17,7 @@ from pace.documents.half_costs import SampledHalf
 from pace.documents.push_pull import PushPull
 from pace.runtime.capture.allreduce_cost import CollectiveName
 from pace.runtime.capture.self_profile import TransportNetwork
+from pace.runtime.options import ParameterServers
 from pace.runtime.profiler import (
     AllReduceMeasurement,
     horovod_network,
@@ -24,7 +25,6 @@ from pace.runtime.profiler import (
     torch_network,
 )
 from pace.runtime.servers.measure import measure_links
-from pace.runtime.servers.options import read_options
 from pace.runtime.servers.server import Server
 from pace.runtime.transports.gloo import GlooTransport
 
@@ -133,5 +133,5 @@ def _serving(rank: int, others: Sequence[Host]) -> Answer:
 
 
 def _measuring(_rank: int, others: Sequence[Host]) -> Answer:
-    options = read_options([f"{host.address}:{_SERVERS_PORT}" for host in others], TOKEN)
+    options = ParameterServers(servers=[f"{host.address}:{_SERVERS_PORT}" for host in others], token=TOKEN)
     return lambda _request, _arguments: measure_links(options, size_bytes=4 << 20, repeats=5)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pace.documents.options import Options
 from pace.documents.schedule import SendDiscipline
-from pace.runtime.control.options import Mode
+from pace.runtime.options import Mode
 from pace.runtime.transports.transport import Order
 
 MEBIBYTE = 1 << 20

@@ -10,7 +10,7 @@ buckets and a barrier) and overlap alternately in the same processes.
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,28 +19,24 @@ from torch import nn
 from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.loopback import run_ranks
 from pace.runtime.control.options import WrapperOptions
-from pace.runtime.control.plan_source import PlanSource
-from pace.runtime.engine.plan import GradientSize, Plan, plan_locally, plan_plainly
+from pace.runtime.control.plan_source import JobService, PlanSource
+from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally, plan_plainly
 from pace.runtime.gates.gradient_gates import set_local_gradient
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
+from pace.runtime.options import Plan
 from pace.runtime.transports.device import Device
-from pace.runtime.transports.peers import Peers
-from pace.runtime.transports.transport import After, Done, Parts, SegmentCall, Sequencing
+from pace.runtime.transports.transport import After, Done, Parts, Sequencing, SumsAlone
 
 
-class NoTransport:
+class NoTransport(SumsAlone):
     """Ends every all-reduce at once: what remains is the runtime's own time."""
 
     rank = 0
     size = 1
     sequencing: Sequencing = "decision"
     hand_over_s = 0.0
-    num_servers = 0
-    pushed: frozenset[str] | None = None
-    peers: Peers | None = None
     device: Device | None = None
     has_halves = False
-    takes_runs = False
 
     def allreduce(
         self,
@@ -68,12 +64,6 @@ class NoTransport:
         """Never called: there are no halves."""
         raise AssertionError((payload, name))
 
-    def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
-        """Nothing to prepare."""
-
-    def measure_exchange(self, size_bytes: int) -> None:
-        """Nothing is pushed."""
-
     def decide(self, segment: int | None) -> int:
         """Choose what rank 0 chose."""
         return -1 if segment is None else segment
@@ -96,32 +86,23 @@ class NoTransport:
 class FixedPlan(PlanSource):
     """Makes the plan that is to be measured."""
 
-    def __init__(self, make_plan: Callable[[list[GradientSize]], Plan]) -> None:
-        super().__init__(NoTransport(), schedule=None, service=None, job=None, credit_bytes=None)
+    def __init__(self, make_plan: Callable[[list[GradientSize]], SendPlan]) -> None:
+        super().__init__(NoTransport(), Plan(), JobService(), timeout_s=60.0)
         self._make_plan = make_plan
 
-    def make(self, gradients: list[GradientSize]) -> Plan:
+    def make(self, gradients: list[GradientSize]) -> SendPlan:
         """Return the plan."""
         return self._make_plan(gradients)
 
 
 def wrap_alone(
     model: nn.Module,
-    make_plan: Callable[[list[GradientSize]], Plan],
+    make_plan: Callable[[list[GradientSize]], SendPlan],
     order: Any,
     transport: NoTransport | None = None,
 ) -> WrappedOptimizer:
     """Wrap SGD over a transport that does nothing."""
-    options = WrapperOptions(
-        mode="overlap",
-        order=order,
-        op="average",
-        compression="none",
-        backward_passes_per_step=1,
-        credit_bytes=None,
-        timeout_s=60.0,
-        broadcast_parameters=True,
-    )
+    options = WrapperOptions(plan=Plan(order=order), mode="overlap", timeout_s=60.0)
     return WrappedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1e-6),
         model,

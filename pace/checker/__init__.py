@@ -5,7 +5,7 @@ the formulas written out again, the oracle's optimum from its dual (the stronges
 instead of from a schedule. Times agree when they differ by less than one part in 10^9 of the window.
 """
 
-from pace.checker.allreduce import allreduce_s
+from pace.checker.collective_times import allreduce_s
 from pace.checker.derived_times import derive
 from pace.checker.plan import check_groups, check_identity, check_segments
 from pace.checker.proofs import (

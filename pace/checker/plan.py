@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from pace.checker.allreduce import allreduce_s
+from pace.checker.collective_times import allreduce_s
 from pace.checker.derived_times import ComputeProgress, DerivedTimes, same
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule

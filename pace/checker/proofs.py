@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pace.checker.allreduce import allreduce_s
+from pace.checker.collective_times import allreduce_s
 from pace.checker.derived_times import TOLERANCE, ComputeProgress, DerivedTimes, same
 from pace.checker.slots import slots, slots_served
 from pace.documents.collective_costs import SampledAllReduce

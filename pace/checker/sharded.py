@@ -6,9 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from pace.checker.allreduce import allreduce_s
+from pace.checker.collective_times import allreduce_s, half_s
 from pace.checker.derived_times import ComputeProgress, DerivedTimes, derive, same
-from pace.checker.half_costs import half_s
 from pace.checker.plan import check_identity
 from pace.checker.proofs import check_chain, check_line, check_set, least_stretch_s
 from pace.documents.profile import ELEMENT_BYTES, Profile

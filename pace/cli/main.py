@@ -4,9 +4,10 @@ With ``--json`` stdout holds exactly one JSON document; people's text goes to st
 1 the thing asked about is wrong, 2 wrong usage, 3 service or environment failed.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from pace.cli.headroom import headroom
 from pace.cli.imports import app as import_app
@@ -22,8 +23,22 @@ from pace.cli.what_if import what_if
 from pace.fabric.commands.app import app as fabric_app
 from pace.version import __version__
 
+
+class Commands(TyperGroup):
+    """All commands: what is wrong with an option is said without the validator's own words."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that is named."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
 app = typer.Typer(
     name="pace",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -8,11 +8,12 @@ from pydantic import Field
 
 from pace.client.documents import PolicyName, ProfileQuestion, ResourceId
 from pace.documents.base import Document
+from pace.documents.collective_costs import Algorithm
 from pace.documents.profile import Profile
 from pace.documents.schedule import Sha256
 from pace.whatif import Answer, Cell, Grid, Scenario, WhatIf
 from pace.whatif.grid import AXES, DEFAULT_POLICIES, MOST_WORKERS
-from pace.whatif.scenario import Algorithm, TwoLevel
+from pace.whatif.scenario import TwoLevel
 
 MOST_VALUES = 10_000
 

@@ -1,8 +1,9 @@
 """What all documents share: unknown fields are refused, values do not change, faults are named."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -13,6 +14,7 @@ MOST_SHOWN = 200
 
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 Index = Annotated[int, Field(ge=0)]
+Kind = TypeVar("Kind", bound="Document")
 
 
 class Document(BaseModel):
@@ -59,6 +61,28 @@ def refuse_other(value: object, kind: type, error: type[PaceError]) -> None:
     """Raise an error of ours unless a value is of this kind."""
     if not isinstance(value, kind):
         raise error(f"a {kind.__name__} is needed (got {_short(value)})")
+
+
+def parse(kind: type[Kind], document: bytes | str) -> Kind:
+    """Read a document from JSON; raises its ``refused_as`` with a line for each fault."""
+    refused_as = kind.refused_as
+    assert refused_as is not None
+    try:
+        return kind.model_validate_json(document, strict=True)
+    except ValidationError as error:
+        try:
+            parsed = json.loads(document)
+        except (ValueError, RecursionError, TypeError):
+            parsed = None
+        raise refused_as(explain(error, parsed)) from None
+
+
+def load(parse_it: Callable[[bytes], Kind], path: str | Path, error: type[PaceError]) -> Kind:
+    """Read a document from a JSON file by its parser; an error of ours names the file. Raises OSError."""
+    try:
+        return parse_it(read_file(path, error))
+    except error as fault:
+        raise error(f"{path}: {fault}") from None
 
 
 def read_file(path: str | Path, error: type[PaceError]) -> bytes:

@@ -7,9 +7,9 @@ other.
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from pace.documents.base import Document, explain, read_file, repeated
+from pace.documents.base import Document, load, parse, repeated
 from pace.documents.frozen import FrozenDict, frozen
 from pace.documents.profile import Name
 from pace.documents.push_pull import PushPull
@@ -60,15 +60,9 @@ class Cluster(Document):
 
 def parse_cluster(document: bytes | str) -> Cluster:
     """Read a cluster from JSON; raises InvalidCluster with one line per fault."""
-    try:
-        return Cluster.model_validate_json(document, strict=True)
-    except ValidationError as error:
-        raise InvalidCluster(explain(error)) from None
+    return parse(Cluster, document)
 
 
 def load_cluster(path: str | Path) -> Cluster:
     """Read a cluster from a JSON file; raises InvalidCluster and OSError."""
-    try:
-        return parse_cluster(read_file(path, InvalidCluster))
-    except InvalidCluster as error:
-        raise InvalidCluster(f"{path}: {error}") from None
+    return load(parse_cluster, path, InvalidCluster)

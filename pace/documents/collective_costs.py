@@ -4,7 +4,7 @@ Each document gives the curve g (``pace.solver.cost``) for a number of workers; 
 ``pace.collectives``, and so are their symbols.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -15,7 +15,18 @@ from pace.documents.push_pull import PushPull
 from pace.solver.cost import CostCurve
 
 
-class AffineAllReduce(CostDocument):
+class _AllReduce(CostDocument):
+    def cost(self, workers: int) -> CostCurve:
+        """Return g for `workers` workers."""
+        raise NotImplementedError
+
+    def halves(self, workers: int) -> tuple[CostCurve, CostCurve]:
+        """Return what a reduce-scatter and an all-gather cost: half each, where nothing tells them apart."""
+        half = collectives.halved(self.cost(workers))
+        return half, half
+
+
+class AffineAllReduce(_AllReduce):
     """g(x) = latency_s + x * seconds_per_byte, as measured at the profile's number of workers."""
 
     kind: Literal["affine"] = "affine"
@@ -43,7 +54,7 @@ class AffineAllReduce(CostDocument):
         return RingAllReduce(bandwidth_bytes_per_s=bandwidth, latency_s=latency)
 
 
-class SampledAllReduce(CostDocument):
+class SampledAllReduce(_AllReduce):
     """g through measured (bytes, seconds) pairs, in any order, noise and repeats allowed.
 
     Repeats are averaged and decreases smoothed by isotonic regression (weighted by repeats), so
@@ -120,7 +131,7 @@ class _Network(CostDocument):
         return self.model_copy(update={name: value for name, value in changes.items() if value is not None})
 
 
-class RingAllReduce(_Network):
+class RingAllReduce(_Network, _AllReduce):
     """Ring: g(x) = 2(n-1) alpha + 2(n-1)/n x/B + (n-1)/n x gamma (the PACE paper's eq. 1)."""
 
     kind: Literal["ring"] = "ring"
@@ -129,8 +140,12 @@ class RingAllReduce(_Network):
         """Return g for `workers` workers."""
         return collectives.ring(workers, self)
 
+    def halves(self, workers: int) -> tuple[CostCurve, CostCurve]:
+        """Return what a reduce-scatter and an all-gather cost."""
+        return collectives.ring_halves(workers, self)
 
-class HalvingDoublingAllReduce(_Network):
+
+class HalvingDoublingAllReduce(_Network, _AllReduce):
     """Recursive halving and doubling: g(x) = 2 lg n alpha + 2(n-1)/n x/B + (n-1)/n x gamma.
 
     When n is no power of two, p = 2^floor(lg n) takes n's place and folding the others in and out
@@ -143,8 +158,12 @@ class HalvingDoublingAllReduce(_Network):
         """Return g for `workers` workers."""
         return collectives.halving_doubling(workers, self)
 
+    def halves(self, workers: int) -> tuple[CostCurve, CostCurve]:
+        """Return what a reduce-scatter and an all-gather cost."""
+        return collectives.halving_doubling_halves(workers, self)
 
-class TreeAllReduce(_Network):
+
+class TreeAllReduce(_Network, _AllReduce):
     """Binary tree, reduce then broadcast: g(x) = ceil(lg n) (2 alpha + 2 x/B + x gamma)."""
 
     kind: Literal["tree"] = "tree"
@@ -153,12 +172,16 @@ class TreeAllReduce(_Network):
         """Return g for `workers` workers."""
         return collectives.tree(workers, self)
 
+    def halves(self, workers: int) -> tuple[CostCurve, CostCurve]:
+        """Return what a reduce-scatter and an all-gather cost."""
+        return collectives.tree_halves(workers, self)
+
 
 class NetworkLevel(_Network):
     """One level of a two-level network."""
 
 
-class TwoLevelAllReduce(CostDocument):
+class TwoLevelAllReduce(_AllReduce):
     """Reduce-scatter inside each node, ring between nodes, all-gather inside each node.
 
     g(x) = ring over workers_per_node at `intra` + ring over the nodes at `inter`: the shards of one
@@ -174,10 +197,24 @@ class TwoLevelAllReduce(CostDocument):
         """Return g for `workers` workers; ValueError if they do not fill whole nodes."""
         return collectives.two_level(workers, self.workers_per_node, self.intra, self.inter)
 
+    def halves(self, workers: int) -> tuple[CostCurve, CostCurve]:
+        """Return what a reduce-scatter and an all-gather cost; ValueError as ``cost`` raises it."""
+        return collectives.two_level_halves(workers, self.workers_per_node, self.intra, self.inter)
+
     def with_changes(self, change: NetworkChange) -> Self:
         """Change the network between the nodes."""
         return self.model_copy(update={"inter": self.inter.with_changes(change)})
 
+
+Algorithm = Literal["ring", "tree", "halving-doubling", "two-level"]
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+
+ON_ONE_LEVEL: dict[Algorithm, type[RingAllReduce | HalvingDoublingAllReduce | TreeAllReduce]] = {
+    "ring": RingAllReduce,
+    "tree": TreeAllReduce,
+    "halving-doubling": HalvingDoublingAllReduce,
+}
+"""Algorithms whose formula needs the bandwidth and the latency of one link."""
 
 AllReduce = Annotated[
     AffineAllReduce

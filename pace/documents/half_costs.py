@@ -1,8 +1,7 @@
 """What each half of an all-reduce costs, as measured: a reduce-scatter or an all-gather of so many bytes.
 
 Bytes are those of the whole buffer, before a reduce-scatter and after an all-gather. A profile without
-measured halves takes them from its all-reduce: formulas fall into two parts (``pace.collectives``), of a
-measured all-reduce each half is taken to cost half.
+measured halves takes them from its all-reduce (``AllReduce.halves`` in ``pace.documents.collective_costs``).
 """
 
 from typing import Annotated, Literal
@@ -10,17 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pace import collectives
-from pace.documents.collective_costs import (
-    AffineAllReduce,
-    AllReduce,
-    HalvingDoublingAllReduce,
-    RingAllReduce,
-    SampledAllReduce,
-    TreeAllReduce,
-    TwoLevelAllReduce,
-)
+from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.documents.cost_document import AtLeastOne, CostDocument, NetworkChange, NonNegative
-from pace.documents.push_pull import PushPull
 from pace.solver.cost import CostCurve
 
 
@@ -69,29 +59,3 @@ HalfCost = Annotated[AffineHalf | SampledHalf, Field(discriminator="kind")]
 
 def _workers_of(change: NetworkChange) -> int:
     return change.measured_workers if change.workers is None else change.workers
-
-
-def halves_of(document: AllReduce, workers: int) -> tuple[CostCurve, CostCurve]:
-    """Return what a reduce-scatter and an all-gather cost where only the all-reduce is known.
-
-    Raises
-    ------
-    ValueError
-        For parameter servers, which have no such halves, and where the all-reduce has no cost.
-    """
-    match document:
-        case RingAllReduce():
-            return collectives.ring_halves(workers, document)
-        case HalvingDoublingAllReduce():
-            return collectives.halving_doubling_halves(workers, document)
-        case TreeAllReduce():
-            return collectives.tree_halves(workers, document)
-        case TwoLevelAllReduce():
-            return collectives.two_level_halves(
-                workers, document.workers_per_node, document.intra, document.inter
-            )
-        case PushPull():
-            raise ValueError("parameter servers exchange by push and pull, not by reduce-scatter and gather")
-        case _:
-            half = collectives.halved(document.cost(workers))
-            return half, half

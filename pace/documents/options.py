@@ -68,9 +68,3 @@ class Options(Document):
     cluster: Cluster | None = None
     partition_bytes: Annotated[int, Field(gt=0)] | None = None
     discipline: SendDiscipline = "overtake"
-
-
-def refuse_server_options(options: Options) -> None:
-    """Raise InvalidOptions where an exchange without servers is asked for in words for servers."""
-    if options.cluster is not None or options.partition_bytes is not None or options.discipline != "overtake":
-        raise InvalidOptions('cluster, partition_bytes and discipline belong to exchange "servers"')

@@ -5,21 +5,20 @@ here too, once per profile: the augmented graph and the timing of every gradient
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from pace.collector import paused_collector
-from pace.documents.base import Document, explain, read_file, repeated
+from pace.documents.base import Document, load, parse, repeated
 from pace.documents.collective_costs import AllReduce
 from pace.documents.fingerprint import fingerprint
 from pace.documents.frozen import FrozenDict, frozen
-from pace.documents.half_costs import HalfCost, halves_of
+from pace.documents.half_costs import HalfCost
 from pace.documents.profile_json import canonical_profile, dump_profile
 from pace.errors import InvalidProfile
 from pace.graph import CyclicGraph, Graph, build_graph, path_from_marked
@@ -330,7 +329,7 @@ class Profile(Document):
         first, second = self.reduce_scatter, self.all_gather
         if first is not None and second is not None:
             return first.cost(self.workers), second.cost(self.workers)
-        halves = halves_of(self.allreduce, self.workers)
+        halves = self.allreduce.halves(self.workers)
         return (
             halves[0] if first is None else first.cost(self.workers),
             halves[1] if second is None else second.cost(self.workers),
@@ -371,23 +370,10 @@ def parse_profile(document: bytes | str) -> Profile:
     InvalidProfile
         With one line per fault, each naming the op or gradient at fault.
     """
-    try:
-        with paused_collector():
-            return Profile.model_validate_json(document, strict=True)
-    except ValidationError as error:
-        raise InvalidProfile(explain(error, _parsed(document))) from None
+    with paused_collector():
+        return parse(Profile, document)
 
 
 def load_profile(path: str | Path) -> Profile:
     """Read a profile from a JSON file; raises InvalidProfile and OSError."""
-    try:
-        return parse_profile(read_file(path, InvalidProfile))
-    except InvalidProfile as error:
-        raise InvalidProfile(f"{path}: {error}") from None
-
-
-def _parsed(document: bytes | str) -> Any:
-    try:
-        return json.loads(document)
-    except (ValueError, RecursionError):
-        return None
+    return load(parse_profile, path, InvalidProfile)

@@ -46,6 +46,10 @@ class PushPull(CostDocument):
     # Left out where it says nothing: older documents keep their digests, and older readers take newer ones.
     min_partition_bytes: int = Field(default=0, ge=0, lt=2**63, exclude_if=lambda least: least == 0)
 
+    def halves(self, workers: int) -> tuple[CostCurve, CostCurve]:  # noqa: ARG002  # as other costs have it
+        """Raise ValueError: nothing is scattered or gathered."""
+        raise ValueError("parameter servers exchange by push and pull, not by reduce-scatter and gather")
+
     def seconds_per_byte(self, workers: int) -> float:
         """Return e: link time for a byte of every worker's gradient; ValueError if nothing travels."""
         rate = self.worker_bytes_per_s

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from pace.documents.base import Bytes, Document, Index, explain, read_file
+from pace.documents.base import Bytes, Document, Index, load, parse
 from pace.documents.cluster import Cluster
 from pace.documents.profile import DType, Name, Seconds
 from pace.documents.proofs import ChainBound, NormBound, Proof, SetBound
@@ -264,15 +264,9 @@ class Schedule(Document):
 
 def parse_schedule(document: bytes | str) -> Schedule:
     """Read a schedule from JSON; raises InvalidSchedule with one line per fault."""
-    try:
-        return Schedule.model_validate_json(document, strict=True)
-    except ValidationError as error:
-        raise InvalidSchedule(explain(error)) from None
+    return parse(Schedule, document)
 
 
 def load_schedule(path: str | Path) -> Schedule:
     """Read a schedule from a JSON file; raises InvalidSchedule and OSError."""
-    try:
-        return parse_schedule(read_file(path, InvalidSchedule))
-    except InvalidSchedule as error:
-        raise InvalidSchedule(f"{path}: {error}") from None
+    return load(parse_schedule, path, InvalidSchedule)

@@ -1,7 +1,6 @@
 """From a network and a batch of updates to their transfer plan: the one entry point."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from pace.fabric.documents.transfer_plan import (
     TransferPlan,
 )
 from pace.fabric.problem import FabricProblem, problem_of, updates_of
-from pace.fabric.solver.aggregation import Aggregation, Hop, aggregate, fastest_hosts, renumber
+from pace.fabric.solver.aggregation import Aggregation, Hop, aggregate, fastest_hosts
 from pace.fabric.solver.capacity import Capacities, Reservation
 from pace.fabric.solver.exact import ExactOrder, solve_exactly
 from pace.fabric.solver.lower_bounds import machine_bound, time_indexed_bound
@@ -175,12 +174,11 @@ def _replicated(
     batch = problem.batch
     if batch.divergence is None or problem.replica is None:
         return None
-    place = {g: len(batch.punted) + number for number, g in enumerate(ordering.commits)}
     norms = [*(update.norm for update in batch.punted), *problem.norms[list(ordering.commits)].tolist()]
     made = replicate(
         _queue(problem, ordering),
         np.array(norms),
-        renumber(server, place),
+        server,
         len(batch.punted),
         problem.capacities,
         problem.replica,
@@ -197,15 +195,7 @@ def _replicated(
     )
     if made is None:
         raise InvalidFabric("the divergence bound cannot be kept: the replica cannot be reached")
-    back = {queued: g for g, queued in place.items()}
-    back |= {queued: -1 - queued for queued in range(len(batch.punted))}
-    return replace(
-        made,
-        server=renumber(made.server, back),
-        frozen=renumber(replace(made.server, hops=made.frozen, groups=()), back).hops,
-        frozen_updates=tuple(back[queued] for queued in made.frozen_updates),
-        punted=tuple(back[queued] for queued in made.punted),
-    )
+    return made
 
 
 def _document(
@@ -216,24 +206,24 @@ def _document(
     options: TransferOptions,
 ) -> TransferPlan:
     batch = problem.batch
-
-    def name(g: int) -> str:
-        return batch.updates[g].id if g >= 0 else batch.punted[-1 - g].id
-
-    transfers = _transfers(problem, server.hops, 0, name)
+    names = [update.id for update in batch.updates]
+    queued = [*(update.id for update in batch.punted), *(names[g] for g in ordering.commits)]
+    transfers = _transfers(problem, server.hops, 0, names)
     if replication is not None:
-        transfers += _transfers(problem, replication.frozen, len(transfers), name)
+        transfers += _transfers(problem, replication.frozen, len(transfers), queued)
     version = batch.version
     commits = []
     for group, at in server.groups:
         version += len(group)
         weights = tuple(float(ordering.weights[g]) for g in group)
-        commits.append(Commit(updates=tuple(map(name, group)), at_s=at, version=version, weights=weights))
+        commits.append(
+            Commit(updates=tuple(names[g] for g in group), at_s=at, version=version, weights=weights)
+        )
     replica = ReplicaPlan()
     if replication is not None:
         replica = ReplicaPlan(
-            frozen=tuple(map(name, replication.frozen_updates)),
-            punted=tuple(map(name, replication.punted)),
+            frozen=tuple(queued[number] for number in replication.frozen_updates),
+            punted=tuple(queued[number] for number in replication.punted),
             bound=replication.bound,
             delay_s=replication.delay_s,
         )
@@ -242,9 +232,9 @@ def _document(
         rule=options.rule,
         late=options.late,
         solver=__version__,
-        order=tuple(map(name, ordering.commits)),
+        order=tuple(names[g] for g in ordering.commits),
         dropped=tuple(
-            DroppedUpdate(id=name(d.update), reason=d.reason, witness=tuple(map(name, d.witness)))
+            DroppedUpdate(id=names[d.update], reason=d.reason, witness=tuple(names[g] for g in d.witness))
             for d in ordering.dropped
         ),
         transfers=tuple(transfers),
@@ -255,7 +245,7 @@ def _document(
 
 
 def _transfers(
-    problem: FabricProblem, hops: tuple[Hop, ...], first: int, name: Callable[[int], str]
+    problem: FabricProblem, hops: tuple[Hop, ...], first: int, names: Sequence[str]
 ) -> list[Transfer]:
     """Return the hops between different hosts, numbered from `first`."""
     hosts = problem.network.hosts
@@ -271,7 +261,7 @@ def _transfers(
                 id=number[place],
                 source=hosts[hop.source].name,
                 target=hosts[hop.target].name,
-                updates=tuple(map(name, hop.updates)),
+                updates=tuple(names[g] for g in hop.updates),
                 size_bytes=round(hop.size_bytes),
                 after=tuple(number[earlier] for earlier in hop.after if earlier in number),
                 start_s=start,

@@ -45,7 +45,12 @@ def optimize(profile: Profile, options: Options | None = None) -> Schedule:
     options = Options() if options is None else options
     refuse_other(profile, Profile, InvalidProfile)
     refuse_other(options, Options, InvalidOptions)
-    return _PLANNERS[exchange_for(profile, options)](profile, options)
+    exchange = exchange_for(profile, options)
+    if exchange != "servers" and (
+        options.cluster is not None or options.partition_bytes is not None or options.discipline != "overtake"
+    ):
+        raise InvalidOptions('cluster, partition_bytes and discipline belong to exchange "servers"')
+    return _PLANNERS[exchange](profile, options)
 
 
 def exchange_for(profile: Profile, options: Options) -> Exchange:

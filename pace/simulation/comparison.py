@@ -123,6 +123,8 @@ def _names(policies: str | Sequence[str] | None, options: SimulationOptions) -> 
     if isinstance(policies, str):
         return (policies,)
     if policies is not None:
+        if not isinstance(policies, Sequence):
+            raise InvalidOptions(f"policies are names (got {policies!r})")
         return tuple(policies)
     # TicTac's steps end at a barrier.
     unfit = ("tio", "tao") if options.policies_of == "servers" and options.is_stale else ()

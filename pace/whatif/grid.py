@@ -6,10 +6,12 @@ from itertools import product
 from math import inf, prod
 from typing import Any
 
+from pace.documents.base import refuse_other
+from pace.documents.collective_costs import ALGORITHMS, Algorithm
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.simulation import make_policy
-from pace.whatif.scenario import ALGORITHMS, Algorithm, Scenario, TwoLevel, measured_batch, networked_at
+from pace.whatif.scenario import Scenario, TwoLevel, measured_batch, networked_at
 
 DEFAULT_POLICIES = ("fifo", "horovod", "ddp", "bytescheduler", "pace")
 
@@ -57,6 +59,8 @@ class Grid:
     def __post_init__(self) -> None:
         for axis in AXES:
             values = getattr(self, axis)
+            if not isinstance(values, tuple):
+                raise InvalidOptions(f"{axis} is {values!r}: expected a tuple of values")
             for value in values:
                 _refuse_wrong(axis, value)
             if len(set(values)) < len(values):
@@ -72,6 +76,7 @@ class Grid:
                 f'baseline "{self.baseline}" is not simulated: choose one of {", ".join(self.policies)}'
             )
         if self.two_level is not None:
+            refuse_other(self.two_level, TwoLevel, InvalidOptions)
             inside = self.two_level
             if not (inside.workers_per_node >= 1 and 0 < inside.intra_gbps < inf):
                 raise InvalidOptions(

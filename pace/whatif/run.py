@@ -47,6 +47,7 @@ def what_if(
         If the profile cannot answer for the grid.
     """
     refuse_other(profile, Profile, InvalidProfile)
+    refuse_other(grid, Grid, InvalidOptions)
     grid.refuse_misfits(profile)
     if processes is None:
         processes = _num_processors() if grid.num_points >= POINTS_WORTH_PROCESSES else 1

@@ -2,16 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from pace.documents.collective_costs import (
+    ON_ONE_LEVEL,
     AffineAllReduce,
+    Algorithm,
     AllReduce,
-    HalvingDoublingAllReduce,
     NetworkLevel,
-    RingAllReduce,
     SampledAllReduce,
-    TreeAllReduce,
     TwoLevelAllReduce,
 )
 from pace.documents.cost_document import NetworkChange
@@ -19,9 +17,6 @@ from pace.documents.half_costs import HalfCost
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.documents.push_pull import PushPull
 from pace.errors import InvalidOptions
-
-Algorithm = Literal["ring", "tree", "halving-doubling", "two-level"]
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
 GBPS = 1e9 / 8  # bytes a second in one Gb/s
 
@@ -175,11 +170,7 @@ def _allreduce_at(
             bandwidth_bytes_per_s=two_level.intra_gbps * GBPS, latency_s=two_level.intra_latency_s
         )
         return TwoLevelAllReduce(intra=intra, inter=level, workers_per_node=two_level.workers_per_node)
-    if scenario.algorithm == "tree":
-        return TreeAllReduce(**level.model_dump())
-    if scenario.algorithm == "halving-doubling":
-        return HalvingDoublingAllReduce(**level.model_dump())
-    return RingAllReduce(**level.model_dump())
+    return ON_ONE_LEVEL[scenario.algorithm](**level.model_dump())
 
 
 def _half_at(profile: Profile, half: HalfCost | None, scenario: Scenario, workers: int) -> HalfCost | None:

@@ -12,7 +12,7 @@ from torch import nn
 from pace.errors import InvalidOptions, InvalidSchedule, InvalidUse, PaceError, ScheduleMismatch
 from pace.runtime.control.parameters import dtype_name
 from pace.runtime.engine.local_parts import local_part
-from pace.runtime.engine.plan import Plan, PlannedGroup, PlannedSegment, PlannedShard
+from pace.runtime.engine.plan import PlannedGroup, PlannedSegment, PlannedShard, SendPlan
 from pace.runtime.event_log import log
 from pace.runtime.transports.transport import Transport
 
@@ -121,7 +121,7 @@ def exchange(transport: Transport, describe: Callable[[Statement], T]) -> tuple[
     documents = [json.loads(each) for each in transport.gather(json.dumps(document, default=float).encode())]
     other = next((rank for rank, each in enumerate(documents) if "forms_sha256" not in each), None)
     if other is not None:
-        raise InvalidOptions(f"the arguments differ between ranks: rank {other} has another backend")
+        raise InvalidOptions(f"the arguments differ between ranks: rank {other} has another communication")
     # Large, and mostly the same everywhere: sent only to say what differs.
     digests = [each.pop("forms_sha256") for each in documents]
     if len({digest for digest in digests if digest is not None}) > 1:
@@ -218,7 +218,7 @@ def _refuse_other_schedules(statements: list[Statement]) -> None:
         raise ScheduleMismatch("; ".join(faults[:_MOST_NAMED]))
 
 
-def agree_on_plan(transport: Transport, plan: Plan) -> Plan:
+def agree_on_plan(transport: Transport, plan: SendPlan) -> SendPlan:
     """Return rank 0's plan on every rank: floats derived on two machines may differ."""
     return decode_plan(transport.broadcast(encode_plan(plan) if transport.rank == 0 else None))
 
@@ -289,12 +289,12 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def encode_plan(plan: Plan) -> bytes:
+def encode_plan(plan: SendPlan) -> bytes:
     """Serialize a plan for the other ranks."""
     return json.dumps(asdict(plan)).encode()
 
 
-def decode_plan(payload: bytes) -> Plan:
+def decode_plan(payload: bytes) -> SendPlan:
     """Read what ``encode_plan`` wrote."""
     fields = json.loads(payload)
     fields["groups"] = tuple(
@@ -305,4 +305,4 @@ def decode_plan(payload: bytes) -> Plan:
         PlannedShard(**{**shard, "gradients": tuple(shard["gradients"])}) for shard in fields["shards"]
     )
     fields["segments"] = tuple(PlannedSegment(**segment) for segment in fields["segments"])
-    return Plan(**fields)
+    return SendPlan(**fields)

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from pace.runtime.replanning import Replanning
+from pace.runtime.options import Replanning
 
 
 class Typical(NamedTuple):

@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 import torch
 
-from pace.runtime.control.options import ShardingChoice
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.replanner import Replanner
 from pace.runtime.control.trial import Candidate, Trial
-from pace.runtime.engine.plan import GradientSize, Plan, plan_locally, plan_plainly
+from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally, plan_plainly
 from pace.runtime.engine.sharded.sharded_plan import plan_shards_locally
 from pace.runtime.event_log import log
+from pace.runtime.options import ShardingChoice
 from pace.runtime.transports.transport import Transport
 
-Switch = Callable[[Plan, bool], str | None]
+Switch = Callable[[SendPlan, bool], str | None]
 """Goes on with a plan, with a barrier or without; or says why updates cannot be sharded, and changes nothing.
 All ranks get the same answer."""
 
@@ -53,7 +53,7 @@ class Choice:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SendPlan,
         source: PlanSource,
         sizes: list[GradientSize],
         transport: Transport,
@@ -78,7 +78,7 @@ class Choice:
         self._intervals: collections.deque[float] = collections.deque(maxlen=50)
         self.replanner = Replanner(plan, source, sizes, transport, model, timeout_s=timeout_s)
         # What to go on with after profiling: a way of running, or a plan to be tried first.
-        self._afterwards: Candidate | Plan = plan
+        self._afterwards: Candidate | SendPlan = plan
         if self.replanner.state == "asking" and self.replanner.can_profile:
             self.replanner.begin_profile("there is no schedule")
             self.running = self._while_recorded()
@@ -120,7 +120,7 @@ class Choice:
         # What was done here is no part of the next iteration.
         self._last_step_s = time.perf_counter()
 
-    def _news(self, number: int) -> Plan | Literal["profile"] | None:
+    def _news(self, number: int) -> SendPlan | Literal["profile"] | None:
         return self.replanner.news(number, settled=self._trial is None, plain_s=self.measured_s.get("plain"))
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Choice:
     def _resume(self, switch: Switch) -> None:
         """Go on after profiling."""
         after = self._afterwards
-        self._change(self._start(after) if isinstance(after, Plan) else after, switch)
+        self._change(self._start(after) if isinstance(after, SendPlan) else after, switch)
 
     def _change(self, candidate: Candidate, switch: Switch) -> None:
         reason = switch(candidate.plan, candidate.barrier)
@@ -167,7 +167,7 @@ class Choice:
         self._intervals.clear()
         self.replanner.restart_window()
 
-    def _start(self, plan: Plan) -> Candidate:
+    def _start(self, plan: SendPlan) -> Candidate:
         """Return what to run first of a plan: with `auto`, plain operation to compare it with."""
         if self._sharding == "on" or (plan.shards and not self._auto):
             return Candidate(name="sharded", plan=self._in_halves(plan), barrier=False)
@@ -193,7 +193,7 @@ class Choice:
         name = "barrier" if self._barrier else "overlap"
         return Candidate(name=name, plan=plan_locally(self._sizes), barrier=self._barrier)
 
-    def _in_halves(self, plan: Plan) -> Plan:
+    def _in_halves(self, plan: SendPlan) -> SendPlan:
         return plan if plan.shards else plan_shards_locally(self._sizes, self._transport.size)
 
     def _say(self, event: str, **values: Any) -> None:

@@ -1,8 +1,6 @@
 """Where a wrapper's plan comes from: a schedule given, one fetched by rank 0, or none."""
 
-import os
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pace.documents.fingerprint import fingerprint
@@ -10,18 +8,26 @@ from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, load_schedule, parse_schedule
 from pace.errors import InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
-from pace.runtime.control.options import ShardingChoice, check_source
 from pace.runtime.control.report_sender import ReportSender
-from pace.runtime.engine.plan import GradientSize, Plan, plan_from_schedule, plan_locally
+from pace.runtime.engine.plan import GradientSize, SendPlan, plan_from_schedule, plan_locally
 from pace.runtime.engine.sharded.sharded_plan import plan_from_sharded_schedule
 from pace.runtime.event_log import log
-from pace.runtime.replanning import Replanning
+from pace.runtime.options import Plan, Replanning, ShardingChoice
 from pace.runtime.transports.transport import Transport
 
 # Ranks wait for this answer before they train; what comes later is adopted in training.
 _START_TIMEOUT_S = 2.0
 _ASK_TIMEOUT_S = 10.0
 _SUBMIT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobService:
+    """Which service rank 0 asks for schedules and tells what they take, if any, and about which job."""
+
+    url: str | None = None
+    job: str | None = None
+    api_key: str | None = None
 
 
 class PlanSource:
@@ -32,17 +38,12 @@ class PlanSource:
 
     Parameters
     ----------
-    schedule
-        A schedule or its path.
-    service, job, api_key
-        Where rank 0 asks for the newest schedule, without a schedule. What is missing comes from the
-        environment's PACE_URL, PACE_JOB and PACE_API_KEY.
-    credit_bytes
-        Replaces the schedule's credit.
+    plan
+        What the user asked for.
+    service
+        Where rank 0 asks for the newest schedule, without one that was given.
     timeout_s
         How long ranks wait for one another.
-    replanning
-        When to profile; by default what the environment says.
     sharding
         Whether plans may be, or must be, sharded.
 
@@ -54,44 +55,29 @@ class PlanSource:
         Rank 0's settings, once ``accept`` was called.
     job
         The job's name; rank 0's, once ``accept`` was called.
-
-    Raises
-    ------
-    InvalidOptions
-        When an argument, or a variable of the environment, makes no sense.
     """
 
     def __init__(
         self,
         transport: Transport,
+        plan: Plan,
+        service: JobService,
         *,
-        schedule: Schedule | str | Path | None,
-        service: str | None,
-        job: str | None,
-        credit_bytes: int | None,
-        api_key: str | None = None,
-        timeout_s: float = 300.0,
-        replanning: Replanning | None = None,
+        timeout_s: float,
         sharding: ShardingChoice = "off",
     ) -> None:
-        check_source(schedule, service, job, api_key, replanning)
         self._transport = transport
-        self._schedule = schedule
-        self._plan: Plan | None = None
-        self._service = service or os.environ.get("PACE_URL") or None
-        self.job = job or os.environ.get("PACE_JOB") or None
-        if service is not None and self.job is None and transport.rank == 0:
-            raise InvalidOptions(
-                f"service is {service!r} and there is no job: give job=, or set PACE_JOB, to say under which"
-                " name the service knows the schedule"
-            )
-        self.asks = schedule is None and self._service is not None and self.job is not None
-        self._credit_bytes = credit_bytes
+        self._schedule = plan.schedule
+        self._plan: SendPlan | None = None
+        self._service = service.url
+        self.job = service.job
+        self.asks = plan.schedule is None and self._service is not None and self.job is not None
+        self._credit_bytes = plan.credit_bytes
         self._sharding = sharding
-        self._api_key = api_key or os.environ.get("PACE_API_KEY")
+        self._api_key = service.api_key
         # The others wait for rank 0's answer no longer than the time-out.
         self._start_timeout_s = min(_START_TIMEOUT_S, timeout_s / 2)
-        self.replanning = replanning or Replanning.from_environment()
+        self.replanning = plan.replanning or Replanning()
         self._gradients: list[GradientSize] = []
         self._seen: set[str] = set()
         self._unfit: set[bytes] = set()
@@ -100,7 +86,7 @@ class PlanSource:
         if transport.rank == 0 and self._service is not None and self.job is not None:
             self._reports = ReportSender(self._service, self.job, self._api_key)
 
-    def load(self, gradients: list[GradientSize]) -> Plan | None:
+    def load(self, gradients: list[GradientSize]) -> SendPlan | None:
         """Record the model, and return the plan of the schedule that was given; None when none was.
 
         Raises
@@ -145,14 +131,14 @@ class PlanSource:
         if sharding == "off" and self._plan is not None and self._plan.shards:
             raise ScheduleMismatch("the schedule is sharded, and updates cannot be sharded in this job")
 
-    def make(self, gradients: list[GradientSize]) -> Plan:
+    def make(self, gradients: list[GradientSize]) -> SendPlan:
         """Return the plan to start with; every rank must call this alike, after ``load`` and ``accept``."""
         plan = self._plan
         if plan is None and self.asks:
             found = self._ask_at_start(gradients) if self._transport.rank == 0 else None
             plan = self.read(self._transport.broadcast(found), gradients)
         elif plan is None and self._transport.rank == 0 and (self._service or self.job):
-            missing = "PACE_JOB, or job=" if self.job is None else "PACE_URL, or service="
+            missing = "PACE_JOB, or Plan(job=...)" if self.job is None else "PACE_URL, or Plan(service=...)"
             log.info("pace.no_service", missing=missing, service=self._service, job=self.job)
         return plan or self._with_credit(plan_locally(gradients))
 
@@ -163,7 +149,7 @@ class PlanSource:
             log.warning("pace.service_unavailable", service=self._service, reason=str(error))
             return b""
 
-    def read(self, payload: bytes, gradients: list[GradientSize]) -> Plan | None:
+    def read(self, payload: bytes, gradients: list[GradientSize]) -> SendPlan | None:
         """Turn what ``ask`` returned into a plan; None when it is empty."""
         if not payload:
             return None
@@ -172,7 +158,7 @@ class PlanSource:
         self._followed = schedule
         return self._with_credit(self._planned(schedule, gradients))
 
-    def _planned(self, schedule: Schedule, gradients: list[GradientSize]) -> Plan:
+    def _planned(self, schedule: Schedule, gradients: list[GradientSize]) -> SendPlan:
         transport = self._transport
         if schedule.exchange == "sharded" and self._sharding != "off":
             return plan_from_sharded_schedule(schedule, gradients, transport.size)
@@ -263,5 +249,5 @@ class PlanSource:
         if self._reports is not None:
             self._reports.close()
 
-    def _with_credit(self, plan: Plan) -> Plan:
+    def _with_credit(self, plan: SendPlan) -> SendPlan:
         return plan if self._credit_bytes is None else replace(plan, credit_bytes=self._credit_bytes)

@@ -16,7 +16,7 @@ from pace.runtime.capture.self_profile import SelfProfile
 from pace.runtime.control import schedule_polling
 from pace.runtime.control.drift import Drift, Typical
 from pace.runtime.control.plan_source import PlanSource
-from pace.runtime.engine.plan import GradientSize, Plan
+from pace.runtime.engine.plan import GradientSize, SendPlan
 from pace.runtime.event_log import log
 from pace.runtime.transports.transport import Transport
 
@@ -52,7 +52,7 @@ class Replanner:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SendPlan,
         source: PlanSource,
         sizes: list[GradientSize],
         transport: Transport,
@@ -167,7 +167,9 @@ class Replanner:
         if self._drift is not None:
             self._drift.restart_window()
 
-    def news(self, number: int, *, settled: bool, plain_s: float | None) -> Plan | Literal["profile"] | None:
+    def news(
+        self, number: int, *, settled: bool, plain_s: float | None
+    ) -> SendPlan | Literal["profile"] | None:
         """Tell the other ranks what is new, every so often.
 
         Parameters
@@ -241,7 +243,7 @@ class Replanner:
         own = json.loads(schedule)["profile_sha256"] in self._own_profiles
         return (_OWN if own else _FOREIGN) + schedule
 
-    def _adopt(self, schedule: bytes, *, own: bool) -> Plan:
+    def _adopt(self, schedule: bytes, *, own: bool) -> SendPlan:
         self._searching = self._submitting = False
         self._late = None
         plan = self._source.read(schedule, self._sizes)

@@ -57,7 +57,7 @@ def warn_of_whole_gradients(model: nn.Module, transport: Transport, reason: str 
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
     }
     if reason is None and not transport.num_servers:
-        reason = "all-reduces sum whole gradients: give backend='mixed' to push the rows of embeddings alone"
+        reason = "all-reduces sum whole gradients: communication=Mixed() pushes the rows of embeddings alone"
     if reason is None and not transport.takes_runs:
         reason = "compression sends whole gradients"
     if reason is None:

@@ -4,7 +4,7 @@ import json
 import statistics
 from dataclasses import dataclass
 
-from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.plan import SendPlan
 from pace.runtime.transports.transport import Transport
 
 # The first iteration of each turn pays for new buffers and sends nothing before its end, since it learns the
@@ -28,7 +28,7 @@ class Candidate:
     """
 
     name: str
-    plan: Plan
+    plan: SendPlan
     barrier: bool
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from pace.runtime.engine.local_parts import as_part_of, local_part, num_elements
-from pace.runtime.engine.plan import Plan, PlannedGroup
+from pace.runtime.engine.plan import PlannedGroup, SendPlan
 
 
 class Slot:
@@ -345,7 +345,7 @@ def dense(tensor: torch.Tensor) -> bool:
 
 
 def build_groups(
-    plan: Plan, parameters: Mapping[str, torch.nn.Parameter], *, num_ranks: int
+    plan: SendPlan, parameters: Mapping[str, torch.nn.Parameter], *, num_ranks: int
 ) -> list[FusedGroup]:
     """Allocate a buffer for each group; see ``closing_group`` for where the ranks' numbers travel."""
     closing = closing_group(plan)
@@ -355,7 +355,7 @@ def build_groups(
     ]
 
 
-def closing_group(plan: Plan) -> int:
+def closing_group(plan: SendPlan) -> int:
     """Return the group that becomes ready last: it is handed over when the round is sealed.
 
     -1 for a plan that sends nothing.
@@ -364,7 +364,9 @@ def closing_group(plan: Plan) -> int:
     return max(sent, key=lambda number: (plan.groups[number].ready_s, number), default=-1)
 
 
-def segment_tensors(plan: Plan, groups: Sequence[FusedGroup], only: int | None = None) -> list[torch.Tensor]:
+def segment_tensors(
+    plan: SendPlan, groups: Sequence[FusedGroup], only: int | None = None
+) -> list[torch.Tensor]:
     """For every segment, what it sends: its part of the buffer, at the buffer's end with what follows there.
 
     Parameters

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from pace.runtime.engine.plan import GradientSize, GroupExchange, Plan, PlannedGroup, PlannedSegment, cut
+from pace.runtime.engine.plan import GradientSize, GroupExchange, PlannedGroup, PlannedSegment, SendPlan, cut
 
 
-def divide(plan: Plan, gradients: Sequence[GradientSize], pushed: Collection[str]) -> Plan:
+def divide(plan: SendPlan, gradients: Sequence[GradientSize], pushed: Collection[str]) -> SendPlan:
     """Say of every group how it is summed; a group with gradients of both kinds becomes two.
 
     The segments of the two take the turns of the group's, byte for byte.
@@ -42,7 +42,7 @@ def divide(plan: Plan, gradients: Sequence[GradientSize], pushed: Collection[str
 
 
 def _segments(
-    plan: Plan, groups: Sequence[PlannedGroup], new_numbers: Sequence[Sequence[int]]
+    plan: SendPlan, groups: Sequence[PlannedGroup], new_numbers: Sequence[Sequence[int]]
 ) -> list[PlannedSegment]:
     longest = [0] * len(plan.groups)
     for segment in plan.segments:

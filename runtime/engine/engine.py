@@ -32,7 +32,7 @@ import torch
 from pace.errors import CommunicationFailed
 from pace.runtime.engine.lanes import Lane, calls_of, lanes_of
 from pace.runtime.engine.on_device import OnDevice
-from pace.runtime.engine.plan import GroupExchange, Plan
+from pace.runtime.engine.plan import GroupExchange, SendPlan
 from pace.runtime.engine.prepared_groups import PreparedGroups
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
 from pace.runtime.engine.sends import GroupSend, SegmentMemory, SegmentSend, last_times, sends_of
@@ -66,7 +66,7 @@ class Engine:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SendPlan,
         tensors: Sequence[SegmentMemory],
         transport: Transport,
         *,

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from pace.runtime.engine.in_flight import InFlight
-from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.plan import SendPlan
 from pace.runtime.engine.send_order import SendOrder
 from pace.runtime.engine.sends import GroupSend, SegmentSend
 from pace.runtime.transports.transport import (
@@ -170,7 +170,7 @@ def calls_of(segments: Sequence[SegmentSend], lane_of: Sequence[Lane]) -> list[S
 
 
 def lanes_of(
-    plan: Plan,
+    plan: SendPlan,
     groups: Sequence[GroupSend],
     segments: Sequence[SegmentSend],
     transport: Transport,

@@ -68,7 +68,7 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSegment:
-    """A byte range of a group's buffer; its place in `Plan.segments` is its turn.
+    """A byte range of a group's buffer; its place in `SendPlan.segments` is its turn.
 
     In a sharded plan it is a range of columns, with the bytes of all rows.
 
@@ -85,7 +85,7 @@ class PlannedSegment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SendPlan:
     """Groups, segments in planned order, and how many bytes may be in flight.
 
     Attributes
@@ -129,7 +129,7 @@ def plan_from_schedule(
     workers: int,
     *,
     servers: int = 0,
-) -> Plan:
+) -> SendPlan:
     """Turn a schedule into a plan for these gradients.
 
     Parameters
@@ -145,8 +145,8 @@ def plan_from_schedule(
     """
     if schedule.exchange == "sharded":
         raise ScheduleMismatch(
-            "the schedule is sharded (reduce-scatter and all-gather): give sharding='on' as well, or make a"
-            ' schedule with exchange "allreduce"'
+            "the schedule is sharded (reduce-scatter and all-gather): give AllReduce(sharding='on'), or make"
+            ' a schedule with exchange "allreduce"'
         )
     mine = fingerprint(((g.name, g.size_bytes, g.dtype) for g in gradients), workers)
     differences = _differences(schedule, gradients)
@@ -156,7 +156,7 @@ def plan_from_schedule(
             f" than {workers} or for gradients of other sizes within their groups"
         ]
     if schedule.cluster is not None and schedule.cluster.exchange.servers != servers:
-        there = f"there are {servers}" if servers else "this job has none: give backend='ps'"
+        there = f"there are {servers}" if servers else "this job has none: give ParameterServers()"
         differences.append(f"it is for {schedule.cluster.exchange.servers} parameter servers, and {there}")
     if differences:
         shown = differences[:8] + ([f"and {len(differences) - 8} more"] if len(differences) > 8 else [])
@@ -167,7 +167,7 @@ def plan_from_schedule(
     on_servers = schedule.exchange == "servers"
     segments = schedule.of_op("push") if on_servers else schedule.transfers
     order = sorted(segments, key=lambda s: (s.priority, s.group, s.offset_bytes))
-    return Plan(
+    return SendPlan(
         source="schedule",
         groups=tuple(
             PlannedGroup(
@@ -201,7 +201,7 @@ def plan_locally(
     max_segment_bytes: int = 4 * MEBIBYTE,
     credit_bytes: int = 8 * MEBIBYTE,
     source: Literal["local", "plain"] = "local",
-) -> Plan:
+) -> SendPlan:
     """Fuse neighbors without any measurement.
 
     `gradients` are taken to become ready in reverse order, and the first to be needed first, as in a
@@ -230,7 +230,7 @@ def plan_locally(
             close()
         current.append(gradient)
     close()
-    return Plan(
+    return SendPlan(
         source=source,
         groups=tuple(groups),
         segments=tuple(
@@ -242,7 +242,7 @@ def plan_locally(
     )
 
 
-def plan_plainly(gradients: Sequence[GradientSize], bucket_bytes: int = 25 * MEBIBYTE) -> Plan:
+def plan_plainly(gradients: Sequence[GradientSize], bucket_bytes: int = 25 * MEBIBYTE) -> SendPlan:
     """Plan what frameworks do without a schedule: whole 25 MiB buckets, first ready first sent."""
     return plan_locally(
         gradients,

@@ -8,7 +8,7 @@ import heapq
 from dataclasses import dataclass
 from typing import Any
 
-from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.plan import SendPlan
 from pace.view.chrome_trace import ChromeTrace
 
 
@@ -108,7 +108,7 @@ class Report:
     read_wait_s: float = 0.0
 
 
-def chrome_trace(report: Report, plan: Plan, *, name: str) -> dict[str, Any]:
+def chrome_trace(report: Report, plan: SendPlan, *, name: str) -> dict[str, Any]:
     """Return the last round as a Chrome trace document (JSON-ready)."""
     trace = ChromeTrace(f"measured: {name}", pid=1)
     num_rows = 0

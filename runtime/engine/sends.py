@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pace.runtime.engine.plan import Plan, PlannedGroup, PlannedSegment
+from pace.runtime.engine.plan import PlannedGroup, PlannedSegment, SendPlan
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
 from pace.runtime.transports.runs import Runs
 
@@ -148,7 +148,7 @@ class SegmentSend:
 
 
 def sends_of(
-    plan: Plan, tensors: Sequence[SegmentMemory], name: str
+    plan: SendPlan, tensors: Sequence[SegmentMemory], name: str
 ) -> tuple[list[GroupSend], list[SegmentSend]]:
     """Return a plan's groups, and its segments in planned order with the tensors that are sent."""
     sends = [

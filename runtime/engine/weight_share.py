@@ -3,13 +3,13 @@
 import torch
 from torch import nn
 
-from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.plan import SendPlan
 
 
 class WeightShare:
     """A group's parameters, flat: what is sent, and what the servers' weights were when they came last."""
 
-    def __init__(self, plan: Plan, number: int, parameters: dict[str, nn.Parameter]) -> None:
+    def __init__(self, plan: SendPlan, number: int, parameters: dict[str, nn.Parameter]) -> None:
         group = plan.groups[number]
         self._parameters = [parameters[name] for name in group.gradients]
         total = sum(parameter.numel() for parameter in self._parameters)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pace.runtime.gates.unasking_functions import have_them_ask
+from pace.runtime.gates.patches.unasking_functions import have_them_ask
 
 Guard = Callable[[torch.Tensor], None]
 """Makes a tensor current and takes off its guard, or raises."""
@@ -120,8 +120,9 @@ def guard_all(tensors: Iterable[torch.Tensor], guards: Mapping[int, Guard]) -> N
 
 def unguard_all(tensors: Iterable[torch.Tensor]) -> None:
     """Let many tensors be used, guarded or not."""
+    kind_of_class = _kinds.get
     for tensor in tensors:
-        kind = _kinds.get(type(tensor))
+        kind = kind_of_class(type(tensor))
         if kind is not None:
             tensor.__class__ = kind
 
@@ -133,10 +134,10 @@ def forget_guards(guards: Mapping[int, Guard]) -> None:
 
 def _switch(tensors: Iterable[torch.Tensor]) -> None:
     # Their guards are known by now: a thread that finds this class without a guard takes it off again.
+    guarded_class = _guarded_classes.get
     for tensor in tensors:
         kind = type(tensor)
-        if kind not in _kinds:
-            tensor.__class__ = _guarded_classes.get(kind) or _guarded_class(kind)
+        tensor.__class__ = guarded_class(kind) or _guarded_class(kind)
 
 
 def _guard_of(tensor: torch.Tensor) -> Guard | None:
@@ -172,7 +173,7 @@ def _guarded_class(kind: type) -> type:
             "__torch_function__": classmethod(_call),
         },
     )
-    _guarded_classes[kind] = made
+    _guarded_classes[kind] = _guarded_classes[made] = made
     _kinds[made] = kind
     return made
 

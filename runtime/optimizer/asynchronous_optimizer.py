@@ -28,11 +28,11 @@ from pace.runtime.transports.transport import SegmentCall
 
 
 class AsynchronousOptimizer(StandIn):
-    """See ``pace.runtime.torch.DistributedOptimizer`` with ``consistency="async"`` or ``Stale(k)``.
+    """What ``pace.runtime.torch.asynchronous`` returns.
 
-    Weights are not those of synchronous training, except for plain SGD under ``Stale(0)``. What holds:
+    Weights are not those of synchronous training, except for plain SGD with a staleness of 0. What holds:
 
-    - Under ``Stale(k)`` no worker computes while it is more than k steps ahead of the slowest.
+    - No worker computes while it is further ahead of the slowest than the staleness.
     - The weights are the first ones plus the sum of all changes, each divided by the number of ranks with
       op="average".
 
@@ -61,13 +61,19 @@ class AsynchronousOptimizer(StandIn):
         def checked() -> tuple[WrapperOptions, PlanSource]:
             refuse_wrapped(optimizer)
             options, source = prepare()
-            _refuse_others(options)
+            if options.communication.compression != "none":
+                raise InvalidOptions(
+                    f"compression is {options.communication.compression!r}; weights travel in their own"
+                    " dtype: leave it out"
+                )
             return options, source
 
         start = start_together(transport, optimizer, model, checked)
         self.optimizer = optimizer
         self.model = model
-        warn_of_whole_gradients(model, transport, "weights are exchanged whole: give consistency='sync'")
+        warn_of_whole_gradients(
+            model, transport, "weights are exchanged whole: DistributedOptimizer exchanges rows"
+        )
         self.parameters_by_name = start.parameters
         self._transport = transport
         self._timeout_s = start.options.timeout_s
@@ -328,15 +334,3 @@ class AsynchronousOptimizer(StandIn):
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
             self._made.end(lambda: self._close(linger=False))
-
-
-def _refuse_others(options: WrapperOptions) -> None:
-    if options.backward_passes_per_step != 1:
-        raise InvalidOptions(
-            "backward_passes_per_step is for synchronous training: without it, call step() after as many"
-            " backward passes as you like"
-        )
-    if options.compression != "none":
-        raise InvalidOptions(
-            f"compression is {options.compression!r}; weights travel in their own dtype: leave it out"
-        )

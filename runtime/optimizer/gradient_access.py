@@ -97,7 +97,7 @@ class GradientAccess:
         if slot in self._reduction.held:
             raise InvalidUse(
                 f"the gradient of {slot.name} was read after step(), when no rank has all of a gradient that"
-                " is summed by shards: read it before step(), or give sharding='off'"
+                " is summed by shards: read it before step(), or give AllReduce(sharding='off')"
             )
 
     def _current(self, slot: Slot) -> torch.Tensor | None:
@@ -182,7 +182,9 @@ class GradientAccess:
     def _clear_pending(self, slot: Slot) -> None:
         set_local_gradient(slot.parameter, None)
         slot.cleared, slot.zeroed_later = True, False
-        slot.forget()
+        slot.base = slot.zeroed = False
+        if slot.fused.owned:
+            slot.forget()
 
     def _clear(self, slot: Slot) -> None:
         if slot.fused.submitted and not self._reduction.sealed:

@@ -206,7 +206,7 @@ def plain_mode(device: str) -> Iterator[None]:
             raise InvalidUse(
                 "a CUDA graph is being captured while updates are pending: call synchronize() before that"
             )
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if torch._C._dispatch_tls_is_dispatch_key_included(_IN_TRANSFORM):
             undone.enter_context(temporarily_clear_interpreter_stack())
         if torch._C._len_torch_dispatch_stack():
             undone.enter_context(_disable_current_modes())
@@ -217,6 +217,9 @@ def plain_mode(device: str) -> Iterator[None]:
         with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
             yield
 
+
+# Set inside transforms. Asking for their stack makes one, which each node of a backward pass then copies.
+_IN_TRANSFORM: Any = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 
 # torch.compile's: with None, Python runs what is called as it is.
 _set_frame_evaluation: Any = torch._C._dynamo.eval_frame.set_eval_frame

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidUse
+from pace.runtime.servers.fork_rest import go_on, rest
 from pace.runtime.transports.torch_threads import finish_torch_threads
 
 
@@ -76,16 +77,18 @@ FORKED = (
 def _before_fork() -> None:
     for wrapper in list(live):
         wrapper.before_fork()
+    rest()  # servers have worked for these updates
 
 
 def _after_fork_in_child() -> None:
+    go_on()
     for wrapper in list(live):
         wrapper.after_fork_in_child()
     live.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=go_on, after_in_child=_after_fork_in_child)
 
 
 class WhereMade:

@@ -26,7 +26,7 @@ from pace.runtime.engine.buffers import (
 )
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.local_parts import local_part
-from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.plan import SendPlan
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
 from pace.runtime.optimizer.averaging import Averaging
 from pace.runtime.optimizer.round_codes import RoundCode, disagreement, may_keep, substitute_for_idle
@@ -70,7 +70,7 @@ class Reduction:
     held: AbstractSet[Slot] = frozenset()
 
     def __init__(
-        self, plan: Plan, groups: list[FusedGroup], transport: Transport, averaging: Averaging
+        self, plan: SendPlan, groups: list[FusedGroup], transport: Transport, averaging: Averaging
     ) -> None:
         self._plan = plan
         self._groups = groups

@@ -15,10 +15,9 @@ from torch import nn
 from pace.errors import InvalidUse, PaceError
 from pace.runtime.engine.buffers import Awaited, FusedGroup, Slot, build_groups, segment_tensors
 from pace.runtime.engine.engine import Engine
-from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.plan import SendPlan
 from pace.runtime.engine.report import Totals
 from pace.runtime.engine.sends import SegmentMemory
-from pace.runtime.gates.backward_end import after_backward, watch_backward
 from pace.runtime.gates.call_stacks import in_collective
 from pace.runtime.gates.carrier import refuse_local_step, refuse_reducing
 from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
@@ -32,6 +31,7 @@ from pace.runtime.gates.guarded_tensors import (
 )
 from pace.runtime.gates.memory_watch import MemoryWatch
 from pace.runtime.gates.parameter_gates import Attention, ForwardWatch
+from pace.runtime.gates.patches.backward_end import after_backward, watch_backward
 from pace.runtime.optimizer.gradient_access import Gate, GradientAccess
 from pace.runtime.optimizer.group_update import (
     GroupUpdate,
@@ -71,7 +71,7 @@ class Rounds(WholeUpdates):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SendPlan,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         parameters: Mapping[str, nn.Parameter],

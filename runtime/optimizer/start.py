@@ -5,23 +5,25 @@ What is wrong on one rank is an error on every rank, before the first step.
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse, PaceError
+from pace.runtime.argument_checks import require_instance
 from pace.runtime.control.agreement import Statement, agree_on_plan, agree_on_weights, exchange, forms_of
-from pace.runtime.control.options import ShardingChoice, WrapperOptions, require_instance
+from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.parameters import gradient_sizes, trained_parameters
 from pace.runtime.control.plan_source import PlanSource
-from pace.runtime.engine.plan import GradientSize, Plan
+from pace.runtime.engine.plan import GradientSize, SendPlan
 from pace.runtime.event_log import log
 from pace.runtime.gates.carrier import Carrier
 from pace.runtime.optimizer.group_update import why_not_per_group
 from pace.runtime.optimizer.shards.eligibility import why_not_sharded
 from pace.runtime.optimizer.stand_in import StandIn
+from pace.runtime.options import AllReduce, ShardingChoice
 from pace.runtime.transports.transport import Transport
 
 Prepare = Callable[[], tuple[WrapperOptions, PlanSource]]
@@ -46,7 +48,7 @@ class Start:
     source: PlanSource
     parameters: dict[str, nn.Parameter]
     sizes: list[GradientSize]
-    plan: Plan
+    plan: SendPlan
     barrier_reason: str | None
     sharding: ShardingChoice
 
@@ -64,7 +66,8 @@ def start_together(
     Parameters
     ----------
     carrier
-        What is around the model, or in it, and would sum gradients; None without.
+        What is around the model, or in it, and would sum gradients; None without. It makes weights equal, and
+        sends buffers.
 
     Raises
     ------
@@ -83,9 +86,16 @@ def start_together(
         mine.forms = forms_of(model, parameters)
         mine.barrier_reason = why_not_per_group(optimizer)
         options, source = prepare()
-        if options.sharding != "off":
+        if carrier is not None and options.communication != AllReduce(
+            compression=options.communication.compression
+        ):
+            raise InvalidOptions(
+                f"communication is {options.communication}: what is around the model, or in it, needs plain"
+                " all-reduces, AllReduce(compression=...)"
+            )
+        if options.communication.sharding != "off":
             mine.whole_reason = why_not_sharded(optimizer, model, parameters, options, transport)
-        mine.options = asdict(options) | {"optimizer": type(optimizer).__name__}
+        mine.options = options.compared | {"optimizer": type(optimizer).__name__}
         mine.terms = source.terms
         given = source.load(sizes)
         mine.schedule = None if given is None else given.sha256
@@ -94,13 +104,16 @@ def start_together(
     (options, source, parameters, sizes), statements = exchange(transport, describe)
     source.accept(statements[0].terms)
     reasons = [(rank, each.whole_reason) for rank, each in enumerate(statements) if each.whole_reason]
-    sharding = _sharding(options.sharding, _join(reasons, len(statements)), rank=transport.rank)
+    sharding = _sharding(options.communication.sharding, _join(reasons, len(statements)), rank=transport.rank)
     if sharding != "off":
         transport.open_halves()
     source.shard(sharding)
     plan = agree_on_plan(transport, source.make(sizes))
     agree_on_weights(
-        transport, model, broadcast=options.broadcast_parameters, with_buffers=not options.own_buffers
+        transport,
+        model,
+        broadcast=options.broadcast_parameters and carrier is None,
+        with_buffers=carrier is None,
     )
     reasons = [(rank, each.barrier_reason) for rank, each in enumerate(statements) if each.barrier_reason]
     return Start(

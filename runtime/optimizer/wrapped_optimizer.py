@@ -23,13 +23,13 @@ from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.planned_parameters import PlannedParameters
 from pace.runtime.control.sparse_gradients import warn_of_whole_gradients
 from pace.runtime.engine.divided_plan import divide
-from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.plan import SendPlan
 from pace.runtime.engine.report import Report, chrome_trace
 from pace.runtime.event_log import log
 from pace.runtime.gates.carrier import Carrier
-from pace.runtime.gates.compiled_code import CompiledWatch
 from pace.runtime.gates.gated_state import ungate_state
 from pace.runtime.gates.optimizer_methods import step_was_replaced, zero_grad_was_replaced
+from pace.runtime.gates.patches.compiled_code import CompiledWatch
 from pace.runtime.optimizer.averaging import Averaging, mean_loss
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped, weakly
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
@@ -92,13 +92,13 @@ class WrappedOptimizer(NormAndState):
         )
         self._max_grad_norm = options.max_grad_norm
         self._usage = Usage(options.backward_passes_per_step)
-        self._transport: Transport = compressed(transport, options.compression)
+        self._transport: Transport = compressed(transport, options.communication.compression)
         warn_of_whole_gradients(model, self._transport)
         self.parameters_by_name = start.parameters
         self._planned = PlannedParameters(optimizer, self.parameters_by_name.values())
         if reason is not None and options.mode != "barrier" and transport.rank == 0:
             log.warning("pace.barrier_mode", reason=reason)
-        self._order = options.order
+        self._order = options.plan.order
         self._choice = Choice(
             start.plan,
             start.source,
@@ -166,11 +166,11 @@ class WrappedOptimizer(NormAndState):
     def _disciplines(self) -> Disciplines:
         return choose_disciplines(self._order, self._transport.sequencing, self._plan.source)
 
-    def _divided(self, plan: Plan) -> Plan:
+    def _divided(self, plan: SendPlan) -> SendPlan:
         pushed = self._transport.pushed
         return plan if pushed is None else divide(plan, self._sizes, pushed)
 
-    def _switch(self, plan: Plan, barrier: bool) -> str | None:
+    def _switch(self, plan: SendPlan, barrier: bool) -> str | None:
         """Go on with another plan; every rank must call this after the same step. See ``Switch``."""
         self.synchronize()
         before = self._rounds
@@ -252,7 +252,7 @@ class WrappedOptimizer(NormAndState):
         if self._plan.shards:
             raise InvalidUse(
                 "the optimizer's step was replaced after it was wrapped, which updates in shards would not"
-                " call: give sharding='off', which calls it"
+                " call: give AllReduce(sharding='off'), which calls it"
             )
         return True
 
@@ -466,6 +466,8 @@ class WrappedOptimizer(NormAndState):
         try:
             if self._rounds.engine.failure is None:
                 self._rounds.finish_all()
+                if self._peers is not None:
+                    self._peers.close()  # before anything is abandoned: this rank leaves, and no other is why
         finally:
             self._rounds.engine.abandon()
             self._close(linger=False)

@@ -18,9 +18,10 @@ from typing import NamedTuple
 import torch
 
 from pace.documents.push_pull import PushPull
+from pace.runtime.options import ParameterServers
 from pace.runtime.servers.layout import Layout, ServedSegment, memory_of
 from pace.runtime.servers.link import Countdown, PushPullCall, ServerLink
-from pace.runtime.servers.options import ServerOptions, parse_address
+from pace.wire.addresses import parse_address
 from pace.wire.frames import MIN_PARTITION_BYTES
 from pace.wire.handshake import Greeting
 
@@ -173,7 +174,7 @@ class MeasuredLinks:
 
 
 def measure_links(
-    options: ServerOptions, *, size_bytes: int = 32 << 20, repeats: int = 5, within_s: float = 10.0
+    options: ParameterServers, *, size_bytes: int = 32 << 20, repeats: int = 5, within_s: float = 10.0
 ) -> MeasuredLinks:
     """Push zeros to servers and pull them back; servers must expect jobs of any size, or of one worker.
 
@@ -187,7 +188,8 @@ def measure_links(
     CommunicationFailed
         When a server cannot be reached or refuses.
     """
-    assert options.servers != "colocated"
+    assert options.servers is not None
+    assert not isinstance(options.servers, str)
     greeting = Greeting(job=f"measure-{secrets.token_hex(8)}", rank=0, size=1, silence_s=_SILENCE_S)
     links: list[ServerLink] = []
     try:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from pace.runtime.event_log import log
 from pace.runtime.servers.arithmetic import Flat
+from pace.runtime.servers.fork_rest import rest_in_forks
 from pace.runtime.servers.layout import Layout, read_layout
 from pace.runtime.servers.shared_weights import SharedWeights
 from pace.runtime.servers.sparse_frames import parcel_of, read_runs
@@ -70,6 +71,7 @@ class Session:
         self._most_bytes = most_bytes
         self._on_end = on_end
         self._lock = threading.RLock()
+        rest_in_forks(self._lock)
         self.members: dict[int, Member] = {}
         self._joined: set[int] = set()
         self._layouts: dict[int, tuple[Layout, int]] = {}

@@ -8,8 +8,6 @@ import hashlib
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +19,6 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
-from pace.documents.push_pull import PushPull
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.gloo_groups import broadcast_over, connect_group, release_groups
@@ -34,9 +31,10 @@ from pace.runtime.transports.transport import (
     After,
     Done,
     Parts,
-    SegmentCall,
     Sequencing,
-    control_message,
+    SumsAlone,
+    to_bytes,
+    to_tensor,
 )
 
 # What is in flight at once shares the network, and the urgent one of two segments ends as late as the other:
@@ -44,7 +42,7 @@ from pace.runtime.transports.transport import (
 _THREADS = 1
 
 
-class GlooTransport:
+class GlooTransport(SumsAlone):
     """Sums tensors in the host's memory with Gloo.
 
     Completions come from Gloo's own threads. Three process groups, because calls on one group must be
@@ -55,11 +53,7 @@ class GlooTransport:
     sequencing: Sequencing = "decision"
     hand_over_s = 1e-3
     device: Device | None = None
-    peers: Peers | None = None
-    num_servers: int = 0
-    pushed: frozenset[str] | None = None
     has_halves: bool = True
-    takes_runs: bool = False
 
     @property
     def other_groups(self) -> dict[str, datetime.timedelta]:
@@ -132,12 +126,6 @@ class GlooTransport:
         timeout = self.other_groups.get(name, self._timeout)
         return connect_group(store, name, self.rank, self.size, timeout=timeout, threads=threads)
 
-    def _control_message(self, what: str) -> AbstractContextManager[None]:
-        return control_message(self.rank, self.size, self._explain, what)
-
-    def _explain(self) -> str:
-        return self.peers.explain_failure() if self.peers is not None else "the job's store does not answer"
-
     def allreduce(
         self,
         segment: torch.Tensor,
@@ -191,10 +179,8 @@ class GlooTransport:
                 torch.tensor([len(payload)], dtype=torch.int64, device="cpu"), f"{name}.lengths"
             )
             longest = int(lengths.max().item())
-            rows = self._rows(_to_tensor(payload, longest), name)
-        return [
-            row.numpy().tobytes()[: int(length.item())] for row, length in zip(rows, lengths, strict=True)
-        ]
+            rows = self._rows(to_tensor(payload, longest), name)
+        return [to_bytes(row)[: int(length.item())] for row, length in zip(rows, lengths, strict=True)]
 
     def _rows(self, mine: torch.Tensor, name: str) -> torch.Tensor:
         assert self._aside is not None
@@ -214,26 +200,11 @@ class GlooTransport:
             raise errors[0]
         return rows
 
-    def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
-        """Nothing to prepare: calls are matched by position."""
-
-    def measure_exchange(self, size_bytes: int) -> PushPull | None:  # noqa: ARG002
-        """Nothing is pushed."""
-        return None
-
     def decide(self, segment: int | None) -> int:
         """Publish or learn rank 0's choice; see ``Transport``."""
         message = torch.tensor([-1 if segment is None else segment], dtype=torch.int64, device="cpu")
         broadcast_over(self._decisions, message)
         return int(message.item())
-
-    def broadcast(self, payload: bytes | None) -> bytes:
-        """Give rank 0's payload to all ranks."""
-        length = torch.tensor([0 if payload is None else len(payload)], dtype=torch.int64, device="cpu")
-        self.broadcast_tensor(length)
-        message = _to_tensor(payload or b"", int(length.item()))
-        self.broadcast_tensor(message)
-        return message.numpy().tobytes()
 
     def broadcast_tensor(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor in the host's memory with rank 0's; see ``Transport``."""
@@ -247,10 +218,9 @@ class GlooTransport:
     def _gather_over(self, group: Any, payload: bytes) -> list[bytes]:
         lengths = self._gather(group, torch.tensor([len(payload)], dtype=torch.int64, device="cpu"))
         longest = max(int(length.item()) for length in lengths)
-        messages = self._gather(group, _to_tensor(payload, longest))
+        messages = self._gather(group, to_tensor(payload, longest))
         return [
-            message.numpy().tobytes()[: int(length.item())]
-            for message, length in zip(messages, lengths, strict=True)
+            to_bytes(message)[: int(length.item())] for message, length in zip(messages, lengths, strict=True)
         ]
 
     def _gather(self, group: Any, message: torch.Tensor) -> list[torch.Tensor]:
@@ -262,10 +232,7 @@ class GlooTransport:
 
     def close(self, *, failed: bool) -> None:
         """Close the process groups; see ``Transport``."""
-        if self.peers is not None:
-            self.peers.close(failed=failed)
-            if not failed:
-                self.peers.release()
+        self._close_peers(failed=failed)
         for ring in (self._ring, self._aside):
             if ring is not None:
                 ring.close(failed=failed)
@@ -317,10 +284,3 @@ def open_stores(group: str, rank: int, timeout: datetime.timedelta) -> JobStores
         peers: Any = PrefixStore(name, default.clone())
     _meetings = weakref.ref(default), store
     return JobStores(PrefixStore(name, store), peers, sockets)
-
-
-def _to_tensor(payload: bytes, length: int) -> torch.Tensor:
-    message = torch.zeros(length, dtype=torch.uint8, device="cpu")
-    if payload:
-        message[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-    return message

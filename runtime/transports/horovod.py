@@ -9,15 +9,13 @@ import os
 import queue
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import horovod.torch as hvd
 import torch
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from pace.documents.push_pull import PushPull
 from pace.runtime.event_log import log
 from pace.runtime.transports.device import Device, apart
 from pace.runtime.transports.gloo_halves import GlooHalves
@@ -28,9 +26,10 @@ from pace.runtime.transports.transport import (
     After,
     Done,
     Parts,
-    SegmentCall,
     Sequencing,
-    control_message,
+    SumsAlone,
+    to_bytes,
+    to_tensor,
 )
 
 _STORE_TIMEOUT_S = 30.0
@@ -56,7 +55,7 @@ class _Call(NamedTuple):
     take: Callable[[Any], None] | None = None
 
 
-class HorovodTransport:
+class HorovodTransport(SumsAlone):
     """Sums tensors with whatever Horovod was built for.
 
     Horovod has no completion callback: one thread looks at all handles under way, because they end in
@@ -74,10 +73,6 @@ class HorovodTransport:
     scale
         What every sum is multiplied by; the same on all ranks.
     """
-
-    num_servers: int = 0
-    pushed: frozenset[str] | None = None
-    takes_runs: bool = False
 
     def __init__(
         self,
@@ -100,7 +95,6 @@ class HorovodTransport:
         self._prefix = f"pace.{number}.{next(_instances[number])}"
         self._calls = itertools.count()
         self._timeout_s = timeout_s
-        self.peers: Peers | None = None
         self._halves: GlooHalves | None = None
         self.sequencing: Sequencing = "submission"
         self._waiting: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -157,9 +151,6 @@ class HorovodTransport:
         members = self._process_set.ranks
         keeper = members.index(0) if 0 in members else None
         return Peers(store, self.rank, self.size, keeper=keeper, global_ranks=members, sockets=sockets)
-
-    def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
-        """Nothing to prepare: Horovod matches names."""
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """Start to sum a segment; see ``Transport``."""
@@ -249,22 +240,10 @@ class HorovodTransport:
             while True:
                 yield self._waiting.get_nowait()
 
-    def measure_exchange(self, size_bytes: int) -> PushPull | None:  # noqa: ARG002
-        """Nothing is pushed."""
-        return None
-
     def decide(self, segment: int | None) -> int:
         """Publish or learn rank 0's choice; see ``Transport``."""
         assert self._halves is not None, "Horovod's order is rank 0's order of submission"
         return self._halves.decide(segment)
-
-    def broadcast(self, payload: bytes | None) -> bytes:
-        """Give rank 0's payload to all ranks."""
-        length = torch.tensor([0 if payload is None else len(payload)], dtype=torch.int64, device="cpu")
-        self.broadcast_tensor(length)
-        message = _to_tensor(payload or b"", int(length.item()))
-        self.broadcast_tensor(message)
-        return _to_bytes(message)
 
     def broadcast_tensor(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor in the host's memory with rank 0's; see ``Transport``."""
@@ -289,7 +268,7 @@ class HorovodTransport:
         lengths = self._allgather(
             torch.tensor([len(payload)], dtype=torch.int64, device="cpu"), of_lengths
         ).tolist()
-        joined = _to_bytes(self._allgather(_to_tensor(payload, len(payload)), name))
+        joined = to_bytes(self._allgather(to_tensor(payload, len(payload)), name))
         ends = list(itertools.accumulate(lengths))
         return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
@@ -298,9 +277,6 @@ class HorovodTransport:
             name = name or self._control_name()
             handle = hvd.allgather_async(tensor, name=name, process_set=self._process_set)
             return _end_of(handle, self._timeout_s)
-
-    def _control_message(self, what: str) -> AbstractContextManager[None]:
-        return control_message(self.rank, self.size, self._explain, what)
 
     def _explain(self) -> str:
         if self.peers is not None:
@@ -316,10 +292,7 @@ class HorovodTransport:
 
     def close(self, *, failed: bool) -> None:
         """Stop waiting for handles; see ``Transport``."""
-        if self.peers is not None:
-            self.peers.close(failed=failed)
-            if not failed:
-                self.peers.release()
+        self._close_peers(failed=failed)
         if self._halves is not None:
             self._halves.close(failed=failed)
         self._waiting.put(None)
@@ -350,10 +323,10 @@ def open_store(*, anew: bool) -> None:
         with contextlib.suppress(RuntimeError, OSError):
             host = _own_address()
             _store = _connect(host, 0, server=True)
-            address = _to_tensor(f"{host}:{_store.port}".encode(), _ADDRESS_BYTES)
+            address = to_tensor(f"{host}:{_store.port}".encode(), _ADDRESS_BYTES)
     with contextlib.suppress(RuntimeError, OSError):
         _end_of(hvd.broadcast_async_(address, 0, name="pace.store"), _STORE_TIMEOUT_S)
-        host, _, port = _to_bytes(address).rstrip(b"\0").decode().rpartition(":")
+        host, _, port = to_bytes(address).rstrip(b"\0").decode().rpartition(":")
         if hvd.rank() != 0 and port:
             _store = _connect(host, int(port), server=False)
     if _store is None and hvd.rank() == 0:
@@ -390,16 +363,3 @@ def _own_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((rendezvous, 9))
         return str(probe.getsockname()[0])
-
-
-def _to_tensor(payload: bytes, length: int) -> torch.Tensor:
-    message = torch.zeros(length, dtype=torch.uint8, device="cpu")
-    if payload:
-        message[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-    return message
-
-
-def _to_bytes(message: torch.Tensor) -> bytes:
-    array: Any = message.numpy()
-    found: bytes = array.tobytes()
-    return found

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -162,6 +163,63 @@ class Transport(Protocol):
 
         After a failure `peers` can be asked still, until its ``linger`` or ``release``.
         """
+
+
+class SumsAlone:
+    """What transports that sum among ranks have in common: mostly control messages."""
+
+    rank: int
+    size: int
+    num_servers: int = 0
+    pushed: frozenset[str] | None = None
+    takes_runs: bool = False
+    peers: Peers | None = None
+
+    def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
+        """Nothing to prepare: calls are matched by position or by name."""
+
+    def measure_exchange(self, size_bytes: int) -> PushPull | None:  # noqa: ARG002
+        """Nothing is pushed."""
+        return None
+
+    def broadcast_tensor(self, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor in the host's memory with rank 0's; see ``Transport``."""
+        raise NotImplementedError
+
+    def broadcast(self, payload: bytes | None) -> bytes:
+        """Give rank 0's payload to all ranks."""
+        length = torch.tensor([0 if payload is None else len(payload)], dtype=torch.int64, device="cpu")
+        self.broadcast_tensor(length)
+        message = to_tensor(payload or b"", int(length.item()))
+        self.broadcast_tensor(message)
+        return to_bytes(message)
+
+    def _explain(self) -> str:
+        return self.peers.explain_failure() if self.peers is not None else "the job's store does not answer"
+
+    def _control_message(self, what: str) -> AbstractContextManager[None]:
+        return control_message(self.rank, self.size, self._explain, what)
+
+    def _close_peers(self, *, failed: bool) -> None:
+        if self.peers is not None:
+            self.peers.close(failed=failed)
+            if not failed:
+                self.peers.release()
+
+
+def to_tensor(payload: bytes, length: int) -> torch.Tensor:
+    """Return bytes as a tensor of this length, with zeros behind them."""
+    message = torch.zeros(length, dtype=torch.uint8, device="cpu")
+    if payload:
+        message[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    return message
+
+
+def to_bytes(message: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor in the host's memory."""
+    array: Any = message.numpy()
+    found: bytes = array.tobytes()
+    return found
 
 
 @contextlib.contextmanager

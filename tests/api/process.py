@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -224,14 +225,46 @@ def load() -> None:
     import pace.api.http.app
     import pace.api.http.server
     import pace.api.logs
-    import pace.api.storage.migrations  # noqa: F401 - loaded, not used
+    import pace.api.storage.migrations
+    import pace.api.workers.pool
+    import pace.api.workers.preloaded  # noqa: F401 - loaded, not used
 
 
 def run(arguments: list[str]) -> int:
     """Be the service, as ``python -m pace.api.serve`` is."""
+    _start_worker_server()
     sys.argv = ["pace.api.serve", *arguments]
     try:
         runpy.run_module("pace.api.serve", run_name="__main__", alter_sys=True)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     return 0
+
+
+def _start_worker_server() -> None:
+    """Start the server that forks the service's workers as a fork, too: it finds everything loaded.
+
+    The service starts it as a new program when it needs the first worker, unless it runs already.
+    """
+    resource_tracker.ensure_running()
+    spawn = vars(util)["spawnv_passfds"]
+    vars(util)["spawnv_passfds"] = _fork_program
+    try:
+        forkserver.ensure_running()
+    finally:
+        vars(util)["spawnv_passfds"] = spawn
+
+
+def _fork_program(_python: bytes, command: Sequence[str], passed: Sequence[int]) -> int:
+    """Run the program of ``python -c`` in a fork that has these descriptors and no others."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and int(name) not in passed:
+                with contextlib.suppress(OSError):  # that of the folder itself
+                    os.close(int(name))
+        exec(command[-1], {})
+    finally:
+        os._exit(1)

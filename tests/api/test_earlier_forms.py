@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 
 from pace import Options, check, parse_profile, parse_schedule
-from pace.api.earlier_forms import current_schedule, read_options, stored_options
+from pace.api.earlier_forms import (
+    current_schedule,
+    current_what_if,
+    read_options,
+    read_question,
+    stored_options,
+    stored_question,
+    stored_what_if,
+)
+from pace.client.what_if_documents import GridDocument, WhatIfQuestion
 from pace.documents.cluster import Cluster
 from pace.documents.push_pull import PushPull
 from pace.planning.optimize import optimize
@@ -61,6 +70,21 @@ def test_options_are_read_as_they_were_written(chosen: Options) -> None:
 def test_options_of_every_exchange_are_read_as_they_were_written(chosen: Options) -> None:
     """Those that the release before does not know as well."""
     assert read_options(stored_options(chosen)) == chosen
+
+
+def test_policies_of_what_ifs_are_written_as_the_release_before_calls_them() -> None:
+    """Both releases answer the same question once, whichever was asked; nothing else is touched."""
+    question = WhatIfQuestion(grid=GridDocument(policies=("ddp", "pace", "paper"), baseline="paper"))
+    stored = stored_question(question)
+    assert json.loads(stored)["grid"]["policies"] == ["ddp", "optimal", "pace"]
+    assert json.loads(stored)["grid"]["baseline"] == "pace"
+    assert read_question(stored) == question
+    answer = (
+        b'{"profile":"pace","baseline":"ddp","cells":[{"policy":"pace"},{"policy":"paper"},{"policy":"ddp"}]}'
+    )
+    earlier = stored_what_if(answer)
+    assert [cell["policy"] for cell in json.loads(earlier)["cells"]] == ["optimal", "pace", "ddp"]
+    assert current_what_if(earlier) == answer
 
 
 def test_options_are_written_in_the_words_of_the_release_before() -> None:

@@ -195,9 +195,8 @@ class Attempt:
         """Whether all ranks train, and have lately taken steps."""
         if len(ranks) < self._job.size:
             return False
-        return all(
-            float(Path(self._job.folder, f"step.{rank}").read_text().split()[1]) > since for rank in ranks
-        )
+        steps = [Path(self._job.folder, f"step.{rank}") for rank in ranks]
+        return all(step.exists() and float(step.read_text() or 0) > since for step in steps)
 
     def _output(self, rank: int) -> str:
         written = Path(self._job.folder, f"output.{rank}").read_text(errors="replace")

@@ -79,7 +79,7 @@ def run(arguments: list[str]) -> int:
     job: Job = pickle.loads(Path(folder, "job").read_bytes())
     place = int(number)
     enter(job.hosts[place])
-    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    os.environ |= {"GLOO_SOCKET_IFNAME": INTERFACE, "MASTER_ADDR": job.hosts[0].address}
     if place >= job.size:
         return _serve(job, place)
     if job.backend != "horovod":
@@ -244,17 +244,19 @@ def _train(job: Job, rank: int) -> None:
     wrapper, optimizer, model, loss_of = _start(job, rank, shared)
     last = list(model.modules())[-1]
     last.register_forward_pre_hook(lambda *_: injector.at("forward"))
-    hooked = next(p for p in model.parameters() if p.requires_grad)
-    hooked.register_hook(lambda _: injector.at("backward"))
     clipped = shared.random() < 0.4 and job.backend != "asynchronous"
     own_clip = job.backend in ("sharded", "hsdp") and shared.random() < 0.5
-    ending: Any = wrapper if shared.random() < 0.5 else contextlib.nullcontext()
+    # A rank of Horovod ends at once, so it must have said goodbye.
+    closes = job.backend == "horovod" or shared.random() < 0.5
+    ending: Any = wrapper if closes else contextlib.nullcontext()
     with ending:
         for step in itertools.count():
             injector.begin(step)
             injector.at("between")
             optimizer.zero_grad()
-            torch.autograd.backward(loss_of(step))
+            loss = loss_of(step)
+            loss.register_hook(lambda _: injector.at("backward"))
+            torch.autograd.backward(loss)
             if clipped:
                 if own_clip:
                     wrapper.clip_grad_norm_(1.0)
@@ -265,4 +267,4 @@ def _train(job: Job, rank: int) -> None:
             if own.random() < 0.3:
                 time.sleep(own.random() * 0.01)
             if step % 20 == 0:
-                Path(job.folder, f"step.{rank}").write_text(f"{step} {time.monotonic()}")
+                Path(job.folder, f"step.{rank}").write_text(repr(time.monotonic()))

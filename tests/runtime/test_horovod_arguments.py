@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from pace.errors import PaceError
+from pace.runtime.options import AllReduce, ParameterServers
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import batches, build, weights
 from tests.runtime.training import (
@@ -118,6 +119,16 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "half a group": (lambda _hvd, _model: {"groups": 0.5}, "groups is 0.5; a whole number of at least 0"),
     "dense": (lambda _hvd, _model: {"sparse_as_dense": "no"}, "sparse_as_dense is 'no'; True or False"),
     "no text": (lambda _hvd, _model: {"gradient_predivide_factor": "2"}, "a positive number is needed"),
+    "servers": (
+        lambda _hvd, _model: {"communication": ParameterServers()},
+        "communication is of type ParameterServers; over Horovod an AllReduce() is needed",
+    ),
+    "bfloat16 in an object": (
+        lambda _hvd, _model: {"communication": AllReduce(compression="bf16")},
+        "use fp16",
+    ),
+    "no plan": (lambda _hvd, _model: {"plan": "s.json"}, "a Plan, as in plan=Plan("),
+    "schedule": (lambda _hvd, _model: {"schedule": "s.json"}, "give plan=Plan(schedule=...)"),
     "unknown set": (lambda hvd, _model: {"process_set": hvd.ProcessSet([0])}, "init(process_sets=[...])"),
 }
 

@@ -1,7 +1,7 @@
 """Plain training to compare with, and the same training under the runtime on real ranks."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -55,10 +55,30 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
+def grouped(options: dict[str, Any]) -> dict[str, Any]:
+    """Put options that are given by name into the objects that have them.
+
+    What says "over": "servers" or "mixed" sums gradients on parameter servers.
+    """
+    from pace.runtime.options import AllReduce, Mixed, ParameterServers, Plan
+
+    left = dict(options)
+    kind: Any = {"allreduce": AllReduce, "servers": ParameterServers, "mixed": Mixed}[
+        left.pop("over", "allreduce")
+    ]
+
+    def taken(kind: Any) -> dict[str, Any]:
+        return {each.name: left.pop(each.name) for each in fields(kind) if each.name in left}
+
+    carried, followed = taken(kind), taken(Plan)
+    if carried or kind is not AllReduce:
+        left["communication"] = kind(**carried)
+    return {"plan": Plan(**followed), **left}
+
+
 def wrap(transport: str, optimizer: torch.optim.Optimizer, model: nn.Module, **options: Any) -> Any:
     """Wrap an optimizer for the transport that the ranks were launched with."""
-    options.setdefault("timeout_s", 60.0)
-    options.setdefault("mode", "overlap")
+    options = grouped({"timeout_s": 60.0, "mode": "overlap", **options})
     if transport == "horovod":
         import pace.runtime.horovod
 

@@ -82,13 +82,11 @@ class LightningLoop:
         self._asked: SimpleQueue[Sequence[float]] = SimpleQueue()
         self._trained: SimpleQueue[BaseException | None] = SimpleQueue()
         self._module = ReplayModule(model, optimizer)
-        renamed = {"timeout_s": "pace_timeout_s"}
-        own = {renamed.get(name, name): value for name, value in (options or {}).items()}
         self._trainer = Trainer(
             accelerator="cpu",
             devices=1,
             num_nodes=workers,
-            strategy="ddp" if options is None else PaceStrategy(**own),
+            strategy="ddp" if options is None else PaceStrategy(**options),
             max_epochs=1,
             logger=False,
             enable_checkpointing=False,

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,11 +12,10 @@ from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.joining import PATIENCE_S
 from benchmarks.harness.network.processes import Answer
 from benchmarks.harness.training.policy_wire import PolicyTransport, server_type
-from pace.runtime.control.options import WrapperOptions
-from pace.runtime.control.plan_source import PlanSource
+from pace.runtime.entry_point import TrainingOptions, complete_servers, prepare
 from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
-from pace.runtime.servers.options import read_options
+from pace.runtime.options import ParameterServers, Plan
 from pace.runtime.servers.server import Server
 
 if TYPE_CHECKING:
@@ -27,26 +27,26 @@ TOKEN = "testbed"
 def wrap(rank: int, job: "Job", optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Any:
     """Link a worker up with the servers and wrap its optimizer."""
     workers, hosts = job.layout.split(job.on)
-    servers: str | list[str] = [f"{host.address}:{job.port}" for host in hosts]
+    servers: Any = [f"{host.address}:{job.port}" for host in hosts]
     if job.layout.colocated:
         os.environ["PACE_SERVERS_HOST"] = workers[rank].address
         servers = "colocated"
-    pacing = job.pacing_bytes_per_s or math.inf  # without a limit, rather than the plan's
+    over = ParameterServers(
+        servers=servers,
+        token=TOKEN,
+        pacing_bytes_per_s=job.pacing_bytes_per_s or math.inf,  # without a limit, rather than the plan's
+    )
     if job.contender.kind == "policy":
-        return _wrap_policy(optimizer, model, job, servers, pacing)
+        return _wrap_policy(optimizer, model, job, over)
     import pace.runtime.torch
 
     order: Any = job.contender.order
     return pace.runtime.torch.DistributedOptimizer(
         optimizer,
         model,
-        backend="servers",
-        servers=servers,
-        token=TOKEN,
-        schedule=job.schedule,
-        order=order,
+        plan=Plan(schedule=job.schedule, order=order),
+        communication=over,
         mode="overlap",
-        pacing_bytes_per_s=pacing,
         timeout_s=PATIENCE_S,
     )
 
@@ -55,39 +55,27 @@ def _wrap_policy(
     optimizer: torch.optim.Optimizer,
     model: torch.nn.Module,
     job: "Job",
-    servers: str | list[str],
-    pacing_bytes_per_s: float,
+    over: ParameterServers,
 ) -> WrappedOptimizer:
     """Wrap as ``DistributedOptimizer`` does, with a transport that keeps to a policy's rules."""
     assert job.rules is not None
     transport = PolicyTransport(
-        lambda: read_options(servers, TOKEN, pacing_bytes_per_s=pacing_bytes_per_s),
+        partial(complete_servers, over),
         rules=job.rules,
         timeout_s=PATIENCE_S,
     )
-
-    def prepare() -> tuple[WrapperOptions, PlanSource]:
-        options = WrapperOptions(
-            mode="overlap",
-            order="overtake",  # everything that is ready goes to the transport, which chooses
-            op="average",
-            compression="none",
-            backward_passes_per_step=1,
-            credit_bytes=None,
-            timeout_s=PATIENCE_S,
-            broadcast_parameters=True,
-        )
-        return options, PlanSource(
-            transport,
-            schedule=job.schedule,
-            service=None,
-            job=None,
-            credit_bytes=None,
-            timeout_s=PATIENCE_S,
-        )
-
+    # Everything that is ready goes to the transport, which chooses.
+    plan = Plan(schedule=job.schedule, order="overtake")
+    training: TrainingOptions = {
+        "plan": plan,
+        "communication": over,
+        "mode": "overlap",
+        "timeout_s": PATIENCE_S,
+    }
     with released_on_failure(transport):
-        return WrappedOptimizer(optimizer, model, transport=transport, prepare=prepare)
+        return WrappedOptimizer(
+            optimizer, model, transport=transport, prepare=partial(prepare, transport, training)
+        )
 
 
 def serve(rank: int, on: Sequence[Host], job: "Job") -> Answer:

@@ -23,6 +23,7 @@ from benchmarks.harness.workload.replicas import shard
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.runtime.engine.local_parts import local_part
+from pace.runtime.options import AllReduce, Plan
 from pace.simulation.servers.traffic import ServersRules
 
 # Kinds that train on our engine.
@@ -167,8 +168,7 @@ class Trainer:
 
     def _follow(self) -> dict[str, Any]:
         return {
-            "schedule": self._schedule,
-            "order": self._contender.order,
+            "plan": Plan(schedule=self._schedule, order=self._contender.order),
             "mode": self._contender.mode,
             "timeout_s": PATIENCE_S,
         }
@@ -182,7 +182,7 @@ class Trainer:
             self._optimizer = pace.runtime.ddp.attach(self._model, self._optimizer, **follow)
             return
         follow["max_grad_norm"] = self._workload.max_norm
-        follow["sharding"] = "on" if self._contender.sharded else "off"
+        follow["communication"] = AllReduce(sharding="on" if self._contender.sharded else "off")
         if self._contender.backend == "torch":
             import pace.runtime.torch
 
@@ -205,8 +205,7 @@ class Trainer:
         self._optimizer = pace.runtime.fsdp.attach(
             self._replay,
             self._plain_optimizer(),
-            schedule=self._schedule,
-            order=self._contender.order,
+            plan=Plan(schedule=self._schedule, order=self._contender.order),
             mode=self._contender.mode,
             timeout_s=PATIENCE_S,
         )

@@ -161,10 +161,14 @@ class Rank:
         return DistributedDataParallel(self._model), self._sgd()
 
     def _under_pace(self, schedule: Any) -> tuple[Any, Any]:
-        from pace.runtime.torch import DistributedOptimizer
+        from pace.runtime.torch import DistributedOptimizer, Plan
 
         optimizer = DistributedOptimizer(
-            self._sgd(), self._model, schedule=schedule, mode="overlap", order="static", timeout_s=60.0
+            self._sgd(),
+            self._model,
+            plan=Plan(schedule=schedule, order="static"),
+            mode="overlap",
+            timeout_s=60.0,
         )
         return self._model, optimizer
 

@@ -39,10 +39,10 @@ def serve(
         float, typer.Option(min=0.001, help="GiB of tensors that a job may put here.")
     ] = 64.0,
 ) -> None:
-    """Serve jobs that give this server to ``DistributedOptimizer(..., servers=[...])``, until stopped."""
+    """Serve jobs that give this server to ``ParameterServers(servers=[...])``, until stopped."""
     with reported():
-        from pace.runtime.servers.options import read_token
         from pace.runtime.servers.server import Server
+        from pace.wire.addresses import read_token
 
         server = Server(
             *place_of(bind, "--bind"),
@@ -66,13 +66,17 @@ def measure(
 ) -> None:
     """Measure rate, round trip and loss of each part, from this machine to parameter servers."""
     with reported():
+        from pace.runtime.entry_point import complete_servers
+        from pace.runtime.options import ParameterServers
         from pace.runtime.servers.measure import measure_links
-        from pace.runtime.servers.options import read_options, read_token
+        from pace.wire.addresses import read_token
 
-        options = read_options(
-            [place for place in servers.split(",") if place],
-            read_token(token_file),
-            ssl_context=trusting_context(tls_ca),
+        options = complete_servers(
+            ParameterServers(
+                servers=[place for place in servers.split(",") if place],
+                token=read_token(token_file),
+                ssl_context=trusting_context(tls_ca),
+            )
         )
         found = measure_links(options, size_bytes=mebibytes << 20)
         cluster = Cluster(name=f"{found.servers} measured servers", exchange=found.cost())

@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from pace.documents.base import Document, explain
+from pace.documents.base import Document, load, parse
 from pace.documents.frozen import FrozenDict, frozen
 from pace.documents.profile import MAX_TOTAL_BYTES, MAX_TOTAL_S, Name, Seconds
 from pace.errors import InvalidSteps
@@ -278,19 +278,9 @@ def parse_steps(document: bytes | str) -> StepsDocument:
     InvalidSteps
         With one line per fault, each naming the op or the step at fault.
     """
-    try:
-        return StepsDocument.model_validate_json(document, strict=True)
-    except ValidationError as error:
-        try:
-            parsed: Any = json.loads(document)
-        except (ValueError, RecursionError):
-            parsed = None
-        raise InvalidSteps(explain(error, parsed)) from None
+    return parse(StepsDocument, document)
 
 
 def load_steps(path: str | Path) -> StepsDocument:
     """Read a steps document from a JSON file; raises InvalidSteps and OSError."""
-    try:
-        return parse_steps(Path(path).read_bytes())
-    except InvalidSteps as error:
-        raise InvalidSteps(f"{path}: {error}") from None
+    return load(parse_steps, path, InvalidSteps)

@@ -107,8 +107,9 @@ class FairNetwork:
 
 def fair_rates(source: IntArray, target: IntArray, capacity: FloatArray) -> FloatArray:
     """Return max-min fair rates of transfers, by filling all up together until a link is full."""
-    from pace.simulation.kernels.fair_rates import fill
+    from pace.solver.kernels.max_min import share
 
-    rates = np.zeros(len(source))
-    fill(source, target, capacity.copy(), rates)
+    rates, links, users = np.zeros(len(source)), len(capacity), np.empty(len(capacity), dtype=np.int64)
+    up, down, alike = 2 * source, 2 * target + 1, np.ones(len(source))
+    share(up, down, len(source), capacity, alike, np.empty(links), users, np.empty(links), rates)
     return rates

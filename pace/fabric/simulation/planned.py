@@ -13,7 +13,7 @@ from pace.fabric.documents.scenario import FabricScenario
 from pace.fabric.simulation.booked import BookedNetwork
 from pace.fabric.simulation.draws import Computations, draw_links, rates_at
 from pace.fabric.simulation.records import CommitRecord, FabricRun
-from pace.fabric.solver.aggregation import Aggregation, Hop, aggregate, fastest_hosts, renumber
+from pace.fabric.solver.aggregation import Aggregation, Hop, aggregate, fastest_hosts
 from pace.fabric.solver.capacity import SAME_MOMENT_S, Capacities
 from pace.fabric.solver.distribution import distribute
 from pace.fabric.solver.ordering import order_updates
@@ -236,12 +236,11 @@ class _Scheduler:
             server=self.server,
             ready=np.full(len(senders), float(updates.ready[0])),
         )
-        place = {update: len(punted) + number for number, update in enumerate(order)}
         limit = LeadLimit(kind="updates", most=most / self.share)
         made = replicate(
             queue,
             np.zeros(len(senders)),
-            renumber(plan, place),
+            plan,
             len(punted),
             view,
             self.replica_host,
@@ -252,21 +251,17 @@ class _Scheduler:
         if made is None:
             return plan, {}
         self.unreplicated.senders = [senders[number] for number in made.punted]
-        back = {number: update for update, number in place.items()}
-        moved = renumber(made.server, back)
         ends = self._execute(made.frozen, float(updates.ready[0]))
         needed = {}
-        for number, (hop, before) in enumerate(zip(moved.hops, plan.hops, strict=True)):
-            start = hop.reservation.start_s
-            if hop.target == self.server and start > before.reservation.start_s + SAME_MOMENT_S:
-                arrived = [
-                    end
-                    for end, frozen in zip(ends, made.frozen, strict=True)
-                    if frozen.target == self.replica_host
-                    and frozen.reservation.end_s <= start + SAME_MOMENT_S
-                ]
-                needed[number] = max(arrived, default=0.0)
-        return moved, needed
+        for number in made.held:
+            latest = made.server.hops[number].reservation.start_s + SAME_MOMENT_S
+            arrived = [
+                end
+                for end, frozen in zip(ends, made.frozen, strict=True)
+                if frozen.target == self.replica_host and frozen.reservation.end_s <= latest
+            ]
+            needed[number] = max(arrived, default=0.0)
+        return made.server, needed
 
     def _plan_models(self, view: Capacities, now: float) -> None:
         if not self.wanted or not self._just_in_time(view, 2 * self.server, now):

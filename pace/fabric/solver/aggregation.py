@@ -4,8 +4,8 @@ The first updates of an order go directly. The following are sent to aggregators
 adds and then sends one sum (store and forward). A group ends where another member would let the target wait.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -82,6 +82,11 @@ class Aggregation:
     left: Capacities
 
     @property
+    def order(self) -> tuple[int, ...]:
+        """Updates in the order in which the target commits them."""
+        return tuple(update for updates, _ in self.groups for update in updates)
+
+    @property
     def last_s(self) -> float:
         """When the last group is committed."""
         return self.groups[-1][1] if self.groups else 0.0
@@ -91,15 +96,6 @@ class Aggregation:
         """Mean time of commit, each update counted once."""
         number = sum(len(updates) for updates, _ in self.groups)
         return sum(len(updates) * at for updates, at in self.groups) / number if number else 0.0
-
-
-def renumber(plan: Aggregation, number: Mapping[int, int]) -> Aggregation:
-    """Return a plan whose updates have other numbers: as in a longer batch, for example."""
-    return replace(
-        plan,
-        hops=tuple(replace(hop, updates=tuple(number[u] for u in hop.updates)) for hop in plan.hops),
-        groups=tuple((tuple(number[u] for u in group), at) for group, at in plan.groups),
-    )
 
 
 def fastest_hosts(

@@ -5,7 +5,7 @@ transfers wait until the replica has received enough; what the replica need not 
 next batch. An update stays with its worker until the replica has it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -53,8 +53,10 @@ class Replication:
     ----------
     server
         The server's plan; its transfers may start later than without the replica.
+    held
+        Those of its hops, by number, that do.
     frozen
-        Hops to the replica that will be made, and when each group has arrived.
+        Hops to the replica that will be made, and when each group has arrived; of numbers in the queue.
     frozen_updates, punted
         Updates (numbers in the queue) that the replica receives now, and later, in commit order.
     bound
@@ -66,6 +68,7 @@ class Replication:
     """
 
     server: Aggregation
+    held: frozenset[int]
     frozen: tuple[Hop, ...]
     frozen_groups: tuple[tuple[tuple[int, ...], float], ...]
     frozen_updates: tuple[int, ...]
@@ -99,7 +102,7 @@ def replicate(
     norms
         (n,) of each update in the queue.
     server
-        The server's plan of the batch; its updates are numbers in the queue.
+        The server's plan of the batch, with any numbers of its own for updates.
     num_punted
         How many in the queue are committed already.
     capacities
@@ -112,6 +115,8 @@ def replicate(
     buffer_bytes
         How much a worker may keep for the replica; beyond it, updates are replicated whatever the bound.
     """
+    back = dict(enumerate(server.order, start=num_punted))
+    server = _renumbered(server, {update: number for number, update in back.items()})
     plan = _towards(queue, server, capacities, replica, aggregators, size)
     if plan is None:
         return None
@@ -148,8 +153,14 @@ def replicate(
         committed += group
         bounds.append(_lead(arrivals[:num_groups], committed, norms, limit, at))
     hops = tuple(hop for hop in plan.hops if set(hop.updates) <= set(received))
+    held = frozenset(
+        number
+        for number, (hop, before) in enumerate(zip(server.hops, first.hops, strict=True))
+        if hop.target == queue.server and hop.reservation.start_s > before.reservation.start_s + SAME_MOMENT_S
+    )
     return Replication(
-        server=server,
+        server=_renumbered(server, back),
+        held=held,
         frozen=hops,
         frozen_groups=tuple(arrivals[:num_groups]),
         frozen_updates=tuple(received),
@@ -157,6 +168,15 @@ def replicate(
         bound=limit.lead(norms[received].tolist(), norms[list(punted)].tolist()),
         bounds=tuple(bounds),
         delay_s=server.last_s - first.last_s,
+    )
+
+
+def _renumbered(plan: Aggregation, number: Mapping[int, int]) -> Aggregation:
+    """Return a plan whose updates have other numbers: those of a queue instead of a batch's, say."""
+    return replace(
+        plan,
+        hops=tuple(replace(hop, updates=tuple(number[u] for u in hop.updates)) for hop in plan.hops),
+        groups=tuple((tuple(number[u] for u in group), at) for group, at in plan.groups),
     )
 
 

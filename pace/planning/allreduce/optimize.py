@@ -6,15 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
-from pace.documents.options import Options, refuse_server_options
+from pace.documents.options import Options
 from pace.documents.profile import Gradient, Op, Profile
 from pace.documents.proofs import Proof
 from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segment, SolverRecord
 from pace.errors import InvalidOptions
 from pace.planning.allreduce.realize import RealizedPlan, explained, fastest_plan, stretch_s
-from pace.planning.allreduce.scenarios import stops_at_barrier
 from pace.planning.fusion.bounds import Bounds
-from pace.planning.fusion.problem import FusionProblem, oracle_instance
+from pace.planning.fusion.problem import FusionProblem, oracle_instance, stops_at_barrier
 from pace.planning.fusion.search import FusionResult, fuse
 from pace.solver import certificate, jackson
 from pace.solver.arrays import FloatArray
@@ -75,7 +74,6 @@ def _search(profile: Profile, options: Options) -> _Found:
 def _refuse_misfits(options: Options) -> None:
     if options.exchange not in (None, "allreduce"):
         raise InvalidOptions(f'exchange "{options.exchange}" has no all-reduces: use pace.optimize')
-    refuse_server_options(options)
     if options.oracle == "lp" and options.slot_s is None:
         raise InvalidOptions(
             'oracle "lp" works in slots: give slot_s, or use oracle "jackson" for continuous time'

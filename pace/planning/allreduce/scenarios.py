@@ -7,6 +7,7 @@ import numpy as np
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.jitter import jittered_durations
+from pace.planning.fusion.problem import stops_at_barrier
 from pace.solver.arrays import FloatArray
 from pace.solver.cost import CostCurve
 from pace.solver.sending import Buffers, Sending
@@ -29,11 +30,6 @@ class SampledWindows:
     ready: FloatArray
     tail: FloatArray
     compute_s: FloatArray
-
-
-def stops_at_barrier(profile: Profile, options: Options) -> bool:
-    """Whether the forward pass waits for every all-reduce: the framework's doing, or the update rule's."""
-    return options.framework is not None or profile.update == "global-norm"
 
 
 def sample(profile: Profile, options: Options) -> SampledWindows:

@@ -9,6 +9,7 @@ from itertools import chain
 
 import numpy as np
 
+from pace.documents.options import Options
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost import CostCurve, Line
@@ -121,6 +122,11 @@ class FusionProblem:
     def chain_of(self, members: IntArray) -> Chain:
         """Return the gradients `members`, in that order, as a chain."""
         return Chain(ready=self.ready[members], tail=self.tail[members], sizes=self.sizes[members])
+
+
+def stops_at_barrier(profile: Profile, options: Options) -> bool:
+    """Whether the forward pass waits for every all-reduce: the framework's doing, or the update rule's."""
+    return options.framework is not None or profile.update == "global-norm"
 
 
 def oracle_instance(buffers: Buffers, cost: CostCurve, slot_s: float | None) -> Instance:

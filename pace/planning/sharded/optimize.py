@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pace.documents.options import Options, refuse_server_options
+from pace.documents.options import Options
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.documents.proofs import NormBound, SetBound
 from pace.documents.schedule import (
@@ -125,7 +125,6 @@ def _refuse_misfits(options: Options) -> None:
     if options.exchange not in (None, "sharded") or options.framework is not None:
         asked = options.framework or options.exchange
         raise InvalidOptions(f'"{asked}" does not shard: leave exchange and framework out')
-    refuse_server_options(options)
     if options.oracle != "jackson" or options.slot_s is not None:
         raise InvalidOptions("a sharded schedule is continuous: leave slot_s and oracle out")
     if options.fusion == "paper":

@@ -13,10 +13,10 @@ from pace.errors import ScheduleMismatch
 from pace.runtime.engine.plan import (
     MEBIBYTE,
     GradientSize,
-    Plan,
     PlannedGroup,
     PlannedSegment,
     PlannedShard,
+    SendPlan,
     credit_of,
     plan_locally,
 )
@@ -25,7 +25,9 @@ from pace.runtime.engine.sharded.early_gathers import SendTimes, order_from_step
 _ELEMENT_BYTES = {str(name): size for name, size in ELEMENT_BYTES.items()}
 
 
-def plan_from_sharded_schedule(schedule: Schedule, gradients: Sequence[GradientSize], workers: int) -> Plan:
+def plan_from_sharded_schedule(
+    schedule: Schedule, gradients: Sequence[GradientSize], workers: int
+) -> SendPlan:
     """Turn a sharded schedule into a plan for these gradients.
 
     Raises
@@ -65,7 +67,7 @@ def plan_from_sharded_schedule(schedule: Schedule, gradients: Sequence[GradientS
                 shards=group.shards,
             )
         )
-    return Plan(
+    return SendPlan(
         source="schedule",
         groups=tuple(groups),
         segments=tuple(
@@ -89,7 +91,7 @@ def plan_shards_locally(
     *,
     max_group_bytes: int = 4 * MEBIBYTE,
     credit_bytes: int = 8 * MEBIBYTE,
-) -> Plan:
+) -> SendPlan:
     """Fuse neighbors without any measurement; both halves carry the same groups.
 
     Gradients are taken to become ready in reverse order, and parameters to be needed in order.
@@ -121,7 +123,7 @@ def plan_shards_locally(
         for exchange, order in halves
         for number in order
     ]
-    return Plan(
+    return SendPlan(
         source="local",
         groups=tuple(groups),
         segments=tuple(

@@ -120,9 +120,7 @@ class BatchPlanner:
         now = self._known.now()
         share = None
         if not _are_again(waiting) and len(servers) == 1:
-            share = self._replica.share(
-                [waiting[place] for place in order], order, plans[0], view, servers[0]
-            )
+            share = self._replica.share([waiting[place] for place in order], plans[0], view, servers[0])
         plans = plans if share is None else [share.server]
         groups = self._groups(plans, waiting, view, now)
 

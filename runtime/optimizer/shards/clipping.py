@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from pace.errors import InvalidUse
-from pace.runtime.control.options import is_number, refusal
+from pace.runtime.argument_checks import is_number, refusal
 from pace.runtime.engine.buffers import Slot
 from pace.runtime.optimizer.gradient_access import GradientAccess
 

@@ -24,8 +24,8 @@ def why_not_sharded(
         return "the model is on a GPU"
     if not transport.has_halves:
         return "gradients go over parameter servers"
-    if options.compression != "none":
-        return f"compression is {options.compression!r}"
+    if options.communication.compression != "none":
+        return f"compression is {options.communication.compression!r}"
     if held_by_others(optimizer):
         return "the training loop keeps the dictionary of optimizer.state, of which no rank would have all"
     return why_not_elementwise(optimizer) or why_not_in_shards(parameters, model)

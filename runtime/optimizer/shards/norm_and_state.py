@@ -138,7 +138,8 @@ class NormAndState(StandIn):
             if isinstance(self._rounds, ShardedRounds):
                 raise InvalidUse(
                     "the training loop keeps the dictionary that optimizer.state was, and no rank has all of"
-                    " the state where updates are sharded: use optimizer.state itself, or give sharding='off'"
+                    " the state where updates are sharded: use optimizer.state itself, or give"
+                    " AllReduce(sharding='off')"
                 )
             return
         self._state_is_held = False

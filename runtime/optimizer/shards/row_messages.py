@@ -16,7 +16,7 @@ import torch
 from pace.errors import CommunicationFailed, InvalidUse
 from pace.runtime.engine.buffers import FusedGroup, Slot
 from pace.runtime.engine.engine import Engine
-from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.plan import SendPlan
 from pace.runtime.optimizer.averaging import Averaging
 from pace.runtime.optimizer.reduction import Reduction
 from pace.runtime.optimizer.shards.exchanges import ShardMarks, ShardMessage, Want
@@ -84,7 +84,7 @@ class RowMessages(Reduction):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SendPlan,
         groups: Sequence[ShardedGroup],
         transport: Transport,
         averaging: Averaging,

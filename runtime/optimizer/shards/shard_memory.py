@@ -12,7 +12,7 @@ from torch import nn
 
 from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import FusedGroup, Slot, closing_group, dense, like, shared_elsewhere
-from pace.runtime.engine.plan import Plan, PlannedGroup, PlannedShard
+from pace.runtime.engine.plan import PlannedGroup, PlannedShard, SendPlan
 from pace.runtime.engine.sends import SegmentMemory
 
 
@@ -35,7 +35,7 @@ class ShardPlace:
     end: int
 
 
-def places_of(plan: Plan, parameters: Mapping[str, nn.Parameter], rank: int) -> dict[str, ShardPlace]:
+def places_of(plan: SendPlan, parameters: Mapping[str, nn.Parameter], rank: int) -> dict[str, ShardPlace]:
     """Return every gradient's place."""
     places = {}
     for number, shard in enumerate(plan.shards):
@@ -122,7 +122,7 @@ class ParameterMemory:
     """
 
     def __init__(
-        self, plan: Plan, slots: Sequence[Slot], places: Mapping[str, ShardPlace], size: int
+        self, plan: SendPlan, slots: Sequence[Slot], places: Mapping[str, ShardPlace], size: int
     ) -> None:
         self.places = places
         self.pieces: dict[Slot, torch.Tensor] = {}
@@ -167,7 +167,7 @@ class ParameterMemory:
 
 
 def sharded_groups(
-    plan: Plan, parameters: Mapping[str, nn.Parameter], places: Mapping[str, ShardPlace], size: int
+    plan: SendPlan, parameters: Mapping[str, nn.Parameter], places: Mapping[str, ShardPlace], size: int
 ) -> list[ShardedGroup]:
     """Allocate a buffer for each reduce-scatter; their numbers are those of the plan's groups."""
     calls = [group for group in plan.groups if group.exchange == "reduce-scatter"]
@@ -179,7 +179,7 @@ def sharded_groups(
 
 
 def half_tensors(
-    plan: Plan, groups: Sequence[ShardedGroup], memory: ParameterMemory, only: int | None = None
+    plan: SendPlan, groups: Sequence[ShardedGroup], memory: ParameterMemory, only: int | None = None
 ) -> list[SegmentMemory]:
     """For every segment, the columns of the matrices that it sends.
 
@@ -215,7 +215,7 @@ def half_tensors(
 def _shared(name: str) -> str:
     return (
         f"something outside of the model shares the memory of {name} (p.data, a view, a state_dict, a NumPy"
-        " array or a graph that is kept): drop it first, or give sharding='off'"
+        " array or a graph that is kept): drop it first, or give AllReduce(sharding='off')"
     )
 
 

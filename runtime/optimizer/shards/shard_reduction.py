@@ -13,7 +13,7 @@ import torch
 
 from pace.runtime.capture.update_rule import note_norm_of_all
 from pace.runtime.engine.buffers import FusedGroup, Slot
-from pace.runtime.engine.plan import Plan
+from pace.runtime.engine.plan import SendPlan
 from pace.runtime.gates.gradient_gates import local_gradient
 from pace.runtime.optimizer.averaging import Averaging
 from pace.runtime.optimizer.round_codes import RoundCode
@@ -36,7 +36,7 @@ class ShardReduction(RowMessages):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SendPlan,
         groups: Sequence[ShardedGroup],
         gathers: Sequence[int],
         transport: Transport,

@@ -16,11 +16,11 @@ import torch.distributed as dist
 
 from pace.errors import CommunicationFailed, InvalidOptions, PaceError
 from pace.runtime.event_log import log
+from pace.runtime.options import ParameterServers
 from pace.runtime.servers.link import ServerLink
-from pace.runtime.servers.options import ServerOptions, own_host, parse_address
 from pace.runtime.servers.server import Server
 from pace.runtime.transports.gloo import GlooTransport
-from pace.wire.addresses import ServerAddress
+from pace.wire.addresses import ServerAddress, parse_address
 from pace.wire.handshake import Greeting
 from pace.wire.streams import NOTSENT_BYTES
 
@@ -39,8 +39,8 @@ class LinkedTransport(GlooTransport):
 
     Parameters
     ----------
-    prepare
-        Checks the user's arguments; what it raises on one rank, all ranks raise.
+    complete
+        Returns what the user gave, complete; what it raises on one rank, all ranks raise.
     notsent_bytes
         How much the kernel may hold unsent for a server: the credit of a link.
 
@@ -65,7 +65,7 @@ class LinkedTransport(GlooTransport):
 
     def __init__(
         self,
-        prepare: Any,
+        complete: Callable[[], ParameterServers],
         *,
         timeout_s: float,
         process_group: dist.ProcessGroup | None = None,
@@ -83,7 +83,7 @@ class LinkedTransport(GlooTransport):
         super().__init__(timeout_s=timeout_s, process_group=process_group)
         self._notsent_bytes = notsent_bytes
         try:
-            self._open(prepare)
+            self._open(complete)
         except BaseException as error:
             told = isinstance(error, PaceError) and not isinstance(error, CommunicationFailed)
             if self.peers is not None and told:
@@ -100,24 +100,23 @@ class LinkedTransport(GlooTransport):
         """Where ranks meet after a loss; one that does not come before it would count as silent is lost."""
         return {"losses": datetime.timedelta(seconds=self._silence_s)}
 
-    def _open(self, prepare: Any) -> None:
-        options: ServerOptions | None = None
+    def _open(self, complete: Callable[[], ParameterServers]) -> None:
+        options: ParameterServers | None = None
         mine: dict[str, Any] = {}
         try:
-            options = prepare()
-            assert options is not None
-            mine = {"backend": "servers", "options": options.shown}
+            options = complete()
+            mine = {"servers": options.shown}
             if self.rank == 0:
                 mine["secret"] = secrets.token_hex(16)
         except Exception as error:  # whatever it is, the other ranks must not wait for this one
-            mine = {"backend": "servers", "error": str(error) or type(error).__name__}
+            mine = {"servers": None, "error": str(error) or type(error).__name__}
         all_ = self._agree(mine)
         assert options is not None
         for rank, each in enumerate(all_):
-            if each["options"] != all_[0]["options"]:
+            if each["servers"] != all_[0]["servers"]:
                 raise InvalidOptions(
-                    f"the arguments differ between ranks: {all_[0]['options']} on rank 0 and"
-                    f" {each['options']} on rank {rank}"
+                    f"the arguments differ between ranks: {all_[0]['servers']} on rank 0 and"
+                    f" {each['servers']} on rank {rank}"
                 )
         self.deterministic = options.deterministic
         self._paced_by_user = options.pacing_bytes_per_s is not None
@@ -136,17 +135,19 @@ class LinkedTransport(GlooTransport):
         self.num_servers = len(self._known)
         self._agree(mine, CommunicationFailed)
 
-    def _take_options(self, options: ServerOptions) -> None:
+    def _take_options(self, options: ParameterServers) -> None:
         """Learn what all ranks agree on."""
 
     def _agree(self, mine: dict[str, Any], kind: type[PaceError] = InvalidOptions) -> list[dict[str, Any]]:
         """Gather what ranks say; all raise alike where one says an error."""
         replies: list[dict[str, Any]] = [json.loads(each) for each in self.gather(json.dumps(mine).encode())]
         other = next(
-            (rank for rank, each in enumerate(replies) if "backend" in mine and "backend" not in each), None
+            (rank for rank, each in enumerate(replies) if "servers" in mine and "servers" not in each), None
         )
         if other is not None:
-            raise InvalidOptions(f"the arguments differ between ranks: rank {other} has another backend")
+            raise InvalidOptions(
+                f"the arguments differ between ranks: rank {other} has another communication"
+            )
         errors = {rank: each["error"] for rank, each in enumerate(replies) if "error" in each}
         if errors:
             alike = len(errors) == self.size and len(set(errors.values())) == 1
@@ -155,17 +156,18 @@ class LinkedTransport(GlooTransport):
             raise kind("; ".join(f"rank {rank}: {error}" for rank, error in list(errors.items())[:5]))
         return replies
 
-    def _addresses(self, options: ServerOptions) -> list[ServerAddress]:
-        if options.servers != "colocated":
+    def _addresses(self, options: ParameterServers) -> list[ServerAddress]:
+        if not isinstance(options.servers, str):
+            assert options.servers is not None  # complete
             return [
                 parse_address(place, f"server {number} ({place})")
                 for number, place in enumerate(options.servers)
             ]
         mine: dict[str, Any] = {}
         try:
-            host = own_host(options.token)
-            self._server = self.server_type(host, workers=self.size, token=self._token)
-            mine = {"host": host, "port": self._server.port}
+            assert options.host is not None  # complete
+            self._server = self.server_type(options.host, workers=self.size, token=self._token)
+            mine = {"host": options.host, "port": self._server.port}
         except (PaceError, OSError) as error:
             mine = {"error": str(error)}
         return [

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pace.documents.push_pull import PushPull
+from pace.runtime.options import Mixed, ParameterServers
 from pace.runtime.servers.measure import TimedExchanges, evaluate, time_exchanges
-from pace.runtime.servers.options import ServerOptions
 from pace.runtime.servers.transport.repeated_rounds import RepeatingTransport
 from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import After, Done, Sequencing
@@ -91,5 +91,6 @@ class MixedTransport(PushPullTransport):
 
     sequencing: Sequencing = "decision"
 
-    def _take_options(self, options: ServerOptions) -> None:
-        self.pushed = options.pushed
+    def _take_options(self, options: ParameterServers) -> None:
+        assert isinstance(options, Mixed)
+        self.pushed = frozenset(options.pushed or ())

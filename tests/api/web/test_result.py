@@ -141,7 +141,7 @@ def test_the_code_to_paste_is_that_of_the_way_into_the_job(visitor: Visitor, ser
     expect(code).to_contain_text(f'service="{service.url}", job={json.dumps(LONG_NAME)}')
     way = page.get_by_label("In the training job")
     way.select_option(label="PACE under DistributedDataParallel")
-    expect(code).to_contain_text("handle = attach(model, optimizer, service=")
+    expect(code).to_contain_text("handle = attach(model, optimizer, plan=Plan(service=")
     best = optimize_allreduce(profile, Options(framework="ddp"))
     way.select_option(label="PyTorch DDP alone, with the best buckets")
     expect(page.get_by_text("With them an iteration takes")).to_be_visible()
@@ -199,5 +199,5 @@ def test_pushes_and_pulls_have_their_chart_and_their_proof(visitor: Visitor) -> 
         )
     )
     assert marked.count() > 0
-    expect(page.get_by_label("Code for the training job")).to_contain_text('backend="servers"')
+    expect(page.get_by_label("Code for the training job")).to_contain_text("communication=ParameterServers()")
     expect(page.get_by_label("Exchange")).to_have_count(0)

@@ -141,6 +141,13 @@ def test_wrong_usage_ends_with_exit_code_2(arguments: list[str], named: str) -> 
     assert named in failed(2, "optimize", VGG, *arguments)
 
 
+def test_a_wrong_word_is_refused_in_words_of_the_command() -> None:
+    """Without those of the library that reads options."""
+    said = failed(2, "optimize", VGG, "--exchange", "server")
+    assert "Value error" not in said
+    assert "'server' is not one of 'allreduce'" in " ".join(said.split())
+
+
 def test_missing_files_and_arguments_are_wrong_usage(tmp_path: Path) -> None:
     """There is nothing to look at."""
     failed(2, "optimize", tmp_path / "nowhere.json")

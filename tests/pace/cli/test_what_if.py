@@ -53,7 +53,7 @@ def test_people_get_a_table_and_targets(profile: Path) -> None:
     result = run(profile, "--bandwidth-gbps", "1,10", "--target-efficiency", "0.8", *FEW)
     assert result.exit_code == 0, result.output
     assert "bandwidth in Gb/s" in result.stdout
-    assert re.search(r"optimal reaches 80 % at [0-9.]+ Gb/s", result.stdout)
+    assert re.search(r"pace reaches 80 % at [0-9.]+ Gb/s", result.stdout)
 
 
 def test_a_chart_and_a_page(profile: Path, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_chart_and_a_page(profile: Path, tmp_path: Path) -> None:
     for drawing in drawings:
         ElementTree.fromstring(drawing)
     HTMLParser().feed(text)
-    assert text.count("<td>optimal</td>") >= 12
+    assert text.count("<td>pace</td>") >= 12
     again = tmp_path / "again.html"
     run(profile, *arguments, "--html", str(again), *FEW)
     assert again.read_text() == text

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace import Profile, parse_profile
-from pace.checker.half_costs import half_s
+from pace.checker.collective_times import half_s
 from pace.documents.collective_costs import (
     AffineAllReduce,
     AllReduce,
@@ -17,7 +17,7 @@ from pace.documents.collective_costs import (
     TwoLevelAllReduce,
 )
 from pace.documents.cost_document import NetworkChange
-from pace.documents.half_costs import AffineHalf, SampledHalf, halves_of
+from pace.documents.half_costs import AffineHalf, SampledHalf
 from pace.errors import InvalidProfile
 from pace.whatif import Scenario, profile_at
 from tests.strategies import affine, layered, profiles, properties
@@ -49,7 +49,7 @@ LINK = {"bandwidth_bytes_per_s": 10.0, "latency_s": 1.0, "reduce_bytes_per_s": 1
 )
 def test_halves_by_hand(document: AllReduce, workers: int, scatter: float, gather: float) -> None:
     """Forty bytes: the formulas by hand, and of a measured all-reduce half each."""
-    first, second = halves_of(document, workers)
+    first, second = document.halves(workers)
     assert (float(first(40)), float(second(40))) == pytest.approx((scatter, gather))
 
 

@@ -14,7 +14,7 @@ import torch
 
 import pace.runtime.control.schedule_polling
 from pace.documents.schedule import Schedule
-from pace.runtime.replanning import Replanning
+from pace.runtime.options import Replanning
 from pace.runtime.transports.clock import HostClock
 from pace.runtime.transports.gloo import GlooTransport
 from pace.runtime.transports.transport import After, Done

@@ -4,7 +4,8 @@ import pytest
 
 from pace.errors import InvalidOptions
 from pace.runtime.control.drift import Drift, Typical
-from pace.runtime.replanning import Replanning
+from pace.runtime.entry_point import read_replanning
+from pace.runtime.options import Replanning
 
 SETTINGS = Replanning(drift_iterations=3, drift_ratio=1.25, stale_ratio=2.0)
 
@@ -82,14 +83,14 @@ def test_a_schedule_of_others_is_held_to_its_prediction_once() -> None:
 
 def test_settings_come_from_the_environment_and_survive_the_way_to_other_ranks() -> None:
     """What is not set keeps its default; nonsense is refused by name."""
-    settings = Replanning.from_environment(
+    settings = read_replanning(
         {"PACE_PROFILE_ITERATIONS": "7", "PACE_DRIFT_RATIO": "1.5", "PACE_DRIFT_ITERATIONS": ""}
     )
     assert settings == Replanning(profile_iterations=7, drift_ratio=1.5)
     assert Replanning.from_json(settings.to_json()) == settings
     with pytest.raises(InvalidOptions, match='PACE_REPLAN_INTERVAL_S is "soon"'):
-        Replanning.from_environment({"PACE_REPLAN_INTERVAL_S": "soon"})
-    with pytest.raises(InvalidOptions, match=r"drift_ratio is 0\.5, at least 1"):
+        read_replanning({"PACE_REPLAN_INTERVAL_S": "soon"})
+    with pytest.raises(InvalidOptions, match=r"drift_ratio is 0\.5; a number of at least 1 is needed"):
         Replanning(drift_ratio=0.5)
     with pytest.raises(InvalidOptions, match="interval_s is nan"):
         Replanning(interval_s=float("nan"))

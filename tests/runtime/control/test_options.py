@@ -1,8 +1,9 @@
 """Arguments of the wrappers: each is checked, and all ranks must give the same, or all raise."""
 
 import math
+import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,83 +12,169 @@ import pytest
 import torch
 from torch import nn
 
+import pace.runtime.ddp
+import pace.runtime.fsdp
+import pace.runtime.torch
 from pace.errors import InvalidOptions, PaceError
-from pace.runtime.control.options import WrapperOptions, check_source
+from pace.runtime.control.options import WrapperOptions
+from pace.runtime.options import AllReduce, Mixed, ParameterServers, Plan
 from tests.runtime.launch import Backend, run_ranks
 from tests.runtime.models import batches, build
 from tests.runtime.schedules import shuffled_schedule
 from tests.runtime.training import OPTIMIZERS, backward, trainable, wrap
 
-VALID = WrapperOptions(
-    mode="auto",
-    order="auto",
-    op="average",
-    compression="none",
-    backward_passes_per_step=1,
-    credit_bytes=None,
-    timeout_s=300.0,
-    broadcast_parameters=True,
-)
-
 
 @pytest.mark.parametrize(
-    ("name", "value", "needed"),
+    ("kind", "name", "value", "needed"),
     [
-        ("op", "avg", "'average' or 'sum' is needed"),
-        ("op", None, "'average' or 'sum' is needed"),
-        ("mode", "overlapped", "'overlap', 'barrier' or 'auto' is needed"),
-        ("mode", "plain", "'overlap', 'barrier' or 'auto' is needed"),
-        ("order", "fifo", "'static', 'adaptive', 'priority', 'overtake' or 'auto' is needed"),
-        ("compression", "zip", "'none', 'fp16' or 'bf16' is needed"),
-        ("compression", ["fp16"], "'none', 'fp16' or 'bf16' is needed"),
-        ("backward_passes_per_step", 0, "a whole number of at least 1 is needed"),
-        ("backward_passes_per_step", 2.0, "a whole number of at least 1 is needed"),
-        ("backward_passes_per_step", True, "a whole number of at least 1 is needed"),
-        ("credit_bytes", -1, "a whole number of at least 1 is needed"),
-        ("credit_bytes", "4MiB", "a whole number of at least 1 is needed"),
-        ("timeout_s", 0, "a positive number of seconds"),
-        ("timeout_s", math.nan, "a positive number of seconds"),
-        ("timeout_s", math.inf, "a positive number of seconds"),
-        ("timeout_s", "60", "a positive number of seconds"),
-        ("broadcast_parameters", 1, "True or False is needed"),
-        ("sharding", True, "'off', 'auto' or 'on' is needed"),
-        ("max_grad_norm", "1", "a positive number is needed"),
-        ("gradient_predivide_factor", 0.0, "a positive number is needed"),
-        ("gradient_predivide_factor", "2", "a positive number is needed"),
+        (WrapperOptions, "op", "avg", "'average' or 'sum' is needed"),
+        (WrapperOptions, "op", None, "'average' or 'sum' is needed"),
+        (WrapperOptions, "mode", "overlapped", "'overlap', 'barrier' or 'auto' is needed"),
+        (WrapperOptions, "mode", "plain", "'overlap', 'barrier' or 'auto' is needed"),
+        (WrapperOptions, "backward_passes_per_step", 0, "a whole number of at least 1 is needed"),
+        (WrapperOptions, "backward_passes_per_step", 2.0, "a whole number of at least 1 is needed"),
+        (WrapperOptions, "backward_passes_per_step", True, "a whole number of at least 1 is needed"),
+        (WrapperOptions, "timeout_s", 0, "a positive number of seconds"),
+        (WrapperOptions, "timeout_s", math.nan, "a positive number of seconds"),
+        (WrapperOptions, "timeout_s", math.inf, "a positive number of seconds"),
+        (WrapperOptions, "timeout_s", "60", "a positive number of seconds"),
+        (WrapperOptions, "broadcast_parameters", 1, "True or False is needed"),
+        (WrapperOptions, "max_grad_norm", "1", "a positive number is needed"),
+        (WrapperOptions, "gradient_predivide_factor", 0.0, "a positive number is needed"),
+        (WrapperOptions, "gradient_predivide_factor", "2", "a positive number is needed"),
+        (Plan, "order", "fifo", "'static', 'adaptive', 'priority', 'overtake' or 'auto' is needed"),
+        (Plan, "credit_bytes", -1, "a whole number of at least 1 is needed"),
+        (Plan, "credit_bytes", "4MiB", "a whole number of at least 1 is needed"),
+        (Plan, "service", "", "a text that is not empty is needed"),
+        (Plan, "job", 7, "a text that is not empty is needed"),
+        (AllReduce, "compression", "zip", "'none', 'fp16' or 'bf16' is needed"),
+        (AllReduce, "compression", ["fp16"], "'none', 'fp16' or 'bf16' is needed"),
+        (AllReduce, "sharding", True, "'off', 'auto' or 'on' is needed"),
+        (ParameterServers, "servers", "here", "'colocated' or a list of HOST:PORT is needed"),
+        (ParameterServers, "servers", [], "'colocated' or a list of HOST:PORT is needed"),
+        (ParameterServers, "deterministic", 1, "True or False is needed"),
+        (ParameterServers, "pacing_bytes_per_s", 0, "a positive number is needed"),
+        (ParameterServers, "host", "", "a text that is not empty is needed"),
+        (ParameterServers, "compression", "zip", "'none', 'fp16' or 'bf16' is needed"),
+        (Mixed, "pushed", "embedding.*", "a list of gradients' names is needed"),
     ],
 )
-def test_a_value_that_is_not_allowed_is_refused(name: str, value: object, needed: str) -> None:
+def test_a_value_that_is_not_allowed_is_refused(kind: Any, name: str, value: object, needed: str) -> None:
     """The message names the argument, its value and what is allowed."""
-    changed: dict[str, Any] = {name: value}
     with pytest.raises(InvalidOptions) as refused:
-        replace(VALID, **changed)
+        kind(**{name: value})
     assert str(refused.value).startswith(f"{name} is {value!r}; ")
     assert needed in str(refused.value)
 
 
 def test_numbers_of_any_library_are_numbers() -> None:
     """NumPy's numbers are as good as Python's."""
-    changed: dict[str, Any] = {"credit_bytes": np.int64(5), "timeout_s": np.float32(2.0)}
-    assert replace(VALID, **changed).credit_bytes == 5
+    assert Plan(credit_bytes=cast("Any", np.int64(5))).credit_bytes == 5
+    assert WrapperOptions(timeout_s=cast("Any", np.float32(2.0))).timeout_s == 2.0
+
+
+def _any(kind: Any) -> Any:
+    """Return a class for calls that no type checker would let pass."""
+    return kind
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("build_options", "said"),
     [
-        ({"schedule": 3}, "schedule is of type int; a Schedule or the path of one is needed"),
-        ({"service": ""}, "service is ''; a text that is not empty is needed"),
-        ({"job": 7}, "job is 7; a text that is not empty is needed"),
-        ({"api_key": b"secret"}, "api_key is <class 'bytes'>; a text that is not empty is needed"),
-        ({"replanning": {}}, "replanning is of type dict; a Replanning is needed"),
-        ({"schedule": "s.json", "service": "http://127.0.0.1:9"}, "give a schedule or a service, not both"),
+        (lambda: _any(Plan)(schedule=3), "schedule is of type int; a Schedule or the path of one is needed"),
+        (
+            lambda: _any(Plan)(api_key=b"secret"),
+            "api_key is <class 'bytes'>; a text that is not empty is needed",
+        ),
+        (lambda: _any(Plan)(replanning={}), "replanning is of type dict; a Replanning is needed"),
+        (
+            lambda: Plan(schedule="s.json", service="http://127.0.0.1:9"),
+            "give a Plan a schedule or a service, not both",
+        ),
+        (
+            lambda: _any(Plan)("s.json"),
+            "Plan takes schedule, service, job, api_key, order, credit_bytes, replanning by name;"
+            " got a str without one",
+        ),
+        (
+            lambda: _any(Plan)(compression="fp16"),
+            "Plan has no option compression: give communication=AllReduce(compression=...)",
+        ),
+        (lambda: _any(AllReduce)(zip=True), "AllReduce has no option zip: it has compression, sharding"),
+        (
+            lambda: _any(ParameterServers)(pushed=["head.*"]),
+            "ParameterServers has no option pushed: give communication=Mixed(pushed=...)",
+        ),
+        (
+            lambda: _any(ParameterServers)(servers=["nowhere"]),
+            "server 'nowhere': HOST:PORT is needed, as in 10.0.0.5:7070",
+        ),
+        (
+            lambda: _any(ParameterServers)(token=5),
+            "token is <class 'int'>; a text that is not empty is needed",
+        ),
+        (
+            lambda: _any(ParameterServers)(ssl_context=True),
+            "ssl_context is of type bool; an ssl.SSLContext is needed",
+        ),
+        (
+            lambda: _any(ParameterServers)(servers="colocated", ssl_context=ssl.create_default_context()),
+            "ssl_context is for servers of their own: colocated ones have no certificate",
+        ),
+        (
+            lambda: _any(WrapperOptions)(plan="s.json"),
+            "plan is of type str; a Plan, as in plan=Plan(schedule='schedule.json'), is needed",
+        ),
+        (
+            lambda: _any(WrapperOptions)(communication="servers"),
+            "communication is of type str; an object AllReduce(), ParameterServers() or Mixed() is needed",
+        ),
+        (
+            lambda: _any(WrapperOptions)(communication=AllReduce),
+            "communication is the class AllReduce; an object AllReduce(), ParameterServers() or Mixed() is"
+            " needed",
+        ),
     ],
 )
-def test_a_source_that_cannot_be_meant_is_refused(given: dict[str, Any], said: str) -> None:
-    """As above; a key is never shown."""
-    nothing = dict.fromkeys(("schedule", "service", "job", "api_key", "replanning"))
+def test_options_that_cannot_be_meant_are_refused(build_options: Callable[[], Any], said: str) -> None:
+    """Wrong types, unknown names and contradictions, in one line that says what to do; no secret is shown."""
     with pytest.raises(InvalidOptions) as refused:
-        check_source(**(nothing | given))
+        build_options()
     assert str(refused.value) == said
+
+
+def test_secrets_are_not_in_what_is_printed() -> None:
+    """Neither a key nor a token."""
+    assert "secret" not in repr(Plan(api_key="secret"))
+    assert "secret" not in repr(Mixed(token="secret"))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("schedule", "give plan=Plan(schedule=...)"),
+        ("order", "give plan=Plan(order=...)"),
+        ("compression", "give communication=AllReduce(compression=...)"),
+        ("servers", "give communication=ParameterServers(servers=...)"),
+        ("pushed", "give communication=Mixed(pushed=...)"),
+        ("backend", "communication=AllReduce(), ParameterServers() or Mixed() says what sums gradients"),
+        ("consistency", "pace.runtime.torch.asynchronous() trains without waiting for all ranks"),
+        ("scedule", "it has plan, communication, mode, timeout_s, "),
+    ],
+)
+def test_front_doors_say_where_an_option_belongs(name: str, said: str) -> None:
+    """An option that is given to a front door itself is an error that names its object."""
+    given: Any = {name: "x"}
+    doors: list[Callable[[], Any]] = [
+        lambda: pace.runtime.torch.DistributedOptimizer(cast("Any", None), nn.Linear(1, 1), **given),
+        lambda: pace.runtime.torch.asynchronous(cast("Any", None), nn.Linear(1, 1), **given),
+        lambda: pace.runtime.ddp.attach(nn.Linear(1, 1), cast("Any", None), **given),
+        lambda: pace.runtime.fsdp.attach(nn.Linear(1, 1), cast("Any", None), **given),
+    ]
+    for enter in doors:
+        with pytest.raises(InvalidOptions) as refused:
+            enter()
+        assert f"has no option {name}: {said}" in str(refused.value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ import pace.runtime.control.schedule_polling
 from pace.documents.schedule import Schedule
 from pace.errors import ScheduleMismatch
 from pace.runtime.engine.plan import cut, plan_from_schedule, plan_locally
-from pace.runtime.replanning import Replanning
+from pace.runtime.options import Replanning
 from tests.runtime.launch import run_ranks
 from tests.runtime.logs import captured_events
 from tests.runtime.models import batches, build

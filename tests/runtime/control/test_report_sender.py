@@ -9,7 +9,7 @@ import pytest
 from pace.client import Client
 from pace.runtime.control import plan_source, replanner, report_sender, schedule_polling
 from pace.runtime.control.report_sender import ReportSender
-from pace.runtime.replanning import Replanning
+from pace.runtime.options import Replanning
 from tests.api.process import ServiceProcess
 from tests.runtime.launch import run_ranks
 from tests.runtime.logs import captured_events

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pace.runtime.control.options import Mode
+from pace.runtime.options import Mode
 from tests.runtime.training import backward
 
 WIDTH = 12

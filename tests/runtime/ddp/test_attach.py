@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from pace.runtime.control.options import Mode
+from pace.runtime.options import Mode
 from tests.runtime.ddp.loops import COMPILED, LOOPS, ROUNDED, TRIED, Job
 from tests.runtime.ddp.refusals import REFUSALS, refused
 from tests.runtime.loop_differences import check, differences

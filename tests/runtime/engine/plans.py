@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from pace.runtime.engine.plan import Plan, PlannedGroup, PlannedSegment
+from pace.runtime.engine.plan import PlannedGroup, PlannedSegment, SendPlan
 
 
-def plan_of(order: Sequence[int], tails: Sequence[float], *, segment_bytes: int) -> Plan:
+def plan_of(order: Sequence[int], tails: Sequence[float], *, segment_bytes: int) -> SendPlan:
     """Return a plan that sends one segment at a time.
 
     Parameters
@@ -15,7 +15,7 @@ def plan_of(order: Sequence[int], tails: Sequence[float], *, segment_bytes: int)
     tails
         Of every group, in seconds; groups become ready in the order of their numbers.
     """
-    return Plan(
+    return SendPlan(
         source="schedule",
         groups=tuple(
             PlannedGroup(

@@ -5,12 +5,12 @@ from torch import nn
 
 from pace.runtime.control.parameters import gradient_sizes
 from pace.runtime.engine.buffers import FusedGroup, build_groups, closing_group, segment_tensors
-from pace.runtime.engine.plan import Plan, plan_locally
+from pace.runtime.engine.plan import SendPlan, plan_locally
 
 
 def _build(
     model: nn.Module, *, max_group_bytes: int = 1 << 20, max_segment_bytes: int = 1 << 20
-) -> tuple[Plan, list[FusedGroup]]:
+) -> tuple[SendPlan, list[FusedGroup]]:
     parameters = dict(model.named_parameters())
     plan = plan_locally(
         gradient_sizes(parameters), max_group_bytes=max_group_bytes, max_segment_bytes=max_segment_bytes

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pace.runtime.engine.divided_plan import divide
-from pace.runtime.engine.plan import GradientSize, Plan, PlannedGroup, PlannedSegment, plan_locally
+from pace.runtime.engine.plan import GradientSize, PlannedGroup, PlannedSegment, SendPlan, plan_locally
 
 
 def _gradient(name: str, size_bytes: int) -> GradientSize:
@@ -23,7 +23,7 @@ def test_a_group_of_both_kinds_becomes_two() -> None:
         PlannedSegment(group=0, offset_bytes=0, size_bytes=16, link=0),
         PlannedSegment(group=1, offset_bytes=24, size_bytes=24, link=0),
     )
-    plan = Plan(source="schedule", groups=groups, segments=segments, credit_bytes=64)
+    plan = SendPlan(source="schedule", groups=groups, segments=segments, credit_bytes=64)
     divided = divide(plan, gradients, {"table"})
     assert [(group.gradients, group.exchange, group.size_bytes) for group in divided.groups] == [
         (("head",), "allreduce", 16),

@@ -33,9 +33,7 @@ def shared(most: float) -> ReplicaShare:
         momentum=0.5, exact_momentum=True, divergence=DivergenceLimit(kind="norm", max=most)
     )
     limit = LeadLimit(most=most, gamma=0.5, history_norm=2.0)
-    share = plan_share(
-        [], batch, [0, 1], plan, view, ("server", "replica"), limit, (), AggregateSize(), options
-    )
+    share = plan_share([], batch, plan, view, ("server", "replica"), limit, (), AggregateSize(), options)
     assert share is not None
     return share
 

@@ -38,7 +38,7 @@ def _refuse_often(rank: int, _size: int, transport: str) -> Any:
         model = build("conv")
         kinds: list[dict[str, Any]] = [
             {"op": "avg"},  # refused as arguments are checked
-            {"replanning": 3},  # as where to ask for a schedule is
+            {"plan": "schedule.json"},  # as what says where to ask for one is
             {"mode": ("barrier", "overlap")[rank]},  # as they are compared
             {"broadcast_parameters": False},  # as weights are
             {"timeout_s": 30.0},  # not refused: the model cannot be hooked

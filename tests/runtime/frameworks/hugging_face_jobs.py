@@ -30,7 +30,9 @@ def accelerated(rank: int, folder: str, attach: bool) -> list[Any]:
     model, optimizer, loader, schedule = accelerator.prepare(network, plain, loader, schedule)
     handle = None
     if attach:  # no trial of modes: updates overlap the next forward pass
-        handle = pace.runtime.accelerate.attach(accelerator, model, optimizer, mode="overlap", order="static")
+        handle = pace.runtime.accelerate.attach(
+            accelerator, model, optimizer, mode="overlap", plan=pace.runtime.accelerate.Plan(order="static")
+        )
     seen: list[Any] = []
     place = str(Path(folder, f"attached-{attach}"))
     for epoch in range(4):
@@ -65,11 +67,11 @@ def resumed(rank: int, folder: str) -> list[list[Any]]:
     """Train at once, and on from a checkpoint half-way; by the Trainer alone and under PACE."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
-    from pace.runtime.transformers import PaceMixin
+    from pace.runtime.transformers import PaceMixin, Plan
 
     class PaceTrainer(PaceMixin, Trainer):
         def __init__(self, **options: Any) -> None:
-            super().__init__(pace={"mode": "overlap", "order": "static"}, **options)
+            super().__init__(mode="overlap", plan=Plan(order="static"), **options)
 
     def train(kind: Any, place: str, epochs: int, resume: bool = False) -> Any:
         environment(rank)

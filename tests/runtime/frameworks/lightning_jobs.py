@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from pace.runtime.control.options import Mode
+from pace.runtime.options import Mode
 from tests.runtime.frameworks.programs import environment
 
 
@@ -90,12 +90,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def variants(rank: int) -> dict[str, tuple[list[Any], list[Any]]]:
     """Run all of them, under DDP and under PACE with updates that overlap the next forward pass."""
-    from pace.runtime.lightning import PaceStrategy
+    from pace.runtime.lightning import PaceStrategy, Plan
 
     found = {}
     for name, options in VARIANTS.items():
         runs = []
-        for strategy in ("ddp", PaceStrategy(mode="overlap", order="static")):
+        for strategy in ("ddp", PaceStrategy(mode="overlap", plan=Plan(order="static"))):
             with steps_counted() as count:
                 trainer, module = fit(rank, strategy, **options)
             assert count[0] == (0 if strategy == "ddp" else trainer.global_step)

@@ -15,9 +15,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from pace.runtime.control.options import Mode
+from pace.runtime.options import Mode
 from tests.runtime.schedules import shuffled_schedule
-from tests.runtime.training import backward
+from tests.runtime.training import backward, grouped
 
 WIDTH = 10
 
@@ -100,7 +100,7 @@ class Job:
         if self.attach:
             from pace.runtime.fsdp import attach
 
-            self.handle = attach(model, optimizer, mode=self._mode, timeout_s=60.0, **options)
+            self.handle = attach(model, optimizer, mode=self._mode, timeout_s=60.0, **grouped(options))
 
     def batch(self, number: int) -> torch.Tensor:
         """Draw a batch of this rank."""

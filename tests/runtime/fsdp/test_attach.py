@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from pace.runtime.control.options import Mode
 from pace.runtime.control.parameters import gradient_sizes
+from pace.runtime.options import Mode
 from tests.runtime.fsdp.loops import COMPILED, LOOPS, ROUNDED, TRIED, Job
 from tests.runtime.fsdp.refusals import REFUSALS, refused
 from tests.runtime.logs import captured_events

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from pace.documents.profile import Profile, parse_profile
 from pace.runtime.control.parameters import gradient_sizes
-from pace.runtime.replanning import Replanning
+from pace.runtime.options import Replanning
 from tests.api.process import ServiceProcess
 from tests.runtime.fsdp.loops import Job
 from tests.runtime.launch import run_ranks

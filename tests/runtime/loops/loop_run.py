@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.runtime.training import wrap
+from tests.runtime.training import grouped, wrap
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -70,7 +70,7 @@ class Run:
         from pace.runtime.ddp import attach
 
         parallel = nn.parallel.DistributedDataParallel(model)
-        options = {"timeout_s": 60.0} | self._options
+        options = grouped({"timeout_s": 60.0} | self._options)
         options.pop("attach")
         self._wrappers.append(attach(parallel, optimizer, **options))
         return optimizer, parallel

@@ -18,7 +18,7 @@ from tests.runtime.loops.loop_models import LOOP_OPTIMIZERS, Pass, build_units, 
 from tests.runtime.loops.loop_program import Operation, Program
 from tests.runtime.loops.loop_readings import Entry, plain, read_gradients
 from tests.runtime.schedules import shuffled_schedule
-from tests.runtime.training import backward, wrap
+from tests.runtime.training import backward, grouped, wrap
 
 CARRIERS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -289,7 +289,7 @@ class RankTrainer(Trainer):
         from pace.runtime.ddp import attach
 
         self.call = nn.parallel.DistributedDataParallel(self.model, **CARRIERS[program.carrier])
-        return attach(self.call, self.optimizer, **options)
+        return attach(self.call, self.optimizer, **grouped(options))
 
     def look(self, code: Callable[[], Any]) -> None:
         """Run code that looks at gradients."""

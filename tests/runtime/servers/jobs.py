@@ -21,7 +21,7 @@ def train_over_servers(rank: int, _size: int, cases: list[Case]) -> list[Weights
     """Train one case after the other in the same processes, with a server in every rank."""
     found = []
     for case in cases:
-        options: dict[str, Any] = {"backend": "servers", **case.options}
+        options: dict[str, Any] = {"over": "servers", **case.options}
         found.append(
             train_case(
                 rank,
@@ -44,7 +44,7 @@ def train_clipped(rank: int, _size: int) -> list[Weights]:
     for _ in range(2):
         model = build("branches", double=True)
         optimizer = wrap(
-            "gloo", OPTIMIZERS["sgd"](trainable(model)), model, backend="servers", deterministic=True
+            "gloo", OPTIMIZERS["sgd"](trainable(model)), model, over="servers", deterministic=True
         )
         shares = batches("branches", 8, rank, double=True)
         for first, second in zip(shares[::2], shares[1::2], strict=True):

@@ -104,16 +104,15 @@ def test_asynchronous_workers_lose_no_change() -> None:
 
 
 def _train(rank: int, _size: int) -> Any:
-    from pace.runtime.torch import DistributedOptimizer, Stale
+    from pace.runtime.torch import AllReduce, ParameterServers, asynchronous
 
-    def wrap(model: Any, **options: Any) -> Any:
-        inner = torch.optim.SGD(trainable(model), lr=0.05)
-        return DistributedOptimizer(inner, model, backend="servers", timeout_s=60.0, **options)
-
-    def run(consistency: Any, *, uneven: bool) -> tuple[Weights, Weights, bool]:
+    def run(staleness: int | None, *, uneven: bool) -> tuple[Weights, Weights, bool]:
         model = build("conv", double=True)
         first = weights(model)
-        optimizer = wrap(model, consistency=consistency, op="average" if not uneven else "sum")
+        inner = torch.optim.SGD(trainable(model), lr=0.05)
+        optimizer = asynchronous(
+            inner, model, staleness=staleness, op="sum" if uneven else "average", timeout_s=60.0
+        )
         changes = {name: np.zeros_like(value) for name, value in first.items()}
         for batch in batches("conv", STEPS, rank, double=True):
             optimizer.zero_grad()
@@ -131,24 +130,23 @@ def _train(rank: int, _size: int) -> Any:
 
     refused = []
     wrongs: tuple[dict[str, Any], ...] = (
-        {"consistency": "eventual"},
-        {"consistency": "async", "compression": "fp16"},
-        {"servers": ["nowhere"]},
-        {"servers": ["10.0.0.1:7070"]},
-        {"backend": "allreduce", "token": "secret"},
+        {"staleness": -1},
+        {"communication": ParameterServers(compression="fp16")},
+        {"mode": "overlap"},
+        {"communication": ParameterServers(servers=["10.0.0.1:7070"])},
+        {"communication": AllReduce()},
     )
     for wrong in wrongs:
-        options: dict[str, Any] = {"backend": "servers", "timeout_s": 20.0, **wrong}
         model = build("conv")
         try:
-            DistributedOptimizer(torch.optim.SGD(trainable(model), lr=0.1), model, **options)
+            asynchronous(torch.optim.SGD(trainable(model), lr=0.1), model, timeout_s=20.0, **wrong)
         except Exception as error:
             refused.append(f"{type(error).__name__}: {error}")
-    return run(Stale(0), uneven=False), run(Stale(2), uneven=True), run("async", uneven=True), refused
+    return run(0, uneven=False), run(2, uneven=True), run(None, uneven=True), refused
 
 
 def test_training_without_waiting_for_all() -> None:
-    """Stale(0) is plain synchronous SGD; otherwise the weights are the first ones plus all changes."""
+    """With a staleness of 0, plain synchronous SGD; otherwise the first weights plus all changes."""
     ranks = run_ranks(_train, SIZE)
     expected = train_plainly_with_sgd()
     for rank in range(SIZE):
@@ -163,11 +161,11 @@ def test_training_without_waiting_for_all() -> None:
         }
         assert difference(trained[0], total) < 1e-9
     for refused in (ranks[rank][3] for rank in range(SIZE)):
-        assert "consistency is 'eventual'" in refused[0]
+        assert "staleness is -1; a whole number of at least 0" in refused[0]
         assert "compression is 'fp16'" in refused[1]
-        assert "HOST:PORT is needed" in refused[2]
+        assert "mode says when synchronous updates" in refused[2]
         assert "10.0.0.1:7070 is on another machine: give a token" in refused[3]
-        assert "token: only parameter servers know it" in refused[4]
+        assert "ParameterServers() is needed" in refused[4]
         assert all(each.startswith("InvalidOptions") for each in refused)
 
 

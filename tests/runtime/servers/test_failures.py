@@ -31,7 +31,7 @@ def _fail_at_third_step(rank: int, _size: int, how: str, victim: int, servers: A
         OPTIMIZERS["sgd"](trainable(model)),
         model,
         timeout_s=TIMEOUT_S,
-        backend="servers",
+        over="servers",
         servers=servers,
     )
     start = time.monotonic()

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pace.runtime.servers.link import ServerLink
-from pace.runtime.torch import DistributedOptimizer, Stale
+from pace.runtime.torch import ParameterServers, asynchronous
 from pace.wire.frames import Frame, FrameKind
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import batches, build, weights
@@ -92,7 +92,7 @@ class _Trial:
             "gloo",
             OPTIMIZERS["sgd"](trainable(self.model)),
             self.model,
-            backend="servers",
+            over="servers",
             servers=servers,
             timeout_s=TIMEOUT_S,
             **options,
@@ -180,14 +180,18 @@ def _without_any(rank: int, server: str, pid: int, folder: str) -> tuple[str, li
 
 
 def _without_waiting(
-    rank: int, servers: list[str], pid: int, consistency: Any, finished: Path | None = None
+    rank: int, servers: list[str], pid: int, staleness: int | None, finished: Path | None = None
 ) -> tuple[Weights, int, list[str]]:
     """Lose a server in the middle, or when others have `finished`, and go on with the other one."""
     before = {thread.ident for thread in threading.enumerate()}
     model = build("conv", double=True)
     inner = torch.optim.SGD(trainable(model), lr=0.05)
-    optimizer = DistributedOptimizer(
-        inner, model, backend="servers", servers=servers, consistency=consistency, timeout_s=TIMEOUT_S
+    optimizer = asynchronous(
+        inner,
+        model,
+        staleness=staleness,
+        communication=ParameterServers(servers=servers),
+        timeout_s=TIMEOUT_S,
     )
     for step, batch in enumerate(batches("conv", STEPS, rank, double=True)):
         optimizer.zero_grad()
@@ -215,9 +219,9 @@ def _live(rank: int, _size: int, servers: list[str], pids: list[int], folder: st
         server, pid = victims[0] if "cut" in deed else victims.pop(0)
         found[deed] = _synchronous(rank, [server, survivor], pid, folder, deed)
     (server, pid), (other, other_pid), (late, late_pid), (last, last_pid), _ = victims
-    found["bulk"] = _without_waiting(rank, [server, survivor], pid, Stale(0))
-    found["async"] = _without_waiting(rank, [other, survivor], other_pid, "async")
-    found["finished"] = _without_waiting(rank, [late, survivor], late_pid, "async", Path(folder, "finished"))
+    found["bulk"] = _without_waiting(rank, [server, survivor], pid, 0)
+    found["async"] = _without_waiting(rank, [other, survivor], other_pid, None)
+    found["finished"] = _without_waiting(rank, [late, survivor], late_pid, None, Path(folder, "finished"))
     found["without any"] = _without_any(rank, last, last_pid, folder)
     return found
 
@@ -226,8 +230,8 @@ def _live(rank: int, _size: int, servers: list[str], pids: list[int], folder: st
 def test_training_goes_on_without_lost_servers(tmp_path: Path) -> None:
     """With the weights of plain training, wherever a server or a connection was lost in a round.
 
-    Synchronous jobs and those under Stale(0): as if nothing had happened. Without any server left, an error
-    that names the one that was lost.
+    Synchronous jobs and those with a staleness of 0: as if nothing had happened. Without any server left, an
+    error that names the one that was lost.
     """
     with served(8) as (servers, pids):
         ranks = run_ranks(_live, SIZE, servers, pids, str(tmp_path), timeout_s=280)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pace.runtime.options import ParameterServers
 from pace.runtime.servers.measure import NUM_PARTS, TimedExchanges, evaluate, measure_links
-from pace.runtime.servers.options import read_options
 from pace.runtime.servers.server import Server
 
 
@@ -28,7 +28,9 @@ def test_parts_never_gain() -> None:
 def test_two_servers_are_measured() -> None:
     """The document has the servers, and no part below the chunk that a connection writes at once."""
     with Server(token="secret") as first, Server(token="secret") as second:
-        options = read_options([f"127.0.0.1:{server.port}" for server in (first, second)], "secret")
+        options = ParameterServers(
+            servers=[f"127.0.0.1:{server.port}" for server in (first, second)], token="secret"
+        )
         cost = measure_links(options, size_bytes=1 << 20, repeats=1, within_s=60.0).cost()
     assert cost.servers == 2
     assert cost.min_partition_bytes == 64 << 10

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidOptions
-from pace.runtime.servers.options import pushed_gradients
+from pace.runtime.options import Mixed
+from pace.runtime.servers.pushed import pushed_gradients
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import batches, build, weights
 from tests.runtime.training import (
@@ -44,7 +45,7 @@ def _train(rank: int, _size: int, cases: list[Case]) -> list[tuple[Weights, set[
     for case in cases:
         model = build(case.model, double=case.double)
         optimizer = wrap(
-            "gloo", OPTIMIZERS[case.optimizer](trainable(model)), model, backend="mixed", **case.options
+            "gloo", OPTIMIZERS[case.optimizer](trainable(model)), model, over="mixed", **case.options
         )
         for batch in batches(case.model, case.steps, rank, double=case.double):
             optimizer.zero_grad()
@@ -85,33 +86,36 @@ def test_weights_equal_plain_training_with_both_ways_at_once() -> None:
 def test_what_is_pushed_is_said_by_name_or_is_what_embeds() -> None:
     """Tables of embeddings by default, patterns otherwise; what matches nothing is an error."""
     model = nn.Sequential(nn.Embedding(3, 2), nn.EmbeddingBag(3, 2), nn.Linear(2, 2))
-    assert pushed_gradients(model, None) == {"0.weight", "1.weight"}
-    assert pushed_gradients(model, ["2.*"]) == {"2.weight", "2.bias"}
+    assert pushed_gradients(model, None) == ("0.weight", "1.weight")
+    assert pushed_gradients(model, ["2.*"]) == ("2.bias", "2.weight")
     wrongs: list[tuple[nn.Module, Any, str]] = [
         (nn.Linear(2, 2), None, "has no embedding"),
         (model, ["3.*"], "'3.*': the model has no such gradient"),
-        (model, "2.*", "a list of gradients' names is needed"),
-        (model, [], "a list of gradients' names is needed"),
         (model, [2], "the model has no such gradient"),
     ]
     for wrong, patterns, message in wrongs:
         with pytest.raises(InvalidOptions, match=message.replace("*", r"\*")):
             pushed_gradients(wrong, patterns)
+    nothings: tuple[Any, ...] = ("2.*", [], 2)
+    for nothing in nothings:
+        with pytest.raises(InvalidOptions, match="a list of gradients' names is needed"):
+            Mixed(pushed=nothing)
 
 
 def _refusals(_rank: int, _size: int) -> list[str]:
-    from pace.runtime.torch import DistributedOptimizer
+    from pace.runtime.torch import DistributedOptimizer, asynchronous
 
     found = []
     wrongs: tuple[dict[str, Any], ...] = (
-        {"backend": "servers", "pushed": ["head.*"]},
-        {"backend": "mixed", "pushed": ["tail.*"]},
-        {"backend": "mixed", "pushed": ["head.*"], "consistency": "async"},
+        {"pushed": ["head.*"]},
+        {"communication": Mixed(pushed=["tail.*"])},
+        {"communication": Mixed(pushed=["head.*"]), "staleness": 1},
     )
     for wrong in wrongs:
         model = build("conv")
         try:
-            DistributedOptimizer(torch.optim.SGD(trainable(model), lr=0.1), model, timeout_s=20.0, **wrong)
+            wrap = asynchronous if "staleness" in wrong else DistributedOptimizer
+            wrap(torch.optim.SGD(trainable(model), lr=0.1), model, timeout_s=20.0, **wrong)
         except Exception as error:
             found.append(f"{type(error).__name__}: {error}")
     return found
@@ -121,6 +125,6 @@ def test_wrong_arguments_are_refused_on_all_ranks() -> None:
     """Nothing hangs, and the message names the argument."""
     for found in run_ranks(_refusals, 2):
         assert [each.partition(":")[0] for each in found] == ["InvalidOptions"] * 3
-        assert "backend='mixed'" in found[0]
+        assert "give communication=Mixed(pushed=...)" in found[0]
         assert "'tail.*'" in found[1]
-        assert "consistency must be 'sync'" in found[2]
+        assert "ParameterServers() is needed" in found[2]

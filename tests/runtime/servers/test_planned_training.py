@@ -37,7 +37,7 @@ def _planned(rank: int, _size: int, url: str, servers: list[str]) -> tuple[Diary
         job = Job(
             rank,
             logs,
-            backend="servers",
+            over="servers",
             servers=servers,
             service=url,
             job="pushed",
@@ -82,13 +82,11 @@ def test_a_service_plans_a_job_over_its_servers_from_the_jobs_own_profile(tmp_pa
 
 
 def _recorded(rank: int, _size: int, servers: list[str]) -> tuple[bytes, int, Any]:
-    from pace.runtime.torch import DistributedOptimizer
+    from pace.runtime.torch import ParameterServers, asynchronous
 
     model = build("conv", double=True)
     inner = torch.optim.SGD(trainable(model), lr=0.05)
-    optimizer = DistributedOptimizer(
-        inner, model, backend="servers", servers=servers, consistency="async", timeout_s=60.0
-    )
+    optimizer = asynchronous(inner, model, communication=ParameterServers(servers=servers), timeout_s=60.0)
     optimizer.record_steps(4)
     for batch in batches("conv", 8, rank, double=True):
         optimizer.zero_grad()
@@ -100,7 +98,7 @@ def _recorded(rank: int, _size: int, servers: list[str]) -> tuple[bytes, int, An
     trained = weights(model)
 
     sync = build("conv", double=True)
-    over = wrap("gloo", OPTIMIZERS["adam"](trainable(sync)), sync, backend="servers", servers=servers)
+    over = wrap("gloo", OPTIMIZERS["adam"](trainable(sync)), sync, over="servers", servers=servers)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for batch in batches("conv", 5, rank, double=True):
         over.zero_grad()

@@ -73,10 +73,10 @@ def _plain(optimizer: str, options: dict[str, Any]) -> Weights:
 
 def _train(rank: int, _size: int, cases: list[tuple[str, str, dict[str, Any]]]) -> list[Weights]:
     found = []
-    for backend, optimizer, options in cases:
+    for over, optimizer, options in cases:
         model = _model()
         own = OPTIMIZERS[optimizer](list(model.parameters()))
-        wrapped = wrap("gloo", own, model, backend=backend, **options)
+        wrapped = wrap("gloo", own, model, over=over, **options)
         for step in range(STEPS):
             wrapped.zero_grad()
             bags = _bags(rank, step)
@@ -114,9 +114,7 @@ _BIG_ROWS, _BIG_WIDTH, _BIG_BAGS = 160_000, 64, 400
 def _count_bytes(rank: int, _size: int) -> tuple[int, int, int]:
     """Return what a step sends and receives with a table of 41 MB, and how many bytes its rows have."""
     model = _Bags(rows=_BIG_ROWS, width=_BIG_WIDTH)
-    wrapped = wrap(
-        "gloo", torch.optim.SGD(model.parameters(), lr=0.1), model, backend="servers", mode="overlap"
-    )
+    wrapped = wrap("gloo", torch.optim.SGD(model.parameters(), lr=0.1), model, over="servers", mode="overlap")
     before, touched = (0, 0), 0
     for step in range(3):
         if step == 1:
@@ -159,7 +157,7 @@ def _train_with_loss(rank: int, _size: int, servers: list[str], pid: int) -> Wei
     """Lose the first of two servers while its sums come back."""
     model = _model()
     own = OPTIMIZERS["sgd"](list(model.parameters()))
-    wrapped = wrap("gloo", own, model, backend="servers", servers=servers, timeout_s=40.0)
+    wrapped = wrap("gloo", own, model, over="servers", servers=servers, timeout_s=40.0)
     for step in range(STEPS):
         if step == 2 and rank == 0:
             _kill_after_rows(wrapped._transport._links[0], pid)
@@ -187,16 +185,21 @@ def test_rows_outlive_the_loss_of_a_server() -> None:
 
 def _say_so(_rank: int, _size: int) -> list[list[str]]:
     """Return the reasons that are logged for several ways to train."""
+    from pace.runtime.torch import asynchronous
+
     found = []
     for options in (
-        {"backend": "servers"},
-        {"backend": "servers", "compression": "bf16"},
-        {"backend": "servers", "consistency": "async"},
-        {"backend": "allreduce"},
+        {"over": "servers"},
+        {"over": "servers", "compression": "bf16"},
+        None,
+        {"over": "allreduce"},
     ):
         model = _Bags(rows=100)
         with captured_events() as events:
-            wrapped = wrap("gloo", torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+            own = torch.optim.SGD(model.parameters(), lr=0.1)
+            wrapped: Any = (
+                asynchronous(own, model) if options is None else wrap("gloo", own, model, **options)
+            )
             for step in range(2):
                 wrapped.zero_grad()
                 backward(model(torch.full((1, 2), step)))
@@ -214,6 +217,6 @@ def test_the_log_says_once_where_sparse_gradients_are_sent_whole() -> None:
     assert first[0] == []
     assert [len(reasons) for reasons in first[1:]] == [1, 1, 1]
     assert "compression" in first[1][0]
-    assert "consistency='sync'" in first[2][0]
-    assert "backend='mixed'" in first[3][0]
+    assert "DistributedOptimizer exchanges rows" in first[2][0]
+    assert "communication=Mixed()" in first[3][0]
     assert second == [[], [], [], []]

@@ -12,7 +12,7 @@ from torch import nn
 import pace.runtime.control.plan_source
 import pace.runtime.control.schedule_polling
 from pace.documents.profile import parse_profile
-from pace.runtime.replanning import Replanning
+from pace.runtime.options import Replanning
 from tests.api.process import ServiceProcess
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import batches, build, weights

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pace.fabric.solver.aggregation import AggregateSize, Aggregation, Hop, renumber
-from pace.fabric.solver.capacity import SAME_MOMENT_S
+from pace.fabric.solver.aggregation import AggregateSize, Aggregation, Hop
 from pace.fabric.solver.replication import LeadLimit, replicate
 from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate, updates_of
 from pace.runtime.fabric.scheduling.known_hosts import NetworkView
@@ -41,7 +40,6 @@ class ReplicaShare:
 def plan_share(
     punted: Sequence[FabricUpdate],
     batch: Sequence[FabricUpdate],
-    order: Sequence[int],
     plan: Aggregation,
     view: NetworkView,
     holders: tuple[str, str],
@@ -56,19 +54,18 @@ def plan_share(
     ----------
     punted
         Updates of earlier batches that the replica lacks, in commit order.
-    batch, order
-        The batch's updates in commit order, and their numbers in `plan`.
+    batch
+        The batch's updates in commit order.
     plan
         Of the server's transfers.
     holders
         The server and the replica.
     """
     queue = [*punted, *batch]
-    place = {update: len(punted) + rank for rank, update in enumerate(order)}
     made = replicate(
         updates_of(queue, view, holders[0], 0, None),
         np.array([update.norm for update in queue]),
-        renumber(plan, place),
+        plan,
         len(punted),
         view.capacities,
         view.number[holders[1]],
@@ -87,16 +84,9 @@ def plan_share(
         sequence += [(-rank, 0) for rank, (group, _) in enumerate(plan.groups, start=1) for _ in group]
         groups = whole_steps(sequence, len(made.frozen_updates))
     received = {number for group in groups for number in group}
-    back = {number: update for update, number in place.items()}
-    held = frozenset(
-        number
-        for number, (hop, before) in enumerate(zip(made.server.hops, plan.hops, strict=True))
-        if view.names[hop.target] == holders[0]
-        and hop.reservation.start_s > before.reservation.start_s + SAME_MOMENT_S
-    )
     return ReplicaShare(
-        server=renumber(made.server, back),
-        held=held,
+        server=made.server,
+        held=made.held,
         queue=tuple(queue),
         groups=tuple(groups),
         hops=tuple(hop for hop in made.frozen if set(hop.updates) <= received),

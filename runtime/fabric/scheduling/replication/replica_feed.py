@@ -138,7 +138,6 @@ class ReplicaFeed:
     def share(
         self,
         batch: Sequence[FabricUpdate],
-        order: Sequence[int],
         plan: Aggregation,
         view: NetworkView,
         server: str,
@@ -147,8 +146,8 @@ class ReplicaFeed:
 
         Parameters
         ----------
-        batch, order
-            The updates in commit order, and their numbers in `plan`.
+        batch
+            The updates in commit order.
         """
         replica = self._known.holder("replica")
         if self._limit is None or replica is None or not self.in_step:
@@ -165,7 +164,7 @@ class ReplicaFeed:
         model_bytes = self._known.hosts[replica].registration.model_bytes
         size = self._options.sum_size([*punted, *batch], model_bytes)
         holders = (server, replica)
-        return plan_share(punted, batch, order, plan, view, holders, limit, relays, size, self._options)
+        return plan_share(punted, batch, plan, view, holders, limit, relays, size, self._options)
 
     def _relays(self, view: NetworkView) -> tuple[int, ...]:
         one_step = self._options.momentum > 0 and not self._options.exact_momentum

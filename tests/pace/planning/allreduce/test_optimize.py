@@ -25,7 +25,7 @@ from pace.planning.fusion.search import fuse
 from pace.solver import jackson
 from tests.strategies import affine, eighths, layered_profiles, options, profiles, properties
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "profiles").glob("*.json"))
+EXAMPLES = sorted((Path(__file__).parents[4] / "examples" / "profiles").glob("*.json"))
 
 AFFINE = st.builds(affine, eighths(1), st.sampled_from([0.0, 0.0625, 0.25]))
 

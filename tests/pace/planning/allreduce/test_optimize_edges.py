@@ -14,7 +14,7 @@ from pace.solver.instance import Instance
 from pace.solver.lp import MAX_VARIABLES, num_variables
 from tests.strategies import affine, layered
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "profiles").glob("*.json"))
+EXAMPLES = sorted((Path(__file__).parents[4] / "examples" / "profiles").glob("*.json"))
 
 
 def assert_right(profile: Profile, chosen: Options | None = None) -> Schedule:

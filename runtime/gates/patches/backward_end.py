@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from pace.runtime.gates.patches.places import patch
 
 
 class _Depth(threading.local):
@@ -24,10 +24,10 @@ def after_backward(call: Callable[[], None]) -> None:
 
 def watch_backward() -> None:
     """Notice the ends of backward passes from now on; idempotent."""
-    own: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # imported there
-    if hasattr(own, "_ends_for_pace"):
-        return
+    patch("torch.autograd:_engine_run_backward", _ending)
 
+
+def _ending(own: Any) -> Any:
     @functools.wraps(own)
     def run_backward(*arguments: Any, **named: Any) -> Any:
         _depth.passes += 1
@@ -42,5 +42,4 @@ def watch_backward() -> None:
             _due.pop(0)()
         return found
 
-    vars(run_backward)["_ends_for_pace"] = True
-    torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
+    return run_backward

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import nn
 
 from pace.runtime.gates.parameter_gates import take_off_hooks
+from pace.runtime.gates.patches.places import patch
 
 _watches: "weakref.WeakValueDictionary[int, CompiledWatch]" = weakref.WeakValueDictionary()
 
@@ -36,21 +36,17 @@ class CompiledWatch:
         self.scripted = scripted
         self.entered = entered
         _watches[id(self)] = self
-        _watch_scripts()
-        _watch_dynamo()
+        patch("torch.jit._recursive:create_script_module", _telling_of_scripts)
+        # Torch's optimizers load it when the first is built.
+        patch("torch._dynamo.eval_frame:install_generation_tagging_init", _telling_of_calls)
 
     def close(self) -> None:
         """Tell no more."""
         _watches.pop(id(self), None)
 
 
-def _watch_scripts() -> None:
+def _telling_of_scripts(own: Any) -> Any:
     # Every way of making a ScriptModule comes by this function of torch.
-    recursive: Any = torch.jit._recursive
-    own = recursive.create_script_module
-    if hasattr(own, "_told_by_pace"):
-        return
-
     @functools.wraps(own)
     def create_script_module(module: Any, *arguments: Any, **named: Any) -> Any:
         if isinstance(module, nn.Module):
@@ -59,17 +55,10 @@ def _watch_scripts() -> None:
             take_off_hooks(module)
         return own(module, *arguments, **named)
 
-    vars(create_script_module)["_told_by_pace"] = True
-    recursive.create_script_module = create_script_module
+    return create_script_module
 
 
-def _watch_dynamo() -> None:
-    # Torch's optimizers load it when the first is built.
-    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
-    own = getattr(frames, "install_generation_tagging_init", None)
-    if own is None or hasattr(own, "_told_by_pace"):
-        return
-
+def _telling_of_calls(own: Any) -> Any:
     # Called whenever a compiled function is, before Dynamo looks at anything.
     @functools.wraps(own)
     def install_generation_tagging_init() -> None:
@@ -79,8 +68,7 @@ def _watch_dynamo() -> None:
                 watch.entered(module)
         own()
 
-    vars(install_generation_tagging_init)["_told_by_pace"] = True
-    frames.install_generation_tagging_init = install_generation_tagging_init
+    return install_generation_tagging_init
 
 
 # From the call of a compiled function down to the function that is called first.

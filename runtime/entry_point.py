@@ -1,0 +1,185 @@
+"""Where all front doors begin: what they were given is checked, and completed from the environment.
+
+Nothing else in the runtime reads PACE's variables.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from inspect import signature
+from typing import Any, TypedDict
+
+from torch import nn
+
+from pace.errors import InvalidOptions
+from pace.runtime.argument_checks import is_timeout
+from pace.runtime.control.options import WrapperOptions
+from pace.runtime.control.plan_source import JobService, PlanSource
+from pace.runtime.options import (
+    Communication,
+    Mixed,
+    Mode,
+    ParameterServers,
+    Plan,
+    Replanning,
+    refuse_misplaced,
+    refuse_unknown,
+)
+from pace.runtime.servers.pushed import pushed_gradients
+from pace.runtime.transports.device import device_of
+from pace.runtime.transports.transport import Transport
+from pace.wire.addresses import is_loopback, parse_address
+
+_REPLANNING = {
+    "profile_iterations": ("PACE_PROFILE_ITERATIONS", int),
+    "drift_ratio": ("PACE_DRIFT_RATIO", float),
+    "drift_iterations": ("PACE_DRIFT_ITERATIONS", int),
+    "interval_s": ("PACE_REPLAN_INTERVAL_S", float),
+}
+
+
+class TrainingOptions(TypedDict, total=False):
+    """What every front door takes; ``pace.runtime.torch.DistributedOptimizer`` says what each means."""
+
+    plan: Plan
+    communication: Communication
+    mode: Mode
+    timeout_s: float
+
+
+def connecting_timeout_s(given: TrainingOptions) -> float:
+    """Return how long to wait for the other ranks, who are also told of a time-out that makes no sense."""
+    timeout_s = given.get("timeout_s")
+    return timeout_s if timeout_s is not None and is_timeout(timeout_s) else WrapperOptions().timeout_s
+
+
+def refuse_unknown_arguments(front_door: Callable[..., Any], given: Mapping[str, object]) -> None:
+    """Refuse names that a front door does not know, which Python hands it among its ``TrainingOptions``.
+
+    Raises
+    ------
+    InvalidOptions
+        Says what to give instead.
+    """
+    own = [each.name for each in signature(front_door).parameters.values() if each.kind != each.VAR_KEYWORD]
+    refuse_unknown(front_door.__name__, (*TrainingOptions.__annotations__, *own), given)
+
+
+def split_options(
+    front_door: Callable[..., Any], given: Mapping[str, Any]
+) -> tuple[TrainingOptions, dict[str, Any]]:
+    """Part what a front door takes from what it passes on to its framework.
+
+    Raises
+    ------
+    InvalidOptions
+        When one belongs into an object of ours.
+    """
+    own = {name: value for name, value in given.items() if name not in TrainingOptions.__annotations__}
+    refuse_misplaced(front_door.__name__, own)
+    ours: Any = {name: value for name, value in given.items() if name not in own}
+    return ours, own
+
+
+def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[WrapperOptions, PlanSource]:
+    """Check what a front door was given, and say where its plan comes from.
+
+    Parameters
+    ----------
+    own
+        What this front door gives ``WrapperOptions`` besides.
+
+    Raises
+    ------
+    InvalidOptions
+        When an argument, or a variable of the environment, makes no sense.
+    """
+    options = WrapperOptions(**given, **own)
+    plan = options.plan
+    service = JobService(
+        url=plan.service or os.environ.get("PACE_URL") or None,
+        job=plan.job or os.environ.get("PACE_JOB") or None,
+        api_key=plan.api_key or os.environ.get("PACE_API_KEY"),
+    )
+    if plan.service is not None and service.job is None and transport.rank == 0:
+        raise InvalidOptions(
+            f"service is {plan.service!r} and there is no job: give Plan(job=...), or set PACE_JOB, to say"
+            " under which name the service knows the schedule"
+        )
+    source = PlanSource(
+        transport,
+        replace(plan, replanning=plan.replanning or read_replanning(os.environ)),
+        service,
+        timeout_s=options.timeout_s,
+        sharding=options.communication.sharding,
+    )
+    return options, source
+
+
+def read_replanning(environment: Mapping[str, str]) -> Replanning:
+    """Read PACE_PROFILE_ITERATIONS, PACE_DRIFT_RATIO, PACE_DRIFT_ITERATIONS, PACE_REPLAN_INTERVAL_S.
+
+    Raises
+    ------
+    InvalidOptions
+        When one of them is no number, or one that makes no sense.
+    """
+    found: dict[str, Any] = {}
+    for name, (variable, kind) in _REPLANNING.items():
+        value = environment.get(variable)
+        if value:
+            try:
+                found[name] = kind(value)
+            except ValueError:
+                raise InvalidOptions(f'{variable} is "{value}", a number is needed') from None
+    return Replanning(**found)
+
+
+def complete_servers(given: ParameterServers, model: nn.Module | None = None) -> ParameterServers:
+    """Add what is not given, and which gradients are pushed.
+
+    PACE_SERVERS names servers, separated by commas, or is "colocated"; PACE_SERVERS_TOKEN is the token, and
+    PACE_SERVERS_HOST this host.
+
+    Raises
+    ------
+    InvalidOptions
+        When a variable makes no sense, servers elsewhere have no token, or the model is on a GPU.
+    """
+    if model is not None and device_of(model) is not None:
+        raise InvalidOptions(
+            f"communication is {type(given).__name__} and the model is on a GPU: parameter servers sum in the"
+            " host's memory"
+        )
+    token = given.token or os.environ.get("PACE_SERVERS_TOKEN") or None
+    servers = given.servers
+    if servers is None:
+        named = os.environ.get("PACE_SERVERS") or "colocated"
+        servers = named.split(",") if named != "colocated" else "colocated"
+    host = given.host
+    if servers == "colocated":
+        host = host or os.environ.get("PACE_SERVERS_HOST") or _own_host(token)
+    complete = replace(given, servers=servers, token=token, host=host)
+    if token is None and servers != "colocated":
+        for place in servers:
+            if not is_loopback(parse_address(place, "").host):
+                raise InvalidOptions(
+                    f"the server {place} is on another machine: give a token, or set PACE_SERVERS_TOKEN"
+                )
+    if isinstance(complete, Mixed):
+        assert model is not None
+        return replace(complete, pushed=pushed_gradients(model, complete.pushed))
+    return complete
+
+
+def _own_host(token: str | None) -> str:
+    """Return the address under which other ranks reach this process; without a token, this machine's own."""
+    master = os.environ.get("MASTER_ADDR")
+    if not token or not master:
+        return "127.0.0.1"
+    family, _, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(where)  # sends nothing, but chooses the interface
+        host: str = probe.getsockname()[0]
+        return host

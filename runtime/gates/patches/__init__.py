@@ -1,0 +1,1 @@
+"""What the runtime puts into torch itself: see ``places``."""

@@ -1,0 +1,324 @@
+"""What users say to the front doors: which plan a job follows, and what carries its gradients.
+
+Values are checked as the objects are built. What the environment says instead is read in ``entry_point``.
+"""
+
+import json
+import ssl
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
+
+from pace.documents.schedule import Schedule
+from pace.errors import InvalidOptions
+from pace.runtime.argument_checks import (
+    is_number,
+    refusal,
+    require_bool,
+    require_instance,
+    require_one_of,
+    require_text,
+    require_whole,
+)
+from pace.runtime.transports.compression import Compression
+from pace.runtime.transports.transport import Discipline, Order
+from pace.wire.addresses import parse_address
+
+Mode = Literal["overlap", "barrier", "auto"]
+GradientOp = Literal["average", "sum"]
+ShardingChoice = Literal["off", "auto", "on"]
+
+# Words for what an option of another name says.
+_ELSEWHERE = {
+    "backend": "communication=AllReduce(), ParameterServers() or Mixed() says what sums gradients",
+    "consistency": "pace.runtime.torch.asynchronous() trains without waiting for all ranks",
+}
+
+
+def refuse_misplaced(where: str, given: Iterable[str]) -> None:
+    """Refuse names of options that belong into an object.
+
+    Raises
+    ------
+    InvalidOptions
+        Says into which.
+    """
+    for name in given:
+        kind = next(
+            (kind for kind in (Plan, AllReduce, ParameterServers, Mixed) if name in _names(kind)), None
+        )
+        if kind is not None:
+            keyword = "plan" if kind is Plan else "communication"
+            raise InvalidOptions(f"{where} has no option {name}: give {keyword}={kind.__name__}({name}=...)")
+        if name in _ELSEWHERE:
+            raise InvalidOptions(f"{where} has no option {name}: {_ELSEWHERE[name]}")
+
+
+def refuse_unknown(where: str, known: Sequence[str], given: Iterable[str]) -> None:
+    """Refuse names that a front door, or an object of options, does not know.
+
+    Raises
+    ------
+    InvalidOptions
+        Says which object has the option, or which options there are.
+    """
+    unknown = [name for name in given if name not in known]
+    refuse_misplaced(where, unknown)
+    if unknown:
+        raise InvalidOptions(f"{where} has no option {unknown[0]}: it has {', '.join(known)}")
+
+
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind))
+
+
+class NamedOptions:
+    """Base of all options: what is not given by a name that exists is an error that says what does.
+
+    Raises
+    ------
+    InvalidOptions
+        Also for a value that is not allowed: names the option and what is allowed. Secrets are never shown.
+    """
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # type checkers know the names from the annotations
+
+        def __new__(cls, *positional: Any, **given: Any) -> Any:
+            """Refuse what ``__init__`` would not take."""
+            if positional:
+                shown = type(positional[0]).__name__
+                raise InvalidOptions(
+                    f"{cls.__name__} takes {', '.join(_names(cls))} by name; got a {shown} without one"
+                )
+            refuse_unknown(cls.__name__, _names(cls), given)
+            return super().__new__(cls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanning(NamedOptions):
+    """When to profile, and what counts as drift. Rank 0's settings hold for all ranks.
+
+    Attributes
+    ----------
+    profile_iterations
+        How many iterations to record; 4 come before, and a plain one after every fourth. 0: a job never
+        profiles itself.
+    drift_ratio
+        Training drifts when an iteration, or the compute in it, takes so many times longer or shorter than
+        in the first iterations under the plan; at least 1.
+    stale_ratio
+        The same for a schedule that another job profiled, against what it predicts; at least 1. Wider,
+        because predictions leave out that sending takes compute where both share cores.
+    drift_iterations
+        The median of so many iterations counts, on the slowest rank.
+    interval_s
+        No new profile earlier than this after the last one, nor after a schedule was adopted.
+    """
+
+    profile_iterations: int = 20
+    drift_ratio: float = 1.2
+    stale_ratio: float = 2.0
+    drift_iterations: int = 50
+    interval_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        for name, least in (
+            ("profile_iterations", 0),
+            ("drift_ratio", 1),
+            ("stale_ratio", 1),
+            ("drift_iterations", 1),
+            ("interval_s", 0),
+        ):
+            value = getattr(self, name)
+            if not (is_number(value) and value >= least):
+                raise refusal(name, value, f"a number of at least {least}")
+
+    def to_json(self) -> str:
+        """Serialize for the other ranks."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read what ``to_json`` wrote."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(NamedOptions):
+    """Which schedule a job follows, where it comes from, and how strictly it is kept to.
+
+    Without a schedule and without a service, a simple plan is computed in the job.
+
+    Attributes
+    ----------
+    schedule
+        A schedule or the path of one; with parameter servers one for push and pull too, whose placement
+        is kept.
+    service, job, api_key
+        Where rank 0 asks for the newest schedule of the job for this model; PACE_URL, PACE_JOB and
+        PACE_API_KEY by default.
+    order
+        "static": segments go out as planned. "adaptive": as planned, but rank 0 lets others overtake one that
+        is late. "priority": rank 0 picks what is needed first among all that is ready. "overtake": what the
+        plan has first among all that is ready. "auto": "static" over torch.distributed; over Horovod
+        "adaptive" with a schedule and "priority" without; over parameter servers, where every rank decides
+        for itself, "overtake" with a schedule and "priority" without.
+    credit_bytes
+        How many bytes may be in flight at once, instead of what the schedule says.
+    replanning
+        When a job with a service profiles itself; by default what PACE_PROFILE_ITERATIONS, PACE_DRIFT_RATIO,
+        PACE_DRIFT_ITERATIONS and PACE_REPLAN_INTERVAL_S say.
+    """
+
+    schedule: Schedule | str | Path | None = None
+    service: str | None = None
+    job: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    order: Order = "auto"
+    credit_bytes: int | None = None
+    replanning: Replanning | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not allowed, or contradict one another."""
+        if self.schedule is not None:
+            require_instance(
+                "schedule", self.schedule, (Schedule, str, Path), "a Schedule or the path of one"
+            )
+        for name in ("service", "job", "api_key"):
+            value = getattr(self, name)
+            if value is not None:
+                require_text(name, value, secret=name == "api_key")
+        require_one_of("order", self.order, (*get_args(Discipline), "auto"))
+        if self.credit_bytes is not None:
+            require_whole("credit_bytes", self.credit_bytes, least=1)
+        if self.replanning is not None:
+            require_instance("replanning", self.replanning, Replanning, "a Replanning")
+        if self.schedule is not None and self.service is not None:
+            raise InvalidOptions("give a Plan a schedule or a service, not both")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduce(NamedOptions):
+    """Ranks sum gradients among themselves.
+
+    Attributes
+    ----------
+    compression
+        "fp16" or "bf16" halve what is sent and round what is summed.
+    sharding
+        "on": every rank keeps the optimizer's state of a shard only, updates it and gathers the parameters of
+        the others. "auto": where that can be done, ``mode="auto"`` tries it, too. "off": every rank updates
+        all.
+    """
+
+    compression: Compression = "none"
+    sharding: ShardingChoice = "off"
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not allowed."""
+        require_one_of("compression", self.compression, get_args(Compression))
+        require_one_of("sharding", self.sharding, get_args(ShardingChoice))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterServers(NamedOptions):
+    """Ranks push gradients to servers, which sum them, and pull the sums.
+
+    Attributes
+    ----------
+    servers
+        "colocated" runs a parameter server in every rank; else HOST:PORT of each, where
+        ``pace servers serve`` listens. PACE_SERVERS by default, and "colocated" without it.
+    token
+        What ranks and servers must both know; PACE_SERVERS_TOKEN by default. Servers on other machines
+        need one.
+    host
+        The address under which other ranks reach this rank's colocated server; PACE_SERVERS_HOST by default.
+        Without it, this machine alone, or with a token the address from which this host reaches MASTER_ADDR.
+    deterministic
+        Servers add in the order of ranks, so that repeated runs have equal bits. Costs memory on servers.
+    pacing_bytes_per_s
+        How fast either end of a connection to a server sends; best the smaller one of a worker's rate
+        divided by the number of servers and a server's divided by the number of workers. By default what a
+        schedule of push and pull says; ``math.inf`` for no limit.
+    ssl_context
+        TLS for connections to servers that are not colocated.
+    compression
+        "fp16" or "bf16" halve what is sent and round it; servers sum in float32.
+    """
+
+    sharding: ClassVar[ShardingChoice] = "off"
+
+    servers: Literal["colocated"] | Sequence[str] | None = None
+    token: str | None = field(default=None, repr=False)
+    host: str | None = None
+    deterministic: bool = False
+    pacing_bytes_per_s: float | None = None
+    ssl_context: ssl.SSLContext | None = None
+    compression: Compression = "none"
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not allowed, or contradict one another."""
+        if self.servers is not None and self.servers != "colocated":
+            if isinstance(self.servers, str) or not isinstance(self.servers, Sequence) or not self.servers:
+                raise refusal("servers", self.servers, "'colocated' or a list of HOST:PORT")
+            for place in self.servers:
+                parse_address(place, "")
+        for name in ("token", "host"):
+            value = getattr(self, name)
+            if value is not None:
+                require_text(name, value, secret=name == "token")
+        require_bool("deterministic", self.deterministic)
+        rate = self.pacing_bytes_per_s
+        if rate is not None and not (is_number(rate) and rate > 0):
+            raise refusal("pacing_bytes_per_s", rate, "a positive number")
+        if self.ssl_context is not None:
+            require_instance("ssl_context", self.ssl_context, ssl.SSLContext, "an ssl.SSLContext")
+            if self.servers == "colocated":
+                raise InvalidOptions(
+                    "ssl_context is for servers of their own: colocated ones have no certificate"
+                )
+        require_one_of("compression", self.compression, get_args(Compression))
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        return {
+            "servers": self.servers if isinstance(self.servers, str) else list(self.servers or ()),
+            "deterministic": self.deterministic,
+            "pacing_bytes_per_s": self.pacing_bytes_per_s,
+            "TLS": self.ssl_context is not None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed(ParameterServers):
+    """Parameter servers sum some gradients, and ranks all-reduce the others.
+
+    Attributes
+    ----------
+    pushed
+        What goes over the servers: names of gradients, or patterns as in "embedding.*"; the weights of all
+        ``nn.Embedding`` by default.
+    """
+
+    pushed: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not allowed."""
+        ParameterServers.__post_init__(self)
+        names = self.pushed
+        if names is not None and (isinstance(names, str) or not isinstance(names, Sequence) or not names):
+            raise refusal("pushed", names, "a list of gradients' names")
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        return super(Mixed, self).shown | {"pushed": sorted(self.pushed or ())}
+
+
+Communication = AllReduce | ParameterServers
