@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from pace.runtime.engine.shard_units import Unit
 from pace.runtime.transports.clock import Clock
 
-Kind = Literal["input", "forward", "loss", "capture", "aside", "backward", "after-backward", "optimizer"]
+MarkKind = Literal["input", "forward", "loss", "capture", "aside", "backward", "after-backward", "optimizer"]
 
 
 GATHER = "gather"
@@ -42,7 +42,7 @@ class Place(NamedTuple):
         In a backward pass: the number of the call of backward() and of the node in its graph.
     """
 
-    kind: Kind
+    kind: MarkKind
     module: str = ""
     operator: str = ""
     call: int = -1
