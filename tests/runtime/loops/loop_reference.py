@@ -85,16 +85,19 @@ class Reference(Trainer):
         """Add the mean of what ranks have computed since the last time."""
         if not any(self.contributions):
             return
+        self._add_means(self.parameters)
+        self.stale = [not own for own in self.contributions]
+        self.contributions = [{} for _ in self.ranks]
+
+    def _add_means(self, parameters: Sequence[nn.Parameter]) -> None:
         with torch.no_grad():
-            for parameter in self.parameters:
+            for parameter in parameters:
                 parts = [own[parameter] for own in self.contributions if parameter in own]
                 if not parts:
                     continue
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 parameter.grad.add_(torch.stack(parts).sum(0) / self.divisor)
-        self.stale = [not own for own in self.contributions]
-        self.contributions = [{} for _ in self.ranks]
 
     def _contribute(self, rank: int, code: Callable[[], float]) -> float:
         """Run a rank's backward passes and add up what they leave."""
@@ -167,6 +170,8 @@ class Reference(Trainer):
         """Drop gradients and contributions, or make zeros of those that are there on any rank."""
         if self.kept and not set_to_none:
             self.kept_stale = [True for _ in self.ranks]  # whether these follow is not promised
+        if self.flat is not None:  # there they are complete since the backward pass
+            self._add_means([parameter for parameter in parameters if parameter.grad is not None])
         for parameter in parameters:
             holders = [parameter in own for own in self.contributions]
             for own in self.contributions:

@@ -20,6 +20,10 @@ LOOPS: dict[str, tuple[Operation, ...]] = {
         *(("assign", 3), ("compute", "once", ((1,), (2,))), ("compute", "once", ((), (1,)))),
         *(STEP, ("compute", "once", ((1,), (2,))), STEP),
     ),
+    "a gradient in a flat buffer that is dropped before anybody reads it": (
+        *(("flat",), ("compute", "once", ((0, 1, 2), (1, 2))), ("drop", 3), ("flat_scale", 0.5), STEP),
+        *(("flat_scale", 0.0), ("compute", "once", ((0, 1), (1, 2))), STEP),
+    ),
     "two backward passes after a step in which one rank alone had gradients to keep": (
         *(("compute", "once", ((1,), ())), ("keep",), STEP, ("compute", "retain", ((0, 2), (0, 2)))),
         *(("read", None, "item"), ("log", 2), ("loss",), STEP, ("compute", "two", ((1,), (2,))), STEP),
