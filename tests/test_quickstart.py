@@ -76,6 +76,7 @@ def test_the_quickstart_works_as_it_stands(tmp_path: Path) -> None:
             service.terminate()
             service.wait(60)
 
+    assert (tmp_path / "answer.json").read_bytes() == (tmp_path / "schedule.json").read_bytes()
     assert (tmp_path / "schedule.png").stat().st_size > 10_000
     printed = [set(re.findall(r"weights (-?[\d.]+)", output)) for output in ran if "weights" in output]
     assert [len(weights) for weights in printed] == [1, 1]  # both ranks end with the same weights

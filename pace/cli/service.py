@@ -1,6 +1,7 @@
 """``pace submit`` and ``pace serve``: the scheduling service asked, and run."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,10 +14,13 @@ from pace.terminal.reporting import reported
 
 def submit(
     profile: ProfileArgument,
-    url: Annotated[str, typer.Option(help="Address of the service.")],
+    service: Annotated[
+        str, typer.Option(envvar="PACE_URL", help="Address of the service, such as http://127.0.0.1:8080.")
+    ],
     job: Annotated[str | None, typer.Option(help="Name of the job; the profile's name if left out.")] = None,
     api_key: ApiKeyOption = None,
-    timeout_s: Annotated[float, typer.Option(help="How long to wait for the answer.")] = 60.0,
+    timeout_s: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 60.0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the schedule here.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Send a profile to a service and print the schedule that it answers."""
@@ -24,8 +28,10 @@ def submit(
         from pace.client import Client
 
         loaded = load_profile(profile)
-        with Client(url, api_key=api_key, timeout_s=timeout_s) as client:
+        with Client(service, api_key=api_key, timeout_s=timeout_s) as client:
             schedule = client.create_schedule(loaded, job=job or loaded.name)
+        if output is not None:
+            output.write_bytes(schedule.to_json())
         if as_json:
             sys.stdout.buffer.write(schedule.to_json())
         else:
