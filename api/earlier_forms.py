@@ -68,8 +68,10 @@ def read_question(text: str) -> WhatIfQuestion:
 
 def _renamed(question: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     grid = dict(question["grid"])
-    grid["policies"] = [names.get(name, name) for name in grid["policies"]]
-    grid["baseline"] = names.get(grid["baseline"], grid["baseline"])
+    if "policies" in grid:
+        grid["policies"] = [names.get(name, name) for name in grid["policies"]]
+    if "baseline" in grid:
+        grid["baseline"] = names.get(grid["baseline"], grid["baseline"])
     return question | {"grid": grid}
 
 

@@ -12,7 +12,7 @@ MANNERS: dict[str, dict[str, Any]] = {
     "auto": {"mode": "auto"},
     "shards": {"mode": "overlap", "sharding": "on"},
     "shards tried": {"mode": "auto", "sharding": "auto"},
-    "servers": {"mode": "overlap", "backend": "servers"},
+    "servers": {"mode": "overlap", "over": "servers"},
     "attached": {"mode": "overlap", "attach": True},
     "attached with a barrier": {"mode": "barrier", "attach": True},
 }
