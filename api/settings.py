@@ -135,7 +135,8 @@ class Settings(BaseSettings):
     what_if_processes
         What-ifs at the same time, in processes besides those that solve; also on a Dask cluster.
     solve_timeout_s, solve_memory_bytes
-        Limits of one solve or what-if; one beyond them is killed and reported.
+        Limits of one solve or what-if, memory beyond what its process has before; one beyond them is
+        killed and reported.
     reader_processes
         Bodies that are parsed at the same time; if more than one, large bodies leave one free.
     read_timeout_s, read_memory_bytes

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -35,8 +36,10 @@ def work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callabl
         except Exception:
             log.exception("worker-not-prepared")
             os._exit(1)
-    # RLIMIT_AS would count address space that libraries reserve and never touch.
-    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    # RLIMIT_AS would count address space that libraries reserve and never touch. What is there before the
+    # first task differs by half a GB from machine to machine, so the limit is on what tasks add to it.
+    limit_bytes = _data_bytes() + memory_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
     connection.send("ready")
     while True:
         try:
@@ -54,6 +57,15 @@ def work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callabl
         del function, arguments, answer
 
 
+def _data_bytes() -> int:
+    """Return what counts towards ``RLIMIT_DATA`` now."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[5]
+    except OSError:
+        return 0  # not Linux
+    return int(pages) * resource.getpagesize()
+
+
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     return function(*arguments)
 
@@ -66,7 +78,7 @@ def _call_giving_way(function: Callable[..., Any], arguments: tuple[Any, ...]) -
 
 def _sendable(error: Exception) -> PaceError:
     """Return what the caller is told; errors that are not the task's own fault are logged here."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or str(error) == "can't start new thread":
         return LimitExceeded("the work needed more memory than one request may use")
     if isinstance(error, PaceError) and not isinstance(error, SolverFailed):
         return error

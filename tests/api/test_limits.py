@@ -46,7 +46,7 @@ def test_a_solve_beyond_its_time_is_stopped_and_reported(tmp_path: Path, databas
 
 
 def test_a_solve_beyond_its_memory_is_stopped_and_reported(tmp_path: Path) -> None:
-    """A process that may allocate next to nothing refuses a large profile and lives for a small one."""
+    """A process that may take next to nothing more refuses a large profile and lives for a small one."""
     with ServiceProcess(tmp_path, solve_memory_bytes=2**28) as service:
         runaway = service.post_schedule(layered_profile(20_000))
         assert runaway.status_code in (422, 500)

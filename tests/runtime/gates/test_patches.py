@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +79,26 @@ def test_whoever_reads_a_guarded_parameter_finds_it_current(name: str) -> None:
         assert found.detach().tolist() == [2.0, 2.0, 2.0]
     finally:
         torch.set_default_dtype(default)
+
+
+_FROZEN = """
+import gc
+import torch
+from torch import tensor
+from pace.runtime.gates.guarded_tensors import guard, unguard
+gc.freeze()
+parameter = torch.nn.Parameter(torch.ones(3))
+asked = []
+guard(parameter, lambda guarded: (asked.append(guarded), unguard(guarded)))
+tensor(parameter)
+assert len(asked) == 1
+assert gc.get_freeze_count() > 0
+"""
+
+
+def test_names_kept_apart_from_the_collector_are_replaced_too() -> None:
+    """As after ``gc.freeze()`` of servers that fork: the collector finds no references in what is frozen."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _FROZEN], check=True)
 
 
 # They give back the tensor itself, guarded as it is; or they are private, and only torch itself has them.
