@@ -1,1 +1,1 @@
-"""The service: HTTP interface, tasks, workers and storage. Needs ``pace[api]``."""
+"""The service: HTTP interface, tasks, workers and storage. Needs ``pace-scheduler[api]``."""

@@ -1,4 +1,4 @@
-"""Bearer tokens of an OpenID Connect issuer, verified by the keys that it publishes. Needs ``pace[oidc]``."""
+"""Verify bearer tokens of an OpenID Connect issuer by its published keys. Needs ``pace-scheduler[oidc]``."""
 
 import asyncio
 import json

@@ -237,7 +237,7 @@ class Settings(BaseSettings):
         if value:
             ObjectLocation.of(value)
             if importlib.util.find_spec("boto3") is None:
-                raise ValueError("needs boto3: pip install 'pace[s3]'")
+                raise ValueError("needs boto3: pip install 'pace-scheduler[s3]'")
         return value
 
     @field_validator("rate_limit", "login_failures")
@@ -266,7 +266,7 @@ class Settings(BaseSettings):
             if not url.hostname or (url.scheme != "https" and not (url.scheme == "http" and local)):
                 raise ValueError("give an https URL")
             if importlib.util.find_spec("jwt") is None:
-                raise ValueError("needs PyJWT: pip install 'pace[oidc]'")
+                raise ValueError("needs PyJWT: pip install 'pace-scheduler[oidc]'")
         return value
 
     @field_validator("oidc_audience")

@@ -1,4 +1,4 @@
-"""Traces for OpenTelemetry, which is optional: ``pace[otel]``, and off unless its variables ask for it."""
+"""Optional traces for OpenTelemetry (``pace-scheduler[otel]``), off unless its variables ask for them."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -69,7 +69,8 @@ def trace(app: "FastAPI") -> Spans:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        log.warning("traces-are-off", reason=f"OTEL_ variables are set, but {error}: install pace[otel]")
+        reason = f"OTEL_ variables are set, but {error}: pip install 'pace-scheduler[otel]'"
+        log.warning("traces-are-off", reason=reason)
         return Spans()
     ours = Resource({"service.name": "pace", "service.version": __version__})
     provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()))

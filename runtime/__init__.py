@@ -1,1 +1,1 @@
-"""The runtime: optimizer wrappers that make a training job follow a schedule. Needs ``pace[torch]``."""
+"""Optimizer wrappers that make a training job follow a schedule. Needs ``pace-scheduler[torch]``."""

@@ -1,6 +1,6 @@
 """PACE with Hugging Face Accelerate: one call after ``prepare()``.
 
-Needs Accelerate (``pip install 'pace[accelerate]'``).
+Needs Accelerate (``pip install 'pace-scheduler[accelerate]'``).
 """
 
 from typing import Unpack
@@ -13,7 +13,7 @@ try:
     from accelerate.optimizer import AcceleratedOptimizer, patch_optimizer_step
 except ImportError as error:
     raise ImportError(
-        "pace.runtime.accelerate needs Accelerate: pip install 'pace[accelerate]'", name=error.name
+        "pace.runtime.accelerate needs Accelerate: pip install 'pace-scheduler[accelerate]'", name=error.name
     ) from error
 
 from pace.errors import InvalidOptions

@@ -1,7 +1,7 @@
 """PACE in Lightning: ``import pace.runtime.lightning``, then ``Trainer(strategy="pace")``.
 
-Needs Lightning 2 (``pip install 'pace[lightning]'``). Lightning learns of strategies when somebody imports
-them; it looks for none in installed packages.
+Needs Lightning 2 (``pip install 'pace-scheduler[lightning]'``). Lightning learns of strategies when somebody
+imports them; it looks for none in installed packages.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ try:
     from lightning.pytorch.trainer.states import TrainerFn
 except ImportError as error:
     raise ImportError(
-        "pace.runtime.lightning needs Lightning: pip install 'pace[lightning]'", name=error.name
+        "pace.runtime.lightning needs Lightning: pip install 'pace-scheduler[lightning]'", name=error.name
     ) from error
 
 from pace.errors import InvalidUse

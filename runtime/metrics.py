@@ -1,6 +1,7 @@
 """Counters for Prometheus: what ``report()`` says of each wrapper, read whenever somebody scrapes.
 
-Needs prometheus-client (``pip install 'pace[metrics]'``). A scrape waits for nothing that training waits for.
+Needs prometheus-client (``pip install 'pace-scheduler[metrics]'``). A scrape waits for nothing that training
+waits for.
 """
 
 import weakref
@@ -13,7 +14,7 @@ try:
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise ImportError(
-        "pace.runtime.metrics needs prometheus-client: pip install 'pace[metrics]'", name=error.name
+        "pace.runtime.metrics needs prometheus-client: pip install 'pace-scheduler[metrics]'", name=error.name
     ) from error
 
 if TYPE_CHECKING:

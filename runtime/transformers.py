@@ -1,6 +1,6 @@
 """PACE in the Hugging Face Trainer: ``class MyTrainer(PaceMixin, Trainer)``.
 
-Needs Transformers and Accelerate (``pip install 'pace[accelerate]' transformers``).
+Needs Transformers and Accelerate (``pip install 'pace-scheduler[accelerate]' transformers``).
 """
 
 from typing import Any, Unpack

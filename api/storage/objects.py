@@ -1,4 +1,4 @@
-"""Large documents in object storage, by the S3 protocol; needs ``pace[s3]``. The database names them.
+"""Large documents in S3 object storage; needs ``pace-scheduler[s3]``. The database names them.
 
 Every upload has a key of its own that is never used again, so no two rows share an object, and whatever no
 row names can be deleted. A document is uploaded before the row that names it is stored, and read after the

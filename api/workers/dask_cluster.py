@@ -1,4 +1,4 @@
-"""Runs tasks on a Dask cluster; used by ``pace.api.workers.dask_bridge`` only. Needs ``pace[dask]``.
+"""Runs tasks on a Dask cluster, for ``pace.api.workers.dask_bridge`` only. Needs ``pace-scheduler[dask]``.
 
 The cluster's workers do as this service would: a process of their own for each task, killed beyond its
 limits (``pace.api.workers.dask_worker``). Dask gives a task whose worker is lost to another worker; a lost

@@ -1,4 +1,4 @@
-"""Runs tasks on a Dask cluster, with the semantics of worker processes. Needs ``pace[dask]``.
+"""Runs tasks on a Dask cluster, with the semantics of worker processes. Needs ``pace-scheduler[dask]``.
 
 The service itself has no client of Dask: a process of its own does (``pace.api.workers.dask_bridge``), which
 is started again when it ends. From it come JSON and bytes, which are believed no more than a stranger's.

@@ -35,7 +35,7 @@ def chart(profile_document: bytes, schedule_document: bytes) -> bytes:
     try:
         import matplotlib  # noqa: F401  (is there? plot imports it)
     except ImportError:
-        detail = "charts need matplotlib, which is not installed with this service (pace[plot])"
+        detail = "charts need matplotlib, which is not installed with this service (pace-scheduler[plot])"
         raise NotInstalled(detail) from None
     profile = parse_profile(zlib.decompress(profile_document))
     schedule = parse_schedule(current_schedule(schedule_document))

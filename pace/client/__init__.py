@@ -1,7 +1,7 @@
 """The service's client, and the documents that it exchanges with the service.
 
 The documents need neither httpx nor FastAPI, and the service uses them too: ``Client`` is loaded when it is
-first used. It needs ``pace[client]``.
+first used. It needs ``pace-scheduler[client]``.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The service's client, used by the command line and the runtime. Needs ``pace[client]``."""
+"""The service's client, used by the command line and the runtime. Needs ``pace-scheduler[client]``."""
 
 import base64
 import hashlib

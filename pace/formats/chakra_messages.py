@@ -42,7 +42,7 @@ _SCHEMA = {
 
 
 def stream_nodes(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """Yield every node's position in bytes and the node; needs protobuf (``pace[chakra]``).
+    """Yield every node's position in bytes and the node; needs protobuf (``pace-scheduler[chakra]``).
 
     Raises
     ------

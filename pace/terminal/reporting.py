@@ -66,7 +66,7 @@ def reported() -> Iterator[None]:
         package = (error.name or "pace").partition(".")[0]
         if package == "pace":
             raise
-        what = f'"pace[{_EXTRAS[package]}]"' if package in _EXTRAS else package
+        what = f'"pace-scheduler[{_EXTRAS[package]}]"' if package in _EXTRAS else package
         _fail(f"{error.name} is not installed, and this command needs it: pip install {what}", FAILED)
 
 

@@ -30,9 +30,9 @@ EDGE_SHARE = 0.005
 def plot(profile: Profile, schedule: Schedule, path: Path) -> None:
     """Draw the predicted window to `path`; its ending chooses the format (PNG, SVG, PDF).
 
-    Needs matplotlib (``pace[plot]``). Compute and every link have a row. Segments of one group share a
-    color and a number; a triangle of the color marks the moment when the group was ready. Groups of the
-    proof have a dark edge.
+    Needs ``pace-scheduler[plot]``. Compute and every link have a row. Segments of one group share a color
+    and a number; a triangle of the color marks the moment when the group was ready. Groups of the proof
+    have a dark edge.
     """
     from matplotlib.figure import Figure
 

@@ -18,7 +18,7 @@ _COARSE = (("cynthia", "Cynthia", ":"), ("closed_network", "closed network", "--
 
 
 def prediction_figure(prediction: ThroughputPrediction) -> "Figure":
-    """Return a figure with a curve for each number of servers and link; needs matplotlib (``pace[plot]``)."""
+    """Return a figure with a curve for each number of servers and link; needs ``pace-scheduler[plot]``."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4.2), layout="constrained")

@@ -32,7 +32,7 @@ def charts(result: WhatIf) -> "Iterator[tuple[str, Figure]]":
     """Yield a title and a figure for every combination of the axes that a figure cannot show.
 
     A figure's horizontal axis is the bandwidth, or else the numeric axis with most values; its panels are the
-    values of the next axis. Needs matplotlib (``pace[plot]``).
+    values of the next axis. Needs matplotlib (``pace-scheduler[plot]``).
     """
     varied = list(result.grid.varied())
     numeric = [axis for axis in varied if axis != "algorithm"]

@@ -24,7 +24,7 @@ th { position: sticky; top: 0; background: #fff; text-align: right } td.best { f
 
 
 def to_html(result: WhatIf) -> str:
-    """Return the page; it loads nothing from anywhere. Needs matplotlib (``pace[plot]``)."""
+    """Return the page; it loads nothing from anywhere. Needs matplotlib (``pace-scheduler[plot]``)."""
     profile = result.profile
     size_mb = sum(gradient.size_bytes for gradient in profile.gradients) / 1e6
     link = f'<a download="what-if.csv" href="data:text/csv;base64,{_encoded(result.to_csv())}">CSV</a>'

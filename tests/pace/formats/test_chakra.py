@@ -94,5 +94,5 @@ def test_without_protobuf_the_extra_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 3
-    assert 'pip install "pace[chakra]"' in done.stderr
+    assert 'pip install "pace-scheduler[chakra]"' in done.stderr
     assert "Traceback" not in done.stderr
