@@ -12,8 +12,8 @@ from sqlalchemy.exc import OperationalError
 
 from pace.api.access import AccessControl
 from pace.api.errors import QuotaExceeded, Refused, StorageTimeout
-from pace.api.fairness.body_room import BodyRoom
-from pace.api.fairness.fair_turns import FairTurns
+from pace.api.fairness.body_limits import BodyLimits
+from pace.api.fairness.fair_queue import FairQueue
 from pace.api.metrics import Metrics
 from pace.api.object_location import ObjectLocation
 from pace.api.problems import brief
@@ -106,7 +106,7 @@ class Service:
         self.executors = make_executors(settings)
         # Started by its first request: many services never draw or simulate.
         self.computers = WorkerPool("the computation", _NUM_COMPUTERS, settings.solve_memory_bytes)
-        self._turns = FairTurns(
+        self._turns = FairQueue(
             "computations",
             _NUM_COMPUTERS,
             settings.max_computing,
@@ -119,7 +119,7 @@ class Service:
             max_gradients=settings.max_gradients,
             max_cells=settings.max_cells,
         )
-        self.body_room = BodyRoom(settings.max_bodies_bytes, tenants)
+        self.body_limits = BodyLimits(settings.max_bodies_bytes, tenants)
         self.body_reader = BodyReader(
             self.readers,
             limits,
@@ -139,7 +139,7 @@ class Service:
             watches=Watches(self.tasks, self.database_threads),
             documents=self.documents,
         )
-        self._accept_turns = FairTurns(
+        self._accept_turns = FairQueue(
             "requests",
             _NUM_ACCEPTED_SQLITE if self.database.is_sqlite else _NUM_ACCEPTED,
             _MOST_ACCEPTING,

@@ -13,8 +13,8 @@ from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.entry_point import TrainingOptions, prepare, refuse_unknown_arguments
 from pace.runtime.event_log import log
-from pace.runtime.gates.data_parallel import DataParallelCarrier, refuse_unfit
-from pace.runtime.optimizer.carried_optimizer import CarriedOptimizer, carried
+from pace.runtime.gates.data_parallel import DataParallelWrapper, refuse_unfit
+from pace.runtime.optimizer.wrapped_model_optimizer import WrappedModelOptimizer, wrapper_of
 from pace.runtime.options import AllReduce, Plan, Replanning
 from pace.runtime.torch import connect_all_reduces
 
@@ -73,11 +73,11 @@ def attach(
 
 def attached(ddp_model: nn.Module) -> "AttachedOptimizer | None":
     """Return the wrapper of a model that PACE is attached to; None without one."""
-    wrapper = carried(ddp_model)
+    wrapper = wrapper_of(ddp_model)
     return wrapper if isinstance(wrapper, AttachedOptimizer) else None
 
 
-class AttachedOptimizer(CarriedOptimizer):
+class AttachedOptimizer(WrappedModelOptimizer):
     """What ``attach`` returns; it lives as long as the model, or until ``close()``."""
 
     def __init__(
@@ -87,7 +87,7 @@ class AttachedOptimizer(CarriedOptimizer):
         training: TrainingOptions,
     ) -> None:
         self._closed = True  # until it is complete
-        carrier = DataParallelCarrier(parallel)
+        model_wrapper = DataParallelWrapper(parallel)
         model: nn.Module = parallel.module
         transport = connect_all_reduces(model, training, parallel.process_group)
 
@@ -95,7 +95,7 @@ class AttachedOptimizer(CarriedOptimizer):
             refuse_unfit(parallel, optimizer)
             return prepare(transport, training)
 
-        super().__init__(optimizer, parallel, model, carrier, transport=transport, prepare=checked)
+        super().__init__(optimizer, parallel, model, model_wrapper, transport=transport, prepare=checked)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -19,11 +19,11 @@ from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.entry_point import TrainingOptions, connecting_timeout_s, prepare, refuse_unknown_arguments
 from pace.runtime.event_log import log
-from pace.runtime.gates.fully_sharded import ShardCarrier
+from pace.runtime.gates.fully_sharded import FullyShardWrapper
 from pace.runtime.gates.inner_collectives import guard_collectives, shard_ranks
-from pace.runtime.optimizer.carried_optimizer import CarriedOptimizer, carried
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.start import released_on_failure
+from pace.runtime.optimizer.wrapped_model_optimizer import WrappedModelOptimizer, wrapper_of
 from pace.runtime.options import AllReduce, Plan, Replanning
 from pace.runtime.torch import connect_all_reduces
 from pace.runtime.transports.gloo import open_stores
@@ -80,26 +80,26 @@ def attach(
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, nn.Module):
         raise InvalidOptions(f"model is of type {type(inner).__name__}; a torch.nn.Module is needed")
-    if carried(inner) is not None:
+    if wrapper_of(inner) is not None:
         raise InvalidUse("PACE is attached to this model already: close() the wrapper before")
-    carrier = ShardCarrier(inner)
-    if not carrier.units:
+    model_wrapper = FullyShardWrapper(inner)
+    if not model_wrapper.units:
         raise InvalidOptions(
             "fully_shard was called with no module of the model: for a model without it use"
             " pace.runtime.torch.DistributedOptimizer"
         )
-    training.setdefault("communication", AllReduce(compression=carrier.compression()))
-    return ReplicaOptimizer(optimizer, inner, carrier, _replicas(carrier, replicas), training)
+    training.setdefault("communication", AllReduce(compression=model_wrapper.compression()))
+    return ReplicaOptimizer(optimizer, inner, model_wrapper, _replicas(model_wrapper, replicas), training)
 
 
 def attached(model: nn.Module) -> "ReplicaOptimizer | None":
     """Return the wrapper of a model that PACE is attached to; None without one."""
-    wrapper = carried(model)
+    wrapper = wrapper_of(model)
     return wrapper if isinstance(wrapper, ReplicaOptimizer) else None
 
 
-def _replicas(carrier: ShardCarrier, given: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    known = carrier.replicas()
+def _replicas(model_wrapper: FullyShardWrapper, given: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    known = model_wrapper.replicas()
     if known is None and given is None:
         raise InvalidOptions(
             "fully_shard was called with a mesh of one dimension, which does not tell who holds the same"
@@ -114,12 +114,12 @@ def _replicas(carrier: ShardCarrier, given: dist.ProcessGroup | None) -> dist.Pr
     return found
 
 
-def _look_at_whole_mesh(transport: Transport, carrier: ShardCarrier, *, timeout_s: float) -> None:
+def _look_at_whole_mesh(transport: Transport, model_wrapper: FullyShardWrapper, *, timeout_s: float) -> None:
     """Have a failure explained by the signs of life of every rank of the mesh, not of the replicas alone."""
     replicas = transport.peers
     if replicas is None:
         return
-    shards = transport.gather(json.dumps(sorted(shard_ranks(carrier.units))).encode())
+    shards = transport.gather(json.dumps(sorted(shard_ranks(model_wrapper.units))).encode())
     members = sorted({rank for each in shards for rank in json.loads(each)})
     rank = dist.get_rank()
     timeout = datetime.timedelta(seconds=timeout_s)
@@ -130,7 +130,7 @@ def _look_at_whole_mesh(transport: Transport, carrier: ShardCarrier, *, timeout_
     transport.peers = MeshPeers(stores.peers, members, rank, replicas=replicas, sockets=stores.sockets)
 
 
-class ReplicaOptimizer(CarriedOptimizer):
+class ReplicaOptimizer(WrappedModelOptimizer):
     """What ``attach`` returns; it lives as long as the model, or until ``close()``.
 
     Ranks are counted among the replicas of a shard.
@@ -140,27 +140,27 @@ class ReplicaOptimizer(CarriedOptimizer):
         self,
         optimizer: torch.optim.Optimizer,
         model: nn.Module,
-        carrier: ShardCarrier,
+        model_wrapper: FullyShardWrapper,
         replicas: dist.ProcessGroup,
         training: TrainingOptions,
     ) -> None:
         self._closed = True  # until it is complete
         self._told_of_wait = False
-        self._shards = carrier
-        carrier.reshard()
+        self._shards = model_wrapper
+        model_wrapper.reshard()
         transport = connect_all_reduces(model, training, replicas)
         with released_on_failure(transport):
-            _look_at_whole_mesh(transport, carrier, timeout_s=connecting_timeout_s(training))
+            _look_at_whole_mesh(transport, model_wrapper, timeout_s=connecting_timeout_s(training))
 
         def checked() -> tuple[WrapperOptions, PlanSource]:
-            carrier.refuse_unfit(optimizer)
-            return prepare(transport, training, op="average" if carrier.averages else "sum")
+            model_wrapper.refuse_unfit(optimizer)
+            return prepare(transport, training, op="average" if model_wrapper.averages else "sum")
 
-        super().__init__(optimizer, model, model, carrier, transport=transport, prepare=checked)
-        self._undo.append(guard_collectives(carrier.units, self._timeout_s, self._inner_collective))
+        super().__init__(optimizer, model, model, model_wrapper, transport=transport, prepare=checked)
+        self._undo.append(guard_collectives(model_wrapper.units, self._timeout_s, self._inner_collective))
 
     def step(self, closure: Any = None) -> Any:
-        """Take one optimizer step; see ``CarriedOptimizer``."""
+        """Take one optimizer step; see ``WrappedModelOptimizer``."""
         self._shards.refuse_changes()
         self._tell_of_wait()
         return super().step(closure)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from pace.api.errors import BodyTimeout, ContentTooLarge, InvalidRequest, UnsupportedMediaType
-from pace.api.fairness.body_room import HeldBody
+from pace.api.fairness.body_limits import HeldBody
 from pace.api.questions.ambiguous_documents import refuse_repeated_keys
 from pace.api.service import Service
 from pace.api.spool import IN_MEMORY_BYTES, BodySpool
@@ -61,7 +61,7 @@ async def read_body(
         As ``receive_body``, and what the function raises.
     """
     service: Service = request.app.state.service
-    with service.body_room.body(tenant) as held, BodySpool(service.settings.spool_folder) as spool:
+    with service.body_limits.body(tenant) as held, BodySpool(service.settings.spool_folder) as spool:
         most_bytes = service.settings.max_body_bytes
         gzipped = await receive_body(request, most_bytes, spool, held, media_types)
         body = spool.take()

@@ -42,7 +42,7 @@ def _read(request: HeadroomRequest, limits: ReadLimits) -> Question:
 def _answer(profile_document: bytes, options: str, tell: Tell) -> bytes:
     del tell  # it takes a few solves
     profile = parse_profile(zlib.decompress(profile_document))
-    made = headroom(profile, doubts=tuple(import_warnings(profile)), **json.loads(options))
+    made = headroom(profile, warnings=tuple(import_warnings(profile)), **json.loads(options))
     return json.dumps(made.to_document(), allow_nan=False).encode()
 
 

@@ -11,11 +11,11 @@ from pydantic import BaseModel, ValidationError
 from pace.api.errors import ContentTooLarge, InvalidRequest
 from pace.api.questions.ambiguous_documents import refuse_lookalikes, refuse_repeated_keys
 from pace.api.questions.kind import InputDocument, ReadLimits, ReceivedProfile
-from pace.collector import paused_collector
 from pace.documents.base import explain
 from pace.documents.profile import Profile, parse_profile
 from pace.documents.profile_json import compact_profile
 from pace.errors import InvalidOptions
+from pace.gc_pause import paused_gc
 
 D = TypeVar("D", bound=BaseModel)
 
@@ -50,7 +50,7 @@ def read_document(
 
 
 # The collector rests until what was read is gone: it would look at every object of it, to find nothing.
-@paused_collector()
+@paused_gc()
 def read_profile(body: bytes, gzipped: bool, limits: ReadLimits) -> ReceivedProfile:
     """Parse and validate a profile; raises InvalidProfile, InvalidRequest and ContentTooLarge."""
     body = decompressed(body, limits.max_bytes) if gzipped else body

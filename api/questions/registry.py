@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
 from pace.api.questions.reading import read_document
-from pace.collector import paused_collector
+from pace.gc_pause import paused_gc
 
 
 def _found() -> dict[str, Kind]:
@@ -24,7 +24,7 @@ KINDS = _found()
 
 
 # The collector rests until what was read is gone: it would look at every object of it, to find nothing.
-@paused_collector()
+@paused_gc()
 def read_question(body: bytes, gzipped: bool, limits: ReadLimits, kind: str) -> Question:
     """Parse and validate the body of a request of a kind.
 

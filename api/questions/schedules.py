@@ -2,7 +2,7 @@
 
 import zlib
 
-from pace.api.earlier_forms import current_schedule, read_options, stored_options
+from pace.api.previous_release import current_schedule, read_options, stored_options
 from pace.api.questions.kind import SCHEDULE, Kind, Question, ReadLimits, Tell
 from pace.api.questions.reading import about_profile, parser_of
 from pace.client.documents import ScheduleRequest, ScheduleResource, ScheduleSummary, example_profile

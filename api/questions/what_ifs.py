@@ -6,8 +6,8 @@ import json
 import zlib
 from dataclasses import replace
 
-from pace.api.earlier_forms import current_what_if, read_question, stored_question, stored_what_if
 from pace.api.errors import ContentTooLarge
+from pace.api.previous_release import current_what_if, read_question, stored_question, stored_what_if
 from pace.api.questions.done_count import DoneCount
 from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
 from pace.api.questions.reading import about_profile

@@ -17,9 +17,9 @@ from pace.api.storage.questions import (
     save_question,
 )
 from pace.api.storage.records import IS_LIVE, TaskRecord
+from pace.api.tasks.queue_limits import QueueLimits
 from pace.api.tasks.solve_size import is_small
 from pace.api.tasks.state import ClaimedTask, Submitted
-from pace.api.tasks.task_room import TaskRoom
 
 # Built once, as every request needs them: to build a statement takes longer than to run it.
 # A task that is joined does not end before its new owner can be seen: whoever then deletes the document looks
@@ -41,7 +41,7 @@ class Acceptance:
         Of the tasks that are claimed as they are accepted.
     """
 
-    def __init__(self, room: TaskRoom, owner: str, lease: timedelta) -> None:
+    def __init__(self, room: QueueLimits, owner: str, lease: timedelta) -> None:
         self._room = room
         self._owner = owner
         self._lease = lease

@@ -25,9 +25,9 @@ from pace.api.storage.questions import find_input
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import SolutionRecord, TaskRecord
 from pace.api.tasks.acceptance import Acceptance
+from pace.api.tasks.queue_limits import QueueLimits
 from pace.api.tasks.solve_size import is_small_solve
 from pace.api.tasks.state import LIVE, ClaimedTask, Submitted, TaskStatus
-from pace.api.tasks.task_room import TaskRoom
 from pace.api.tasks.task_views import count_live, find_status, list_statuses
 from pace.errors import PaceError
 
@@ -64,7 +64,7 @@ class TaskQueue:
     ) -> None:
         self.database = database
         self.owner = uuid.uuid4().hex
-        room = TaskRoom(max_queued, tenants, quota or StorageQuota(tenants))
+        room = QueueLimits(max_queued, tenants, quota or StorageQuota(tenants))
         self._tenants = tenants
         self.shares = TaskShares(tenants)
         self._lease = timedelta(seconds=lease_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar, cast
 
-from pace.api.fairness.fair_turns import FairTurns
+from pace.api.fairness.fair_queue import FairQueue
 from pace.api.questions.kind import Question, ReadLimits, ReceivedProfile
 from pace.api.questions.reading import read_file
 from pace.api.spool import ArrivedBody
@@ -32,7 +32,7 @@ class BodyReader:
     memory_bytes
         How much of what was read is remembered, so that a body that comes again is not read again.
     weight, observe
-        As for ``FairTurns``.
+        As for ``FairQueue``.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class BodyReader:
         observe: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._readers = readers
-        self._turns = FairTurns("bodies", readers.size, max_waiting, weight, observe)
+        self._turns = FairQueue("bodies", readers.size, max_waiting, weight, observe)
         self._limits = limits
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes

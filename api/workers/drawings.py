@@ -8,8 +8,8 @@ import tempfile
 import zlib
 from pathlib import Path
 
-from pace.api.earlier_forms import current_schedule
 from pace.api.errors import NotInstalled
+from pace.api.previous_release import current_schedule
 from pace.client.documents import PolicyResult, SimulationRequest, SimulationResult
 from pace.client.page_documents import WindowGroup, WindowRequest, WindowResult, WindowRow
 from pace.documents.profile import parse_profile

@@ -36,7 +36,7 @@ def headroom(
         profile = _profile_of(source, execution_trace, parameters, workers)
         warn_if_misleading(profile)
         tell_slowdown(profile)
-        made = answer(profile, clip=clip, doubts=tuple(import_warnings(profile)))
+        made = answer(profile, clip=clip, warnings=tuple(import_warnings(profile)))
         if html is not None:
             html.write_text(headroom_page(made), encoding="utf-8")
     if as_json:
@@ -45,8 +45,8 @@ def headroom(
 
     for line in text_lines(made):
         typer.echo(line)
-    for doubt in made.doubts:
-        typer.echo(f"pace: warning: {doubt}", err=True)
+    for warning in made.warnings:
+        typer.echo(f"pace: warning: {warning}", err=True)
 
 
 def _profile_of(

@@ -207,7 +207,7 @@ def fit(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")] = False,
 ) -> None:
     """Fit an all-reduce cost to logs of nccl-tests, OSU, Horovod's timeline or CSV."""
-    from pace.cost_doubts import cost_doubts
+    from pace.cost_warnings import cost_warnings
     from pace.formats.fit import fit_cost
 
     with reported():
@@ -217,8 +217,8 @@ def fit(
             output.write_text(document + "\n")
     if as_json:
         typer.echo(document)
-    for doubt in cost_doubts(fitted.allreduce):
-        typer.echo(f"pace: warning: {doubt}", err=True)
+    for warning in cost_warnings(fitted.allreduce):
+        typer.echo(f"pace: warning: {warning}", err=True)
     line = fitted.affine
     typer.echo(
         f"{len(fitted.allreduce.samples)} samples at {fitted.workers} workers; one line "

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
-from pace.collector import paused_collector
 from pace.documents.base import Document, load, parse, repeated
 from pace.documents.collective_costs import AllReduce
 from pace.documents.fingerprint import fingerprint
@@ -21,6 +20,7 @@ from pace.documents.frozen import FrozenDict, frozen
 from pace.documents.half_costs import HalfCost
 from pace.documents.profile_json import canonical_profile, dump_profile
 from pace.errors import InvalidProfile
+from pace.gc_pause import paused_gc
 from pace.graph import CyclicGraph, Graph, build_graph, path_from_marked
 from pace.solver.arrays import FloatArray
 from pace.solver.cost import CostCurve
@@ -370,7 +370,7 @@ def parse_profile(document: bytes | str) -> Profile:
     InvalidProfile
         With one line per fault, each naming the op or gradient at fault.
     """
-    with paused_collector():
+    with paused_gc():
         return parse(Profile, document)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pace.cost_doubts import question_doubts
+from pace.cost_warnings import profile_warnings
 from pace.documents.profile import Profile
 
 DOUBTFUL, MISLEADING = 0.1, 0.3
@@ -48,7 +48,7 @@ def import_warnings(profile: Profile) -> Iterator[str]:
     if replay is not None and abs(replay["error"]) > DOUBTFUL:
         yield (f"the replayed step is {replay['error']:+.0%} off the recorded one: {replay['not_explained']}")
     if replay is not None and profile.metadata.get("allreduce_from_trace"):
-        yield from question_doubts(profile)
+        yield from profile_warnings(profile)
 
 
 def misleading(profile: Profile) -> str | None:

@@ -10,7 +10,6 @@ from operator import attrgetter
 from pace.errors import FormatError
 from pace.formats.execution_trace import ExecutionTrace, TracedTensor
 from pace.formats.fixed_collectives import measure_on_host, note_fixed_calls
-from pace.formats.kineto_alike import alike
 from pace.formats.kineto_clocks import (
     TraceClock,
     choose_clock,
@@ -19,6 +18,7 @@ from pace.formats.kineto_clocks import (
     update_duration,
     wall_durations,
 )
+from pace.formats.kineto_comparable import comparable_steps
 from pace.formats.kineto_records import KinetoStep, Part, RecordedGradient, RecordedOp
 from pace.formats.kineto_steps import recorded_steps
 from pace.formats.kineto_trace import KinetoTrace
@@ -46,7 +46,7 @@ class RankTrace:
         self.clock = choose_clock(clock, every, self.placed)
         if self.clock == "host":
             measure_on_host(trace, every, collectives)
-        self.steps = alike(trace, every)
+        self.steps = comparable_steps(trace, every)
         self.dropped_steps = len(every) - len(self.steps)
         self.gradients = _with_shapes(trace, self.steps, shapes, parameters)
         reduces = [call for call in collectives if call.name == ALL_REDUCE]

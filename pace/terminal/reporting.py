@@ -90,10 +90,10 @@ def tell_slowdown(profile: Profile) -> None:
 
 def warn_of_the_cost(profile: Profile) -> None:
     """Say what the profile's measured all-reduces do not tell."""
-    from pace.cost_doubts import question_doubts
+    from pace.cost_warnings import profile_warnings
 
-    for doubt in question_doubts(profile):
-        _show_warning(doubt)
+    for warning in profile_warnings(profile):
+        _show_warning(warning)
 
 
 def _show_warning(message: Warning | str, *_place: Any) -> None:

@@ -92,8 +92,8 @@ def headroom_page(made: Headroom) -> str:
     if made.plain.bucket_cap_mb_list:
         caps = [round(cap, 6) for cap in made.plain.bucket_cap_mb_list]
         parts.append(f"<pre>bucket_cap_mb_list={caps}</pre>")
-    if made.doubts:
+    if made.warnings:
         parts.append(
-            "<h2>Doubts</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in made.doubts) + "</ul>"
+            "<h2>Warnings</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in made.warnings) + "</ul>"
         )
     return "".join(parts) + "</html>\n"

@@ -74,14 +74,14 @@ class Headroom:
     clipped: Reachable | None
     time: WhereTimeGoes
     advice: tuple[str, ...]
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     def to_document(self) -> dict[str, Any]:
         """Return the answer as JSON values."""
         return asdict(self)
 
 
-def headroom(profile: Profile, *, clip: bool = False, doubts: tuple[str, ...] = ()) -> Headroom:
+def headroom(profile: Profile, *, clip: bool = False, warnings: tuple[str, ...] = ()) -> Headroom:
     """Return what a job could gain, with clipping by the global norm as well if `clip`.
 
     A profile whose updates wait for a norm already is asked about both ways.
@@ -100,7 +100,7 @@ def headroom(profile: Profile, *, clip: bool = False, doubts: tuple[str, ...] = 
         clipped=clipped,
         time=time,
         advice=tuple(_advice(plain, clipped, time)),
-        doubts=doubts,
+        warnings=warnings,
     )
 
 

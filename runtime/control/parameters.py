@@ -15,13 +15,13 @@ _REDUCING = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParalle
 
 
 def trained_parameters(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, carried: Set[str] = frozenset()
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, allowed: Set[str] = frozenset()
 ) -> dict[str, nn.Parameter]:
     """Parameters that the optimizer updates and that want a gradient, by name, in definition order.
 
     Parameters
     ----------
-    carried
+    allowed
         Names of torch's classes that may be in the model, as they leave all-reduces to the runtime.
 
     Raises
@@ -32,7 +32,7 @@ def trained_parameters(
     """
     for module in model.modules():
         kinds = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.")}
-        if found := (kinds & _REDUCING) - carried:
+        if found := (kinds & _REDUCING) - allowed:
             raise InvalidOptions(
                 f"the model is, or holds, a {found.pop()}, which reduces gradients itself: give the model"
                 " that it wraps, and call that one in the loop"
@@ -51,7 +51,7 @@ def trained_parameters(
         raise InvalidOptions(f"the optimizer updates parameters that are not the model's, of shapes {shapes}")
     for name, parameter in named.items():
         plain = issubclass(type(parameter), nn.Parameter)  # isinstance() says what the parameter claims
-        if not plain and not (carried and hasattr(parameter, "placements")):
+        if not plain and not (allowed and hasattr(parameter, "placements")):
             raise InvalidOptions(
                 f"{name} is a {type(parameter).__name__}; only plain parameters are supported"
             )

@@ -15,7 +15,7 @@ collectives equal on all ranks without asking which gradients a rank happened to
   and rank 0's submission decides.
 
 Groups that are all-reduced and groups that are pushed to servers have a thread and a credit each
-(``lanes.py``), in one round and one order.
+(``send_queues.py``), in one round and one order.
 
 Of tensors on a device (a GPU) the host hands over and waits for groups that the device has yet to compute
 and to sum. A group then counts as submitted when the device has computed it, and a wait blocks the host
@@ -30,11 +30,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pace.errors import CommunicationFailed
-from pace.runtime.engine.lanes import Lane, calls_of, lanes_of
 from pace.runtime.engine.on_device import OnDevice
 from pace.runtime.engine.plan import GroupExchange, SendPlan
 from pace.runtime.engine.prepared_groups import PreparedGroups
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
+from pace.runtime.engine.send_queues import SendQueue, calls_of, send_queues_of
 from pace.runtime.engine.sends import GroupSend, SegmentMemory, SegmentSend, last_times, sends_of
 from pace.runtime.engine.transport_calls import call_for, described, word_for
 from pace.runtime.transports.runs import Runs
@@ -87,7 +87,7 @@ class Engine:
         self._group_sends, self._segments = sends_of(plan, tensors, name)
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
-        self._lanes, self._lane_of = lanes_of(
+        self._send_queues, self._queue_of = send_queues_of(
             plan,
             self._group_sends,
             self._segments,
@@ -102,7 +102,7 @@ class Engine:
         self._explained = False
         self.waited_s = 0.0
         transport.prepare(
-            calls_of(self._segments, self._lane_of),
+            calls_of(self._segments, self._queue_of),
             pace_bytes_per_s=plan.pace_bytes_per_s,
         )
         self._on_device: OnDevice | None = None
@@ -122,7 +122,8 @@ class Engine:
             name=f"{name}.updates",
         )
         self._threads = [
-            torch_thread(self._run, args=(lane,), name=f"{name}.engine.{lane.name}") for lane in self._lanes
+            torch_thread(self._run, args=(queue,), name=f"{name}.engine.{queue.name}")
+            for queue in self._send_queues
         ]
         for thread in self._threads:
             thread.start()
@@ -135,12 +136,12 @@ class Engine:
     @property
     def sent_segments(self) -> int:
         """How many segments have been handed over to the transport."""
-        return sum(lane.sent_segments for lane in self._lanes)
+        return sum(queue.sent_segments for queue in self._send_queues)
 
     @property
     def sent_bytes(self) -> int:
         """How many bytes they had."""
-        return sum(lane.sent_bytes for lane in self._lanes)
+        return sum(queue.sent_bytes for queue in self._send_queues)
 
     def rebind(self, group: int, tensors: Sequence[SegmentMemory]) -> None:
         """Send other tensors for the segments of a group that is not under way, in planned order."""
@@ -197,9 +198,9 @@ class Engine:
 
     def _enter(self, send: GroupSend) -> None:
         """Let a group be sent from now on; with the lock held."""
-        lane = self._lane_of[send.number]
-        if lane.order.enter(send):
-            lane.wake.notify()
+        queue = self._queue_of[send.number]
+        if queue.order.enter(send):
+            queue.wake.notify()
 
     def _enter_computed(self, send: GroupSend) -> None:
         assert self._on_device is not None
@@ -213,10 +214,10 @@ class Engine:
     def leave_out(self, group: int) -> None:
         """Send nothing of a group in this round; every rank alike, after what was sent in it."""
         send = self._group_sends[group]
-        lane = self._lane_of[group]
+        queue = self._queue_of[group]
         with self._lock:
-            lane.order.leave_out(send)
-            lane.wake.notify_all()
+            queue.order.leave_out(send)
+            queue.wake.notify_all()
 
     def separate_halves(self, *, apart: bool) -> None:
         """Send reduce-scatters before all gathers, from now on, or as planned from the next round on.
@@ -224,9 +225,9 @@ class Engine:
         Every rank alike, as long as no gather was handed over in this round.
         """
         with self._lock:
-            for lane in self._lanes:
-                lane.order.separate_halves(apart=apart)
-                lane.wake.notify_all()
+            for queue in self._send_queues:
+                queue.order.separate_halves(apart=apart)
+                queue.wake.notify_all()
 
     def call_aside(
         self, exchange: GroupExchange, group: int, parts: tuple[torch.Tensor, ...], name: str
@@ -325,7 +326,9 @@ class Engine:
             return self._failure is None and self._settled()
 
     def _settled(self) -> bool:
-        return self._failure is not None or (self._prepared.idle and all(lane.idle for lane in self._lanes))
+        return self._failure is not None or (
+            self._prepared.idle and all(queue.idle for queue in self._send_queues)
+        )
 
     def last_round(self) -> tuple[tuple[GroupTimes, ...], tuple[SegmentTimes, ...]]:
         """When each group and segment was last handed over, sent and done; every group was waited for."""
@@ -346,7 +349,7 @@ class Engine:
                 self._ended.wait_for(
                     lambda: (
                         self._failure is not None
-                        or not any(lane.in_flight.num_segments for lane in self._lanes)
+                        or not any(queue.in_flight.num_segments for queue in self._send_queues)
                     ),
                     self._timeout_s,
                 )
@@ -357,15 +360,15 @@ class Engine:
         self._prepared.close(failed=self._failure is not None)
 
     def _wake_all(self) -> None:
-        for lane in self._lanes:
-            lane.wake.notify_all()
+        for queue in self._send_queues:
+            queue.wake.notify_all()
         self._prepared.notify()
         self._ended.notify_all()
 
-    def _run(self, lane: Lane) -> None:
+    def _run(self, queue: SendQueue) -> None:
         segment: SegmentSend | None = None
         try:
-            while (segment := lane.take_next(self._segments, self._stopped)) is not None:
+            while (segment := queue.take_next(self._segments, self._stopped)) is not None:
                 call = call_for(self._transport, self._groups[segment.group.number].exchange)
                 completed = functools.partial(self._complete, segment)
                 runs = {} if segment.runs is None else {"runs": segment.runs}
@@ -383,18 +386,18 @@ class Engine:
         if error is not None:
             self._fail("failed", segment.group, error)
         send = segment.group
-        lane = self._lane_of[send.number]
+        queue = self._queue_of[send.number]
         with self._lock:
-            lane.in_flight.remove(segment)
+            queue.in_flight.remove(segment)
             send.remaining -= 1
             if send.remaining == 0:
                 send.done_s = segment.done_s
                 send.done.set()
                 self._prepared.notify()
-            for each in self._lanes:
+            for each in self._send_queues:
                 if each.order.num_waiting or self._closed:
                     each.wake.notify_all()
-            if lane.idle or self._closed:
+            if queue.idle or self._closed:
                 self._ended.notify_all()
 
     def _fail(self, what: str, send: GroupSend | None, error: BaseException | None) -> None:

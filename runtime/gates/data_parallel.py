@@ -1,4 +1,4 @@
-"""DistributedDataParallel as the carrier of a model whose gradients the runtime sums.
+"""DistributedDataParallel around a model whose gradients the runtime sums.
 
 What torch does to gradients is all in one part of it, the reducer. While the runtime sums them, a stand-in is
 in its place, which sums nothing and notes which forward passes torch would have had summed: those outside of
@@ -18,7 +18,7 @@ from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import Slot
 
 
-class DataParallelCarrier:
+class DataParallelWrapper:
     """A DistributedDataParallel without a reducer, from ``stand_aside`` to ``close``.
 
     Attributes
@@ -49,12 +49,12 @@ class DataParallelCarrier:
         if parallel is not None:
             self.quiet = not (prepared or parallel.require_backward_grad_sync)
 
-    def carries(self, parallel: DistributedDataParallel) -> bool:
-        """Whether this is the carrier."""
+    def wraps(self, parallel: DistributedDataParallel) -> bool:
+        """Whether this is the given DistributedDataParallel."""
         return parallel is self._parallel()
 
     def watch(self, slots: Mapping[nn.Parameter, Slot], use: Callable[[Iterable[Slot]], None]) -> bool:  # noqa: ARG002
-        """DistributedDataParallel uses no parameter itself; see ``Carrier``."""
+        """DistributedDataParallel uses no parameter itself; see ``ModelWrapper``."""
         return False
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class _Log:
         return self._data
 
     def _set_static_graph(self) -> None:
-        """See ``Carrier.close``."""
+        """See ``ModelWrapper.close``."""
 
     def _set_uneven_input_join(self) -> None:
         raise InvalidUse(
@@ -143,26 +143,26 @@ class _Log:
 class _Aside:
     """Stands in for a reducer."""
 
-    def __init__(self, carrier: DataParallelCarrier) -> None:
-        self._carrier = carrier
+    def __init__(self, model_wrapper: DataParallelWrapper) -> None:
+        self._model_wrapper = model_wrapper
 
     def prepare_for_forward(self) -> None:
         """Nothing to count."""
 
     def prepare_for_backward(self, _outputs: Any) -> None:
         """Prepare for no sums of torch's own."""
-        self._carrier.note_forward(prepared=True)
+        self._model_wrapper.note_forward(prepared=True)
 
     def _rebuild_buckets(self) -> bool:
         # Called as every forward pass begins that may have a backward pass.
-        self._carrier.note_forward()
+        self._model_wrapper.note_forward()
         return False
 
     def _delay_all_reduce(self) -> None:
         """Nothing is summed at the end of a static graph's first backward pass."""
 
     def _set_static_graph(self) -> None:
-        """See ``Carrier.close``."""
+        """See ``ModelWrapper.close``."""
 
     def _remove_autograd_hooks(self) -> None:
         """There are none."""

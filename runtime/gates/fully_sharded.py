@@ -1,4 +1,4 @@
-"""``fully_shard`` as the carrier of a model: torch shards it, and the runtime sums gradients over replicas.
+"""``fully_shard`` around a model: torch shards it, and the runtime sums gradients over replicas.
 
 Every call of ``fully_shard`` makes a *unit*: parameters that are gathered together before they are used, and
 whose gradients are reduce-scattered together. On a mesh of two dimensions torch then all-reduces a unit's
@@ -25,7 +25,7 @@ from pace.runtime.transports.compression import Compression
 _COMPRESSIONS: dict[torch.dtype | None, Compression] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
-class ShardCarrier:
+class FullyShardWrapper:
     """The units of a model, which do not sum over replicas from ``stand_aside`` to ``close``.
 
     Attributes
@@ -47,12 +47,12 @@ class ShardCarrier:
         self._use: Callable[[Iterable[Slot]], None] | None = None
         self._undo: list[Callable[[], None]] = []
 
-    def carries(self, parallel: DistributedDataParallel) -> bool:  # noqa: ARG002
-        """DistributedDataParallel around it would sum gradients; see ``Carrier``."""
+    def wraps(self, parallel: DistributedDataParallel) -> bool:  # noqa: ARG002
+        """DistributedDataParallel around it would sum gradients; see ``ModelWrapper``."""
         return False
 
     def watch(self, slots: Mapping[nn.Parameter, Slot], use: Callable[[Iterable[Slot]], None]) -> bool:
-        """Announce the parameters of a unit that is about to be gathered; see ``Carrier``."""
+        """Announce the parameters of a unit that is about to be gathered; see ``ModelWrapper``."""
         self._use = use
         self._slots = {
             id(unit.group): tuple(slots[each] for each in unit.parameters if each in slots)
@@ -192,18 +192,18 @@ _HOOKED = "it would be given the shard of one replica, or sum a second time"
 class _Local:
     """A unit's end of the backward pass: gradients that torch finds and leaves are this replica's own."""
 
-    def __init__(self, carrier: ShardCarrier, group: Any) -> None:
-        self._carrier = carrier
+    def __init__(self, model_wrapper: FullyShardWrapper, group: Any) -> None:
+        self._model_wrapper = model_wrapper
         self._own: Callable[..., None] = group.post_backward
 
     def __call__(self, *arguments: Any) -> None:
-        carrier = self._carrier
-        flags = {unit.group.all_reduce_grads for unit in carrier.units}
+        model_wrapper = self._model_wrapper
+        flags = {unit.group.all_reduce_grads for unit in model_wrapper.units}
         if len(flags) > 1:
             raise InvalidUse(
                 "set_requires_all_reduce() differs between modules: call it on the outermost one, for all"
             )
-        carrier.quiet = not flags.pop()
+        model_wrapper.quiet = not flags.pop()
         with without_gates():
             self._own(*arguments)
 
@@ -211,15 +211,15 @@ class _Local:
 class _Announced:
     """The beginning of a unit's gathering, ahead of its use or not."""
 
-    def __init__(self, carrier: ShardCarrier, group: Any) -> None:
-        self._carrier = carrier
+    def __init__(self, model_wrapper: FullyShardWrapper, group: Any) -> None:
+        self._model_wrapper = model_wrapper
         self._group = weakref.ref(group)
         self._own: Callable[..., None] = group.unshard
 
     def __call__(self, *arguments: Any, **named: Any) -> None:
         group = self._group()
         if group is not None:
-            self._carrier.announce(group)
+            self._model_wrapper.announce(group)
         self._own(*arguments, **named)
 
 

@@ -24,8 +24,8 @@ class MemoryWatch:
     slots
         Of the parameters to watch.
     own
-        Whether the runtime or a carrier of the model keeps other tensors of the same memory. Then whatever
-        shares it now is taken for theirs.
+        Whether the runtime, or a wrapper around the model, keeps other tensors of the same memory. Tensors
+        that share it when the watch begins are then taken for theirs.
     """
 
     def __init__(self, slots: Sequence[Slot], *, own: bool = False) -> None:

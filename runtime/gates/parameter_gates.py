@@ -14,7 +14,7 @@ from torch import nn
 
 from pace.runtime.engine.buffers import Slot
 from pace.runtime.event_log import log
-from pace.runtime.gates.carrier import Carrier
+from pace.runtime.gates.model_wrapper import ModelWrapper
 
 Use = Callable[[Iterable[Slot]], None]
 
@@ -76,7 +76,7 @@ class ForwardWatch:
         Called with the slots of parameters that are about to be used.
     enter
         Called before the outermost module's forward.
-    carrier
+    model_wrapper
         May use parameters before the model does.
 
     Attributes
@@ -95,18 +95,18 @@ class ForwardWatch:
         attention: Attention,
         use: Use,
         enter: Callable[[], None],
-        carrier: Carrier | None = None,
+        model_wrapper: ModelWrapper | None = None,
     ) -> None:
         self._attention = attention
         self._use = use
-        self._carrier = carrier
+        self._model_wrapper = model_wrapper
         self._gated: list[tuple[nn.Module, GatedParameters]] = []
         self._handles: list[Any] = []
         self.unseen: list[Slot] = []
         self.unreadable: list[Slot] = []
         if not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks
             self._handles.append(model.register_forward_pre_hook(_EnterHook(enter)))
-        seen = carrier is not None and carrier.watch(slots, self._announce)
+        seen = model_wrapper is not None and model_wrapper.watch(slots, self._announce)
         for module in model.modules():
             if seen:
                 break
@@ -141,8 +141,8 @@ class ForwardWatch:
 
     def close(self) -> None:
         """Take the hook and gates off again."""
-        if self._carrier is not None:
-            self._carrier.watch({}, self._announce)
+        if self._model_wrapper is not None:
+            self._model_wrapper.watch({}, self._announce)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from pace.runtime.gates.carrier import Carrier
+from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.optimizer.averaging import Averaging
 from pace.runtime.transports.transport import Discipline, Order, Sequencing
 
@@ -46,7 +46,7 @@ class RoundSettings:
         See ``Reduction.attach``.
     clips
         Whether every ``step()`` clips gradients by their norm.
-    carrier
+    model_wrapper
         What is around the model and says which backward passes only add up; None without one.
     held_state
         Returns those of some parameters of whose optimizer state somebody else refers to a part.
@@ -62,7 +62,7 @@ class RoundSettings:
     ask: Callable[[int], None]
     held_state: Callable[[Sequence[torch.Tensor]], Collection[torch.Tensor]]
     clips: bool = False
-    carrier: Carrier | None = None
+    model_wrapper: ModelWrapper | None = None
 
 
 def choose_disciplines(

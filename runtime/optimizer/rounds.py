@@ -19,7 +19,6 @@ from pace.runtime.engine.plan import SendPlan
 from pace.runtime.engine.report import Totals
 from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.call_stacks import in_collective
-from pace.runtime.gates.carrier import refuse_local_step, refuse_reducing
 from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
 from pace.runtime.gates.gradient_hooks import hook_gradient
 from pace.runtime.gates.guarded_tensors import (
@@ -30,6 +29,7 @@ from pace.runtime.gates.guarded_tensors import (
     without_guards,
 )
 from pace.runtime.gates.memory_watch import MemoryWatch
+from pace.runtime.gates.model_wrapper import refuse_local_step, refuse_reducing
 from pace.runtime.gates.parameter_gates import Attention, ForwardWatch
 from pace.runtime.gates.patches.backward_end import after_backward, watch_backward
 from pace.runtime.optimizer.gradient_access import Gate, GradientAccess
@@ -87,7 +87,7 @@ class Rounds(WholeUpdates):
         self.slots = [slot for group in self.groups for slot in group.slots]
         self._usage = usage
         self._profiling = profiling
-        self._carrier = settings.carrier
+        self._model_wrapper = settings.model_wrapper
         self._before = Totals()
         self.accumulating = False
         if before is not None:
@@ -118,7 +118,7 @@ class Rounds(WholeUpdates):
             attention=self._attention,
             use=self._use,
             enter=self._enter,
-            carrier=self._carrier,
+            model_wrapper=self._model_wrapper,
         )
         guarded = self.slots if settings.per_group else []
         self._guarded = [slot.parameter for slot in guarded]
@@ -142,7 +142,7 @@ class Rounds(WholeUpdates):
         for slot, gate in self._gates:
             take_existing(slot)
             open_gate(slot.parameter, gate)
-        own = self._moves_parameters or (self._carrier is not None and bool(self._carrier.kinds))
+        own = self._moves_parameters or (self._model_wrapper is not None and bool(self._model_wrapper.kinds))
         self._memory_watch = MemoryWatch(guarded, own=own)
         if self._learning:
             self._guard()
@@ -231,8 +231,8 @@ class Rounds(WholeUpdates):
         """Take in what autograd has just added to a gradient."""
         if self._answering:
             self.await_answer()
-        if self._carrier is not None and self._carrier.quiet != self.accumulating:
-            self.accumulate(accumulating=self._carrier.quiet, arriving=slot)
+        if self._model_wrapper is not None and self._model_wrapper.quiet != self.accumulating:
+            self.accumulate(accumulating=self._model_wrapper.quiet, arriving=slot)
         if self.accumulating:
             self._accumulated = True
             self._settle_after_backward(torch._C._current_graph_task_id())
@@ -341,8 +341,8 @@ class Rounds(WholeUpdates):
 
     def seal(self, *, read: bool) -> None:
         """Make this rank's contribution final: submit what is left, with zeros for what was not computed."""
-        if self._carrier is not None and self._accumulated and not read:
-            refuse_local_step(self._carrier, self.slots)
+        if self._model_wrapper is not None and self._accumulated and not read:
+            refuse_local_step(self._model_wrapper, self.slots)
         with self._lock:
             if self.reduction.sealed:
                 if read or not self.reduction.cleared():
@@ -536,7 +536,7 @@ class Rounds(WholeUpdates):
             self.finish(self.awaited(slot))
 
     def _enter(self) -> None:
-        refuse_reducing(self._carrier)
+        refuse_reducing(self._model_wrapper)
         self._entered = True
         if self._num_pending:
             for group in self._at_entry:

@@ -19,7 +19,7 @@ from pace.runtime.control.parameters import gradient_sizes, trained_parameters
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.engine.plan import GradientSize, SendPlan
 from pace.runtime.event_log import log
-from pace.runtime.gates.carrier import Carrier
+from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.optimizer.group_update import why_not_per_group
 from pace.runtime.optimizer.shards.eligibility import why_not_sharded
 from pace.runtime.optimizer.stand_in import StandIn
@@ -59,13 +59,13 @@ def start_together(
     model: nn.Module,
     prepare: Prepare,
     *,
-    carrier: Carrier | None = None,
+    model_wrapper: ModelWrapper | None = None,
 ) -> Start:
     """Check, compare and agree; every rank must call it.
 
     Parameters
     ----------
-    carrier
+    model_wrapper
         What is around the model, or in it, and would sum gradients; None without. It makes weights equal, and
         sends buffers.
 
@@ -81,12 +81,14 @@ def start_together(
         mine: Statement,
     ) -> tuple[WrapperOptions, PlanSource, dict[str, nn.Parameter], list[GradientSize]]:
         check_trained(optimizer, model)
-        parameters = trained_parameters(model, optimizer, carried=carrier.kinds if carrier else frozenset())
+        parameters = trained_parameters(
+            model, optimizer, allowed=model_wrapper.kinds if model_wrapper else frozenset()
+        )
         sizes = gradient_sizes(parameters)
         mine.forms = forms_of(model, parameters)
         mine.barrier_reason = why_not_per_group(optimizer)
         options, source = prepare()
-        if carrier is not None and options.communication != AllReduce(
+        if model_wrapper is not None and options.communication != AllReduce(
             compression=options.communication.compression
         ):
             raise InvalidOptions(
@@ -112,8 +114,8 @@ def start_together(
     agree_on_weights(
         transport,
         model,
-        broadcast=options.broadcast_parameters and carrier is None,
-        with_buffers=carrier is None,
+        broadcast=options.broadcast_parameters and model_wrapper is None,
+        with_buffers=model_wrapper is None,
     )
     reasons = [(rank, each.barrier_reason) for rank, each in enumerate(statements) if each.barrier_reason]
     return Start(

@@ -26,8 +26,8 @@ from pace.runtime.engine.divided_plan import divide
 from pace.runtime.engine.plan import SendPlan
 from pace.runtime.engine.report import Report, chrome_trace
 from pace.runtime.event_log import log
-from pace.runtime.gates.carrier import Carrier
 from pace.runtime.gates.gated_state import ungate_state
+from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.gates.optimizer_methods import step_was_replaced, zero_grad_was_replaced
 from pace.runtime.gates.patches.compiled_code import CompiledWatch
 from pace.runtime.optimizer.averaging import Averaging, mean_loss
@@ -59,7 +59,7 @@ class WrappedOptimizer(NormAndState):
     """
 
     # What is around the model and would sum gradients, where there is something.
-    _carrier: Carrier | None = None
+    _model_wrapper: ModelWrapper | None = None
     # Whether this process was forked from the one that trains.
     _forked = False
 
@@ -77,7 +77,7 @@ class WrappedOptimizer(NormAndState):
             refuse_wrapped(optimizer)
             return prepare()
 
-        start = start_together(transport, optimizer, model, checked, carrier=self._carrier)
+        start = start_together(transport, optimizer, model, checked, model_wrapper=self._model_wrapper)
         options, reason = start.options, start.barrier_reason
         self.optimizer = optimizer
         self.model = model
@@ -147,7 +147,7 @@ class WrappedOptimizer(NormAndState):
             ask=weakly(self._ask),
             held_state=weakly(self._find_held_state, otherwise=()),
             clips=self._max_grad_norm is not None,
-            carrier=self._carrier,
+            model_wrapper=self._model_wrapper,
         )
         kind = ShardedRounds if self._plan.shards else Rounds
         return kind(

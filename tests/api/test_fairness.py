@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 from pace.api.errors import LimitExceeded, QueueFull
-from pace.api.fairness.body_room import BodyRoom
-from pace.api.fairness.fair_turns import FairTurns
+from pace.api.fairness.body_limits import BodyLimits
+from pace.api.fairness.fair_queue import FairQueue
 from pace.api.fairness.tenants import TenantLimits, Tenants
 from pace.api.questions.kind import Question, ReadLimits
 from pace.api.questions.reading import read_profile
@@ -35,7 +35,7 @@ class Turns:
     """Work that ends when the test says so."""
 
     def __init__(self, places: int, most_waiting: int = 100) -> None:
-        self.turns = FairTurns("bodies", places, most_waiting)
+        self.turns = FairQueue("bodies", places, most_waiting)
         self.began: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._ends: dict[str, asyncio.Event] = {}
@@ -240,7 +240,7 @@ def _run_out_of_memory() -> None:
 
 def test_bodies_under_way_are_bounded() -> None:
     """In total and for each tenant; one body goes in any case, and what has ended counts no more."""
-    room = BodyRoom(100, Tenants(TenantLimits(max_bodies_bytes=50)))
+    room = BodyLimits(100, Tenants(TenantLimits(max_bodies_bytes=50)))
     with room.body("one") as large:
         large.grow(60)
         large.grow(10)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pace.api.errors import ContentTooLarge, QueueFull, QuotaExceeded
-from pace.api.fairness.body_room import BodyRoom
-from pace.api.fairness.fair_turns import FairTurns
+from pace.api.fairness.body_limits import BodyLimits
+from pace.api.fairness.fair_queue import FairQueue
 from pace.api.fairness.task_shares import TaskShares
 from pace.api.fairness.tenants import TenantLimits, Tenants
 from pace.api.questions.kind import ReadLimits
@@ -94,7 +94,7 @@ def test_turns_are_by_weight() -> None:
     """Of four places, a tenant of weight 3 has three, whoever asked first."""
 
     async def run() -> None:
-        turns = FairTurns("bodies", 4, 100, TENANTS.weight)
+        turns = FairQueue("bodies", 4, 100, TENANTS.weight)
         began: list[str] = []
         go_on = asyncio.Event()
 
@@ -162,7 +162,7 @@ def test_what_is_stored_is_bounded(queue: TaskQueue) -> None:
 
 def test_bodies_of_a_tenant_are_counted() -> None:
     """Beyond its number they are refused, however small."""
-    room = BodyRoom(100, Tenants(TenantLimits(max_bodies=1)))
+    room = BodyLimits(100, Tenants(TenantLimits(max_bodies=1)))
     with room.body("one"), pytest.raises(QueueFull, match="1 bodies of yours"), room.body("one"):
         pass
     with room.body("one"), room.body("other"):

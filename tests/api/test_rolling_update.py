@@ -18,7 +18,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from pace.api.earlier_forms import current_schedule
+from pace.api.previous_release import current_schedule
 from tests.api.postgresql import PostgresqlServer
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.training.tensorflow_peer import START_NICE, run_as_this_process, why_no_tensorflow
-from benchmarks.studies.throughput.again import compare_again, tables
 from benchmarks.studies.throughput.compare import Comparison, compare_all, measured_rate, replay_errors
+from benchmarks.studies.throughput.repredict import repredict_runs, tables
 from benchmarks.studies.throughput.shapes import ALL_SHAPES, shape_of
 from benchmarks.studies.throughput.tcp_runs import (
     TcpSystem,
@@ -51,10 +51,10 @@ def test_training_over_tcp_and_its_prediction(tmp_path: Path) -> None:
     assert 0.3 < found.predicted / found.measured[0] < 3
     record = tmp_path / "record.json"
     record.write_text(json.dumps({"rows": [profiled, row]}))
-    (again,), (kept,) = compare_again([record], steps=12, skip=4)
-    assert again == found
+    (repredicted,), (kept,) = repredict_runs([record], steps=12, skip=4)
+    assert repredicted == found
     assert kept == json.loads(json.dumps(profiled))
-    assert f"| alexnet | 1 | 2 | 2 | {found.measured[0]:.3g} |" in tables([again], [kept])
+    assert f"| alexnet | 1 | 2 | 2 | {found.measured[0]:.3g} |" in tables([repredicted], [kept])
 
 
 @pytest.mark.netns

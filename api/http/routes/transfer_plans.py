@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1/transfer-plans")
 async def create_transfer_plan(request: Request, service: RunningService, principal: Submitter) -> Response:
     """Plan a batch of updates on a network. Nothing is stored: same request, same plan."""
     tenant, settings = principal.tenant, service.settings
-    with service.body_room.body(tenant) as held, BodySpool(settings.spool_folder) as spool:
+    with service.body_limits.body(tenant) as held, BodySpool(settings.spool_folder) as spool:
         gzipped = await receive_body(request, settings.max_body_bytes, spool, held)
         body = spool.take()
         try:

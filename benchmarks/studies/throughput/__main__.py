@@ -1,7 +1,7 @@
 """Predicted and measured throughput of asynchronous training: ``python -m benchmarks throughput COMMAND``.
 
 ``tcp`` and ``tensorflow`` measure and predict, ``shares`` measures how unequally connections share a link,
-``again`` predicts anew what records hold, ``record`` makes the tests' traces.
+``repredict`` predicts recorded measurements repredicted, ``record`` makes the tests' traces.
 
 ``tcp``, ``shares`` and ``tensorflow`` need root and iproute2; ``tensorflow`` and ``record`` an interpreter
 that has TensorFlow 2.21 (``python -m venv tf; tf/bin/pip install tensorflow-cpu==2.21.0``). Nothing else may
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.harness.conditions import study_parser, write_json
-from benchmarks.studies.throughput.again import compare_again, tables
 from benchmarks.studies.throughput.compare import Comparison, compare_all
+from benchmarks.studies.throughput.repredict import repredict_runs, tables
 from benchmarks.studies.throughput.shapes import ALL_SHAPES, SHAPES, ModelShape
 
 if TYPE_CHECKING:
@@ -45,16 +45,16 @@ _FAIR_PACKET_BYTES = 8 * 1024
 def main() -> int:
     """Run the command line."""
     arguments = _arguments()
-    if arguments.command == "again":
-        again, profiles = compare_again(
+    if arguments.command == "repredict":
+        repredicted, profiles = repredict_runs(
             arguments.records,
             steps=arguments.steps,
             skip=arguments.skip,
             share_spread=arguments.share_spread,
             share_spread_bytes=arguments.share_spread_bytes,
         )
-        print(tables(again, profiles))
-        print(_summary(again))
+        print(tables(repredicted, profiles))
+        print(_summary(repredicted))
         return 0
     from benchmarks.harness.network.hosts import why_unavailable
 
@@ -131,12 +131,12 @@ def _arguments() -> argparse.Namespace:
         "--usual", action="store_true", help="TCP's usual buffers and packets, as TensorFlow has them"
     )
     shares.add_argument("--fair-links", action="store_true", help=_FAIR)
-    again = commands.add_parser("again", help="predict anew what records in JSON measured")
-    again.add_argument("records", nargs="+", type=Path)
-    again.add_argument("--steps", type=int, default=100)
-    again.add_argument("--skip", type=int, default=50)
-    again.add_argument("--share-spread", type=float, help="as measured; a prediction's own default")
-    again.add_argument("--share-spread-bytes", type=int, help=_SPREAD_BYTES)
+    repredicted = commands.add_parser("repredict", help="predict anew what records in JSON measured")
+    repredicted.add_argument("records", nargs="+", type=Path)
+    repredicted.add_argument("--steps", type=int, default=100)
+    repredicted.add_argument("--skip", type=int, default=50)
+    repredicted.add_argument("--share-spread", type=float, help="as measured; a prediction's own default")
+    repredicted.add_argument("--share-spread-bytes", type=int, help=_SPREAD_BYTES)
     record = commands.add_parser("record", help="make the traces that tests read")
     record.add_argument("--python", type=Path, required=True)
     record.add_argument("--servers", type=int, default=1)
@@ -144,9 +144,9 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.command == "shares" and arguments.fair_links and not arguments.usual:
         parser.error("shares --fair-links is for TCP's usual buffers: add --usual")
-    if arguments.command in ("tcp", "tensorflow", "again") and not 1 <= arguments.skip < arguments.steps:
+    if arguments.command in ("tcp", "tensorflow", "repredict") and not 1 <= arguments.skip < arguments.steps:
         parser.error(f"--skip {arguments.skip}: expected 1 or more, and less than --steps {arguments.steps}")
-    if arguments.command in ("tcp", "tensorflow", "again") and arguments.share_spread_bytes is not None:
+    if arguments.command in ("tcp", "tensorflow", "repredict") and arguments.share_spread_bytes is not None:
         if arguments.share_spread is None:
             parser.error("--share-spread-bytes: expected the --share-spread that was measured with it")
         if arguments.share_spread_bytes < 1:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.loops.loop_program import Program, carried
+from tests.runtime.loops.loop_program import Program, wrapped
 from tests.runtime.loops.loop_reference import differences, expected
-from tests.runtime.loops.loop_trainer import CARRIERS, run_program
+from tests.runtime.loops.loop_trainer import WRAPPINGS, run_program
 from tests.runtime.loops.random_loops import num_loops, programs
 from tests.runtime.rank_pool import Failed, RankPool
 
@@ -41,4 +41,4 @@ def check(pool: RankPool, program: Program) -> None:
 def test_random_loops_under_ddp_train_as_plain_training_does(pool: RankPool, data: st.DataObject) -> None:
     """Whatever a loop does, it reads the same gradients and gets the same weights, on every rank."""
     program = data.draw(programs(pool.size))
-    check(pool, carried(program, data.draw(st.sampled_from(sorted(CARRIERS)))))
+    check(pool, wrapped(program, data.draw(st.sampled_from(sorted(WRAPPINGS)))))

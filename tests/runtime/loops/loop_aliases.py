@@ -176,7 +176,7 @@ class Aliases(ABC):
         own = self.inner.step
 
         def step(closure: Any = None) -> Any:
-            if closure is None and self.program.carrier is None:
+            if closure is None and self.program.wrapping is None:
                 for parameter in self.parameters:
                     if parameter.grad is not None:
                         parameter.grad.mul_(factor)

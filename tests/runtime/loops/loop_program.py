@@ -85,9 +85,9 @@ class Program:
         The seed of a shuffled schedule; None for the plan that the runtime makes.
     watched
         Whether weights are read after every step.
-    carrier
-        How the model is wrapped in DistributedDataParallel, a key of ``loop_trainer.CARRIERS``; None where it
-        is not.
+    wrapping
+        How the model is wrapped in DistributedDataParallel: a key of ``loop_trainer.WRAPPINGS``. None if it
+        is not wrapped.
     """
 
     size: int
@@ -98,7 +98,7 @@ class Program:
     plan: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
     watched: bool = True
-    carrier: str | None = None
+    wrapping: str | None = None
 
     def __str__(self) -> str:
         return pformat(self, width=110)
@@ -122,7 +122,7 @@ def defined(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
     return (*kept, ("step",)) if whole.idle else kept
 
 
-def carried(program: Program, carrier: str) -> Program:
+def wrapped(program: Program, wrapping: str) -> Program:
     """Have DistributedDataParallel carry the model.
 
     It averages, and its ``no_sync`` lasts until a forward pass outside of it, which so follows every block.
@@ -138,7 +138,7 @@ def carried(program: Program, carrier: str) -> Program:
         for operation in _in_the_model(program.operations)
         for each in ((operation, once) if operation[0] == "no_sync" else (operation,))
     )
-    return replace(program, carrier=carrier, entry="model", options=options, operations=operations)
+    return replace(program, wrapping=wrapping, entry="model", options=options, operations=operations)
 
 
 def _in_the_model(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:

@@ -20,7 +20,7 @@ from tests.runtime.loops.loop_readings import Entry, plain, read_gradients
 from tests.runtime.schedules import shuffled_schedule
 from tests.runtime.training import backward, grouped, wrap
 
-CARRIERS: dict[str, dict[str, Any]] = {
+WRAPPINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "views": {"gradient_as_bucket_view": True},
     "unused": {"find_unused_parameters": True},
@@ -272,7 +272,7 @@ class RankTrainer(Trainer):
         self.rank = rank
         self.entries: list[Entry] = []
         self.wrapper = self.wrapped()
-        if program.carrier is None:
+        if program.wrapping is None:
             self.optimizer = self.wrapper
         self.loss = 0.0
 
@@ -284,11 +284,11 @@ class RankTrainer(Trainer):
                 self.model, program.size, program.plan, max_segment_bytes=200
             )
         options.setdefault("timeout_s", 15.0)
-        if program.carrier is None:
+        if program.wrapping is None:
             return wrap("gloo", self.optimizer, self.model, **options)
         from pace.runtime.ddp import attach
 
-        self.call = nn.parallel.DistributedDataParallel(self.model, **CARRIERS[program.carrier])
+        self.call = nn.parallel.DistributedDataParallel(self.model, **WRAPPINGS[program.wrapping])
         return attach(self.call, self.optimizer, **grouped(options))
 
     def look(self, code: Callable[[], Any]) -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pace.api.errors import QueueFull
 
 
-class FairTurns:
+class FairQueue:
     """Gives out places: to the tenant that has the fewest now, then to the one that used them least.
 
     Both are over the tenant's weight: of two who want all they can get, one of weight 3 has three times the

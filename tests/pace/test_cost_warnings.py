@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from pace import Profile
 from pace.cli.main import app
-from pace.cost_doubts import cost_doubts, question_doubts
+from pace.cost_warnings import cost_warnings, profile_warnings
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.profile import parse_profile
 from tests.strategies import affine, layered
@@ -29,8 +29,8 @@ def _changed(**changes: object) -> SampledAllReduce:
 
 def test_a_well_measured_cost_is_not_doubted() -> None:
     """Three sizes by all ranks, calls alike, gradients between the sizes; nor is a formula."""
-    assert list(question_doubts(_profile(MEASURED))) == []
-    assert list(cost_doubts(affine(1.0, 1.0))) == []
+    assert list(profile_warnings(_profile(MEASURED))) == []
+    assert list(cost_warnings(affine(1.0, 1.0))) == []
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_a_well_measured_cost_is_not_doubted() -> None:
 )
 def test_each_doubt_has_its_sentence(cost: SampledAllReduce, said: str) -> None:
     """And no other."""
-    (doubt,) = cost_doubts(cost)
-    assert said in doubt
+    (warning,) = cost_warnings(cost)
+    assert said in warning
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_each_doubt_has_its_sentence(cost: SampledAllReduce, said: str) -> None:
 )
 def test_gradients_outside_the_samples_are_extrapolated(size_bytes: int, said: str | None) -> None:
     """Up to twice the largest and half the smallest the samples still tell."""
-    doubts = list(question_doubts(_profile(MEASURED, size_bytes)))
-    assert [said in doubt for doubt in doubts if said is not None] == ([] if said is None else [True])
-    assert len(doubts) == (said is not None)
+    warnings = list(profile_warnings(_profile(MEASURED, size_bytes)))
+    assert [said in warning for warning in warnings if said is not None] == ([] if said is None else [True])
+    assert len(warnings) == (said is not None)
 
 
 def test_counts_are_of_samples() -> None:

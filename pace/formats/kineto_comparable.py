@@ -17,7 +17,7 @@ from pace.formats.reading import warn
 _MOST_DIFFERENT = 0.1
 
 
-def alike(trace: KinetoTrace, steps: list[KinetoStep]) -> list[KinetoStep]:
+def comparable_steps(trace: KinetoTrace, steps: list[KinetoStep]) -> list[KinetoStep]:
     """Return the steps of the most common form; a warning counts the others.
 
     Of equally common forms the last one is the least likely to be warm-up.

@@ -1,4 +1,4 @@
-"""What an answer from measured all-reduces cannot be trusted in: few samples, one rank's, other sizes."""
+"""Warnings about measured all-reduce costs: few samples, samples of one rank, sizes outside the samples."""
 
 from collections.abc import Iterator
 
@@ -6,13 +6,13 @@ from pace.documents.collective_costs import AllReduce, SampledAllReduce
 from pace.documents.profile import Profile
 
 FEWEST_SIZES = 3
-# Sizes up to so many times beyond the samples follow from the slope between them.
+# Up to this factor beyond the samples, the slope between them is trusted.
 FARTHEST = 2.0
 MOST_SPREAD = 0.5
 
 
-def cost_doubts(allreduce: AllReduce) -> Iterator[str]:
-    """Yield a sentence for each doubt about a cost itself; none for a formula."""
+def cost_warnings(allreduce: AllReduce) -> Iterator[str]:
+    """Yield a sentence for each warning about a cost itself; none for a formula."""
     if not isinstance(allreduce, SampledAllReduce):
         return
     sizes = len({size for size, _ in allreduce.samples})
@@ -33,9 +33,9 @@ def cost_doubts(allreduce: AllReduce) -> Iterator[str]:
         )
 
 
-def question_doubts(profile: Profile) -> Iterator[str]:
-    """Yield those, and whether a profile's gradients are asked for outside the sampled range."""
-    yield from cost_doubts(profile.allreduce)
+def profile_warnings(profile: Profile) -> Iterator[str]:
+    """Yield the warnings about a profile's cost, and one if its gradients need sizes outside the samples."""
+    yield from cost_warnings(profile.allreduce)
     if not isinstance(profile.allreduce, SampledAllReduce) or not profile.gradients:
         return
     sizes = [size for size, _ in profile.allreduce.samples]

@@ -11,20 +11,20 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from pace.runtime.gates.carrier import Carrier
+from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.gates.optimizer_methods import route
 from pace.runtime.optimizer.start import Prepare, released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.transports.transport import Transport
 
 
-class StandingAside(Carrier, Protocol):
-    """A carrier that leaves sums to the runtime from ``stand_aside`` to ``close``.
+class StandingAside(ModelWrapper, Protocol):
+    """A wrapper that leaves sums to the runtime from ``stand_aside`` to ``close``.
 
     Attributes
     ----------
     wrapper
-        Kept alive by what the carrier puts into the model.
+        PACE's optimizer. What is put into the model keeps it alive.
     """
 
     wrapper: Any
@@ -36,13 +36,13 @@ class StandingAside(Carrier, Protocol):
         """Be as before; idempotent."""
 
 
-class CarriedOptimizer(WrappedOptimizer):
+class WrappedModelOptimizer(WrappedOptimizer):
     """Lives as long as the model, or until ``close()``.
 
     Parameters
     ----------
     whole
-        What the user knows as the model: the carrier, where it is a module.
+        What the user knows as the model: the wrapper around it, if that is a module.
     model
         Whose parameters are trained.
     """
@@ -52,7 +52,7 @@ class CarriedOptimizer(WrappedOptimizer):
         optimizer: torch.optim.Optimizer,
         whole: nn.Module,
         model: nn.Module,
-        carrier: StandingAside,
+        model_wrapper: StandingAside,
         *,
         transport: Transport,
         prepare: Prepare,
@@ -60,19 +60,19 @@ class CarriedOptimizer(WrappedOptimizer):
         self._closed = True  # until it is complete
         self._stepping = False
         self._undo: list[Callable[[], Any]] = []
-        self._carrier = self._standing_aside = carrier
+        self._model_wrapper = self._standing_aside = model_wrapper
         self._whole = weakref.ref(whole)
         with released_on_failure(transport):
             super().__init__(optimizer, model, transport=transport, prepare=prepare)
         # Last: until here the loop's own calls have no effect on the runtime.
-        carrier.stand_aside()
+        model_wrapper.stand_aside()
         self._undo = [
-            carrier.close,
+            model_wrapper.close,
             route(optimizer, "step", _while_open(self, "step")),
             route(optimizer, "zero_grad", _while_open(self, "zero_grad")),
         ]
         self._routed_step = optimizer.step
-        carrier.wrapper = self
+        model_wrapper.wrapper = self
         _wrappers[whole] = weakref.ref(self)
 
     def _step_is_replaced(self) -> bool:
@@ -128,7 +128,7 @@ class CarriedOptimizer(WrappedOptimizer):
             self._standing_aside.wrapper = None
 
 
-def carried(model: object) -> CarriedOptimizer | None:
+def wrapper_of(model: object) -> WrappedModelOptimizer | None:
     """Return the wrapper of a model, compiled or not; None without one."""
     inner = getattr(model, "_orig_mod", model)
     found = _wrappers.get(inner) if isinstance(inner, nn.Module) else None
@@ -136,7 +136,7 @@ def carried(model: object) -> CarriedOptimizer | None:
     return None if wrapper is None or wrapper.closed else wrapper
 
 
-def _while_open(wrapper: CarriedOptimizer, name: str) -> Callable[..., Any]:
+def _while_open(wrapper: WrappedModelOptimizer, name: str) -> Callable[..., Any]:
     """Return what calls a wrapper's method in the place of the optimizer's own, as long as it is open."""
     reference = weakref.ref(wrapper)
 
@@ -149,4 +149,6 @@ def _while_open(wrapper: CarriedOptimizer, name: str) -> Callable[..., Any]:
 
 
 # Weakly, as a wrapper may refer to the model: models keep their wrappers, whoever keeps what was returned.
-_wrappers: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[CarriedOptimizer]]" = weakref.WeakKeyDictionary()
+_wrappers: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[WrappedModelOptimizer]]" = (
+    weakref.WeakKeyDictionary()
+)

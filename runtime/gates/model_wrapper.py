@@ -1,4 +1,4 @@
-"""What a wrapper needs to know of what else is around its model and sums gradients, or would."""
+"""DistributedDataParallel or ``fully_shard`` around a model: what the runtime needs to know of them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
@@ -11,7 +11,7 @@ from pace.runtime.engine.buffers import Slot
 from pace.runtime.gates.gradient_gates import local_gradient
 
 
-class Carrier(Protocol):
+class ModelWrapper(Protocol):
     """DistributedDataParallel or ``fully_shard`` around a model whose all-reduces the runtime makes.
 
     Attributes
@@ -28,8 +28,8 @@ class Carrier(Protocol):
     quiet_passes: str
     kinds: frozenset[str]
 
-    def carries(self, parallel: DistributedDataParallel) -> bool:
-        """Whether this is the carrier."""
+    def wraps(self, parallel: DistributedDataParallel) -> bool:
+        """Whether this is the given DistributedDataParallel."""
 
     def watch(self, slots: Mapping[nn.Parameter, Slot], use: Callable[[Iterable[Slot]], None]) -> bool:
         """Call `use` with the slots of parameters that are about to be used, until called with none.
@@ -40,7 +40,7 @@ class Carrier(Protocol):
         """
 
 
-def refuse_local_step(carrier: Carrier, slots: Iterable[Slot]) -> None:
+def refuse_local_step(model_wrapper: ModelWrapper, slots: Iterable[Slot]) -> None:
     """Refuse an update from gradients of this rank alone.
 
     Raises
@@ -50,13 +50,13 @@ def refuse_local_step(carrier: Carrier, slots: Iterable[Slot]) -> None:
     """
     if any(local_gradient(slot.parameter) is not None for slot in slots):
         raise InvalidUse(
-            f"step() after a backward pass {carrier.quiet_passes}: it would update from this rank's own"
+            f"step() after a backward pass {model_wrapper.quiet_passes}: it would update from this rank's own"
             " gradients, and ranks would no longer have the same weights. Run the last forward and backward"
             " pass before step() otherwise"
         )
 
 
-def refuse_reducing(carrier: Carrier | None) -> None:
+def refuse_reducing(model_wrapper: ModelWrapper | None) -> None:
     """Refuse a forward pass inside a DistributedDataParallel that sums gradients itself.
 
     Raises
@@ -65,7 +65,7 @@ def refuse_reducing(carrier: Carrier | None) -> None:
         When there is one.
     """
     active = DistributedDataParallel._active_ddp_module
-    if active is not None and (carrier is None or not carrier.carries(active)):
+    if active is not None and (model_wrapper is None or not model_wrapper.wraps(active)):
         raise InvalidUse(
             "the model is inside DistributedDataParallel, which would reduce gradients a second time:"
             " use the model itself, or pace.runtime.ddp.attach"

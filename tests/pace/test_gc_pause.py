@@ -8,8 +8,8 @@ import weakref
 import pytest
 
 from pace import parse_profile
-from pace.collector import paused_collector
 from pace.errors import InvalidProfile
+from pace.gc_pause import paused_gc
 from tests.api.profiles import layered_profile
 
 
@@ -31,12 +31,12 @@ def test_it_rests_until_the_last_is_done() -> None:
     first_left, second_in = threading.Event(), threading.Event()
 
     def second() -> None:
-        with paused_collector():
+        with paused_gc():
             second_in.set()
             first_left.wait(60)
 
     other = threading.Thread(target=second)
-    with paused_collector():
+    with paused_gc():
         other.start()
         assert second_in.wait(60)
     assert _left_alone()() is not None
@@ -50,7 +50,7 @@ def test_who_turned_it_off_finds_it_off() -> None:
     """A program without the collector stays without."""
     gc.disable()
     try:
-        with paused_collector():
+        with paused_gc():
             pass
         assert not gc.isenabled()
     finally:

@@ -1,9 +1,9 @@
-"""Two ways over one network card: all-reduces, and the links to parameter servers.
+"""Two queues of segments on one network card: all-reduces, and pushes to parameter servers.
 
-Each lane has a credit and a thread of its own, which asks for the next segment when there is room: so a push
-never waits for the ranks to agree on the next all-reduce. Both follow the plan's order: where pushes can fill
-the card, no segment starts beside one of the other lane that is needed earlier, for as long as that one is
-known to take. So nobody waits for a rank that is late.
+Each queue has its own credit and its own thread, which asks for the next segment when there is room. A push
+therefore never waits until ranks agree on the next all-reduce. Both queues follow the plan's order. Where
+pushes can fill the card, a segment waits while the other queue is sending one that is needed earlier, but no
+longer than that one is expected to take. A late rank therefore delays nobody.
 """
 
 import math
@@ -27,13 +27,13 @@ from pace.runtime.transports.transport import (
     role_of,
 )
 
-LaneName = Literal["segments", "servers"]
+QueueName = Literal["segments", "servers"]
 
 # Where the transport chooses what it sends next, it is given all that is ready.
 _NO_LIMIT = 1 << 62
 
 
-class Lane:
+class SendQueue:
     """The segments of some groups, and what is known of them; callers hold the engine's lock.
 
     Parameters
@@ -55,7 +55,7 @@ class Lane:
 
     def __init__(
         self,
-        name: LaneName,
+        name: QueueName,
         segments: Sequence[SegmentSend],
         transport: Transport,
         lock: threading.Lock,
@@ -66,7 +66,7 @@ class Lane:
     ) -> None:
         self.name = name
         self._transport = transport
-        self._beside: Lane | None = None
+        self._beside: SendQueue | None = None
         self._lock = lock
         self.sent_segments = self.sent_bytes = 0
         self.segments = segments
@@ -80,8 +80,8 @@ class Lane:
             hand_over_s=transport.hand_over_s,
         )
 
-    def share_card_with(self, other: "Lane") -> None:
-        """Let what the other lane has under way, and is needed earlier, go first."""
+    def share_card_with(self, other: "SendQueue") -> None:
+        """Let what the other queue has under way, and is needed earlier, go first."""
         self._beside = other
 
     @property
@@ -108,7 +108,7 @@ class Lane:
         Parameters
         ----------
         every
-            The segments of all lanes, by number.
+            The segments of all queues, by number.
         stopped
             Whether nothing is to be sent any more; the segment is None then.
         """
@@ -153,23 +153,23 @@ class Lane:
         return self._beside.in_flight.ends_in_s(before=(candidate.rounds, candidate.number))
 
 
-def calls_of(segments: Sequence[SegmentSend], lane_of: Sequence[Lane]) -> list[SegmentCall]:
-    """Describe what will be summed whole, for the transport; `lane_of` is each group's lane."""
+def calls_of(segments: Sequence[SegmentSend], queue_of: Sequence[SendQueue]) -> list[SegmentCall]:
+    """Describe what will be summed whole, for the transport; `queue_of` is each group's queue."""
     return [
         SegmentCall(
             name=segment.name,
             tensor=segment.tensor,
             link=segment.link,
-            turn=lane.turn_of(segment),
-            pushed=lane.sequencing == "keyed",
+            turn=queue.turn_of(segment),
+            pushed=queue.sequencing == "keyed",
         )
         for segment in segments
-        for lane in [lane_of[segment.group.number]]
+        for queue in [queue_of[segment.group.number]]
         if isinstance(segment.tensor, torch.Tensor)
     ]
 
 
-def lanes_of(
+def send_queues_of(
     plan: SendPlan,
     groups: Sequence[GroupSend],
     segments: Sequence[SegmentSend],
@@ -178,8 +178,8 @@ def lanes_of(
     *,
     discipline: Discipline,
     pushed_discipline: Discipline,
-) -> tuple[list[Lane], list[Lane]]:
-    """Divide a plan's segments among lanes; return the lanes, and each group's.
+) -> tuple[list[SendQueue], list[SendQueue]]:
+    """Divide a plan's segments among queues; return the queues, and the queue of each group.
 
     Parameters
     ----------
@@ -192,10 +192,10 @@ def lanes_of(
         if planned.exchange == "servers" and transport.sequencing != "keyed"
     }
     rest = [segment for segment in segments if segment.group.number not in pushed]
-    lanes = []
+    send_queues = []
     if rest or not pushed:
-        lanes.append(
-            Lane(
+        send_queues.append(
+            SendQueue(
                 "segments",
                 rest,
                 transport,
@@ -206,8 +206,8 @@ def lanes_of(
             )
         )
     if pushed:
-        lanes.append(
-            Lane(
+        send_queues.append(
+            SendQueue(
                 "servers",
                 [segment for segment in segments if segment.group.number in pushed],
                 transport,
@@ -217,7 +217,7 @@ def lanes_of(
                 credit_bytes=plan.credit_bytes,
             )
         )
-    if len(lanes) == 2:
-        lanes[0].share_card_with(lanes[1])
-        lanes[1].share_card_with(lanes[0])
-    return lanes, [lanes[-1] if send.number in pushed else lanes[0] for send in groups]
+    if len(send_queues) == 2:
+        send_queues[0].share_card_with(send_queues[1])
+        send_queues[1].share_card_with(send_queues[0])
+    return send_queues, [send_queues[-1] if send.number in pushed else send_queues[0] for send in groups]

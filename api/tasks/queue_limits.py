@@ -26,7 +26,7 @@ _COUNTS = (
 )
 
 
-class TaskRoom:
+class QueueLimits:
     """The room for tasks of all tenants."""
 
     def __init__(self, max_queued: int, tenants: Tenants, quota: StorageQuota) -> None:

@@ -11,7 +11,7 @@ from benchmarks.studies.throughput.compare import Comparison, compare
 from pace.documents.throughput.steps import StepsDocument
 
 
-def compare_again(
+def repredict_runs(
     paths: Sequence[Path],
     *,
     steps: int,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from pace import Options, check, parse_profile, parse_schedule
-from pace.api.earlier_forms import (
+from pace.api.previous_release import (
     current_schedule,
     current_what_if,
     read_options,

@@ -12,7 +12,7 @@ from pace.api.fairness.tenants import Tenants
 _BULK_PAUSES = 2.0
 
 
-class BodyRoom:
+class BodyLimits:
     """Counts bodies, and their bytes, from their first to when they have been read.
 
     Parameters
@@ -85,13 +85,13 @@ class BodyRoom:
 class HeldBody:
     """One body that is counted."""
 
-    def __init__(self, room: BodyRoom, tenant: str) -> None:
+    def __init__(self, room: BodyLimits, tenant: str) -> None:
         self._room = room
         self._tenant = tenant
         self.size_bytes = 0
 
     def bulk(self) -> AbstractAsyncContextManager[None]:
-        """As ``BodyRoom.bulk``."""
+        """As ``BodyLimits.bulk``."""
         return self._room.bulk()
 
     def grow(self, size_bytes: int) -> None:
