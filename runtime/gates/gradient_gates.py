@@ -9,7 +9,7 @@ gradient that torch keeps for the parameter, which is only a mailbox for what th
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -40,15 +40,12 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
-def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return the gradient that torch keeps for a parameter: what this rank has computed."""
-    gradient: torch.Tensor | None = _TORCHS_OWN.__get__(parameter)
-    return gradient
+# Both are called some ten times a parameter in every step, so there is no function of Python around torch's.
+local_gradient: Callable[[torch.Tensor], torch.Tensor | None] = _TORCHS_OWN.__get__
+"""Returns the gradient that torch keeps for a parameter: what this rank has computed."""
 
-
-def set_local_gradient(parameter: torch.Tensor, value: torch.Tensor | None) -> None:
-    """Replace the gradient that torch keeps for a parameter."""
-    _TORCHS_OWN.__set__(parameter, value)
+set_local_gradient: Callable[[torch.Tensor, torch.Tensor | None], None] = _TORCHS_OWN.__set__
+"""Replaces the gradient that torch keeps for a parameter."""
 
 
 def _read(parameter: nn.Parameter) -> torch.Tensor | None:

@@ -190,14 +190,12 @@ def _options(job: Job, model: Any, chance: random.Random) -> dict[str, Any]:
         options |= {"schedule": shuffled_schedule(model, job.size, job.seed)}
         options |= {"order": chance.choice(["static", "adaptive", "priority"])}
     if job.backend == "servers":
-        options |= {"backend": "ps", "servers": "colocated", "token": "faults"}
+        options |= {"over": "servers", "servers": "colocated", "token": "faults"}
     if job.backend in ("servers-apart", "asynchronous"):
         servers = [f"{host.address}:{SERVER_PORT}" for host in job.hosts[job.size :]]
-        options |= {"backend": "ps", "servers": servers, "token": "faults"}
-    if job.backend == "asynchronous":
-        options |= {"consistency": "async"}
+        options |= {"over": "servers", "servers": servers, "token": "faults"}
     if job.backend == "mixed":
-        options |= {"backend": "mixed", "servers": "colocated", "token": "faults", "pushed": ["*bias*"]}
+        options |= {"over": "mixed", "servers": "colocated", "token": "faults", "pushed": ["*bias*"]}
     return options
 
 
@@ -207,7 +205,7 @@ def _start(job: Job, rank: int, chance: random.Random) -> tuple[Any, Any, Any, C
     from torch import nn
 
     from tests.runtime.models import batches, build
-    from tests.runtime.training import OPTIMIZERS, trainable, wrap
+    from tests.runtime.training import OPTIMIZERS, grouped, trainable, wrap
 
     torch.manual_seed(7)
     if job.backend == "hsdp":
@@ -229,9 +227,18 @@ def _start(job: Job, rank: int, chance: random.Random) -> tuple[Any, Any, Any, C
         from pace.runtime.ddp import attach as attach_ddp
 
         parallel = nn.parallel.DistributedDataParallel(model)
-        return attach_ddp(parallel, own, **options), own, model, lambda step: parallel(*shares[step % 4])
+        return (
+            attach_ddp(parallel, own, **grouped(options)),
+            own,
+            model,
+            lambda step: parallel(*shares[step % 4]),
+        )
     if job.backend == "asynchronous":
+        from pace.runtime.torch import asynchronous
+
         options.pop("mode")
+        wrapper = asynchronous(own, model, **grouped(options))
+        return wrapper, wrapper, model, lambda step: model(*shares[step % 4])
     wrapper = wrap("horovod" if job.backend == "horovod" else "gloo", own, model, **options)
     return wrapper, wrapper, model, lambda step: model(*shares[step % 4])
 
