@@ -1,0 +1,1 @@
+"""The documentation is true: its examples run, and its tables are complete."""

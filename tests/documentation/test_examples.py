@@ -1,0 +1,48 @@
+"""The examples of the documentation run as they stand, on real ranks and against a real service."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.documentation.pages import AROUND, ROOT, Block, Reader, blocks
+
+DOCS = ROOT / "docs"
+QUICKSTART = DOCS / "quickstart.md"
+PAGES = [DOCS / "index.md", QUICKSTART, *sorted((DOCS / "guides").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_example_can_be_run_or_says_why_not(page: Path) -> None:
+    """A block has a language, and what cannot run has a reason in words."""
+    for block in blocks(page):
+        assert block.language in ("python", "bash", "json", "text"), block.text
+        assert not block.note or len(block.reason.split()) > 1 or block.around, block.note
+        assert not block.around or (AROUND / block.around).is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != QUICKSTART], ids=lambda page: page.stem)
+def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    """A reader who pastes every block, from first to last, meets no error."""
+    with Reader(tmp_path) as reader:
+        for block in blocks(page):
+            reader.run(block)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_quickstart_does_what_it_says(tmp_path: Path) -> None:
+    """Both ranks end with the same weights; the service gives the library's schedule, and knows the job."""
+    with Reader(tmp_path) as reader:
+        for block in blocks(QUICKSTART):
+            reader.run(block)
+        reader.run(Block(language="bash", text="curl -sf http://127.0.0.1:8080/v1/jobs"))
+    printed = [set(re.findall(r"weights (-?[\d.]+)", said)) for said in reader.outputs if "weights" in said]
+
+    assert (tmp_path / "answer.json").read_bytes() == (tmp_path / "schedule.json").read_bytes()
+    assert (tmp_path / "schedule.png").stat().st_size > 10_000
+    assert [len(weights) for weights in printed] == [1, 1]  # both ranks end with the same weights
+    assert printed[0] == printed[1]  # whatever the service answers
+    assert "quickstart" in reader.outputs[-1]
