@@ -1,5 +1,7 @@
 """A small training job: fragments of the guides are put into it."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,16 +13,17 @@ model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 loader = [(torch.randn(16, 64), torch.randint(10, (16,))) for _ in range(4)]
 rank, local_rank, token, writer, run = dist.get_rank(), dist.get_rank(), "secret", None, None
-handle = None
+handle: Any = None
 
 # The example comes here.
 
 plain = type(optimizer) is torch.optim.SGD and handle is None
 for inputs, targets in [] if plain else loader:
     optimizer.zero_grad()
-    loss_function(model(inputs), targets).backward()
+    loss: Any = loss_function(model(inputs), targets)
+    loss.backward()
     optimizer.step()
-wrapper = handle or optimizer
+wrapper: Any = handle or optimizer
 if hasattr(wrapper, "close"):
     wrapper.close()
 dist.barrier()
