@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 
 from pace.runtime.gates.model_wrapper import ModelWrapper
-from pace.runtime.optimizer.averaging import Averaging
+from pace.runtime.optimizer.gradients.averaging import Averaging
 from pace.runtime.transports.transport import Discipline, Order, Sequencing
 
 

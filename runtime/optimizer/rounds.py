@@ -6,14 +6,13 @@ Hooks on parameters and the updates still to be applied; a round ends with the n
 
 import contextlib
 import threading
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from pace.errors import InvalidUse, PaceError
-from pace.runtime.engine.buffers import Awaited, FusedGroup, Slot, build_groups, segment_tensors
+from pace.runtime.engine.buffers import FusedGroup, Slot, build_groups, segment_tensors
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.plan import SendPlan
 from pace.runtime.engine.report import Totals
@@ -24,31 +23,28 @@ from pace.runtime.gates.gradient_hooks import hook_gradient
 from pace.runtime.gates.guarded_tensors import (
     forget_guards,
     guard,
-    guard_all,
-    unguard_all,
     without_guards,
 )
 from pace.runtime.gates.memory_watch import MemoryWatch
-from pace.runtime.gates.model_wrapper import refuse_local_step, refuse_reducing
+from pace.runtime.gates.model_wrapper import refuse_local_step
 from pace.runtime.gates.parameter_gates import Attention, ForwardWatch
 from pace.runtime.gates.patches.backward_end import after_backward, watch_backward
-from pace.runtime.optimizer.gradient_access import Gate, GradientAccess
+from pace.runtime.optimizer.gradients.gradient_access import Gate, GradientAccess
+from pace.runtime.optimizer.gradients.reduction import Reduction
 from pace.runtime.optimizer.group_update import (
     GroupUpdate,
     TwinOptimizer,
     gradients_in_place,
-    plain_mode,
     take_existing,
 )
-from pace.runtime.optimizer.live_wrappers import FORKED, weakly
-from pace.runtime.optimizer.reduction import Reduction
+from pace.runtime.optimizer.live_wrappers import weakly
+from pace.runtime.optimizer.pending_updates import ForkedGate, PendingUpdates, UpdateGuard, refuse_forked
 from pace.runtime.optimizer.round_settings import Profiling, RoundSettings
-from pace.runtime.optimizer.shards.whole_updates import WholeUpdates
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.transport import Transport
 
 
-class Rounds(WholeUpdates):
+class Rounds(PendingUpdates):
     """Buffers laid out for a plan, a running engine, hooks and gates attached; until ``close``.
 
     Parameters
@@ -122,7 +118,7 @@ class Rounds(WholeUpdates):
         )
         guarded = self.slots if settings.per_group else []
         self._guarded = [slot.parameter for slot in guarded]
-        self._guards = {id(slot.parameter): _Guard(self, slot) for slot in guarded}
+        self._guards = {id(slot.parameter): UpdateGuard(self, slot) for slot in guarded}
         self._held_state = settings.held_state
         self._parameters = [slot.parameter for slot in self.slots]
         self._attend()
@@ -164,18 +160,6 @@ class Rounds(WholeUpdates):
         """Return what each segment sends."""
         return segment_tensors(self._plan, self.groups)
 
-    @property
-    def _learning(self) -> bool:
-        return self._update is not None and not self._usage.watched
-
-    def _attend(self) -> None:
-        self._attention.needed = self._learning or self._num_pending > 0
-        if not self._attention.needed:
-            forget_guards(self._guards)
-
-    def _groups_with(self, names: frozenset[str]) -> Sequence[Awaited]:
-        return [group for group in self.groups if not names.isdisjoint(group.planned.gradients)]
-
     def close(self) -> None:
         """Take hooks and gates off and stop the engine, which must have nothing left to do."""
         self.closed = True
@@ -204,10 +188,10 @@ class Rounds(WholeUpdates):
         for slot, gate in self._gates:
             close_gate(slot.parameter, gate)
             if slot.fused.pending:
-                guard(slot.parameter, _refuse_forked)
+                guard(slot.parameter, refuse_forked)
                 continue
             if self.reduction.open and not (self.reduction.sealed and slot.fused.resolved):
-                open_gate(slot.parameter, _ForkedGate())
+                open_gate(slot.parameter, ForkedGate())
             elif local_gradient(slot.parameter) is None and slot.base:
                 set_local_gradient(slot.parameter, slot.shown)
 
@@ -410,36 +394,6 @@ class Rounds(WholeUpdates):
         self._num_pending = len(self.groups) if pending else 0
         self._attend()
 
-    def _finish_unguarded(self) -> None:
-        """Apply at once what somebody could otherwise see too early or change too late."""
-        for group in self._at_step:
-            self.finish(group)
-        shared: set[torch.Tensor] = {slot.parameter for slot in self._memory_watch.shared()}
-        shared.update(self._held_state(self._parameters))
-        if shared:
-            found = [slot for slot in self.slots if slot.parameter in shared]
-            self._usage.tell_of_sharing([slot.name for slot in found])
-            for slot in found:
-                self.finish(self.awaited(slot))
-
-    def finish_in_step(self, parameters: Iterable[nn.Parameter]) -> None:
-        """From now on apply the updates of these parameters in ``step()``."""
-        wanted = set(parameters)
-        names = frozenset(slot.name for slot in self.slots if slot.parameter in wanted)
-        if not names <= self._usage.at_step:
-            self._usage.at_step |= names
-            self._at_step = self._groups_with(self._usage.at_step)
-            for group in self._at_step:
-                self.finish(group)
-
-    def finish_before(self, parameters: Iterable[nn.Parameter] | None) -> None:
-        """Apply the updates of some parameters, or of all, before code uses them that nobody can watch."""
-        if self._attention.needed:
-            wanted = None if parameters is None else set(parameters)
-            for slot in self.slots:
-                if wanted is None or slot.parameter in wanted:
-                    self.make_current(slot)
-
     def wait_for_all(self) -> None:
         """Wait until every group of a sealed round is reduced."""
         self.await_answer()
@@ -473,104 +427,3 @@ class Rounds(WholeUpdates):
         """Let an optimizer find the reduced gradients where torch keeps them, without a gate."""
         with gradients_in_place(self.slots):
             yield
-
-    # From the engine to the parameters.
-
-    def finish(self, group: Awaited) -> None:
-        """Wait for a group's all-reduce and apply its update, if one is pending."""
-        if group.pending:
-            with self._lock:
-                self._apply(group)
-
-    def _apply(self, group: Awaited) -> None:
-        if not group.pending:  # another thread was faster
-            return
-        assert isinstance(group, FusedGroup)
-        assert isinstance(self._update, GroupUpdate)
-        device = group.buffer.device.type
-        with without_guards(), plain_mode(device):
-            self.reduction.resolve(group)
-            self.reduction.take_over()
-            if device != "cpu":
-                self._unguard(group.slots)  # torch's optimizers choose kernels by the class of parameters
-            try:
-                self._update.apply(group.number)
-            finally:
-                self._end_pending(group, group.slots)
-        for slot in group.slots:
-            slot.cleared = slot.zeroed_later = False
-
-    def _end_pending(self, group: Awaited, slots: Sequence[Slot]) -> None:
-        group.pending = False
-        self._num_pending -= 1
-        self._attend()
-        self._unguard(slots if not self._learning else [slot for slot in slots if slot.claimed])
-
-    # Guards: nobody uses a parameter whose update is pending.
-
-    def awaited(self, slot: Slot) -> Awaited:
-        """Return what the use of a parameter may have to wait for."""
-        return slot.fused
-
-    def _guard(self) -> None:
-        guard_all(self._guarded, self._guards)
-
-    @staticmethod
-    def _unguard(slots: Iterable[Slot]) -> None:
-        unguard_all([slot.parameter for slot in slots])
-
-    def make_current(self, slot: Slot) -> None:
-        """Have a parameter be current, as it is about to be used."""
-        slot.claimed = True
-        self.finish(self.awaited(slot))
-        unguard_all([slot.parameter])
-
-    def finish_all(self) -> None:
-        """Apply every update that is pending."""
-        if self._num_pending:
-            for group in self.groups:
-                self.finish(group)
-
-    def _use(self, slots: Iterable[Slot]) -> None:
-        for slot in slots:
-            self.finish(self.awaited(slot))
-
-    def _enter(self) -> None:
-        refuse_reducing(self._model_wrapper)
-        self._entered = True
-        if self._num_pending:
-            for group in self._at_entry:
-                self.finish(group)
-
-
-class _Guard:
-    """The guard of one parameter, as long as the rounds that it belongs to exist."""
-
-    __slots__ = ("_rounds", "_slot")
-
-    def __init__(self, rounds: Rounds, slot: Slot) -> None:
-        self._rounds = weakref.ref(rounds)
-        self._slot = slot
-
-    def __call__(self, tensor: torch.Tensor) -> None:
-        rounds = self._rounds()
-        if rounds is None:
-            unguard_all([tensor])
-        else:
-            rounds.make_current(self._slot)
-
-
-class _ForkedGate:
-    """Answers for a gradient that another process, from which this one was forked, was summing."""
-
-    def read(self) -> torch.Tensor | None:
-        """See ``GradientGate``."""
-        raise InvalidUse(FORKED)
-
-    def write(self, _value: torch.Tensor | None) -> None:
-        """See ``GradientGate``."""
-        raise InvalidUse(FORKED)
-
-
-def _refuse_forked(_tensor: torch.Tensor) -> None:
-    raise InvalidUse(FORKED)

@@ -30,7 +30,7 @@ from pace.runtime.gates.gated_state import ungate_state
 from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.gates.optimizer_methods import step_was_replaced, zero_grad_was_replaced
 from pace.runtime.gates.patches.compiled_code import CompiledWatch
-from pace.runtime.optimizer.averaging import Averaging, mean_loss
+from pace.runtime.optimizer.gradients.averaging import Averaging, mean_loss
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped, weakly
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
 from pace.runtime.optimizer.rounds import Rounds

@@ -8,7 +8,7 @@ import torch
 from pace.errors import InvalidUse
 from pace.runtime.argument_checks import is_number, refusal
 from pace.runtime.engine.buffers import Slot
-from pace.runtime.optimizer.gradient_access import GradientAccess
+from pace.runtime.optimizer.gradients.gradient_access import GradientAccess
 
 # torch adds it to the norm before it divides by it.
 _EPSILON = 1e-6

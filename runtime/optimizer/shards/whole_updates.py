@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from pace.runtime.engine.buffers import Slot
-from pace.runtime.optimizer.gradient_access import GradientAccess
-from pace.runtime.optimizer.reduction import Reduction
+from pace.runtime.optimizer.gradients.gradient_access import GradientAccess
+from pace.runtime.optimizer.gradients.reduction import Reduction
 from pace.runtime.optimizer.shards.clipping import clip_in_place
 
 

@@ -18,19 +18,23 @@ import torch
 from pace.errors import InvalidUse
 from pace.runtime.control.sparse_gradients import buffer_runs
 from pace.runtime.engine.buffers import (
-    REFERENCES_FROM_TORCH,
     FusedGroup,
     Slot,
-    kept_elsewhere,
     segment_tensors,
 )
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.local_parts import local_part
 from pace.runtime.engine.plan import SendPlan
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
-from pace.runtime.optimizer.averaging import Averaging
-from pace.runtime.optimizer.round_codes import RoundCode, disagreement, may_keep, substitute_for_idle
-from pace.runtime.optimizer.round_marks import RoundMarks, find_void
+from pace.runtime.optimizer.gradients.averaging import Averaging
+from pace.runtime.optimizer.gradients.kept_gradients import end_owned, fold, follow_assigned, holds, take_back
+from pace.runtime.optimizer.gradients.round_codes import (
+    RoundCode,
+    disagreement,
+    may_keep,
+    substitute_for_idle,
+)
+from pace.runtime.optimizer.gradients.round_marks import RoundMarks, find_void
 from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import Transport
 
@@ -134,7 +138,7 @@ class Reduction:
         with torch.no_grad():
             if group.seen:
                 self._leave_to_user(group)
-            self._take_back(group)
+            take_back(group)
             here = []
             views, gradients = [], []
             partly: dict[Slot, torch.Tensor | None] = {}
@@ -149,7 +153,7 @@ class Reduction:
                         partly[slot] = None
                     continue
                 if gradient is slot.assigned:
-                    self._follow_assigned(slot)
+                    follow_assigned(slot)
                 gradient = local_part(gradient)
                 if slot.keeps and not slot.base:
                     slot.sent = gradient.clone() if slot.apart else gradient
@@ -229,7 +233,7 @@ class Reduction:
             gradient = local_gradient(slot.parameter) if after else None
             if gradient is not None:
                 if gradient is slot.assigned:
-                    self._follow_assigned(slot)
+                    follow_assigned(slot)
                 part = local_part(gradient)
                 slot.late = part.clone() if slot.apart else part
                 set_local_gradient(slot.parameter, None)
@@ -264,7 +268,7 @@ class Reduction:
     @property
     def kept(self) -> list[FusedGroup]:
         """Groups of which user code keeps gradients that it can see and change at any time."""
-        return [group for group in self._groups if group.is_kept or _holds(group)]
+        return [group for group in self._groups if group.is_kept or holds(group)]
 
     def settle(self) -> list[FusedGroup]:
         """Note that gradients are complete as a backward pass ends; return the groups of those kept here."""
@@ -273,27 +277,8 @@ class Reduction:
         return kept
 
     def fold(self, group: FusedGroup) -> None:
-        """Have user code see in the gradients that it keeps what this rank has computed and not sent yet.
-
-        Raises
-        ------
-        InvalidUse
-            Where sums are wanted: only one rank may contribute what is already summed.
-        """
-        for slot in group.slots:
-            gradient = local_gradient(slot.parameter)
-            if gradient is None or gradient is slot.assigned or not slot.base:
-                continue
-            if not self._averaging.mean:
-                raise InvalidUse(
-                    f"the gradient of {slot.name} is kept while gradients only add up, and op is 'sum':"
-                    " clear gradients by zero_grad(), or read parameter.grad anew in every step"
-                )
-            with torch.no_grad():
-                part = local_part(gradient)
-                local_part(slot.shown).add_(part.to_dense() if part.is_sparse else part)
-            set_local_gradient(slot.parameter, None)
-            self.folded = True
+        """Have user code see in kept gradients what is not sent yet; see ``kept_gradients.fold``."""
+        self.folded |= fold(group, mean=self._averaging.mean)
 
     # What all ranks make of it.
 
@@ -417,7 +402,7 @@ class Reduction:
             To be left alone: autograd has just added to it.
         """
         for group in self._groups:
-            self._take_back(group)
+            take_back(group)
         if not self.scattered:
             return
         self.scattered = False
@@ -427,33 +412,13 @@ class Reduction:
                 self.resolve(slot.fused)
                 slot.release_kept()
                 if gradient is slot.assigned:
-                    self._follow_assigned(slot)
+                    follow_assigned(slot)
                 gradient = local_part(gradient)
                 with torch.no_grad():
                     slot.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 set_local_gradient(slot.parameter, None)
                 slot.present = slot.base = True
                 slot.zeroed = False
-
-    def _take_back(self, group: FusedGroup) -> None:
-        """Take over what user code has made of gradients that lie in its own memory.
-
-        It has put them there, or moved them: ``parameter.grad.data = ...``.
-        """
-        if not group.resolved or not (group.owned or group.seen):
-            return
-        with torch.no_grad():
-            for slot in group.slots:
-                if slot.base:
-                    slot.take_back()
-
-    def _follow_assigned(self, slot: Slot) -> None:
-        """Go on in the tensor that user code has put into ``parameter.grad``, if it keeps it."""
-        tensor, slot.assigned = slot.assigned, None
-        assert tensor is not None
-        own = 2 + REFERENCES_FROM_TORCH  # and the caller's variable
-        if tensor.layout is torch.strided and kept_elsewhere(tensor, own):
-            slot.show_apart(tensor)
 
     def cleared(self) -> bool:
         """Whether nothing is left of a sealed round, so that what comes now begins anew."""
@@ -478,21 +443,9 @@ class Reduction:
             slot.keeps = False
         for group in self._groups:
             if group.owned:
-                self._end_owned(group)
+                end_owned(group)
         self.sealed = self.open = self._read = self._settled = False
         self.step += 1
-
-    @staticmethod
-    def _end_owned(group: FusedGroup) -> None:
-        for slot in group.slots:
-            if not (slot.apart and slot.base and group.resolved):
-                continue
-            if kept_elsewhere(slot.shown, 1):
-                with torch.no_grad():
-                    slot.give_out()  # step() may have clipped it
-            else:
-                slot.show()
-        group.owned = any(slot.apart or slot.assigned is not None for slot in group.slots)
 
     def _begin(self) -> None:
         self.computed = self.folded = False
@@ -515,16 +468,3 @@ class Reduction:
             group.allocate()
             self.engine.rebind(group.number, segment_tensors(self._plan, self._groups, group.number))
             group.settle_references()
-
-
-def _holds(group: FusedGroup) -> bool:
-    """Whether user code keeps what it has put into ``parameter.grad``, sent or not."""
-    return group.owned and any(slot.apart or _is_held(slot) for slot in group.slots)
-
-
-def _is_held(slot: Slot) -> bool:
-    """Whether user code keeps what it has put into ``parameter.grad``, and the runtime has not sent it."""
-    tensor = slot.assigned
-    if tensor is None or tensor.layout is not torch.strided or local_gradient(slot.parameter) is not tensor:
-        return False
-    return kept_elsewhere(tensor, 2 + REFERENCES_FROM_TORCH)

@@ -5,7 +5,12 @@ import itertools
 import pytest
 import torch
 
-from pace.runtime.optimizer.round_codes import RoundCode, disagreement, may_keep, substitute_for_idle
+from pace.runtime.optimizer.gradients.round_codes import (
+    RoundCode,
+    disagreement,
+    may_keep,
+    substitute_for_idle,
+)
 
 
 def _code(

@@ -7,7 +7,7 @@ import torch
 
 from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import FusedGroup, Slot
-from pace.runtime.optimizer.round_codes import RoundCode
+from pace.runtime.optimizer.gradients.round_codes import RoundCode
 from pace.runtime.transports.transport import Transport
 
 
