@@ -290,7 +290,8 @@ class Peers:
         after = self.look() if before is not None else None
         if before is None or after is None:
             self.rank_lost = True
-            return self._no_store()
+            # Who keeps the store may have left for the same reason as this rank, and sooner.
+            return ", ".join(self._left(before or []).values()) or self._no_store()
         lost = self._lost(before, after)
         self.rank_lost = bool(lost)
         return lost or self._unsent(after)
@@ -306,18 +307,24 @@ class Peers:
         return f"rank {rank} (rank {self._global_ranks[rank]} of the whole job)"
 
     def _lost(self, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
-        told = []
+        told = self._left(after)
         for rank, (early, late) in enumerate(zip(before, after, strict=True)):
             if late.get("left"):
-                # Those that left because of this very failure are not its cause.
-                if not late.get("failed"):
-                    reason = f" ({late['reason']})" if "reason" in late else ""
-                    told.append(f"{self._name(rank)} has left the training{reason}")
-            elif late["beat"] == 0:
-                told.append(f"{self._name(rank)} has not wrapped its optimizer")
+                continue
+            if late["beat"] == 0:
+                told[rank] = f"{self._name(rank)} has not wrapped its optimizer"
             elif early["beat"] == late["beat"] and rank != self._rank:
-                told.append(f"{self._name(rank)} gives no sign of life")
-        return ", ".join(told)
+                told[rank] = f"{self._name(rank)} gives no sign of life"
+        return ", ".join(told[rank] for rank in sorted(told))
+
+    def _left(self, signs: list[dict[str, Any]]) -> dict[int, str]:
+        """Say which ranks have left: not because of this very failure, whose cause they are not."""
+        return {
+            rank: f"{self._name(rank)} has left the training"
+            + (f" ({each['reason']})" if "reason" in each else "")
+            for rank, each in enumerate(signs)
+            if each.get("left") and not each.get("failed") and rank != self._rank
+        }
 
     def explain_stall(self) -> str:
         """Say which ranks have not submitted which groups."""

@@ -97,6 +97,28 @@ def test_why_a_rank_left_and_what_it_has_not_begun_is_told() -> None:
     asking.close()
 
 
+def test_who_left_is_named_where_the_keeper_ends_while_others_ask() -> None:
+    """Its store is gone at the second look; it left because of the same failure, only sooner."""
+
+    class EndingStore(HashStore):
+        looks = 0
+
+        def check(self, keys: list[str]) -> bool:
+            if keys == ["alive/0"]:
+                self.looks += 1
+            if self.looks > 1:
+                raise RuntimeError("connection reset by peer")
+            found: bool = super().check(keys)
+            return found
+
+    store = EndingStore()
+    store.set("alive/0", json.dumps({"beat": 9, "round": 4, "open": True}))
+    store.set("alive/1", json.dumps({"beat": 9, "round": 4, "left": True}))
+    asking = Peers(store, 2, 3, dict)
+    assert asking.explain_failure() == "rank 1 has left the training"
+    asking.close()
+
+
 _KEEP_STORE = """
 import sys
 from torch._C._distributed_c10d import TCPStore
