@@ -1,4 +1,4 @@
-"""``pace headroom``: what a job could gain, from its trace or its profile."""
+"""``pace headroom``: how much faster a job could train, from its trace or its profile."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pace.documents.profile import Profile, load_profile
-from pace.terminal.console import JsonOption
+from pace.terminal.console import ExecutionTraceOption, HtmlOption, JsonOption, ParametersOption
 from pace.terminal.reporting import reported, tell_slowdown, warn_if_misleading
 
 _SNIFFED_BYTES = 1 << 16
@@ -17,17 +17,28 @@ def headroom(
     source: Annotated[
         list[Path],
         typer.Argument(
-            help="A profile, or Kineto traces, one for each rank.", exists=True, dir_okay=False, readable=True
+            help="A profile (JSON), or PyTorch profiler traces (.json or .json.gz), one for each rank.",
+            exists=True,
+            dir_okay=False,
+            readable=True,
         ),
     ],
-    clip: Annotated[bool, typer.Option("--clip", help="Also with clipping by the global norm.")] = False,
-    execution_trace: Annotated[Path | None, typer.Option(exists=True, help="Sizes of gradients.")] = None,
-    parameters: Annotated[Path | None, typer.Option(exists=True, help="Shapes of the parameters.")] = None,
-    workers: Annotated[int | None, typer.Option(help="How many workers, if a trace does not say.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
+    clip: Annotated[
+        bool,
+        typer.Option("--clip", help="Estimate also for training that clips gradients by their global norm."),
+    ] = False,
+    execution_trace: ExecutionTraceOption = None,
+    parameters: ParametersOption = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of workers in the trace.", show_default="as recorded")
+    ] = None,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what better buckets, PACE and any schedule at all could gain, and where the time goes."""
+    """Estimate how much faster a job could train: with better DDP buckets, with PACE, and at best.
+
+    Also shows where the time of an iteration goes, and what to do next.
+    """
     from pace.formats.import_report import import_warnings
     from pace.view.headroom_page import headroom_page, text_lines
     from pace.whatif.headroom import headroom as answer

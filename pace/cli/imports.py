@@ -1,8 +1,8 @@
-"""``pace import`` and ``pace fit``: profiles and costs from what other tools wrote."""
+"""``pace import`` and ``pace fit``: profiles and costs from files of other tools."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -12,39 +12,84 @@ from pace.documents.collective_costs import AllReduce, RingAllReduce
 from pace.documents.throughput.steps import StepsDocument
 from pace.errors import InvalidOptions
 from pace.formats.kineto_clocks import TraceClock
-from pace.terminal.console import JsonOption, question_tflops, write_profile
+from pace.terminal.console import (
+    NETWORK,
+    ExecutionTraceOption,
+    JsonOption,
+    ParametersOption,
+    ProfileArgument,
+    question_tflops,
+    write_profile,
+)
 from pace.terminal.reporting import reported
 
-app = typer.Typer(no_args_is_help=True, help="Make a profile from what another tool recorded.")
+app = typer.Typer(
+    no_args_is_help=True, help="Convert a trace, a table or a log of another tool to a PACE profile."
+)
 
 
-Source = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True)]
-Sources = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, readable=True)]
-Output = Annotated[Path, typer.Option("--output", "-o", help="Write the profile here.")]
-Workers = Annotated[int | None, typer.Option(help="How many workers took part, where the file does not say.")]
-Name = Annotated[str | None, typer.Option(help="The profile's name; from the file's by default.")]
-Cost = Annotated[Path | None, typer.Option(exists=True, help="All-reduce cost, as `pace fit -o` writes it.")]
-Bandwidth = Annotated[float | None, typer.Option(help="Or a ring at this bandwidth.")]
-Latency = Annotated[float, typer.Option(help="Latency of one message of that ring, in seconds.")]
+def _files(what: str) -> Any:
+    return typer.Argument(help=what, exists=True, dir_okay=False, readable=True)
+
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="Write the profile to this file (JSON).")]
+StepsOutput = Annotated[
+    Path, typer.Option("--output", "-o", help="Write the steps document to this file (JSON).")
+]
+RecordedWorkers = Annotated[
+    int | None,
+    typer.Option(help="Number of workers that took part in the recording.", show_default="as recorded"),
+]
+PlannedWorkers = Annotated[int, typer.Option(help="Number of workers that will train together.")]
+Name = Annotated[str | None, typer.Option(help="Name of the profile.", show_default="the file's name")]
+Cost = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        help="All-reduce cost (JSON), as `pace fit -o` writes it.",
+        show_default="the file's own cost, if it has one",
+        rich_help_panel=NETWORK,
+    ),
+]
+Bandwidth = Annotated[
+    float | None,
+    typer.Option(
+        help="Instead of --cost: link bandwidth of a ring all-reduce, in Gbit/s.",
+        show_default="none",
+        rich_help_panel=NETWORK,
+    ),
+]
+Latency = Annotated[
+    float,
+    typer.Option(
+        help="With --bandwidth-gbps: latency of one message of the ring, in seconds.", rich_help_panel=NETWORK
+    ),
+]
+LinkRate = "Bandwidth of each link in Gbit/s"
+Batch = Annotated[float, typer.Option(help="Examples that one worker processes in a step.")]
 
 
 @app.command()
 def kineto(
-    traces: Sources,
+    traces: Annotated[list[Path], _files("Traces (.json or .json.gz), one for each rank.")],
     output: Output,
-    execution_trace: Annotated[Path | None, typer.Option(exists=True, help="Sizes of gradients.")] = None,
-    workers: Workers = None,
+    execution_trace: ExecutionTraceOption = None,
+    workers: RecordedWorkers = None,
     cost: Cost = None,
     bandwidth_gbps: Bandwidth = None,
     latency_s: Latency = 0.0,
-    clock: Annotated[TraceClock, typer.Option(help="Whose durations count.")] = "auto",
-    parameters: Annotated[
-        Path | None, typer.Option(exists=True, help="Shapes of the parameters, for traces without shapes.")
-    ] = None,
+    clock: Annotated[
+        TraceClock,
+        typer.Option(
+            help="What op durations are taken from: device (GPU kernels), host (CPU ops), hybrid (both), or "
+            "auto (what the trace holds)."
+        ),
+    ] = "auto",
+    parameters: ParametersOption = None,
     name: Name = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Kineto (PyTorch profiler) Chrome traces, one for each rank; gzip is fine."""
+    """Convert PyTorch profiler traces (Kineto, Chrome format), one for each rank."""
     from pace.formats.import_report import import_report, report_lines
     from pace.formats.kineto import read_kineto
 
@@ -71,17 +116,25 @@ def kineto(
 
 @app.command("execution-trace")
 def execution_trace(
-    trace: Source,
+    trace: Annotated[Path, _files("Execution trace of one rank (JSON).")],
     output: Output,
-    device_tflops: Annotated[float, typer.Option(help="Rate of the device in TFLOP/s.")],
-    workers: Annotated[int, typer.Option(help="How many workers will train.")],
-    memory_gbytes_per_s: Annotated[float | None, typer.Option(help="Rate of the device's memory.")] = None,
+    device_tflops: Annotated[
+        float, typer.Option(help="Compute rate that the device reaches, in TFLOP/s, for example 15.")
+    ],
+    workers: PlannedWorkers,
+    memory_gbytes_per_s: Annotated[
+        float | None,
+        typer.Option(
+            help="Memory bandwidth that the device reaches, in GB/s.",
+            show_default="40 GB/s for each TFLOP/s",
+        ),
+    ] = None,
     cost: Cost = None,
     bandwidth_gbps: Bandwidth = None,
     latency_s: Latency = 0.0,
     name: Name = None,
 ) -> None:
-    """A PyTorch execution trace: shapes are read, durations are computed."""
+    """Convert a PyTorch execution trace: durations are computed from shapes, not measured."""
     from pace.formats.shaped_steps import read_execution_trace_profile
 
     with reported():
@@ -99,15 +152,15 @@ def execution_trace(
 
 @app.command()
 def chakra(
-    trace: Source,
+    trace: Annotated[Path, _files("Chakra execution trace of one rank (.et or JSON).")],
     output: Output,
-    workers: Annotated[int, typer.Option(help="How many workers took part.")],
+    workers: Annotated[int, typer.Option(help="Number of workers that took part in the recording.")],
     cost: Cost = None,
     bandwidth_gbps: Bandwidth = None,
     latency_s: Latency = 0.0,
     name: Name = None,
 ) -> None:
-    """A Chakra execution trace, as its converter writes it."""
+    """Convert a Chakra execution trace, as Chakra's converter writes it."""
     from pace.formats.chakra import read_chakra
 
     with reported():
@@ -117,15 +170,15 @@ def chakra(
 
 @app.command()
 def layers(
-    table: Source,
+    table: Annotated[Path, _files("Table of layers: .csv, or graph.txt of PipeDream's profiler.")],
     output: Output,
-    workers: Annotated[int, typer.Option(help="How many workers will train.")],
+    workers: PlannedWorkers,
     cost: Cost = None,
     bandwidth_gbps: Bandwidth = None,
     latency_s: Latency = 0.0,
     name: Name = None,
 ) -> None:
-    """A table of layers: CSV (by its name's ending) or PipeDream's graph.txt."""
+    """Convert a table of layers with times and sizes: CSV, or PipeDream's graph.txt."""
     from pace.formats.layers import read_layer_csv
     from pace.formats.pipedream import read_pipedream
 
@@ -137,8 +190,13 @@ def layers(
 
 
 @app.command("horovod-timeline")
-def horovod_timeline(timeline: Source, output: Output, workers: Workers = None, name: Name = None) -> None:
-    """A Horovod timeline; one that breaks off is read as far as it goes."""
+def horovod_timeline(
+    timeline: Annotated[Path, _files("Timeline that HOROVOD_TIMELINE names (JSON); may be incomplete.")],
+    output: Output,
+    workers: RecordedWorkers = None,
+    name: Name = None,
+) -> None:
+    """Convert a Horovod timeline; of an incomplete one, the part that can be read."""
     from pace.formats.horovod_timeline import read_horovod_profile
 
     with reported():
@@ -147,13 +205,18 @@ def horovod_timeline(timeline: Source, output: Output, workers: Workers = None, 
 
 @app.command("tf-run-metadata")
 def tf_run_metadata(
-    files: Sources,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Write the steps document here.")],
-    bandwidth_gbps: Annotated[float | None, typer.Option(help="Measured rate of the link.")] = None,
-    batch: Annotated[float, typer.Option(help="Examples in a step.")] = 1.0,
-    name: Annotated[str | None, typer.Option(help="The document's name.")] = None,
+    files: Annotated[list[Path], _files("RunMetadata of traced steps (JSON), one file for each step.")],
+    output: StepsOutput,
+    bandwidth_gbps: Annotated[
+        float | None,
+        typer.Option(help=f"{LinkRate}, as measured.", show_default="estimated from the recorded transfers"),
+    ] = None,
+    batch: Batch = 1.0,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the steps document.", show_default="the file's name")
+    ] = None,
 ) -> None:
-    """TensorFlow's RunMetadata of traced steps with parameter servers, as JSON."""
+    """Convert TensorFlow RunMetadata of training with parameter servers to a steps document."""
     from pace.formats.tf_run_metadata import read_tf_run_metadata
 
     with reported():
@@ -164,15 +227,20 @@ def tf_run_metadata(
 
 @app.command("profile")
 def profile_steps(
-    profile: Source,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Write the steps document here.")],
-    bandwidth_gbps: Annotated[float, typer.Option(help="Rate of the links.")],
-    servers: Annotated[int, typer.Option(help="How many servers hold the parameters.")] = 1,
-    batch: Annotated[float, typer.Option(help="Examples in a step.")] = 1.0,
-    steps: Annotated[int, typer.Option(help="How many steps to draw.")] = 1,
-    jitter: Annotated[float, typer.Option(help="Relative deviation of ops that have none.")] = 0.0,
+    profile: ProfileArgument,
+    output: StepsOutput,
+    bandwidth_gbps: Annotated[float, typer.Option(help=f"{LinkRate}.")],
+    servers: Annotated[int, typer.Option(help="Number of parameter servers that hold the parameters.")] = 1,
+    batch: Batch = 1.0,
+    steps: Annotated[int, typer.Option(help="Number of steps to generate.")] = 1,
+    jitter: Annotated[
+        float,
+        typer.Option(
+            help="Standard deviation of op durations relative to their mean, for ops without a measured one."
+        ),
+    ] = 0.0,
 ) -> None:
-    """An all-reduce profile, as steps of training with parameter servers."""
+    """Convert a PACE profile to a steps document: training with parameter servers, for `pace predict`."""
     from pace.documents.profile import load_profile
     from pace.throughput import steps_from_profile
 
@@ -195,18 +263,26 @@ def _write_steps(document: StepsDocument, output: Path, note: str = "") -> None:
 
 def _rate(gbps: float) -> float:
     if not 0 < gbps < float("inf"):
-        raise InvalidOptions(f"a link of {gbps} Gb/s: expected a positive number")
+        raise InvalidOptions(f"--bandwidth-gbps {gbps:g}: expected a number above 0, in Gbit/s")
     return gbps * 1e9 / 8
 
 
 def fit(
-    logs: Sources,
-    workers: Workers = None,
-    log_format: Annotated[str, typer.Option("--format", help="auto, nccl-tests, osu, ...")] = "auto",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the cost here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")] = False,
+    logs: Annotated[list[Path], _files("Logs of measured all-reduces, of one number of workers.")],
+    workers: RecordedWorkers = None,
+    log_format: Annotated[
+        str,
+        typer.Option("--format", help="Format of the logs: auto, nccl-tests, osu, horovod-timeline or csv."),
+    ] = "auto",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Write the cost to this file (JSON).", show_default="not written"
+        ),
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Fit an all-reduce cost to logs of nccl-tests, OSU, Horovod's timeline or CSV."""
+    """Fit an all-reduce cost to logs of nccl-tests, OSU benchmarks or Horovod, or to a CSV file."""
     from pace.cost_warnings import cost_warnings
     from pace.formats.fit import fit_cost
 
@@ -230,20 +306,23 @@ def fit(
 
 def _needed(allreduce: AllReduce | None) -> AllReduce:
     if allreduce is None:
-        raise InvalidOptions("the file holds no all-reduce cost: give --cost or --bandwidth-gbps")
+        raise InvalidOptions("the file holds no all-reduce cost: give --cost FILE or --bandwidth-gbps NUMBER")
     return allreduce
 
 
 def _cost(path: Path | None, bandwidth_gbps: float | None, latency_s: float) -> AllReduce | None:
     if path is not None and bandwidth_gbps is not None:
-        raise InvalidOptions("--cost and --bandwidth-gbps are two answers to one question: give one")
+        raise InvalidOptions(
+            "--cost and --bandwidth-gbps both give the all-reduce cost: give only one of them"
+        )
     if path is not None:
         adapter: TypeAdapter[AllReduce] = TypeAdapter(AllReduce)
         content = path.read_bytes()
         if b'"ops"' in content and b'"gradients"' in content:
             raise InvalidOptions(
-                f"{path} is a profile, and --cost wants a cost as `pace fit -o` writes it: give "
-                'what stands under the profile\'s "allreduce"'
+                f"--cost {path}: expected a cost as `pace fit -o` writes it, not a profile. To use the cost "
+                "of "
+                'a profile, write the value of its "allreduce" to a file'
             )
         try:
             return adapter.validate_json(content)
@@ -252,7 +331,8 @@ def _cost(path: Path | None, bandwidth_gbps: float | None, latency_s: float) -> 
     if bandwidth_gbps is not None:
         if not 0 < bandwidth_gbps < float("inf") or not 0 <= latency_s < float("inf"):
             raise InvalidOptions(
-                f"a ring of {bandwidth_gbps} Gb/s and {latency_s} s: expected positive numbers"
+                f"--bandwidth-gbps {bandwidth_gbps:g} --latency-s {latency_s:g}: expected a bandwidth above "
+                "0 and a latency of at least 0"
             )
         return RingAllReduce(bandwidth_bytes_per_s=bandwidth_gbps * 1e9 / 8, latency_s=latency_s)
     return None

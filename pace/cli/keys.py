@@ -1,4 +1,4 @@
-"""``pace keys``: API keys of the service, made next to its database."""
+"""``pace keys``: create, list and revoke API keys in the service's database."""
 
 import json
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pace.terminal.console import JsonOption
 from pace.terminal.reporting import reported
 
 if TYPE_CHECKING:
@@ -16,30 +17,53 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Create, list and revoke API keys of the service.", no_args_is_help=True)
 
 DatabaseUrl = Annotated[
-    str | None, typer.Option(help="The service's database; PACE_DATABASE_URL unless given.")
+    str | None,
+    typer.Option(
+        help="SQLAlchemy URL of the service's database, SQLite or PostgreSQL.",
+        show_default="PACE_DATABASE_URL, or sqlite:///pace.db",
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Whose key it is, for people.")],
-    tenant: Annotated[str, typer.Option(help="Keys of one tenant see the same data.")] = "default",
-    scope: Annotated[list[str] | None, typer.Option(help="read, submit, admin; may be repeated.")] = None,
+    name: Annotated[
+        str, typer.Argument(help="Name of the key, for example of the person or job that uses it.")
+    ],
+    tenant: Annotated[
+        str, typer.Option(help="Tenant of the key: keys of one tenant see the same data.")
+    ] = "default",
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What the key may do: read, submit or admin; repeat the option for several.",
+            show_default="read and submit",
+        ),
+    ] = None,
     expires_in_days: Annotated[
-        float | None, typer.Option(min=0, max=36_500, help="How long it is valid; for ever unless given.")
+        float | None,
+        typer.Option(
+            min=0,
+            max=36_500,
+            help="Days until the key becomes invalid.",
+            show_default="the key never expires",
+        ),
     ] = None,
     database_url: DatabaseUrl = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Make a key and print its token. It is shown this once; the database keeps only a hash."""
+    """Create a key and print its token. Keep the token: the database stores only a hash of it."""
     with reported():
         from pace.api.storage.keys import SCOPES
 
     scopes = [known for known in SCOPES if known in (scope or ["read", "submit"])]
     unknown = set(scope or ()) - set(SCOPES)
     if unknown or not 1 <= len(tenant) <= 100 or not 1 <= len(name) <= 200:
-        what = f"unknown scope {', '.join(sorted(unknown))}" if unknown else "name or tenant of wrong length"
+        what = (
+            f"--scope {', '.join(sorted(unknown))}: expected read, submit or admin"
+            if unknown
+            else "expected a name of 1 to 200 characters and a tenant of 1 to 100"
+        )
         typer.echo(f"pace keys: {what}", err=True)
         raise typer.Exit(2)
     with _key_ring(database_url, new=True) as keys:
@@ -54,8 +78,8 @@ def create(
 
 
 @app.command("list")
-def list_keys(database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
-    """List all keys, revoked ones included; never a secret."""
+def list_keys(database_url: DatabaseUrl = None, as_json: JsonOption = False) -> None:
+    """List all keys, including revoked ones, without their tokens."""
     with _key_ring(database_url) as keys:
         found = keys.list()
     if as_json:
@@ -90,21 +114,27 @@ def _state(key: "ApiKey") -> str:
 
 
 @app.command()
-def revoke(key_id: str, database_url: DatabaseUrl = None) -> None:
-    """Make a key invalid. Running services notice within five seconds."""
+def revoke(
+    key_id: Annotated[str, typer.Argument(help="Identifier of the key, as `pace keys list` prints it.")],
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Make a key invalid. Running services apply this within five seconds."""
     with _key_ring(database_url) as keys:
         if not keys.revoke(key_id):
-            typer.echo(f'pace keys: there is no valid key "{key_id}"', err=True)
+            typer.echo(
+                f'pace keys: no valid key has the identifier "{key_id}": `pace keys list` prints all keys',
+                err=True,
+            )
             raise typer.Exit(1)
 
 
 @contextmanager
 def _key_ring(database_url: str | None, *, new: bool = False) -> "Iterator[KeyRing]":
-    """Open the keys of a database; only if `new`, one that is empty is made ready.
+    """Open the keys of a database. If `new`, create tables in an empty database.
 
-    A database that is in use is never migrated: the service does that, when it is upgraded.
+    A database in use is never migrated here: the service migrates it when it is upgraded.
     """
-    # Imported when used: the command line must start without SQLAlchemy.
+    # Imported here because the command line must start without SQLAlchemy.
     with reported():
         from sqlalchemy.exc import OperationalError
 
@@ -119,7 +149,11 @@ def _key_ring(database_url: str | None, *, new: bool = False) -> "Iterator[KeyRi
         try:
             if (not new and is_missing(url)) or not has_tables(database):
                 if not new:
-                    typer.echo(f"pace keys: there are no keys in {url.render_as_string()}", err=True)
+                    typer.echo(
+                        f"pace keys: {url.render_as_string()} holds no keys: create one with `pace keys "
+                        "create`, or give the right --database-url",
+                        err=True,
+                    )
                     raise typer.Exit(1)
                 upgrade(database)
             yield KeyRing(database)

@@ -1,7 +1,7 @@
-"""The command line put together. Each command is a thin layer over one function of the package.
+"""The command line. Each command is a thin layer over one function of the package.
 
-With ``--json`` stdout holds exactly one JSON document; people's text goes to stderr. Exit codes: 0 done,
-1 the thing asked about is wrong, 2 wrong usage, 3 service or environment failed.
+With ``--json``, stdout holds exactly one JSON document, and messages go to stderr. Exit codes: 0 success, 1
+an input is invalid, 2 wrong usage, 3 the service or the environment failed.
 """
 
 from typing import Annotated, Any
@@ -23,12 +23,20 @@ from pace.cli.what_if import what_if
 from pace.fabric.commands.app import app as fabric_app
 from pace.version import __version__
 
+HELP = (
+    "Schedule the gradient communication of distributed training so that it overlaps with compute.\n\n"
+    "Start with a profile of your job (pace import, or pace model to try), then compute its schedule "
+    "(pace optimize) or see what your job could gain (pace headroom). Exit codes: 0 success, 1 an input is "
+    "invalid, 2 wrong usage, 3 the service or the environment failed."
+)
+PROFILES, PLANS, SERVICES = "Profiles and costs", "Plan and explore", "Services"
+
 
 class Commands(TyperGroup):
-    """All commands: what is wrong with an option is said without the validator's own words."""
+    """All commands. Errors in options leave out the validator's own prefix."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that is named."""
+        """Run the command that the arguments name."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
@@ -42,7 +50,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Schedules gradient all-reduces so that communication hides behind compute.",
+    help=HELP,
 )
 
 
@@ -52,19 +60,50 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=HELP)
 def main(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Schedules gradient all-reduces so that communication hides behind compute."""
+    """Put the options of ``pace`` itself before those of the commands."""
 
 
-app.add_typer(import_app, name="import")
-app.add_typer(fabric_app, name="fabric")
-app.add_typer(keys_app, name="keys")
-app.add_typer(servers_app, name="servers")
-app.command("fit-overhead")(fit_overhead)
-for command in (fit, headroom, what_if, predict, optimize, check, simulate, model, submit, serve):
-    app.command()(command)
+app.add_typer(import_app, name="import", rich_help_panel=PROFILES)
+app.command(
+    rich_help_panel=PROFILES,
+    epilog="Example: pace model resnet50 --device-tflops 15 --batch 64 --workers 8 -o profile.json",
+)(model)
+app.command(
+    rich_help_panel=PROFILES, epilog="Example: pace fit all_reduce_perf.log --workers 8 -o cost.json"
+)(fit)
+app.command("fit-overhead", rich_help_panel=PROFILES, epilog="Example: pace fit-overhead transfers.csv")(
+    fit_overhead
+)
+app.command(
+    rich_help_panel=PLANS, epilog="Example: pace headroom rank0.json.gz rank1.json.gz --html headroom.html"
+)(headroom)
+app.command(
+    rich_help_panel=PLANS,
+    epilog="Example: pace optimize profile.json -o schedule.json --timeline window.json",
+)(optimize)
+app.command(rich_help_panel=PLANS, epilog="Example: pace check profile.json schedule.json")(check)
+app.command(rich_help_panel=PLANS, epilog="Example: pace simulate profile.json --policy ddp --policy pace")(
+    simulate
+)
+app.command(
+    "what-if",
+    rich_help_panel=PLANS,
+    epilog="Example: pace what-if profile.json --bandwidth-gbps 1,5,10 --workers 8,16 --html grid.html",
+)(what_if)
+app.command(rich_help_panel=PLANS, epilog="Example: pace predict steps.json --workers 1-16 --servers 1,2")(
+    predict
+)
+app.command(rich_help_panel=SERVICES, epilog="Example: pace serve --port 8080")(serve)
+app.command(
+    rich_help_panel=SERVICES, epilog="Example: pace submit profile.json --service http://127.0.0.1:8080"
+)(submit)
+app.add_typer(keys_app, name="keys", rich_help_panel=SERVICES)
+app.add_typer(servers_app, name="servers", rich_help_panel=SERVICES)
+app.add_typer(fabric_app, name="fabric", rich_help_panel=SERVICES)

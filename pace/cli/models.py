@@ -18,16 +18,24 @@ def _list_names(wanted: bool) -> None:
 
 
 def model(
-    name: Annotated[str, typer.Argument(help=f"An architecture: {', '.join(NAMES)}.")],
-    device_tflops: Annotated[float, typer.Option(help="Rate of the device in TFLOP/s.")],
+    name: Annotated[str, typer.Argument(help=f"Architecture to compute a profile of: {', '.join(NAMES)}.")],
+    device_tflops: Annotated[
+        float, typer.Option(help="Compute rate that the device reaches, in TFLOP/s, for example 15.")
+    ],
     batch: Annotated[int, typer.Option(help="Samples per worker and iteration.")],
-    workers: Annotated[int, typer.Option(help="Number of workers.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Write the profile here.")],
+    workers: Annotated[int, typer.Option(help="Number of workers that train together.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write the profile to this file (JSON).")],
     _list: Annotated[
-        bool, typer.Option("--list", callback=_list_names, is_eager=True, help="Print the architectures.")
+        bool,
+        typer.Option(
+            "--list",
+            callback=_list_names,
+            is_eager=True,
+            help="Print the names of the architectures and exit.",
+        ),
     ] = False,
 ) -> None:
-    """Compute a profile from a model's layer shapes; nothing is measured."""
+    """Compute a profile from the layer shapes of a known model, without measuring anything."""
     with reported():
         question_tflops(device_tflops)
         profile = build(name, device_tflops=device_tflops, batch=batch, workers=workers)

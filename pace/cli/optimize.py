@@ -1,4 +1,4 @@
-"""``pace optimize`` and ``pace check``: the schedule of a profile, and whether one is right."""
+"""``pace optimize`` and ``pace check``: compute the schedule of a profile, and check one."""
 
 import json
 import sys
@@ -16,59 +16,126 @@ from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Exchange, Framework, Fusion, Oracle, Schedule, load_schedule
 from pace.errors import InvalidOptions, InvalidSchedule
 from pace.terminal.console import (
+    OUTPUT,
+    SERVERS,
     ClusterOption,
     ColocatedOption,
     JsonOption,
+    PlotOption,
     ProfileArgument,
+    ScheduleOutput,
     ServersOption,
     make_console,
     refuse_unknown_ending,
 )
 from pace.terminal.reporting import WRONG, reported, tell_slowdown, warn_if_misleading
 
+JITTER = "Varying op durations"
+
 
 def optimize(
     profile: ProfileArgument,
-    oracle: Annotated[
-        Oracle, typer.Option(help="Longest tail first, or the LP (needs --slot-s).")
-    ] = "jackson",
-    fusion: Annotated[Fusion, typer.Option(help="How gradients are fused.")] = "optimal",
     exchange: Annotated[
         Exchange | None,
         typer.Option(
-            help="How gradients become updates. Default: servers where the profile or an option names them, "
-            "sharded where updates wait for a global norm, else allreduce."
+            help="How gradients become updates: whole all-reduces, sharded (reduce-scatter, update, "
+            "all-gather) or parameter servers.",
+            show_default="servers if the profile or an option names them, sharded if updates wait for a "
+            "global norm, else allreduce",
         ),
     ] = None,
     framework: Annotated[
         Framework | None,
-        typer.Option("--for", help="Buckets or groups for a framework that keeps its barrier."),
+        typer.Option(
+            "--for",
+            help="Choose buckets for DDP or groups for Horovod, which wait for all gradients before the next "
+            "forward pass.",
+            show_default="PACE's own runtime",
+        ),
     ] = None,
+    fusion: Annotated[
+        Fusion,
+        typer.Option(
+            help="How gradients are fused into groups: the best groups found, Algorithm 1 of the PACE paper, "
+            "or none (one group per gradient)."
+        ),
+    ] = "optimal",
+    oracle: Annotated[
+        Oracle,
+        typer.Option(
+            help="Algorithm that orders fixed groups optimally: jackson (longest tail first) or lp (a linear "
+            "program, which needs --slot-s)."
+        ),
+    ] = "jackson",
     slot_s: Annotated[
-        float | None, typer.Option(help="Slot length in seconds; else continuous time.")
+        float | None,
+        typer.Option(
+            help="Length of a time slot in seconds: transfers start at slot boundaries.",
+            show_default="continuous time",
+        ),
     ] = None,
-    max_group_bytes: Annotated[int | None, typer.Option(help="Largest group of several gradients.")] = None,
-    max_segment_bytes: Annotated[int | None, typer.Option(help="Largest segment.")] = None,
-    scenarios: Annotated[int, typer.Option(help="Compare plans over this many jittered windows.")] = 0,
-    jitter: Annotated[float, typer.Option(help="Relative spread of ops that have no measured one.")] = 0.0,
-    risk: Annotated[Risk, typer.Option(help="What counts over the scenarios.")] = "mean",
+    max_group_bytes: Annotated[
+        int | None,
+        typer.Option(help="Largest size in bytes of a group of several gradients.", show_default="no limit"),
+    ] = None,
+    max_segment_bytes: Annotated[
+        int | None, typer.Option(help="Largest size of a segment in bytes.", show_default="no limit")
+    ] = None,
+    scenarios: Annotated[
+        int,
+        typer.Option(
+            help="Number of sampled windows with random op durations over which plans are compared; 0 "
+            "compares them with the profile's mean durations.",
+            rich_help_panel=JITTER,
+        ),
+    ] = 0,
+    jitter: Annotated[
+        float,
+        typer.Option(
+            help="Standard deviation of op durations relative to their mean, for ops without a measured one.",
+            rich_help_panel=JITTER,
+        ),
+    ] = 0.0,
+    risk: Annotated[
+        Risk,
+        typer.Option(
+            help="What to minimize over the scenarios: the mean iteration time, or its 95th percentile "
+            "(p95).",
+            rich_help_panel=JITTER,
+        ),
+    ] = "mean",
     servers: ServersOption = None,
     colocated: ColocatedOption = False,
     cluster: ClusterOption = None,
     partition_bytes: Annotated[
-        int | None, typer.Option(help="Size of segments for parameter servers; searched for by default.")
+        int | None,
+        typer.Option(
+            help="Size in bytes of the segments that are sent to parameter servers.",
+            show_default="the best size found",
+            rich_help_panel=SERVERS,
+        ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the schedule here.")] = None,
+    output: ScheduleOutput = None,
     as_json: JsonOption = False,
     timeline: Annotated[
-        Path | None, typer.Option(help="Write the predicted window as a Chrome trace.")
+        Path | None,
+        typer.Option(
+            help="Write the predicted window to this file as a Chrome trace, for ui.perfetto.dev.",
+            show_default="no trace",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the predicted window: PNG, SVG or PDF.")] = None,
+    plot: PlotOption = None,
     write_lp: Annotated[
-        Path | None, typer.Option(help="With --slot-s: write the linear program as .lp or .mps.")
+        Path | None,
+        typer.Option(
+            help="Write the linear program to this .lp or .mps file; needs --slot-s.",
+            show_default="not written",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
 ) -> None:
-    """Compute the schedule of a profile."""
+    """Compute a near-optimal communication schedule for a profile and print it with its proof."""
     from pace.planning.optimize import optimize as solve
 
     with reported():
@@ -78,9 +145,11 @@ def optimize(
         tell_slowdown(loaded)
         named = servers is not None or cluster is not None or colocated
         if named and exchange not in (None, "servers"):
-            raise InvalidOptions(f"--servers, --colocated and --cluster do not go with --exchange {exchange}")
+            raise InvalidOptions(
+                f"--servers, --colocated and --cluster need --exchange servers, not --exchange {exchange}"
+            )
         if write_lp is not None and slot_s is None:
-            raise InvalidOptions("--write-lp: the linear program works in slots, give slot_s")
+            raise InvalidOptions("--write-lp needs --slot-s: the linear program works in time slots")
         options = Options(
             oracle=oracle,
             fusion=fusion,
@@ -122,7 +191,7 @@ def optimize(
 
 
 def _describe_framework(profile: Profile, schedule: Schedule, preemptive: Schedule, console: Console) -> None:
-    """Print what to pass to the framework, and what its semantics cost against ours."""
+    """Print what to pass to the framework, and what its barrier costs compared with PACE's runtime."""
     from pace.planning.frameworks.bucket_lists import bucket_cap_mb_list, horovod_groups
     from pace.planning.frameworks.thresholds import fusion_settings
 
@@ -144,10 +213,16 @@ def _describe_framework(profile: Profile, schedule: Schedule, preemptive: Schedu
 
 def check(
     profile: ProfileArgument,
-    schedule: Annotated[Path, typer.Argument(help="A schedule document.", exists=True, dir_okay=False)],
+    schedule: Annotated[
+        Path,
+        typer.Argument(help="Schedule to check (JSON), from `pace optimize`.", exists=True, dir_okay=False),
+    ],
     as_json: JsonOption = False,
 ) -> None:
-    """Check a schedule against its profile, independently of the solver; exit 1 and name every violation."""
+    """Check a schedule against its profile, independently of the solver.
+
+    Prints every violation, and exits with 1 if there is one.
+    """
     from pace.checker import check as judge
 
     with reported():

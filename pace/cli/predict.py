@@ -1,4 +1,4 @@
-"""``pace predict`` and ``pace fit-overhead``: how many workers are worth having."""
+"""``pace predict`` and ``pace fit-overhead``: throughput at other scales."""
 
 import sys
 from pathlib import Path
@@ -14,58 +14,130 @@ from pace.documents.throughput.fleet import Fleet
 from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
 from pace.documents.throughput.steps import load_steps
 from pace.errors import InvalidOptions
-from pace.terminal.console import ApiKeyOption, JsonOption, make_console, make_table
+from pace.terminal.console import (
+    NETWORK,
+    OUTPUT,
+    ApiKeyOption,
+    CsvOption,
+    HtmlOption,
+    JsonOption,
+    PlotOption,
+    ServiceOption,
+    TimeoutOption,
+    make_console,
+    make_table,
+)
+from pace.terminal.number_lists import read_numbers, read_whole_numbers
 from pace.terminal.reporting import reported
-
-MOST_COUNTS = 10_000
 
 
 def predict(
     steps: Annotated[
-        Path, typer.Argument(help="A steps document.", exists=True, dir_okay=False, readable=True)
+        Path,
+        typer.Argument(
+            help="Steps of one worker with parameter servers (JSON), from `pace import tf-run-metadata` or "
+            "`pace import profile`.",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+        ),
     ],
-    workers: Annotated[str, typer.Option(help="How many: 1-8, or 1,2,4,8.")] = "1-8",
-    servers: Annotated[str | None, typer.Option(help="How many; as recorded by default.")] = None,
-    bandwidth_gbps: Annotated[str | None, typer.Option(help="Of the links: 1,5,10; as recorded.")] = None,
+    workers: Annotated[
+        str, typer.Option(help="Numbers of workers to predict, for example 1-8 or 1,2,4,8.")
+    ] = "1-8",
+    servers: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers of parameter servers to predict, for example 1,2.", show_default="as recorded"
+        ),
+    ] = None,
+    bandwidth_gbps: Annotated[
+        str | None,
+        typer.Option(
+            help="Link bandwidths in Gbit/s, for example 1,5,10 or 1:25:1 (from:to:step).",
+            show_default="as recorded",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
     discipline: Annotated[
         str | None,
-        typer.Option(help="fifo, window, first-service-first, adaptive, tic, reverse or random."),
+        typer.Option(
+            help="How a link orders transfers: fifo, window, first-service-first, adaptive, tic, reverse or "
+            "random.",
+            show_default="as recorded",
+            rich_help_panel=NETWORK,
+        ),
     ] = None,
-    window_bytes: Annotated[int | None, typer.Option(help="Of a stream, for window.")] = None,
+    window_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="With --discipline window: bytes of a stream that may be under way at once.",
+            show_default="as recorded",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
     share_spread: Annotated[
-        float | None, typer.Option(help="How unequally transfers share a link; 0.02 is a good network's.")
+        float | None,
+        typer.Option(
+            help="Standard deviation of the shares that simultaneous transfers get of a link, relative to an "
+            "equal share; 0.02 for a good network.",
+            show_default="as recorded",
+            rich_help_panel=NETWORK,
+        ),
     ] = None,
     share_spread_bytes: Annotated[
         int | None,
-        typer.Option(help="The transfers it was measured with: others vary by the root of their size."),
+        typer.Option(
+            help="Size in bytes of the transfers with which --share-spread was measured; larger transfers "
+            "vary less.",
+            show_default="all transfers vary equally",
+            rich_help_panel=NETWORK,
+        ),
     ] = None,
     fleet: Annotated[
-        Path | None, typer.Option(help="JSON: how workers differ.", exists=True, dir_okay=False)
+        Path | None,
+        typer.Option(
+            help="Fleet document (JSON): how workers differ from the recorded one.",
+            show_default="all workers are like the recorded one",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None,
-    num_steps: Annotated[int, typer.Option("--steps", help="Simulated for each worker.")] = 400,
-    skip: Annotated[int, typer.Option(help="How many of them come before measuring.")] = 50,
-    seeds: Annotated[int, typer.Option(help="How many simulations of each scale.")] = 5,
-    baselines: Annotated[bool, typer.Option(help="Show coarser models beside it.")] = True,
-    advice: Annotated[bool, typer.Option(help="Find out what single changes are worth.")] = True,
-    service: Annotated[
-        str | None, typer.Option(help="Address of a service that is to simulate instead of this machine.")
-    ] = None,
+    num_steps: Annotated[
+        int, typer.Option("--steps", help="Number of steps to simulate for each worker, with warm-up.")
+    ] = 400,
+    skip: Annotated[int, typer.Option(help="Number of warm-up steps to discard.")] = 50,
+    seeds: Annotated[
+        int, typer.Option(help="Number of simulations of each scale, with different seeds.")
+    ] = 5,
+    baselines: Annotated[
+        bool, typer.Option(help="Also print the predictions of simpler models.", rich_help_panel=OUTPUT)
+    ] = True,
+    advice: Annotated[
+        bool,
+        typer.Option(
+            help="Also print what one more worker, one more server, faster links and faster compute would "
+            "gain.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = True,
+    service: ServiceOption = None,
     api_key: ApiKeyOption = None,
-    timeout_s: Annotated[float, typer.Option(help="How long to wait for the service.")] = 600.0,
+    timeout_s: TimeoutOption = 600.0,
     as_json: JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the points as CSV to stdout.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the charts: PNG, SVG or PDF.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write one page with charts and tables.")] = None,
+    as_csv: CsvOption = False,
+    plot: PlotOption = None,
+    html: HtmlOption = None,
 ) -> None:
-    """Predict throughput of asynchronous training for other numbers of workers, servers and other links."""
+    """Predict throughput of training with parameter servers for more workers, servers and bandwidths."""
     with reported():
         if as_json and as_csv:
-            raise InvalidOptions("--json and --csv both want stdout: give one")
+            raise InvalidOptions("--json and --csv both print to stdout: give only one of them")
         options = _options(
             {
                 "workers": _counts("--workers", workers),
                 "servers": _counts("--servers", servers),
-                "bandwidth_gbps": _rates(bandwidth_gbps),
+                "bandwidth_gbps": read_numbers("--bandwidth-gbps", bandwidth_gbps),
                 "discipline": discipline,
                 "window_bytes": window_bytes,
                 "share_spread": share_spread,
@@ -106,10 +178,17 @@ def predict(
 
 
 def fit_overhead(
-    table: Annotated[Path, typer.Argument(help="CSV: bytes and seconds.", exists=True, dir_okay=False)],
+    table: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV file of measured transfers: size in bytes, seconds from the last packet to the end.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ],
     as_json: JsonOption = False,
 ) -> None:
-    """Fit what a receiver computes for each transfer, from measured times after the last packet."""
+    """Fit the time that a receiver computes for each transfer, from measured transfers."""
     from pace.throughput.overhead import read_overhead_csv
 
     with reported():
@@ -137,23 +216,7 @@ def _fleet(path: Path | None) -> Fleet:
 
 
 def _counts(option: str, text: str | None) -> tuple[int, ...]:
-    """Read ``1-8`` and ``1,2,4``."""
-    counts: list[int] = []
-    for part in text.split(",") if text is not None else ():
-        first, _, last = part.strip().partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
-            raise InvalidOptions(f'{option} "{text}": expected counts as 1-8 or 1,2,4')
-        if int(last or first) - int(first) >= MOST_COUNTS:
-            raise InvalidOptions(f"{option} {part}: more than {MOST_COUNTS:,} numbers")
-        counts += range(int(first), int(last or first) + 1)
-    return tuple(dict.fromkeys(counts))
-
-
-def _rates(text: str | None) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(",")) if text is not None else ()
-    except ValueError:
-        raise InvalidOptions(f'--bandwidth-gbps "{text}": expected numbers as 1,5,10') from None
+    return tuple(dict.fromkeys(read_whole_numbers(option, text)))
 
 
 def _bar() -> Progress:
@@ -193,9 +256,9 @@ def _show(result: ThroughputPrediction, *, baselines: bool) -> None:
             console.print(f"  {better.change}: {better.gain * 100:+.1f} %", highlight=False)
     if result.trusted == "neither":
         console.print(
-            "Rely on none of these columns: the link's rate is not what was recorded.", highlight=False
+            "Do not rely on these columns: the link's rate differs from the recorded one.", highlight=False
         )
     if result.trusted == "closed_network":
-        console.print("Rely on the closed network here, not on the simulation.", highlight=False)
+        console.print("Rely on the column 'network' here, not on the simulation.", highlight=False)
     for note in result.notes:
         console.print(f"Note: {note}", highlight=False)

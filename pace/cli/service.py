@@ -1,29 +1,47 @@
-"""``pace submit`` and ``pace serve``: the scheduling service asked, and run."""
+"""``pace submit`` and ``pace serve``: ask the scheduling service, and run it."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pace.cli.description import describe
 from pace.documents.profile import load_profile
-from pace.terminal.console import ApiKeyOption, JsonOption, ProfileArgument, make_console
+from pace.terminal.console import (
+    SERVICE,
+    ApiKeyOption,
+    JsonOption,
+    ProfileArgument,
+    ScheduleOutput,
+    TimeoutOption,
+    make_console,
+)
 from pace.terminal.reporting import reported
 
 
 def submit(
     profile: ProfileArgument,
     service: Annotated[
-        str, typer.Option(envvar="PACE_URL", help="Address of the service, such as http://127.0.0.1:8080.")
+        str,
+        typer.Option(
+            envvar="PACE_URL",
+            help="Address of the PACE service, for example http://127.0.0.1:8080.",
+            rich_help_panel=SERVICE,
+        ),
     ],
-    job: Annotated[str | None, typer.Option(help="Name of the job; the profile's name if left out.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the job under which the service keeps the schedule.",
+            show_default="the profile's name",
+        ),
+    ] = None,
     api_key: ApiKeyOption = None,
-    timeout_s: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 60.0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the schedule here.")] = None,
+    timeout_s: TimeoutOption = 60.0,
+    output: ScheduleOutput = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send a profile to a service and print the schedule that it answers."""
+    """Send a profile to a PACE service and print the schedule that it returns."""
     with reported():
         from pace.client import Client
 
@@ -39,11 +57,22 @@ def submit(
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
-    database_url: Annotated[str | None, typer.Option(help="SQLAlchemy URL of SQLite or PostgreSQL.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.", show_default="PACE_HOST, or 127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port to listen on; 0 takes a free port.", show_default="PACE_PORT, or 8080"),
+    ] = None,
+    database_url: Annotated[
+        str | None,
+        typer.Option(
+            help="SQLAlchemy URL of the database, SQLite or PostgreSQL.",
+            show_default="PACE_DATABASE_URL, or sqlite:///pace.db",
+        ),
+    ] = None,
 ) -> None:
-    """Run the scheduling service until it is stopped."""
+    """Run the scheduling service until SIGTERM or Ctrl-C. Other settings are PACE_... variables."""
     with reported():
         from pace.api.serve import serve as run
 

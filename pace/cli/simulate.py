@@ -1,4 +1,4 @@
-"""``pace simulate``: a profile under the policies of the field, on one network or on parameter servers."""
+"""``pace simulate``: a profile under many policies, on one network or with parameter servers."""
 
 import json
 from typing import Annotated, Any
@@ -11,8 +11,10 @@ from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
 from pace.terminal.console import (
+    SERVERS,
     ClusterOption,
     ColocatedOption,
+    JitterOption,
     JsonOption,
     ProfileArgument,
     ServersOption,
@@ -20,45 +22,72 @@ from pace.terminal.console import (
     make_table,
 )
 from pace.terminal.reporting import reported
+from pace.whatif.servers import read_staleness
 
 
 def simulate(
     profile: ProfileArgument,
     policy: Annotated[
-        list[str] | None, typer.Option(help="A policy; repeat it for several, all by default.")
+        list[str] | None,
+        typer.Option(
+            help="Policy to simulate, for example fifo, ddp, horovod, bytescheduler or pace; repeat the "
+            "option for several.",
+            show_default="all policies of the exchange",
+        ),
     ] = None,
-    knob: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, for every policy that has it.")] = None,
-    iterations: Annotated[int, typer.Option(help="Number of windows.")] = 1,
-    jitter: Annotated[float, typer.Option(help="Relative spread of op durations.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same windows.")] = 0,
-    tune: Annotated[
-        str | None, typer.Option(help="Search for the best knobs: bayesian, grid, random or momentum.")
-    ] = None,
-    trials: Annotated[int, typer.Option(help="Settings that each search tries.")] = 40,
     exchange: Annotated[
-        Exchange | None, typer.Option(help="Only policies of this exchange; by default all of one network.")
+        Exchange | None,
+        typer.Option(
+            help="Simulate only the policies of this exchange.",
+            show_default="allreduce and sharded, on one network",
+        ),
     ] = None,
+    iterations: Annotated[int, typer.Option(help="Number of iterations to simulate.")] = 1,
+    jitter: JitterOption = 0.0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the random op durations: the same seed gives the same result.")
+    ] = 0,
+    knob: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Setting NAME=VALUE for every policy that has it, for example bucket_bytes=26214400; repeat "
+            "the option for several.",
+            show_default="each policy's own settings",
+        ),
+    ] = None,
+    tune: Annotated[
+        str | None,
+        typer.Option(
+            help="Search for the best knobs of each policy: bayesian, grid, random or momentum.",
+            show_default="no search",
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="With --tune: number of settings that each search tries.")] = 40,
     servers: ServersOption = None,
     colocated: ColocatedOption = False,
     cluster: ClusterOption = None,
-    asynchronous: Annotated[
-        bool, typer.Option("--async", help="Servers answer every push at once; with --exchange servers.")
-    ] = False,
     staleness: Annotated[
-        int | None, typer.Option(help="Windows that a worker may be ahead; with --exchange servers.")
-    ] = None,
+        str,
+        typer.Option(
+            help="Number of iterations that a worker may be ahead of the slowest one, sync for 0 or async "
+            "for no limit; with --exchange servers.",
+            rich_help_panel=SERVERS,
+        ),
+    ] = "sync",
     as_json: JsonOption = False,
 ) -> None:
-    """Simulate a profile under the policies of the field."""
+    """Compare scheduling policies: simulate a profile under each and print the iteration times."""
     from pace.simulation import SimulationOptions
     from pace.simulation import simulate as run
 
     with reported():
         loaded = load_profile(profile)
         named = servers is not None or cluster is not None or colocated
-        if (named or asynchronous or staleness is not None) and exchange != "servers":
+        mode, ahead = read_staleness(staleness)
+        if (named or staleness != "sync") and exchange != "servers":
             raise InvalidOptions(
-                "--servers, --colocated, --cluster, --async and --staleness belong to --exchange servers"
+                "--servers, --colocated, --cluster and --staleness need --exchange servers: add it, or leave "
+                "them out"
             )
         placed = None
         if exchange == "servers":
@@ -75,8 +104,8 @@ def simulate(
             iterations=iterations,
             jitter=jitter,
             seed=seed,
-            consistency="async" if asynchronous else "sync",
-            staleness=staleness,
+            consistency=mode,
+            staleness=ahead,
             knobs=knobs,
         )
         found = run(loaded, policy, options)
@@ -137,12 +166,12 @@ def _show(
 
 
 def _knobs(given: list[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE pairs; a value is JSON where it can be, else a word."""
+    """Parse NAME=VALUE pairs; a value is JSON if it can be, else a word."""
     knobs: dict[str, Any] = {}
     for pair in given:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise InvalidOptions(f'"{pair}" sets no knob: NAME=VALUE is needed')
+            raise InvalidOptions(f'--knob "{pair}": expected NAME=VALUE, for example bucket_bytes=26214400')
         try:
             knobs[name] = json.loads(value)
         except ValueError:

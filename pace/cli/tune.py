@@ -1,4 +1,4 @@
-"""``pace simulate --tune``: the best knobs of policies, and what each way to search for them costs."""
+"""``pace simulate --tune``: the best knobs of policies, and the cost of each search for them."""
 
 import json
 from typing import Any
@@ -25,11 +25,11 @@ def report(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Tune `policies` (all that have knobs, by default) and print the result, other searches beside it."""
+    """Tune `policies` (default: all that have knobs) and print the result beside those of other searches."""
     exchange: Exchange | None = None if cluster is None else "servers"
     chosen = policies or [name for name in policies_for(exchange) if tunable(name, exchange)]
     if search not in SEARCHES:
-        raise InvalidOptions(f'no search "{search}": choose one of {", ".join(SEARCHES)}')
+        raise InvalidOptions(f'--tune "{search}": expected one of {", ".join(SEARCHES)}')
     results = []
     for name in chosen:
         fixed = {key: value for key, value in knobs.items() if key in knobs_of(name, exchange)}
@@ -47,7 +47,7 @@ def report(
 
 
 def result_of(found: dict[Search, Tuned], search: str) -> dict[str, Any]:
-    """Return what one policy gains, and what every way to search for it costs."""
+    """Return what tuning one policy gains, and the cost of every search."""
     tuned = next(each for way, each in found.items() if way == search)
     least = min(each.best.iteration_s for each in found.values())
     return {

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,14 +12,23 @@ from pace.cli.servers.what_if import report_servers
 from pace.documents.profile import Profile, load_profile
 from pace.errors import InvalidOptions
 from pace.terminal.console import (
+    JOB,
+    NETWORK,
+    SERVERS,
     ApiKeyOption,
     ColocatedOption,
+    CsvOption,
+    HtmlOption,
     JsonOption,
+    PlotOption,
     ProfileArgument,
+    ServiceOption,
+    TimeoutOption,
     make_console,
     make_table,
     refuse_unknown_ending,
 )
+from pace.terminal.number_lists import read_numbers, read_whole_numbers
 from pace.terminal.reporting import reported, tell_slowdown, warn_if_misleading, warn_of_the_cost
 from pace.whatif import Grid, WhatIf, estimate_s
 from pace.whatif.scenario import TwoLevel
@@ -28,74 +36,167 @@ from pace.whatif.servers import ServerGrid
 
 LONG_S = 3600.0
 ANSWERS_WITHIN_S = 15.0
-MOST_VALUES = 100_000
+PROFILED = "as profiled"
 SHOWN_POINTS = 60
 
 
 def what_if(
     profile: ProfileArgument,
-    bandwidth_gbps: Annotated[
-        str | None, typer.Option(help="Of one link: 1,5,10 or 1:25:1 (from:to:step); the same below.")
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Policy to simulate; repeat the option for several.",
+            show_default="fifo, horovod, ddp, bytescheduler, pace; with --servers fifo, bytescheduler, pace",
+        ),
     ] = None,
-    workers: Annotated[str | None, typer.Option(help="How many train together.")] = None,
-    algorithm: Annotated[
-        str | None, typer.Option(help="Of the all-reduce: ring,tree,halving-doubling,two-level.")
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            help="Policy that the others' speed-ups are relative to.",
+            show_default="ddp, or the first policy without it",
+        ),
     ] = None,
-    latency_s: Annotated[str | None, typer.Option(help="Of one message, in seconds.")] = None,
-    compute_speedup: Annotated[str | None, typer.Option(help="How many times as fast ops run.")] = None,
-    batch: Annotated[str | None, typer.Option(help="Samples on each worker.")] = None,
-    compression: Annotated[str | None, typer.Option(help="How many times smaller gradients are.")] = None,
-    policy: Annotated[list[str] | None, typer.Option(help="A policy; repeat it for several.")] = None,
-    baseline: Annotated[str | None, typer.Option(help="The policy that speed-ups are against.")] = None,
     target_efficiency: Annotated[
-        float | None, typer.Option(help="Find the bandwidth at which this scaling efficiency is reached.")
+        float | None,
+        typer.Option(
+            help="Find the bandwidth at which each policy reaches this scaling efficiency, for example 0.9.",
+            show_default="not computed",
+        ),
     ] = None,
-    workers_per_node: Annotated[int | None, typer.Option(help="For two-level.")] = None,
-    intra_gbps: Annotated[float | None, typer.Option(help="Bandwidth inside a node, for two-level.")] = None,
-    processes: Annotated[int | None, typer.Option(help="How many work; one a processor by default.")] = None,
-    service: Annotated[
-        str | None, typer.Option(help="Address of a service that is to simulate instead of this machine.")
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers of workers, for example 8,16,32 or 1-8.", show_default=PROFILED, rich_help_panel=JOB
+        ),
     ] = None,
-    api_key: ApiKeyOption = None,
-    timeout_s: Annotated[float, typer.Option(help="How long to wait for the service.")] = 600.0,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before a grid of over an hour.")
-    ] = False,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            help="Samples per worker and iteration, for example 16,32,64.",
+            show_default=PROFILED,
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    compute_speedup: Annotated[
+        str | None,
+        typer.Option(
+            help="Factors by which compute is faster, for example 1,2,4.",
+            show_default=PROFILED,
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    compression: Annotated[
+        str | None,
+        typer.Option(
+            help="Factors by which gradients are compressed, for example 1,2,10.",
+            show_default=PROFILED,
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    bandwidth_gbps: Annotated[
+        str | None,
+        typer.Option(
+            help="Link bandwidths in Gbit/s, for example 1,5,10 or 1:25:1 (from:to:step).",
+            show_default=PROFILED,
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    latency_s: Annotated[
+        str | None,
+        typer.Option(
+            help="Latencies of one message in seconds, for example 1e-5,5e-5.",
+            show_default=PROFILED,
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            help="All-reduce algorithms, separated by commas: ring, tree, halving-doubling, two-level.",
+            show_default=PROFILED,
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    workers_per_node: Annotated[
+        int | None,
+        typer.Option(
+            help="Workers in one node, for --algorithm two-level.",
+            show_default="none",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    intra_gbps: Annotated[
+        float | None,
+        typer.Option(
+            help="Bandwidth inside a node in Gbit/s, for --algorithm two-level.",
+            show_default="none",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
     servers: Annotated[
-        str | None, typer.Option(help="Parameter servers instead of all-reduce: 1,2,4,8.")
+        str | None,
+        typer.Option(
+            help="Numbers of parameter servers, for example 1,2,4: compare servers instead of all-reduce.",
+            show_default="all-reduce",
+            rich_help_panel=SERVERS,
+        ),
     ] = None,
     colocated: ColocatedOption = False,
-    consistency: Annotated[
-        str | None, typer.Option(help="With --servers: sync,async or windows of lead, 0,3.")
+    staleness: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers of iterations that a worker may be ahead of the slowest one, for example "
+            "sync,3,async: sync is 0, async has no limit.",
+            show_default="sync",
+            rich_help_panel=SERVERS,
+        ),
     ] = None,
-    jitter: Annotated[float, typer.Option(help="With --servers: relative spread of op durations.")] = 0.0,
+    jitter: Annotated[
+        float,
+        typer.Option(
+            help="Standard deviation of random op durations, relative to their mean; 0 for fixed durations.",
+            rich_help_panel=SERVERS,
+        ),
+    ] = 0.0,
+    processes: Annotated[
+        int | None, typer.Option(help="Worker processes that simulate.", show_default="one per CPU")
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask before a simulation that takes over an hour.")
+    ] = False,
+    service: ServiceOption = None,
+    api_key: ApiKeyOption = None,
+    timeout_s: TimeoutOption = 600.0,
     as_json: JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the cells as CSV to stdout.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the charts: PNG, SVG or PDF.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write one page with charts and tables.")] = None,
+    as_csv: CsvOption = False,
+    plot: PlotOption = None,
+    html: HtmlOption = None,
 ) -> None:
-    """Ask what a job would gain: from which policy, on which network, at which scale."""
+    """Predict iteration time and speed-up of a job for other policies, networks, scales and servers.
+
+    Every combination of the given values is simulated. Values that are not given stay as profiled.
+    """
     with reported():
         refuse_unknown_ending(plot)
         if as_json and as_csv:
-            raise InvalidOptions("--json and --csv both want stdout: give one")
+            raise InvalidOptions("--json and --csv both print to stdout: give only one of them")
         if servers is not None:
             others = (algorithm, latency_s, compute_speedup, batch, compression, baseline, target_efficiency)
             if any(other is not None for other in (*others, workers_per_node, service, plot, html)):
                 raise InvalidOptions(
-                    "--servers goes with --bandwidth-gbps, --workers, --colocated, --consistency, --jitter, "
-                    "--policy, --json and --csv"
+                    "--servers can only be combined with --bandwidth-gbps, --workers, --colocated, "
+                    "--staleness, --jitter, --policy, --json and --csv: leave the other options out"
                 )
             named: dict[str, Any] = {"policies": tuple(policy)} if policy else {}
-            if consistency is not None:
-                named["consistency"] = tuple(consistency.replace(" ", "").split(","))
+            if staleness is not None:
+                named["staleness"] = tuple(staleness.replace(" ", "").split(","))
             report_servers(
                 load_profile(profile),
                 ServerGrid(
-                    servers=_whole("--servers", servers),
+                    servers=read_whole_numbers("--servers", servers),
                     colocated=colocated,
-                    bandwidth_gbps=_numbers("--bandwidth-gbps", bandwidth_gbps),
-                    workers=_whole("--workers", workers),
+                    bandwidth_gbps=read_numbers("--bandwidth-gbps", bandwidth_gbps),
+                    workers=read_whole_numbers("--workers", workers),
                     jitter=jitter,
                     **named,
                 ),
@@ -103,22 +204,24 @@ def what_if(
                 as_csv=as_csv,
             )
             return
-        if colocated or consistency is not None or jitter:
-            raise InvalidOptions("--colocated, --consistency and --jitter belong to --servers")
+        if colocated or staleness is not None or jitter:
+            raise InvalidOptions(
+                "--colocated, --staleness and --jitter need --servers: add it, or leave them out"
+            )
         two_level = None
         if workers_per_node is not None or intra_gbps is not None:
             if workers_per_node is None or intra_gbps is None:
-                raise InvalidOptions("two-level needs both --workers-per-node and --intra-gbps")
+                raise InvalidOptions("--algorithm two-level needs both --workers-per-node and --intra-gbps")
             two_level = TwoLevel(workers_per_node=workers_per_node, intra_gbps=intra_gbps)
         given: dict[str, Any] = {"policies": tuple(policy)} if policy else {}
         grid = Grid(
-            bandwidth_gbps=_numbers("--bandwidth-gbps", bandwidth_gbps),
-            workers=_whole("--workers", workers),
+            bandwidth_gbps=read_numbers("--bandwidth-gbps", bandwidth_gbps),
+            workers=read_whole_numbers("--workers", workers),
             algorithm=tuple((algorithm or "").replace(" ", "").split(",")) if algorithm else (),  # type: ignore[arg-type]  # the grid refuses others
-            latency_s=_numbers("--latency-s", latency_s),
-            compute_speedup=_numbers("--compute-speedup", compute_speedup),
-            batch=_numbers("--batch", batch),
-            compression=_numbers("--compression", compression),
+            latency_s=read_numbers("--latency-s", latency_s),
+            compute_speedup=read_numbers("--compute-speedup", compute_speedup),
+            batch=read_numbers("--batch", batch),
+            compression=read_numbers("--compression", compression),
             baseline=baseline,
             two_level=two_level,
             **given,
@@ -129,7 +232,7 @@ def what_if(
         warn_of_the_cost(loaded)
         _say_what_is_assumed(loaded, grid)
         if processes is not None and processes < 1:
-            raise InvalidOptions(f"{processes} processes: expected at least 1")
+            raise InvalidOptions(f"--processes {processes}: expected at least 1")
         if service is None:
             _agree(estimate_s(loaded, grid, processes=processes), grid, yes=yes)
             result = _run(loaded, grid, processes, target_efficiency)
@@ -157,46 +260,14 @@ def _say_what_is_assumed(profile: Profile, grid: Grid) -> None:
         return
     if grid.bandwidth_gbps or grid.workers or grid.latency_s:
         typer.echo(
-            "pace: the measured samples are scaled as a ring scales, the cost of the smallest messages as "
-            "latency; --algorithm ring,tree,... prices a formula instead",
+            "pace: the measured all-reduce cost is scaled like that of a ring, with the cost of the smallest "
+            "messages as latency. To use a formula instead, give --algorithm",
             err=True,
         )
 
 
-def _numbers(option: str, text: str | None) -> tuple[float, ...]:
-    """Read ``1,5,10`` and ``1:25:1``."""
-    if text is None:
-        return ()
-    values: list[float] = []
-    for part in text.split(","):
-        pieces = part.strip().split(":")
-        try:
-            numbers = [float(piece) for piece in pieces]
-        except ValueError:
-            numbers = []
-        if len(numbers) == 1:
-            values += numbers
-        elif len(numbers) == 3 and numbers[2] > 0 and numbers[0] <= numbers[1] < float("inf"):
-            first, last, step = numbers
-            count = (last - first) / step
-            if not count < MOST_VALUES:
-                raise InvalidOptions(f"{option} {part}: more than {MOST_VALUES:,} values")
-            values += [round(first + step * at, 12) for at in range(int(count + 1e-9) + 1)]
-        else:
-            raise InvalidOptions(f'{option} "{text}": expected numbers as 1,5,10 or from:to:step as 1:25:1')
-    return tuple(values)
-
-
-def _whole(option: str, text: str | None) -> tuple[int, ...]:
-    values = _numbers(option, text)
-    for value in values:
-        if not value.is_integer():
-            raise InvalidOptions(f"{option}: {value:g} is no whole number")
-    return tuple(int(value) for value in values)
-
-
 def stdin_is_a_terminal() -> bool:
-    """Return whether anybody can be asked."""
+    """Return whether a question on the terminal can be answered."""
     return sys.stdin.isatty()
 
 
@@ -205,7 +276,7 @@ def _agree(seconds: float, grid: Grid, *, yes: bool) -> None:
         return
     estimate = f"{grid.num_cells:,} cells would take about {seconds / 3600:.1f} hours"
     if not stdin_is_a_terminal():
-        raise InvalidOptions(f"{estimate}: make the grid smaller, or give --yes")
+        raise InvalidOptions(f"{estimate}: give fewer values, or --yes to start anyway")
     if not typer.confirm(f"{estimate}. Go on?", err=True):
         raise typer.Exit(2)
 
@@ -227,10 +298,10 @@ def _ask(
     from pace.client import Client
     from pace.errors import ServiceUnavailable
 
-    # Waiting for a result takes as long as it takes; that nobody is there shows at once.
+    # A result may take long; whether a service is there shows at once.
     with Client(url, timeout_s=min(timeout_s, ANSWERS_WITHIN_S)) as client:
         if not client.healthy():
-            raise ServiceUnavailable(f"{url} cannot be reached: no service answers there")
+            raise ServiceUnavailable(f"--service {url}: no PACE service answers at this address")
     with Client(url, api_key=api_key, timeout_s=timeout_s) as client, _bar() as bar:
         task = bar.add_task("cells", total=grid.num_cells)
         return client.what_if(profile, grid, target_efficiency, progress=lambda done: bar.advance(task, done))

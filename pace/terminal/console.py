@@ -1,4 +1,4 @@
-"""What the commands share: arguments of one meaning, tables, and profiles written to files."""
+"""What several commands share: options, tables, and how profiles are written to files."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,22 +13,116 @@ from pace.errors import InvalidOptions
 MOST_TFLOPS = 1e5
 CHART_ENDINGS = (".png", ".svg", ".pdf")
 
+JOB, NETWORK, SERVERS, SERVICE, OUTPUT = "The job", "Network", "Parameter servers", "Service", "Output"
+
 ProfileArgument = Annotated[
-    Path, typer.Argument(help="A profile document.", exists=True, dir_okay=False, readable=True)
+    Path,
+    typer.Argument(
+        help="Profile of one training iteration (JSON), from `pace import`, `pace model` or a training job.",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
-ServersOption = Annotated[int | None, typer.Option(help="How many parameter servers.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document to stdout.", rich_help_panel=OUTPUT)
+]
+JitterOption = Annotated[
+    float,
+    typer.Option(
+        help="Standard deviation of random op durations, relative to their mean; 0 for fixed durations."
+    ),
+]
+ExecutionTraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="PyTorch execution trace of the same step, for the sizes of gradients.",
+        show_default="sizes from the trace itself",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+ParametersOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Names and shapes of the model's parameters (JSON), for traces that hold no shapes.",
+        show_default="shapes from the trace itself",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+CsvOption = Annotated[
+    bool, typer.Option("--csv", help="Print the results as CSV to stdout.", rich_help_panel=OUTPUT)
+]
+PlotOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write charts to this file: .png, .svg or .pdf.",
+        show_default="no charts",
+        rich_help_panel=OUTPUT,
+    ),
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write a self-contained HTML page to this file.", show_default="no page", rich_help_panel=OUTPUT
+    ),
+]
+ScheduleOutput = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Write the schedule to this file (JSON).",
+        show_default="not written",
+        rich_help_panel=OUTPUT,
+    ),
+]
+ServersOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of parameter servers.", show_default="those of the profile", rich_help_panel=SERVERS
+    ),
+]
 ColocatedOption = Annotated[
-    bool, typer.Option("--colocated", help="The servers run on the workers' hosts, not on their own.")
+    bool,
+    typer.Option(
+        "--colocated",
+        help="Run the servers on the workers' hosts instead of on separate hosts.",
+        rich_help_panel=SERVERS,
+    ),
 ]
 ClusterOption = Annotated[
-    Path | None, typer.Option(help="A cluster document, instead of --servers.", exists=True, dir_okay=False)
+    Path | None,
+    typer.Option(
+        help="Cluster document (JSON) that describes the servers, instead of --servers and --colocated.",
+        show_default="none",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=SERVERS,
+    ),
 ]
-ApiKeyOption = Annotated[str | None, typer.Option(envvar="PACE_API_KEY", help="If the service wants one.")]
+ServiceOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of a PACE service that computes the answer, for example http://127.0.0.1:8080.",
+        show_default="compute on this machine",
+        rich_help_panel=SERVICE,
+    ),
+]
+ApiKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PACE_API_KEY", help="API key for the service.", show_default="none", rich_help_panel=SERVICE
+    ),
+]
+TimeoutOption = Annotated[
+    float, typer.Option(help="Seconds to wait for the service's answer.", rich_help_panel=SERVICE)
+]
 
 
 def make_console(width: int = 120) -> Console:
-    """Return a console on stdout, `width` characters wide where that is no terminal."""
+    """Return a console on stdout; `width` characters wide if stdout is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=width)
 
@@ -42,17 +136,17 @@ def make_table(*headings: str, left: tuple[str, ...] = ()) -> Table:
 
 
 def refuse_unknown_ending(plot: Path | None) -> None:
-    """Refuse a chart whose format its name does not tell, before anything is computed for it."""
+    """Refuse a chart whose file name has an unknown ending, before anything is computed."""
     if plot is not None and plot.suffix.lower() not in CHART_ENDINGS:
-        raise InvalidOptions(f"--plot {plot}: expected a name that ends in {', '.join(CHART_ENDINGS)}")
+        raise InvalidOptions(f"--plot {plot}: expected a file name that ends in {', '.join(CHART_ENDINGS)}")
 
 
 def question_tflops(device_tflops: float) -> None:
-    """Refuse a rate that was meant in operations a second."""
+    """Refuse a rate that was probably given in operations per second."""
     if device_tflops > MOST_TFLOPS:
         raise InvalidOptions(
-            f"--device-tflops {device_tflops:g}: no device does so many TFLOP/s: "
-            "give 15 for 15e12 operations a second"
+            f"--device-tflops {device_tflops:g}: expected at most {MOST_TFLOPS:g} TFLOP/s. "
+            "For 15e12 operations per second, give 15"
         )
 
 

@@ -1,4 +1,4 @@
-"""What commands that run until they are stopped share: where they listen, TLS, signals."""
+"""What commands that run until they are stopped share: the address, TLS and signals."""
 
 import signal
 import ssl
@@ -12,16 +12,38 @@ import typer
 from pace.errors import CommunicationFailed, InvalidOptions
 
 _POLL_S = 0.2
-Bind = Annotated[str, typer.Option(help="HOST:PORT; port 0 takes a free one.")]
+TLS = "TLS"
+
+Bind = Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0 takes a free port.")]
 Certificate = Annotated[
-    Path | None, typer.Option(help="Certificate chain (PEM).", exists=True, dir_okay=False)
+    Path | None,
+    typer.Option(
+        help="Certificate chain of this process (PEM file).",
+        show_default="no TLS",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=TLS,
+    ),
 ]
 CertificateKey = Annotated[
-    Path | None, typer.Option(help="Its key (PEM), if not in the same file.", exists=True, dir_okay=False)
+    Path | None,
+    typer.Option(
+        help="Private key of the certificate (PEM file).",
+        show_default="in the file of --tls-cert",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=TLS,
+    ),
 ]
 Authority = Annotated[
     Path | None,
-    typer.Option(help="Whom to trust (PEM), where processes use TLS.", exists=True, dir_okay=False),
+    typer.Option(
+        help="Certificate authority that the other processes' certificates must come from (PEM file).",
+        show_default="no TLS",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=TLS,
+    ),
 ]
 
 
@@ -29,24 +51,28 @@ def place_of(text: str, option: str) -> tuple[str, int]:
     """Return host and port of HOST:PORT, of which the port may be 0."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) >= 1 << 16:
-        raise InvalidOptions(f"{option} {text!r}: HOST:PORT is needed")
+        raise InvalidOptions(
+            f"{option} {text!r}: expected HOST:PORT with a port below 65536, for example 127.0.0.1:7070"
+        )
     return host.strip("[]"), int(port)
 
 
 def serving_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """Return TLS for accepting callers; None without a certificate."""
+    """Return the TLS context for incoming connections; None without a certificate."""
     if certificate is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(certificate, key)
     except OSError as error:
-        raise InvalidOptions(f"{certificate}: no certificate with its key: {error}") from error
+        raise InvalidOptions(
+            f"--tls-cert {certificate}: expected a PEM certificate with its private key: {error}"
+        ) from error
     return context
 
 
 def trusting_context(authority: Path | None) -> ssl.SSLContext | None:
-    """Return TLS for calling others; None without an authority."""
+    """Return the TLS context for outgoing connections; None without an authority."""
     return None if authority is None else ssl.create_default_context(cafile=str(authority))
 
 
@@ -59,17 +85,17 @@ def stop_event() -> threading.Event:
 
 
 def until_stopped(address: str, refusal: Callable[[], str | None] = lambda: None) -> None:
-    """Say where the process listens, and wait for SIGTERM or SIGINT.
+    """Print where the process listens, and wait for SIGTERM or SIGINT.
 
     Parameters
     ----------
     refusal
-        Says why the process may not go on; looked at from time to time.
+        Called several times a second; returns why the process must end, or None.
 
     Raises
     ------
     CommunicationFailed
-        When there is such a reason.
+        If `refusal` returns a reason.
     """
     stopped = stop_event()
     typer.echo(f"listening on {address}", err=True)

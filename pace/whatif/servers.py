@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
+from pace.documents.cluster import Consistency
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.planning.servers.clusters import cluster_for
@@ -27,17 +28,18 @@ class ServerGrid:
         Whether servers run on the workers' hosts; then points with more servers than workers are left out.
     bandwidth_gbps, workers
         What was profiled where left out.
-    consistency
-        "sync", "async", or the windows that a worker may be ahead as a number.
+    staleness
+        How many windows a worker may be ahead of the slowest one: a number, "sync" for 0, "async" for no
+        limit.
     jitter
-        Relative spread of op durations; without it workers are in lock step and consistency changes little.
+        Relative spread of op durations; without it workers run in lock step and staleness changes little.
     """
 
     servers: tuple[int, ...]
     colocated: bool = False
     bandwidth_gbps: tuple[float, ...] = ()
     workers: tuple[int, ...] = ()
-    consistency: tuple[str, ...] = ("sync",)
+    staleness: tuple[str, ...] = ("sync",)
     policies: tuple[str, ...] = ("fifo", "bytescheduler", "pace")
     jitter: float = 0.0
 
@@ -60,7 +62,7 @@ class ServerCell:
     colocated: bool
     bandwidth_gbps: float | None
     workers: int
-    consistency: str
+    staleness: str
     policy: str
     iteration_s: float
     allreduce_s: float
@@ -94,7 +96,7 @@ def what_if_servers(
     points = [
         point
         for point in product(
-            grid.workers or (profile.workers,), grid.bandwidth_gbps or (None,), grid.servers, grid.consistency
+            grid.workers or (profile.workers,), grid.bandwidth_gbps or (None,), grid.servers, grid.staleness
         )
         if not (grid.colocated and (point[2] > point[0] or point[0] < 2))
     ]
@@ -106,7 +108,7 @@ def what_if_servers(
         )
     cells: list[ServerCell] = []
     rings: dict[tuple[int, float | None], float] = {}
-    for workers, gbps, servers, consistency in points:
+    for workers, gbps, servers, staleness in points:
         scenario = Scenario(workers=workers, bandwidth_gbps=gbps)
         if (workers, gbps) not in rings:
             ring = networked_at(profile, Scenario(workers=workers, bandwidth_gbps=gbps, algorithm="ring"))
@@ -119,7 +121,7 @@ def what_if_servers(
             worker_bytes_per_s=None if gbps is None else gbps * GBPS,
             round_trip_s=cluster_for(profile, servers=1).exchange.round_trip_s,
         )
-        mode, staleness = _consistency(consistency)
+        mode, ahead = read_staleness(staleness)
         first: float | None = None
         for policy in grid.policies:
             run = run_server_policy(
@@ -129,7 +131,7 @@ def what_if_servers(
                 iterations=WINDOWS if grid.jitter else 1,
                 jitter=grid.jitter,
                 consistency=mode,
-                staleness=staleness,
+                staleness=ahead,
             )
             first = run.iteration_s if first is None else first
             cells.append(
@@ -138,7 +140,7 @@ def what_if_servers(
                     colocated=grid.colocated,
                     bandwidth_gbps=gbps,
                     workers=workers,
-                    consistency=consistency,
+                    staleness=staleness,
                     policy=policy,
                     iteration_s=run.iteration_s,
                     allreduce_s=rings[workers, gbps],
@@ -150,9 +152,18 @@ def what_if_servers(
     return ServerWhatIf(profile=profile.name, grid=grid, cells=tuple(cells))
 
 
-def _consistency(word: str) -> tuple[Any, int | None]:
-    if word in ("sync", "async"):
-        return word, None
+def read_staleness(word: str) -> tuple[Consistency, int | None]:
+    """Return the consistency and the staleness that a word means: "sync", "async" or a number of windows.
+
+    Raises
+    ------
+    InvalidOptions
+        If it is none of these.
+    """
+    if word == "async":
+        return "async", None
+    if word == "sync":
+        return "sync", None
     if word.isdecimal():
         return "sync", int(word)
-    raise InvalidOptions(f'consistency "{word}": expected sync, async or a number of windows')
+    raise InvalidOptions(f'staleness "{word}": expected sync, async or a number of iterations')

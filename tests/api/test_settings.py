@@ -43,7 +43,7 @@ def test_keys_are_listed_without_touching_the_database(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'pace.db'}"
     done = _run([*_KEYS, "list"], database_url=url)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "there are no keys" in done.stderr
+    assert "holds no keys" in done.stderr
     assert list(tmp_path.iterdir()) == []
     database = Database(Settings(database_url=url).parsed_database_url)
     upgrade(database)

@@ -1,4 +1,4 @@
-"""The parameter servers that a command's options describe."""
+"""Read the options of a command that describe parameter servers."""
 
 from pathlib import Path
 
@@ -16,10 +16,15 @@ def described_cluster(
 
     if file is not None:
         if servers is not None or colocated:
-            raise InvalidOptions("--cluster says how many servers there are and where: leave the rest out")
+            raise InvalidOptions(
+                "--cluster already describes the servers: leave out --servers and --colocated"
+            )
         return load_cluster(file)
     if servers is not None:
         return cluster_for(profile, servers=servers, colocated=colocated)
     if isinstance(profile.allreduce, PushPull) and not colocated:
         return Cluster(name=profile.name, exchange=profile.allreduce)
-    raise InvalidOptions("--exchange servers needs --servers or --cluster")
+    raise InvalidOptions(
+        "--exchange servers: expected --servers NUMBER or --cluster FILE, as the profile was not measured "
+        "with servers"
+    )

@@ -1,4 +1,4 @@
-"""``pace servers``: parameter servers run, and the links to them measured."""
+"""``pace servers``: run parameter servers, and measure the links to them."""
 
 import sys
 from pathlib import Path
@@ -24,22 +24,30 @@ app = typer.Typer(help="Run parameter servers, and measure the links to them.", 
 
 TokenFile = Annotated[
     Path | None,
-    typer.Option(help="File with the token; PACE_SERVERS_TOKEN unless given.", exists=True, dir_okay=False),
+    typer.Option(
+        help="File with the secret token that servers and workers share.",
+        show_default="the variable PACE_SERVERS_TOKEN",
+        exists=True,
+        dir_okay=False,
+    ),
 ]
 
 
 @app.command()
 def serve(
     bind: Bind = "127.0.0.1:7070",
-    workers: Annotated[int | None, typer.Option(min=1, help="How many a job has; any number.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of workers that every job must have.", show_default="any number"),
+    ] = None,
     token_file: TokenFile = None,
     tls_cert: Certificate = None,
     tls_key: CertificateKey = None,
     most_gib: Annotated[
-        float, typer.Option(min=0.001, help="GiB of tensors that a job may put here.")
+        float, typer.Option(min=0.001, help="Memory in GiB that the tensors of one job may take.")
     ] = 64.0,
 ) -> None:
-    """Serve jobs that give this server to ``ParameterServers(servers=[...])``, until stopped."""
+    """Run a parameter server until SIGTERM or Ctrl-C. Jobs name it in ParameterServers(servers=[...])."""
     with reported():
         from pace.runtime.servers.server import Server
         from pace.wire.addresses import read_token
@@ -57,14 +65,22 @@ def serve(
 
 @app.command()
 def measure(
-    servers: Annotated[str, typer.Option(help="HOST:PORT of each, separated by commas.")],
+    servers: Annotated[str, typer.Option(help="HOST:PORT of each parameter server, separated by commas.")],
     token_file: TokenFile = None,
     tls_ca: Authority = None,
-    mebibytes: Annotated[int, typer.Option(min=1, help="How much to push at once.")] = 32,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write a cluster document.")] = None,
+    mebibytes: Annotated[int, typer.Option(min=1, help="Size of one push in MiB.")] = 32,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Write a cluster document (JSON) to this file, for `pace optimize --cluster`.",
+            show_default="not written",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure rate, round trip and loss of each part, from this machine to parameter servers."""
+    """Measure bandwidth, round-trip time and the time lost for each segment, from this machine to servers."""
     with reported():
         from pace.runtime.entry_point import complete_servers
         from pace.runtime.options import ParameterServers

@@ -1,4 +1,4 @@
-"""``pace what-if --servers``: how many parameter servers a job is worth, and where."""
+"""``pace what-if --servers``: compare numbers and places of parameter servers."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ def _show(result: ServerWhatIf) -> None:
     console.print(
         f"{result.profile}, servers {where}: iteration ms (speed-up over {policies[0]})", highlight=False
     )
-    table = make_table("workers", "Gb/s", "servers", "consistency", *policies, "ring all-reduce")
+    table = make_table("workers", "Gb/s", "servers", "staleness", *policies, "ring all-reduce")
     for at in range(0, len(result.cells), len(policies)):
         cells = result.cells[at : at + len(policies)]
         one = cells[0]
@@ -40,7 +40,7 @@ def _show(result: ServerWhatIf) -> None:
             str(one.workers),
             "" if one.bandwidth_gbps is None else f"{one.bandwidth_gbps:g}",
             str(one.servers),
-            one.consistency,
+            one.staleness,
             *(f"{cell.iteration_s * 1e3:.3f} ({cell.speedup:.2f})" for cell in cells),
             f"{one.allreduce_s * 1e3:.3f}",
         )

@@ -1,4 +1,4 @@
-"""``pace fabric``: transfers of many workers' updates planned, checked, simulated and compared."""
+"""``pace fabric``: plan, check, simulate and compare transfers of updates."""
 
 import json
 import sys
@@ -13,13 +13,17 @@ from rich.console import Console
 from pace.documents.base import explain
 from pace.errors import InvalidFabric, InvalidOptions
 from pace.fabric.commands import processes, weight_sync
+from pace.fabric.commands.processes import LATE
 from pace.fabric.documents.reading import load_batch, load_document, load_network, load_transfer_plan
 from pace.fabric.documents.scenario import FabricScenario
 from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
-from pace.terminal.console import JsonOption, make_console, make_table
+from pace.terminal.console import CsvOption, HtmlOption, JsonOption, make_console, make_table
+from pace.terminal.number_lists import read_whole_numbers
 from pace.terminal.reporting import WRONG, reported
 
-app = typer.Typer(help="Transfers of many workers' updates over unequal and changing links.")
+app = typer.Typer(
+    help="Plan, simulate and run asynchronous training over unequal and changing links (after MLfabric)."
+)
 app.command()(processes.scheduler)
 app.command()(processes.daemon)
 app.command()(processes.serve)
@@ -29,13 +33,26 @@ app.command()(weight_sync.receive)
 app.command("check-log")(processes.check_log)
 
 NetworkArgument = Annotated[
-    Path, typer.Argument(help="A network document.", exists=True, dir_okay=False, readable=True)
+    Path,
+    typer.Argument(
+        help="Network document (JSON): hosts and the rates of their links.",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+    ),
 ]
 BatchArgument = Annotated[
-    Path, typer.Argument(help="A batch of updates.", exists=True, dir_okay=False, readable=True)
+    Path,
+    typer.Argument(help="Batch of updates to transfer (JSON).", exists=True, dir_okay=False, readable=True),
 ]
 ScenarioArgument = Annotated[
-    Path, typer.Argument(help="A scenario document.", exists=True, dir_okay=False, readable=True)
+    Path,
+    typer.Argument(
+        help="Scenario document (JSON): a network, its workers and their computations.",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+    ),
 ]
 
 
@@ -44,22 +61,52 @@ def plan(
     network: NetworkArgument,
     batch: BatchArgument,
     rule: Annotated[
-        str, typer.Option(help="strict keeps every bound; paper is Algorithm 2 as printed.")
+        str,
+        typer.Option(
+            help="Planning rule: strict keeps every delay bound; paper follows Algorithm 2 of the MLfabric "
+            "paper, which does not."
+        ),
     ] = "strict",
-    order: Annotated[str, typer.Option(help="greedy, search or exact.")] = "greedy",
-    late: Annotated[
-        str, typer.Option(help="What becomes of late updates: drop, hold, pace or downweight.")
-    ] = "drop",
-    aggregators: Annotated[int | None, typer.Option(help="How many aggregators to use at most.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Take random aggregators instead of the fastest.")] = None,
+    order: Annotated[
+        str,
+        typer.Option(
+            help="How the order of updates is found: greedy (milliseconds), search (tries other orders), or "
+            "exact (an integer program, up to 7 updates)."
+        ),
+    ] = "greedy",
+    late: Annotated[str, typer.Option(help=LATE)] = "drop",
+    aggregators: Annotated[
+        int | None,
+        typer.Option(help="Largest number of aggregators to use.", show_default="all of the network"),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Choose random aggregators with this seed.", show_default="the fastest aggregators"
+        ),
+    ] = None,
     check_bound: Annotated[
-        str, typer.Option("--check", help="Keep the divergence bound at every commit, or at batch-end.")
+        str,
+        typer.Option(
+            "--check", help="Where the divergence bound must hold: at every commit, or only at batch-end."
+        ),
     ] = "commit",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here.")] = None,
-    timeline: Annotated[Path | None, typer.Option(help="Write a Chrome trace of the plan here.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Write the plan to this file (JSON).", show_default="not written"
+        ),
+    ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the plan to this file as a Chrome trace, for ui.perfetto.dev.",
+            show_default="no trace",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Plan which updates go when, over which host, at which rate, and which are dropped and why."""
+    """Plan the transfers of a batch of updates: when, over which host, at which rate, and what is dropped."""
     from pace.fabric.plan import plan_transfers
 
     with reported():
@@ -113,10 +160,18 @@ def _describe(made: TransferPlan, console: Console) -> None:
 def check(
     network: NetworkArgument,
     batch: BatchArgument,
-    plan: Annotated[Path, typer.Argument(help="A transfer plan.", exists=True, dir_okay=False)],
+    plan: Annotated[
+        Path,
+        typer.Argument(
+            help="Transfer plan to check (JSON), from `pace fabric plan`.", exists=True, dir_okay=False
+        ),
+    ],
     as_json: JsonOption = False,
 ) -> None:
-    """Check a transfer plan, independently of the solver; exit 1 and name every violation."""
+    """Check a transfer plan, independently of the solver.
+
+    Prints every violation, and exits with 1 if there is one.
+    """
     from pace.fabric.checker.transfers import check_transfers
 
     with reported():
@@ -141,11 +196,12 @@ def check(
 def simulate(
     scenario: ScenarioArgument,
     policy: Annotated[
-        list[str] | None, typer.Option(help="A policy; repeat it for several, all by default.")
+        list[str] | None,
+        typer.Option(help="Policy to simulate; repeat the option for several.", show_default="all policies"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Simulate a whole training run under several policies, on the same links and computations."""
+    """Simulate a training run under several policies, with the same links and computations."""
     from pace.fabric.simulation import FABRIC_POLICIES, simulate_fabric
 
     with reported():
@@ -176,20 +232,32 @@ def simulate(
 @app.command("what-if")
 def what_if(
     scenario: ScenarioArgument,
-    bound: Annotated[str, typer.Option(help="Delay bounds: 15,30,60.")] = "",
-    aggregators: Annotated[str, typer.Option(help="How many aggregators: 0,4,15.")] = "",
+    bound: Annotated[
+        str | None,
+        typer.Option(
+            help="Delay bounds to compare, in versions, for example 15,30,60.", show_default="the scenario's"
+        ),
+    ] = None,
+    aggregators: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers of aggregators to compare, for example 0,4,15.", show_default="the scenario's"
+        ),
+    ] = None,
     as_json: JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the cells as CSV to stdout.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write one page with a table.")] = None,
+    as_csv: CsvOption = False,
+    html: HtmlOption = None,
 ) -> None:
-    """Compare delay bounds and numbers of aggregators on one scenario."""
+    """Compare delay bounds and numbers of aggregators in one scenario."""
     from pace.fabric.simulation.what_if import cells_csv, cells_html, fabric_what_if
 
     with reported():
         if as_json and as_csv:
-            raise InvalidOptions("--json and --csv both want stdout: give one")
+            raise InvalidOptions("--json and --csv both print to stdout: give only one of them")
         loaded = load_document(FabricScenario, scenario)
-        cells = fabric_what_if(loaded, _whole("--bound", bound, 1), _whole("--aggregators", aggregators, 0))
+        cells = fabric_what_if(
+            loaded, _at_least("--bound", bound, 1), _at_least("--aggregators", aggregators, 0)
+        )
         if html is not None:
             html.write_text(cells_html(loaded, cells), encoding="utf-8")
     if as_json:
@@ -211,11 +279,8 @@ def what_if(
         make_console().print(table)
 
 
-def _whole(option: str, text: str, least: int) -> tuple[int, ...]:
-    try:
-        values = tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise InvalidOptions(f'{option} "{text}": expected whole numbers as 15,30,60') from None
+def _at_least(option: str, text: str | None, least: int) -> tuple[int, ...]:
+    values = read_whole_numbers(option, text)
     if any(value < least for value in values):
-        raise InvalidOptions(f"{option}: each number must be at least {least}")
+        raise InvalidOptions(f'{option} "{text}": expected numbers of at least {least}')
     return values

@@ -1,4 +1,4 @@
-"""``pace fabric``'s processes: scheduler, daemons on hosts, server and replica; and what they say."""
+"""``pace fabric``'s processes: scheduler, daemons of hosts, server and replica."""
 
 import json
 from pathlib import Path
@@ -24,76 +24,159 @@ if TYPE_CHECKING:
     from pace.runtime.fabric.held_model import HeldModel
 
 TOKEN = "PACE_FABRIC_TOKEN"
-SchedulerPlace = Annotated[str, typer.Option(help="HOST:PORT of the scheduler.")]
+REPLICA = "Replica"
+LATE = (
+    "What happens to late updates: drop them, hold the updates that would overtake them, downweight them "
+    "(apply them late, with a smaller weight), or pace workers so that no update is late."
+)
+SchedulerPlace = Annotated[str, typer.Option(help="HOST:PORT of the fabric's scheduler.")]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(help=f"File with the token; {TOKEN} unless given.", exists=True, dir_okay=False),
+    typer.Option(
+        help="File with the secret token that all processes of the fabric share.",
+        show_default=f"the variable {TOKEN}",
+        exists=True,
+        dir_okay=False,
+    ),
 ]
-HostName = Annotated[str, typer.Option("--name", help="Of this host, as the network document calls it.")]
-Advertised = Annotated[str | None, typer.Option(help="Address under which other hosts reach this one.")]
+HostName = Annotated[
+    str, typer.Option("--name", help="Name of this host, the one that the network document uses.")
+]
+Advertised = Annotated[
+    str | None,
+    typer.Option(
+        help="Address under which other hosts reach this one, without a port.", show_default="as in --bind"
+    ),
+]
 ModelFile = Annotated[
     Path,
-    typer.Option("--model", help="The first model: float32 in a .npy file.", exists=True, dir_okay=False),
+    typer.Option(
+        "--model", help="Initial model: a .npy file with a float32 vector.", exists=True, dir_okay=False
+    ),
 ]
-LogFile = Annotated[Path | None, typer.Option("--log", help="Append the commit log here.")]
-Silence = Annotated[float, typer.Option(min=1, help="Seconds without a sign of life that end a connection.")]
+LogFile = Annotated[
+    Path | None,
+    typer.Option("--log", help="Append the commit log to this file.", show_default="no log"),
+]
+Silence = Annotated[
+    float, typer.Option(min=1, help="Seconds without any message after which a connection counts as lost.")
+]
 
 
 def shard_of(text: str) -> tuple[int, int]:
     """Return N and M of N/M."""
     number, slash, shards = text.partition("/")
     if not slash or not number.isdigit() or not shards.isdigit() or int(number) >= int(shards):
-        raise InvalidOptions(f"--shard {text!r}: N/M with N from 0 to M - 1 is needed")
+        raise InvalidOptions(f"--shard {text!r}: expected N/M with N from 0 to M - 1, for example 0/2")
     return int(number), int(shards)
 
 
 def scheduler(
     bind: Bind = "127.0.0.1:7080",
-    delay_bound: Annotated[int | None, typer.Option(min=1, help="Delays stay below it.")] = None,
-    late: Annotated[
-        str, typer.Option(help="What becomes of late updates: drop, hold, downweight, or pace: none is.")
-    ] = "drop",
-    merge: Annotated[str, typer.Option(help="A commit adds a sum, or a weighted-mean.")] = "sum",
-    momentum: Annotated[float, typer.Option(min=0, max=0.999, help="Of every commit.")] = 0.0,
+    delay_bound: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Bound on delays in versions: every committed update's delay is smaller.",
+            show_default="no bound",
+        ),
+    ] = None,
+    late: Annotated[str, typer.Option(help=LATE)] = "drop",
+    merge: Annotated[
+        str, typer.Option(help="What a commit adds to the model: the sum of its updates, or a weighted-mean.")
+    ] = "sum",
+    momentum: Annotated[float, typer.Option(min=0, max=0.999, help="Momentum applied at each commit.")] = 0.0,
     exact_momentum: Annotated[
-        bool, typer.Option(help="Every update is a step of its own; sums are two vectors then.")
+        bool,
+        typer.Option(help="Apply momentum once for every update instead of once for every commit."),
     ] = False,
     aggregators: Annotated[
-        int | None, typer.Option(min=0, help="How many hosts may add at most; all unless given.")
+        int | None,
+        typer.Option(min=0, help="Largest number of hosts that aggregate updates.", show_default="all hosts"),
     ] = None,
+    network: Annotated[
+        Path | None,
+        typer.Option(
+            help="Network document (JSON) with the initial rates of links.",
+            show_default="rates are measured",
+            exists=True,
+        ),
+    ] = None,
+    servers: Annotated[
+        int, typer.Option(min=1, max=1024, help="Number of servers over which the model is split.")
+    ] = 1,
+    tick_s: Annotated[
+        float, typer.Option(min=0.001, help="Longest time between two plans, in seconds.")
+    ] = 0.1,
+    probe_s: Annotated[
+        float,
+        typer.Option(
+            min=0.01, help="Seconds without a transfer after which a link's rate is measured again."
+        ),
+    ] = 1.0,
     divergence: Annotated[
-        float | None, typer.Option(min=0, help="Keep a replica within this norm of the server.")
+        float | None,
+        typer.Option(
+            min=0,
+            help="Largest norm of the difference between the server's model and its replica.",
+            show_default="no replica",
+            rich_help_panel=REPLICA,
+        ),
     ] = None,
     divergence_updates: Annotated[
-        int | None, typer.Option(min=0, help="Keep a replica within so many updates of the server.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Largest number of updates that the replica is behind the server.",
+            show_default="no replica",
+            rich_help_panel=REPLICA,
+        ),
     ] = None,
     replicate_patiently: Annotated[
-        bool, typer.Option(help="Send nothing to the replica until half of that is used: fewer bytes.")
+        bool,
+        typer.Option(
+            help="Send nothing to the replica until half of its bound is used, which saves bytes.",
+            rich_help_panel=REPLICA,
+        ),
     ] = False,
     replica_buffer_bytes: Annotated[
-        float, typer.Option(min=0, help="What a host may keep for the replica.", show_default="no limit")
+        float,
+        typer.Option(
+            min=0,
+            help="Largest number of bytes that a host keeps for the replica.",
+            show_default="no limit",
+            rich_help_panel=REPLICA,
+        ),
     ] = float("inf"),
-    network: Annotated[
-        Path | None, typer.Option(help="A network document: what links carry at first.", exists=True)
-    ] = None,
+    failover_s: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds after which the replica takes the place of a lost server.",
+            rich_help_panel=REPLICA,
+        ),
+    ] = 2.0,
     oracle_lag_s: Annotated[
         float | None,
         typer.Option(
-            min=0, help="For experiments: believe the document, so many seconds late, not receivers."
+            min=0,
+            help="For experiments: use the rates of --network this many seconds late instead of measured "
+            "rates.",
+            show_default="measured rates",
         ),
     ] = None,
-    servers: Annotated[int, typer.Option(min=1, max=1024, help="Over how many the model is split.")] = 1,
-    tick_s: Annotated[float, typer.Option(min=0.001, help="Plan at least so often.")] = 0.1,
-    probe_s: Annotated[
-        float, typer.Option(min=0.01, help="Probe links that no transfer told about for so long.")
-    ] = 1.0,
-    failover_s: Annotated[float, typer.Option(min=0, help="How long the server may be gone.")] = 2.0,
-    transfer_log: Annotated[Path | None, typer.Option(help="Append a line for every transfer here.")] = None,
+    transfer_log: Annotated[
+        Path | None,
+        typer.Option(help="Append a line for every transfer to this file.", show_default="no log"),
+    ] = None,
     token_file: TokenFile = None,
     tls_cert: Certificate = None,
     tls_key: CertificateKey = None,
 ) -> None:
-    """Run the scheduler of a fabric until stopped; a new one at the same address goes on where it ended."""
+    """Run the scheduler of a fabric until SIGTERM or Ctrl-C.
+
+    If it is restarted at the same address, hosts connect again and training goes on.
+    """
     with reported():
         from pace.fabric.documents.batch import DivergenceLimit
         from pace.fabric.documents.reading import load_network
@@ -104,11 +187,13 @@ def scheduler(
         from pace.wire.addresses import read_token
 
         if divergence is not None and divergence_updates is not None:
-            raise InvalidOptions("--divergence and --divergence-updates are two bounds: give one")
+            raise InvalidOptions(
+                "--divergence and --divergence-updates are two bounds: give only one of them"
+            )
         if late not in ("drop", "hold", "downweight", "pace"):
-            raise InvalidOptions(f"--late {late!r}: drop, hold, downweight or pace is needed")
+            raise InvalidOptions(f"--late {late!r}: expected drop, hold, downweight or pace")
         if merge not in ("sum", "weighted-mean"):
-            raise InvalidOptions(f"--merge {merge!r}: sum or weighted-mean is needed")
+            raise InvalidOptions(f"--merge {merge!r}: expected sum or weighted-mean")
         limit = None
         if divergence is not None:
             limit = DivergenceLimit(kind="norm", max=divergence)
@@ -118,7 +203,7 @@ def scheduler(
         state: NetworkState = MeasuredState(document)
         if oracle_lag_s is not None:
             if document is None:
-                raise InvalidOptions("--oracle-lag-s needs --network: that is the oracle")
+                raise InvalidOptions("--oracle-lag-s needs --network: the rates come from that document")
             state = OracleState(document, lag_s=oracle_lag_s)
         options = SchedulerOptions(
             delay_bound=delay_bound,
@@ -191,7 +276,7 @@ def daemon(
     tls_ca: Authority = None,
     silence_s: Silence = 20.0,
 ) -> None:
-    """Run the daemon of a host with workers, until stopped."""
+    """Run the daemon of a host that has workers, until SIGTERM or Ctrl-C."""
     with reported():
         tls = (tls_cert, tls_key, tls_ca)
         _run_host(name, scheduler, bind, advertise, None, tls, token_file, silence_s)
@@ -202,9 +287,11 @@ def serve(
     scheduler: SchedulerPlace,
     model: ModelFile,
     log: LogFile = None,
-    replica: Annotated[bool, typer.Option(help="Hold the replica instead of the server's model.")] = False,
+    replica: Annotated[
+        bool, typer.Option("--replica", help="Hold the replica of the model instead of the model.")
+    ] = False,
     shard: Annotated[
-        str, typer.Option(help="N/M: this server holds the N-th of M equal parts, counted from 0.")
+        str, typer.Option(help="N/M: this server holds part N of M equal parts of the model; N starts at 0.")
     ] = "0/1",
     bind: Bind = "127.0.0.1:7081",
     advertise: Advertised = None,
@@ -214,7 +301,7 @@ def serve(
     tls_ca: Authority = None,
     silence_s: Silence = 20.0,
 ) -> None:
-    """Run the daemon of the host that holds the model, or its replica, until stopped."""
+    """Run the daemon of the host that holds the model, or its replica, until SIGTERM or Ctrl-C."""
     with reported():
         from pace.runtime.fabric.held_model import HeldModel, load_model
         from pace.runtime.fabric.shards import shard_range
@@ -244,7 +331,7 @@ def status(
     tls_ca: Authority = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a running scheduler does."""
+    """Print the state of a running scheduler: version, commits, waiting updates and hosts."""
     with reported():
         from pace.runtime.fabric.status import ask_status
         from pace.wire.addresses import parse_address, read_token
@@ -266,11 +353,24 @@ def status(
 
 
 def check_log(
-    log: Annotated[Path, typer.Argument(help="A commit log.", exists=True, dir_okay=False)],
-    delay_bound: Annotated[int | None, typer.Option(min=1, help="Delays must stay below it.")] = None,
+    log: Annotated[
+        Path,
+        typer.Argument(
+            help="Commit log to check, as `pace fabric serve --log` writes it.", exists=True, dir_okay=False
+        ),
+    ],
+    delay_bound: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Bound on delays in versions: every delay must be smaller.", show_default="no bound"
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a commit log: versions without a gap, and every delay below the bound; exit 1 otherwise."""
+    """Check a commit log: versions without a gap, and every delay below the bound.
+
+    Prints every violation, and exits with 1 if there is one.
+    """
     with reported():
         from pace.runtime.fabric.commit_log import LoggedCommit, read_log, violations
 

@@ -1,4 +1,4 @@
-"""``pace fabric distribute`` and ``receive``: one file of weights to many hosts."""
+"""``pace fabric distribute`` and ``receive``: send one file of weights to many hosts."""
 
 import json
 import os
@@ -23,28 +23,40 @@ from pace.terminal.processes import (
 )
 from pace.terminal.reporting import WRONG, reported
 
-# How often a receiver that waits for weights looks whether it is to stop.
+# How often a waiting receiver checks whether it must stop.
 _POLL_S = 0.2
 
 
 def distribute(
-    weights: Annotated[Path, typer.Argument(help="A file of weights.", exists=True, dir_okay=False)],
+    weights: Annotated[
+        Path, typer.Argument(help="File of weights to send, of any format.", exists=True, dir_okay=False)
+    ],
     to: Annotated[str, typer.Option(help="HOST:PORT of each receiver, separated by commas, fastest first.")],
-    version: Annotated[int, typer.Option(min=0, help="What receivers are told.")] = 0,
-    direct: Annotated[bool, typer.Option(help="Serve every host from here, to compare.")] = False,
-    timeout_s: Annotated[float, typer.Option(min=1, help="Hosts without the weights by then fail.")] = 3600.0,
+    version: Annotated[int, typer.Option(min=0, help="Version number of the weights.")] = 0,
+    direct: Annotated[
+        bool,
+        typer.Option(
+            "--direct", help="Send to every host directly instead of from host to host, to compare."
+        ),
+    ] = False,
+    timeout_s: Annotated[
+        float, typer.Option(min=1, help="Seconds after which hosts without the weights count as failed.")
+    ] = 3600.0,
     token_file: TokenFile = None,
     tls_ca: Authority = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send weights to many hosts, each of which hands them on; exit 1 if a host does not get them."""
+    """Send weights to many hosts, which forward them to one another.
+
+    Exits with 1 if a host does not receive them.
+    """
     with reported():
         from pace.runtime.fabric.weight_sync import WeightSender
         from pace.wire.addresses import parse_address, read_token
 
         places = [parse_address(place, place) for place in to.split(",") if place]
         if not places:
-            raise InvalidOptions("--to names no receiver")
+            raise InvalidOptions("--to: expected at least one HOST:PORT")
         token, context = read_token(token_file, TOKEN), trusting_context(tls_ca)
         with WeightSender(places, token=token, ssl_context=context, direct=direct) as sender:
             report = sender.distribute(weights.read_bytes(), version, timeout_s=timeout_s)
@@ -63,15 +75,17 @@ def distribute(
 
 
 def receive(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Replaced whenever weights arrive.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File to write; replaced whenever weights arrive.")
+    ],
     bind: Bind = "127.0.0.1:7090",
-    once: Annotated[bool, typer.Option(help="Stop after the first weights.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Stop after the first weights.")] = False,
     token_file: TokenFile = None,
     tls_cert: Certificate = None,
     tls_key: CertificateKey = None,
     tls_ca: Authority = None,
 ) -> None:
-    """Receive weights and hand them on, until stopped; weights that have arrived are still written."""
+    """Receive weights and forward them to other hosts, until SIGTERM or Ctrl-C."""
     with reported():
         from pace.runtime.fabric.weight_sync import WeightReceiver
         from pace.wire.addresses import read_token

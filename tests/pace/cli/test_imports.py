@@ -43,7 +43,7 @@ def test_a_layer_table_becomes_a_profile_with_the_cost_that_was_fitted(tmp_path:
     [
         (["--bandwidth-gbps", 10], 1, "conv"),
         ([], 2, "--bandwidth-gbps"),
-        (["--bandwidth-gbps", -1], 2, "positive"),
+        (["--bandwidth-gbps", -1], 2, "above 0"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_message(
@@ -69,7 +69,7 @@ def test_options_that_cannot_be_meant_are_refused_before_any_work(tmp_path: Path
         ([*made[:3], "15e12", *made[4:]], "give 15 for 15e12"),
         (
             ["import", "layers", str(profile), "-o", "x", "--workers", "2", "--cost", str(profile)],
-            "is a profile, and --cost wants a cost",
+            "expected a cost as `pace fit -o` writes it, not a profile",
         ),
     ):
         refused = CliRunner().invoke(app, command)

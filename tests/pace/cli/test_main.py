@@ -169,7 +169,7 @@ def test_timeline_and_program_are_written(tmp_path: Path) -> None:
     assert "serve_0" in program.read_text()
     message = failed(2, "optimize", VGG, "--slot-s", "0.01", "--write-lp", tmp_path / "program.txt", "--json")
     assert ".mps" in message
-    assert "slot_s" in failed(2, "optimize", VGG, "--write-lp", program, "--json")
+    assert "--slot-s" in failed(2, "optimize", VGG, "--write-lp", program, "--json")
 
 
 @pytest.mark.parametrize("target", ["ddp", "horovod"])

@@ -93,13 +93,15 @@ def test_a_cluster_document_says_it_all(profile: Path, tmp_path: Path) -> None:
     assert "cluster.json" in refused.output
 
 
-def test_consistency_and_stragglers(profile: Path) -> None:
+def test_staleness_and_stragglers(profile: Path) -> None:
     """Async and stale runs need no bound; TicTac, whose steps end at a barrier, is left out."""
-    shown = run("simulate", profile, *PS, "--servers", 4, "--async", "--jitter", 0.2, "--iterations", 3)
+    shown = run(
+        "simulate", profile, *PS, "--servers", 4, "--staleness", "async", "--jitter", 0.2, "--iterations", 3
+    )
     assert shown.exit_code == 0
     assert "pace" in shown.stdout
     assert "tao" not in shown.stdout
-    table = run("what-if", profile, "--servers", 2, "--consistency", "sync,1,async", "--jitter", 0.1, "--csv")
+    table = run("what-if", profile, "--servers", 2, "--staleness", "sync,1,async", "--jitter", 0.1, "--csv")
     assert table.exit_code == 0
     assert len(table.stdout.splitlines()) == 1 + 3 * 3
 
@@ -122,13 +124,13 @@ def test_tuning_shows_every_search(profile: Path) -> None:
         ("optimize", *PS, "--servers", "0"),
         ("optimize", *PS, "--servers", "9", "--colocated"),
         ("optimize", *PS, "--servers", "2", "--partition-bytes", "0"),
-        ("simulate", "--async"),
+        ("simulate", "--staleness", "async"),
         ("simulate", *PS, "--servers", "2", "--policy", "ddp"),
-        ("simulate", *PS, "--servers", "2", "--async", "--staleness", "1"),
+        ("simulate", *PS, "--servers", "2", "--staleness", "-1"),
         ("simulate", *PS, "--servers", "2", "--tune", "guessing"),
         ("what-if", "--servers", "9", "--colocated"),
         ("what-if", "--servers", "2", "--algorithm", "ring"),
-        ("what-if", "--servers", "2", "--consistency", "maybe"),
+        ("what-if", "--servers", "2", "--staleness", "maybe"),
         ("what-if", "--colocated"),
     ],
 )

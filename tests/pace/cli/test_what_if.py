@@ -98,20 +98,20 @@ def test_any_axes_can_be_drawn(profile: Path, tmp_path: Path, arguments: list[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--bandwidth-gbps", "ten"], 'pace: --bandwidth-gbps "ten": expected numbers as 1,5,10'),
-        (["--bandwidth-gbps", "1,,2"], "expected numbers as 1,5,10 or from:to:step"),
-        (["--bandwidth-gbps", "5:1:1"], "expected numbers as"),
-        (["--bandwidth-gbps", "1:1e9:1e-9"], "more than 100,000 values"),
+        (["--bandwidth-gbps", "ten"], 'pace: --bandwidth-gbps "ten": expected numbers, for example 1,5,10'),
+        (["--bandwidth-gbps", "1,,2"], "expected numbers, for example 1,5,10 or 1:25:1 (from:to:step)"),
+        (["--bandwidth-gbps", "5:1:1"], "expected numbers"),
+        (["--bandwidth-gbps", "1:1e9:1e-9"], "expected at most 100,000 values"),
         (["--bandwidth-gbps", "-3"], "bandwidth_gbps is -3.0: expected a positive number"),
-        (["--workers", "2.5"], "--workers: 2.5 is no whole number"),
-        (["--workers", "inf"], "--workers: inf is no whole number"),
+        (["--workers", "2.5"], '--workers "2.5": expected whole numbers'),
+        (["--workers", "inf"], '--workers "inf": expected whole numbers'),
         (["--algorithm", "star"], 'no algorithm "star"'),
         (["--algorithm", "two-level"], "two-level all-reduce needs"),
         (["--workers-per-node", "4"], "two-level needs both"),
         (["--policy", "best"], 'no policy "best": choose one of fifo'),
-        (["--json", "--csv"], "both want stdout"),
+        (["--json", "--csv"], "both print to stdout"),
         (["--target-efficiency", "2"], "target efficiency is 2.0"),
-        (["--processes", "0"], "0 processes: expected at least 1"),
+        (["--processes", "0"], "--processes 0: expected at least 1"),
         (["--baseline", "lifo"], 'baseline "lifo" is not simulated'),
     ],
 )
@@ -128,7 +128,7 @@ def test_a_grid_of_hours_is_not_started_unasked(profile: Path) -> None:
     axis = "1:1000:0.1"
     result = run(profile, "--bandwidth-gbps", axis, "--compute-speedup", axis, "--batch", axis, *FEW)
     assert result.exit_code == 2
-    assert re.search(r"[0-9,]+ cells would take about [0-9.]+ hours: make the grid smaller", result.stderr)
+    assert re.search(r"[0-9,]+ cells would take about [0-9.]+ hours: give fewer values", result.stderr)
 
 
 @pytest.mark.parametrize(("typed", "code", "asked"), [("n\n", 2, True), ("y\n", 0, True), (None, 0, False)])
@@ -151,4 +151,4 @@ def test_a_service_that_is_not_there_is_given_up_at_once(profile: Path) -> None:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         done = run(profile, "--bandwidth-gbps", "10", "--service", url, "--timeout-s", "1e6")
     assert done.exit_code == 3
-    assert f"{url} cannot be reached" in " ".join(done.stderr.split())
+    assert f"{url}: no PACE service answers" in " ".join(done.stderr.split())

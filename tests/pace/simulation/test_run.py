@@ -106,7 +106,7 @@ def test_the_command_line(tmp_path: Path) -> None:
         (["--knob", "speed=3"], 'pace: no knob "speed": these policies have admission'),
         (["--knob", "cycle_s=-1"], 'pace: policy "horovod": cycle_s: Input should be'),
         (["--knob", "bucket_bytes=big"], 'pace: policy "ddp": bucket_bytes: Input should be'),
-        (["--knob", "speed"], 'pace: "speed" sets no knob'),
+        (["--knob", "speed"], 'pace: --knob "speed": expected NAME=VALUE'),
         (["--jitter", "-1"], "pace: jitter: Input should be"),
     ):
         wrong = CliRunner().invoke(app, ["simulate", str(path), *arguments])

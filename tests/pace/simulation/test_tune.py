@@ -73,7 +73,7 @@ def test_the_command_line_compares_the_searches(tmp_path: Path) -> None:
     assert "bucket_bytes=" in shown.stdout
     wrong = CliRunner().invoke(app, [*command, "--tune", "luck"])
     assert wrong.exit_code == 2
-    assert wrong.stderr.strip() == 'pace: no search "luck": choose one of bayesian, grid, random, momentum'
+    assert wrong.stderr.strip() == 'pace: --tune "luck": expected one of bayesian, grid, random, momentum'
 
 
 @pytest.mark.parametrize(

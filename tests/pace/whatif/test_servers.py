@@ -30,12 +30,12 @@ def test_every_combination_is_a_point() -> None:
         servers=(2, 8),
         workers=(4, 8),
         colocated=True,
-        consistency=("sync", "async"),
+        staleness=("sync", "async"),
         policies=("fifo", "pace"),
     )
     done: list[int] = []
     found = what_if_servers(PROFILE, grid, progress=done.append)
-    points = [(c.workers, c.servers, c.consistency) for c in found.cells[::2]]
+    points = [(c.workers, c.servers, c.staleness) for c in found.cells[::2]]
     kept = [(4, 2), (8, 2), (8, 8)]
     assert points == [(*place, word) for place in kept for word in ("sync", "async")]
     assert sum(done) == len(found.cells) == 12
@@ -44,10 +44,10 @@ def test_every_combination_is_a_point() -> None:
 
 
 def test_impossible_grids_are_refused() -> None:
-    """No host for the servers; a word that is no consistency."""
+    """No host for the servers; a word that is no staleness."""
     with pytest.raises(InvalidOptions, match="no point"):
         what_if_servers(PROFILE, ServerGrid(servers=(9,), colocated=True))
-    with pytest.raises(InvalidOptions, match="consistency"):
-        what_if_servers(PROFILE, ServerGrid(servers=(1,), consistency=("soon",)))
+    with pytest.raises(InvalidOptions, match="staleness"):
+        what_if_servers(PROFILE, ServerGrid(servers=(1,), staleness=("soon",)))
     with pytest.raises(InvalidOptions, match="cells"):
         what_if_servers(PROFILE, ServerGrid(servers=tuple(range(1, 30_000))))

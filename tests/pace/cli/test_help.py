@@ -1,0 +1,85 @@
+"""The help of every command and option: a phrase that ends, a default where there is one, an example."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from pace.cli import app
+from pace.formats.fit import FORMATS
+from pace.models import NAMES
+
+_ENDS = re.compile(r"[\w)'`]\.$")
+
+
+def commands(command: Any, name: str = "pace") -> Iterator[tuple[str, Any]]:
+    """Yield every command and group with its full name."""
+    yield name, command
+    for child, below in getattr(command, "commands", {}).items():
+        yield from commands(below, f"{name} {child}")
+
+
+COMMANDS = dict(commands(get_command(app)))
+PARAMETERS = {
+    f"{name} {parameter.opts[0]}": parameter
+    for name, command in COMMANDS.items()
+    for parameter in command.params
+    if parameter.name != "help"
+}
+
+
+def is_phrase(text: str) -> bool:
+    """Whether a text begins with a capital letter or a name, ends with a full stop and has several words."""
+    return bool(_ENDS.search(text)) and (text[0].isupper() or text[0] in "-`") and len(text.split()) > 2
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_says_what_it_does(name: str) -> None:
+    """In whole sentences, of which the first fits into a list of commands."""
+    text = COMMANDS[name].help
+    paragraphs = re.split(r"\n\s*\n", text.strip())
+    assert all(is_phrase(" ".join(paragraph.split())) for paragraph in paragraphs), text
+    assert len(" ".join(paragraphs[0].split())) < 110
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_every_option_has_a_phrase_and_its_default(name: str) -> None:
+    """What it is, with its unit, and what holds without it."""
+    parameter = PARAMETERS[name]
+    assert is_phrase(parameter.help or ""), f"{name}: {parameter.help!r}"
+    if parameter.param_type_name == "argument" or parameter.required or parameter.is_flag:
+        return
+    assert parameter.show_default, f"{name} shows no default"
+    if parameter.default in (None, [], ()):
+        assert isinstance(parameter.show_default, str), f"{name}: what holds without it?"
+
+
+@pytest.mark.parametrize(("unit", "words"), [("_s", "econd"), ("_bytes", "bytes"), ("_gbps", "Gbit/s")])
+def test_options_with_a_unit_in_their_name_say_it(unit: str, words: str) -> None:
+    """Nobody has to guess what a suffix means."""
+    found = {
+        name: each
+        for name, each in PARAMETERS.items()
+        if each.name.endswith(unit) and "_per_s" not in each.name
+    }
+    assert found
+    assert [name for name, each in found.items() if words not in each.help] == []
+
+
+def test_one_option_means_one_thing() -> None:
+    """An address of the service is --service everywhere, and no option exists under two spellings."""
+    options = {option for each in PARAMETERS.values() for option in each.opts if option.startswith("--")}
+    assert not options & {"--url", "--async", "--consistency", "--num-servers", "--out"}
+    helps: dict[str, set[str]] = {}
+    for name, each in PARAMETERS.items():
+        helps.setdefault(name.split()[-1], set()).add(each.help)
+    for option in ("--json", "--csv", "--html", "--plot", "--api-key", "--colocated", "--cluster"):
+        assert len(helps[option]) == 1, option
+
+
+def test_names_that_a_help_lists_are_those_that_exist() -> None:
+    """Formats of logs and architectures."""
+    assert all(name in PARAMETERS["pace fit --format"].help for name in FORMATS)
+    assert all(name in PARAMETERS["pace model name"].help for name in NAMES)
