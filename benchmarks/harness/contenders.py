@@ -231,7 +231,7 @@ FRAMEWORK_PAIRS = {
 
 # Who competes where gradients are clipped by their global norm. FSDP2 is left out: over Gloo its
 # reduce-scatter moves as many bytes as an all-reduce, and gathering the parameters comes on top
-# (docs/testbed.md).
+# (docs/guides/measure.md).
 CLIPPING = (
     "ddp",
     "ddp-best",

@@ -20,7 +20,7 @@ _TITLES = {
 _INTRODUCTION = (
     "Iterations of real training over a real network, side by side. Compute is emulated, except where a"
     " setting says otherwise. Gradients, autograd, hooks, optimizers and TCP are real, and peers are"
-    " unmodified. See [testbed.md](../testbed.md)."
+    " unmodified. docs/guides/measure.md describes how it is measured."
 )
 
 _NOTES = {
@@ -81,8 +81,6 @@ def markdown(record: dict[str, Any], *, chart: str | None = None) -> str:
     parts += ["## Predicted against measured", _fidelity(settings)]
     if any(setting.unmodified for setting in settings):
         parts += ["## An unmodified peer", _UNMODIFIED, _unmodified(settings)]
-    if notes := record.get("notes"):  # added by hand
-        parts += ["## Notes", *notes]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -2,10 +2,10 @@
 
     sudo python -m benchmarks allreduce_cost [--hosts 4] [--rate-mbit-s 200] [--mebibytes 32] [--rounds 3]
 
-On the testbed's hosts (docs/testbed.md), over the transport that gradients take. In each round, in turn: the
-reference (20 runs of each size, or 3 s), a measurement in one go of half a second a size, and the sampler of
-jobs that profile themselves, in slices with pauses in between. Errors are those of the cost curves against
-the mean of all references, at sizes that none of them was made for.
+On the testbed's hosts (docs/guides/measure.md), over the transport that gradients take. In each round, in
+turn: the reference (20 runs of each size, or 3 s), a measurement in one go of half a second a size, and the
+sampler of jobs that profile themselves, in slices with pauses in between. Errors are those of the cost curves
+against the mean of all references, at sizes that none of them was made for.
 """
 
 import os

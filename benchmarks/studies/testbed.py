@@ -4,7 +4,7 @@
 
 KIND is allreduce (the default), real (models with real compute), clipped (by the global norm), frameworks
 (Lightning and Accelerate), hsdp or servers (parameter servers). Needs root, iproute2 and what scripts/install
-installs. Prints a line for each setting; docs/testbed.md describes the rest.
+installs. Prints a line for each setting; docs/guides/measure.md describes the rest.
 """
 
 import argparse
