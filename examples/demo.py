@@ -66,7 +66,8 @@ def main() -> int:
             f"[bold]4[/bold]  under PACE       {steps} steps, the schedule fetched from the service\n"
         )
 
-    (out / "predicted.trace.json").write_text(json.dumps(chrome_trace(profile, schedule)))
+    predicted_trace, measured_trace = out / "predicted.trace.json", out / "pace.trace.json"
+    predicted_trace.write_text(json.dumps(chrome_trace(profile, schedule)))
     print_groups(console, schedule)
     print_times(console, profile, schedule, arguments.backend, out)
     print_weights(console, out, steps)

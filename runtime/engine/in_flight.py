@@ -36,12 +36,13 @@ class InFlight:
         within_credit = self._size_bytes + candidate.size_bytes <= self._credit_bytes
         if self.num_segments == 0 or within_credit:
             return 0.0
-        # Beyond the credit, just before the one in flight ends: what the hand-over takes is hidden.
+        # Beyond the credit, just before the one in flight ends: what the hand-over takes is hidden. Waiting for
+        # the end itself would lose no more than that; too early, the next one takes half of the network.
         newest = self._newest
-        if self.num_segments > 1 or newest is None or newest.expected_s == math.inf:
+        if self.num_segments > 1 or newest is None or newest.at_most_s == math.inf:
             return math.inf
         start_s = max(newest.sent_s, self._last_done_s)
-        return start_s + newest.expected_s - self._hand_over_s - time.perf_counter()
+        return start_s + newest.at_most_s - self._hand_over_s - time.perf_counter()
 
     def ends_in_s(self, *, before: tuple[int, int]) -> float:
         """Return how much longer segments that are needed earlier take, as far as is known; at least 0.

@@ -94,6 +94,9 @@ class SegmentSend:
         How long the network will be busy with it when all ranks are there: as long as in the second shortest
         of the last rounds. Longer ones waited for a rank. The shortest may be a mistake: where the end of
         the segment before was noticed late, this one seems to have taken no time at all.
+    at_most_s
+        How long the network will be busy with it at most: as long as in the second longest of the last
+        rounds. Where compute slows the network down, that is much longer than `expected_s`.
     summed
         The moment at which the device has the sum, where the transport knows it beforehand.
     runs
@@ -102,6 +105,7 @@ class SegmentSend:
 
     __slots__ = (
         "_recent",
+        "at_most_s",
         "done_s",
         "expected_s",
         "group",
@@ -130,7 +134,7 @@ class SegmentSend:
         self.rounds = 0
         self.sent_s = 0.0
         self.done_s = 0.0
-        self.expected_s = math.inf
+        self.expected_s = self.at_most_s = math.inf
         self._recent: deque[float] = deque(maxlen=_ROUNDS_KEPT)
         self.summed: Any = None
         self.runs: Runs | None = None
@@ -144,7 +148,8 @@ class SegmentSend:
     def note(self, busy_s: float) -> None:
         """Record how long the network was busy with it."""
         self._recent.append(busy_s)
-        self.expected_s = sorted(self._recent)[:2][-1]
+        recent = sorted(self._recent)
+        self.expected_s, self.at_most_s = recent[:2][-1], recent[-2:][0]
 
 
 def sends_of(

@@ -40,14 +40,14 @@ def test_a_segment_beyond_the_credit_goes_alone() -> None:
 
 
 def test_the_next_is_handed_over_just_before_the_one_in_flight_ends() -> None:
-    """Not while its duration is unknown; then so long before its expected end as the transport asks for."""
+    """Not while its duration is unknown; then so long before its latest end as the transport asks for."""
     in_flight = InFlight(credit_bytes=SEGMENT_BYTES, hand_over_s=HAND_OVER_S)
     first, second, third = _segments(3)
     in_flight.add(first)
     assert in_flight.wait_s(second) == math.inf
-    first.sent_s, first.expected_s = time.perf_counter(), 60.0
+    first.sent_s, first.at_most_s = time.perf_counter(), 60.0
     assert 50.0 < in_flight.wait_s(second) < 60.0 - HAND_OVER_S
-    first.expected_s = HAND_OVER_S
+    first.at_most_s = HAND_OVER_S
     assert in_flight.wait_s(second) <= 0
     in_flight.add(second)
     assert in_flight.wait_s(third) == math.inf  # one ahead of its time, no more
@@ -65,3 +65,15 @@ def test_the_network_is_busy_from_the_end_of_the_one_before() -> None:
     in_flight.remove(second)
     assert (first.expected_s, second.expected_s) == (1.0, 0.5)
     assert in_flight.num_segments == 0
+
+
+def test_a_segment_that_compute_slows_down_now_and_then_is_not_cut_short() -> None:
+    """The next one waits for as long as all but the longest of the last rounds took."""
+    in_flight = InFlight(credit_bytes=SEGMENT_BYTES, hand_over_s=HAND_OVER_S)
+    first, second = _segments(2)
+    for busy_s in (60.0, 100.0, 40.0, 90.0, 1000.0):
+        first.note(busy_s)
+    assert (first.expected_s, first.at_most_s) == (60.0, 100.0)
+    first.sent_s = time.perf_counter()
+    in_flight.add(first)
+    assert 90.0 < in_flight.wait_s(second) < 100.0 - HAND_OVER_S
