@@ -22,6 +22,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+sys.path.append(str(Path(__file__).parent))
+from demo_chart import draw
+
 from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Schedule, load_schedule
 from pace.simulation import make_policy, run_policy
@@ -71,8 +74,11 @@ def main() -> int:
     print_groups(console, schedule)
     print_times(console, profile, schedule, arguments.backend, out)
     print_weights(console, out, steps)
-    console.print(f"Timelines (open in https://ui.perfetto.dev): {out / 'predicted.trace.json'}")
-    console.print(f"                                             {out / 'pace.trace.json'} (measured)")
+    picture = out / "windows.png"
+    draw(json.loads(predicted_trace.read_text()), json.loads(measured_trace.read_text()), picture)
+    console.print(f"Picture (predicted above measured):          {picture}")
+    console.print(f"Timelines (open in https://ui.perfetto.dev): {predicted_trace}")
+    console.print(f"                                             {measured_trace} (measured)")
     console.print(f"Profile, schedule, logs:                     {out}")
     return 0
 

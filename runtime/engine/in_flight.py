@@ -36,8 +36,8 @@ class InFlight:
         within_credit = self._size_bytes + candidate.size_bytes <= self._credit_bytes
         if self.num_segments == 0 or within_credit:
             return 0.0
-        # Beyond the credit, just before the one in flight ends: what the hand-over takes is hidden. Waiting for
-        # the end itself would lose no more than that; too early, the next one takes half of the network.
+        # Beyond the credit, just before the one in flight ends: what the hand-over takes is hidden.
+        # Waiting for the end itself would lose no more. Too early, the next one takes half of the network.
         newest = self._newest
         if self.num_segments > 1 or newest is None or newest.at_most_s == math.inf:
             return math.inf

@@ -294,6 +294,8 @@ class AsynchronousOptimizer(StandIn):
     def close(self) -> None:
         """Leave the training; the others go on without this rank. Idempotent.
 
+        A rank that an exception ends, inside ``with`` or not, ends the others' training too.
+
         A rank that runs a server itself stays, for at most the time-out, until the others have left too: part
         of their weights is there.
         """
@@ -307,7 +309,7 @@ class AsynchronousOptimizer(StandIn):
         failed = self._failure is not None
         if self._peers is not None:
             self._peers.close(reason, failed=failed)
-        self._transport.close(failed=failed)
+        self._transport.close(failed=failed or reason is not None)
         if failed and linger and self._peers is not None:
             self._peers.linger()
         live.discard(self)
@@ -322,14 +324,15 @@ class AsynchronousOptimizer(StandIn):
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
         """Leave, as the process ends without ``close``."""
         raised = uncaught is not None and issubclass(uncaught, Exception)
-        self._close(linger=raised, reason=uncaught.__name__ if uncaught else None)
+        self._close(linger=raised, reason=uncaught.__name__ if raised and uncaught else None)
 
     def __enter__(self) -> "AsynchronousOptimizer":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
-        self._transport.serve_on_s = self._timeout_s if kind is None else 0.0
-        self._close(linger=True, reason=None if kind is None else kind.__name__)
+        raised = kind is not None and issubclass(kind, Exception)
+        self._transport.serve_on_s = 0.0 if raised else self._timeout_s
+        self._close(linger=True, reason=kind.__name__ if raised and kind else None)
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):

@@ -187,13 +187,19 @@ class Attempt:
                 if ranks[rank].poll() is not None:
                     self.ended_after_s[rank] = time.monotonic() - self.lost_at
                     open_.discard(rank)
-            if self._job.fault.server and time.monotonic() > limit and self._train_on(open_, limit - 2):
+            may_train_on = self._job.fault.server or self._leaves_for_good
+            if may_train_on and time.monotonic() > limit and self._train_on(open_, limit - 2):
                 return
             time.sleep(0.02)
 
+    @property
+    def _leaves_for_good(self) -> bool:
+        """Whether a rank ends without an error where the others need not wait for it."""
+        return self._job.backend == "asynchronous" and self._job.fault.way == "leave"
+
     def _train_on(self, ranks: set[int], since: float) -> bool:
         """Whether all ranks train, and have lately taken steps."""
-        if len(ranks) < self._job.size:
+        if len(ranks) < len(self._survivors()):
             return False
         steps = [Path(self._job.folder, f"step.{rank}") for rank in ranks]
         return all(step.exists() and float(step.read_text() or 0) > since for step in steps)
@@ -204,8 +210,8 @@ class Attempt:
 
     def _judge(self, ranks: list[ForkedProcess]) -> None:
         fault, limit_s = self._job.fault, self._job.timeout_s + GRACE_S
-        if fault.server and not self.ended_after_s:
-            if not self._train_on(set(range(len(ranks))), 0.0):
+        if (fault.server or self._leaves_for_good) and not self.ended_after_s:
+            if not self._train_on(set(self._survivors()), 0.0):
                 self.wrong.append("ranks neither ended nor trained on")
             return
         name = rf"\bserver {fault.victim}\b" if fault.server else rf"\brank {fault.victim}\b"

@@ -1,5 +1,7 @@
 """Asynchronous training and bounded staleness: what holds instead of equal weights."""
 
+import contextlib
+import itertools
 import threading
 import time
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pace.errors import CommunicationFailed
 from pace.runtime.servers.clocks import Clocks
 from pace.runtime.servers.server import Server
 from tests.runtime.launch import run_ranks
@@ -178,3 +181,28 @@ def train_plainly_with_sgd() -> Weights:
         return train_plainly(Case(model="conv", optimizer="plain-sgd", steps=STEPS, double=True), SIZE)
     finally:
         del training.OPTIMIZERS["plain-sgd"]
+
+
+def _end_one(rank: int, _size: int) -> str:
+    from pace.runtime.torch import asynchronous
+
+    model = build("conv")
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        asynchronous(torch.optim.SGD(trainable(model), lr=0.05), model, timeout_s=60.0) as optimizer,
+    ):
+        for step, batch in enumerate(itertools.cycle(batches("conv", STEPS, rank))):
+            optimizer.zero_grad()
+            backward(model(*batch))
+            try:
+                optimizer.step()
+            except CommunicationFailed as error:
+                return str(error)
+            if rank == 1 and step == 3:
+                raise ZeroDivisionError
+    return ""
+
+
+def test_an_exception_on_one_rank_ends_the_others_training() -> None:
+    """They would go on without what it had left to learn from; who closes in order does not end them."""
+    assert all("rank 1" in said for rank, said in enumerate(run_ranks(_end_one, SIZE)) if rank != 1)
