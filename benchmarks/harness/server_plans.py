@@ -35,7 +35,7 @@ def traffic_of(
     for name in contender.scaled:
         knobs[name] = max(round(knobs[name] * size_factor) // 4, 1) * 4
     traffic = make_policy(contender.policy, "servers", **knobs).traffic(profile, cluster)
-    return replace(traffic, rules=replace(traffic.rules, paced=paced))
+    return replace(traffic, rules=traffic.rules._replace(paced=paced))
 
 
 def predict_over_servers(

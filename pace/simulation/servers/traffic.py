@@ -1,7 +1,7 @@
 """What a policy puts on the links: partitions, their servers and orders, and the rules of both sides."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -10,8 +10,7 @@ from pace.documents.profile import Profile
 from pace.solver.arrays import FloatArray, IntArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServersRules:
+class ServersRules(NamedTuple):
     """How workers hand over pushes, and servers answers.
 
     Attributes

@@ -14,7 +14,9 @@ def rates(flows: list[tuple[int, int]], capacity: list[float], most: float = np.
     """Return the rates of flows, each on two links."""
     found = np.zeros(len(flows))
     first, second = (np.array([flow[side] for flow in flows], dtype=np.int64) for side in (0, 1))
-    share(np.ones(len(flows), dtype=np.bool_), first, second, np.array(capacity), most, found)
+    links = len(capacity)
+    scratch = np.zeros(links), np.zeros(links, dtype=np.int64), np.zeros(links, dtype=np.bool_)
+    share(np.arange(len(flows)), len(flows), first, second, np.array(capacity), most, found, *scratch)
     return found
 
 

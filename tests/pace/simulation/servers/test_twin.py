@@ -14,7 +14,8 @@ from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import AffineAllReduce
 from pace.planning.servers.problem import ServersProblem
 from pace.simulation import SERVER_POLICIES, make_policy
-from pace.simulation.servers.run import _durations, _work, run_server_policy
+from pace.simulation.servers.inputs import partition_work
+from pace.simulation.servers.run import _durations, run_server_policy
 from pace.simulation.servers.traffic import ServersRules, ServersTraffic
 from tests.pace.planning.servers.clusters import cluster
 from tests.pace.simulation.servers.twin import Twin
@@ -147,7 +148,7 @@ def compare(
         consistency=consistency,
         staleness=staleness,
     )
-    works = _work(ServersProblem.of(profile, chosen), traffic)
+    works = partition_work(ServersProblem.of(profile, chosen), traffic)
     twin = Twin(
         profile,
         chosen,
@@ -191,5 +192,5 @@ def test_any_rules_agree_with_the_twin(data: st.DataObject, drawn: tuple[Profile
     waits = traffic.rules.step_barrier
     staleness = 0 if waits else data.draw(st.sampled_from([0, 1, None]))
     if staleness is not None:
-        traffic = replace(traffic, rules=replace(traffic.rules, until_pulled=False))
+        traffic = replace(traffic, rules=traffic.rules._replace(until_pulled=False))
     compare(profile, chosen, traffic, data.draw(st.integers(1, 3)), staleness)
