@@ -1,5 +1,9 @@
 """From a profile and its parameter servers to their schedule: groups, segments, servers, proofs."""
 
+from dataclasses import replace
+
+import numpy as np
+
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.profile import Profile
@@ -10,8 +14,9 @@ from pace.errors import InvalidOptions
 from pace.planning.fusion.bounds import Bounds
 from pace.planning.fusion.search import FusionResult, fuse
 from pace.planning.servers.bounds import segment_proofs, servers_bound, servers_chain_bound
-from pace.planning.servers.plans import ServersPlan, best_plan, offsets
+from pace.planning.servers.plans import ServersPlan, best_plan, faster_whole_plan, offsets
 from pace.planning.servers.problem import ServersProblem
+from pace.solver.flow_shop.whole_orders import MOST_GROUPED, MOST_ORDERED
 from pace.version import __version__
 
 # On each link: two would share the connection.
@@ -50,7 +55,7 @@ def optimize_servers(profile: Profile, options: Options | None = None) -> Schedu
         cluster=cluster,
         solver=SolverRecord(
             version=__version__,
-            fusion=options.fusion if problem.is_even else "none",
+            fusion=options.fusion if problem.is_even or plan.order == "exhaustive" else "none",
             method=fusion.method,
             order=plan.order,
             partition_bytes=plan.partition_bytes,
@@ -123,7 +128,13 @@ def plan_servers(problem: ServersProblem, options: Options) -> tuple[ServersPlan
     if chosen == "optimal":
         found.append(fuse(problem.plain, Options(fusion="none")))
     partitions = dict.fromkeys(partition for each in found for partition in each.partitions)
-    return best_plan(problem, tuple(partitions), options.partition_bytes), found[0]
+    plan = best_plan(problem, tuple(partitions), options.partition_bytes)
+    num_sent = int(np.count_nonzero(problem.plain.sizes))
+    if options.fusion != "optimal" or options.partition_bytes is not None or not 0 < num_sent <= MOST_ORDERED:
+        return plan, found[0]
+    whole = "groups" if num_sent <= MOST_GROUPED else "gradients"
+    method = f"{found[0].method}; no order of whole {whole} is faster"
+    return faster_whole_plan(problem, plan, options.max_group_bytes) or plan, replace(found[0], method=method)
 
 
 def _groups(profile: Profile, plan: ServersPlan) -> tuple[Group, ...]:

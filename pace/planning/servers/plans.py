@@ -19,6 +19,7 @@ from pace.solver.flow_shop.fluid import least_loaded
 from pace.solver.flow_shop.instance import TwoLinks
 from pace.solver.flow_shop.lockstep import LockstepTimes, send_in_lockstep
 from pace.solver.flow_shop.orders import insertion_search, johnson_order, serve_by_rank
+from pace.solver.flow_shop.whole_orders import best_whole_order
 from pace.solver.sending import Buffers, cut_while_sending
 
 # Partition sizes that are tried, in multiples of delta0.
@@ -74,6 +75,33 @@ def best_plan(
                 if size != first:
                     found += _plans(problem, *ordered[at], size)
     return min(found, key=_preference)
+
+
+def faster_whole_plan(
+    problem: ServersProblem, plan: ServersPlan, max_group_bytes: int | None
+) -> ServersPlan | None:
+    """Return the fastest plan that cuts no group, where there are few gradients and it beats `plan`."""
+    plain = problem.plain
+    sent = plain.sent_by_ready()
+    found = best_whole_order(
+        problem.links,
+        ready=plain.ready[sent],
+        tail=plain.tail[sent],
+        sizes=plain.sizes[sent],
+        dtypes=plain.dtypes[sent],
+        push_bytes=problem.push_bytes[sent],
+        pull_bytes=problem.pull_bytes[sent],
+        enough=plain.compute_s,
+        faster_than=plan.window_s,
+        max_group_bytes=max_group_bytes,
+    )
+    if found is None:
+        return None
+    in_turn = tuple(tuple(int(sent[number]) for number in group) for group in found)
+    partition, buffers = _in_order(problem, in_turn + plain.unsent())
+    order = np.array([partition.index(group) for group in in_turn], dtype=np.int64)
+    size = int(buffers.sizes.max())
+    return _priced(problem, partition, buffers, order, buffers.elements[order], size, "exhaustive")
 
 
 def _preference(plan: ServersPlan) -> tuple[float, int, int]:

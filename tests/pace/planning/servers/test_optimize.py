@@ -1,6 +1,8 @@
 """Schedules of pushes and pulls: worked by hand, judged by the checker, bounded, placed, reproducible."""
 
 import json
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,16 @@ from hypothesis import strategies as st
 
 from pace import Profile
 from pace.checker import check
+from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.schedule import Schedule, parse_schedule
 from pace.errors import InvalidCluster, InvalidSchedule
 from pace.models import build
 from pace.planning.servers.clusters import cluster_for
 from pace.planning.servers.optimize import optimize_servers
+from pace.planning.servers.problem import ServersProblem
+from pace.solver.flow_shop.fluid import least_loaded
+from pace.solver.flow_shop.lockstep import send_in_lockstep
 from tests.pace.planning.servers.clusters import cluster, clusters
 from tests.strategies import affine, layered, profiles, properties
 
@@ -179,6 +185,44 @@ def test_unequal_ratios_change_the_order() -> None:
     assert schedule.solver.order in ("johnson", "insertion")
     assert schedule.chain_bound is None
     assert check(profile, schedule) == []
+
+
+def whole_windows(profile: Profile, chosen: Cluster) -> Iterator[float]:
+    """Yield the window of each order of each grouping, sent whole, up to four gradients with bytes."""
+    problem = ServersProblem.of(profile, chosen)
+    plain = problem.plain
+    sent = [int(number) for number in np.flatnonzero(plain.sizes)]
+    if not sent:
+        return
+    for labels in {
+        labels
+        for labels in product(range(len(sent)), repeat=len(sent))
+        if set(labels) == {*range(max(labels) + 1)}
+    }:
+        groups = [[sent[at] for at, label in enumerate(labels) if label == k] for k in range(max(labels) + 1)]
+        if any(len({int(plain.dtypes[number]) for number in group}) > 1 for group in groups):
+            continue
+        sizes = np.array([plain.sizes[group].sum() for group in groups])
+        times = send_in_lockstep(
+            problem.links,
+            ready=np.array([plain.ready[group].max() for group in groups]),
+            sizes=np.array([problem.push_bytes[group].sum() for group in groups]),
+            pull_sizes=np.array([problem.pull_bytes[group].sum() for group in groups]),
+            server=least_loaded(sizes, problem.links.num_servers),
+        )
+        tails = np.array([plain.tail[group].max() for group in groups])
+        yield max(plain.compute_s, float((times.pull_ends + tails).max()))
+
+
+@given(data=st.data(), profile=profiles(max_gradients=4))
+@properties(60)
+def test_no_order_of_whole_groups_is_faster(data: st.DataObject, profile: Profile) -> None:
+    """Every order of every grouping of up to four gradients, at any ratios, tried one by one."""
+    chosen = data.draw(clusters(profile))
+    schedule = optimize_servers(profile, Options(cluster=chosen))
+    assert check(profile, schedule) == []
+    plain = min(whole_windows(profile, chosen), default=np.inf)
+    assert schedule.predicted.iteration_s <= plain * (1 + 1e-6)
 
 
 def test_a_cluster_that_does_not_fit_is_refused() -> None:
