@@ -130,6 +130,7 @@ class WrappedOptimizer(NormAndState):
         if self._peers is not None:
             self._peers.follow(self._progress, self._answer)
             self._peers.follow_state(self._give_state)
+            self._peers.follow_failures(self._fail_with_others)
         self._made = WhereMade()
         self._closed = False
         live.add(self)
@@ -213,6 +214,13 @@ class WrappedOptimizer(NormAndState):
     def _report_stall(self, group: int) -> None:
         told = self._peers.explain_stall() if self._peers else "unknown: there is no peer store"
         log.warning("pace.stall", waiting_for=self._rounds.engine.describe(group), peers=told)
+
+    def _fail_with_others(self, told: str) -> None:
+        """Give up what this rank waits for: another one has failed, and said why."""
+        engine = self._rounds.engine
+        if engine.failure is None:
+            ranks = f"rank {self._transport.rank} of {self._transport.size}"
+            engine.abandon(CommunicationFailed(f"{ranks}: training has ended on another rank: {told}"))
 
     def _explain_failure(self) -> str:
         return self._peers.explain_failure() if self._peers else ""

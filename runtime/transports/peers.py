@@ -25,6 +25,9 @@ _ASKED = "asked"
 # step, and whether it is the last.
 _STATE_ASKED = "state"
 
+# The key under which a rank that failed says which rank is at fault.
+_FAILED = "failed"
+
 # A rank that was asked once expects to be asked again, and looks more often for a while.
 _OFTEN_S = 0.02
 _ASKED_AGAIN_S = 60.0
@@ -99,6 +102,8 @@ class Peers:
         if progress is not None:
             self.follow(progress)
         self._give_state: Callable[[], Callable[[list[int]], bool] | None] = lambda: None
+        self._on_failure: Callable[[], Callable[[str], None] | None] = lambda: None
+        self._others_failed = False
         self._stalled: list[dict[str, Any]] | None = None
         self._stalled_at = 0.0
         self._explained: str | None = None
@@ -130,6 +135,13 @@ class Peers:
         """From now on, call this bound method, held weakly, with what ``ask_for_state`` says elsewhere."""
         self._give_state = weakref.WeakMethod(give)
 
+    def follow_failures(self, fail: Callable[[str], None]) -> None:
+        """From now on, call this bound method, held weakly, with what another rank says of a failure.
+
+        A transport may notice a lost rank on some ranks only, and leave others waiting.
+        """
+        self._on_failure = weakref.WeakMethod(fail)
+
     def _run(self) -> None:
         beat = 0
         last = False
@@ -138,11 +150,20 @@ class Peers:
             signs = self._how_far() | {"beat": beat, "left": last}
             try:
                 self._say(signs)
+                self._learn_failure()
                 last = self._listen()
                 if last:
                     self._say(signs | {"beat": beat + 1, "left": True})
             except (RuntimeError, OSError):  # the store went with its keeper: others find out as they read
                 return
+
+    def _learn_failure(self) -> None:
+        # Acts at the second look: most ranks notice by themselves, and say more about what they waited for.
+        told = self._asked_for(_FAILED) if self._on_failure() is not None else b""
+        fail = self._on_failure()
+        if told and self._others_failed and fail is not None:
+            fail(told.decode())
+        self._others_failed = bool(told)
 
     def _say(self, signs: dict[str, Any]) -> None:
         with self._lock:
@@ -276,6 +297,8 @@ class Peers:
         """
         if self._explained is None:
             self._explained = self._explain()
+            if self.rank_lost:
+                self._put(_FAILED, self._explained)
         return self._explained
 
     def _explain(self) -> str:

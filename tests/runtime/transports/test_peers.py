@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from pace.runtime.transports.peers import EVERYTHING_SENT, Peers
+from pace.runtime.transports.peers import EVERYTHING_SENT, PERIOD_S, Peers
 
 
 @pytest.mark.races_with_machine(reason="threads must run within the periods of a sign of life")
@@ -117,6 +117,32 @@ def test_who_left_is_named_where_the_keeper_ends_while_others_ask() -> None:
     asking = Peers(store, 2, 3, dict)
     assert asking.explain_failure() == "rank 1 has left the training"
     asking.close()
+
+
+class _Told:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.heard = threading.Event()
+
+    def hear(self, told: str) -> None:
+        self.said.append(told)
+        self.heard.set()
+
+
+def test_a_rank_that_notices_nothing_hears_of_a_failure_from_another() -> None:
+    """Some transports tell only those ranks that share a connection with the one that is lost."""
+    store = HashStore()
+    store.set("alive/2", json.dumps({"beat": 9, "left": True}))
+    told = _Told()
+    waiting = Peers(store, 0, 3, dict)
+    waiting.follow_failures(told.hear)
+    noticing = Peers(store, 1, 3, dict)
+    assert not told.heard.wait(2 * PERIOD_S)
+    assert noticing.explain_failure() == "rank 2 has left the training"
+    assert told.heard.wait(60)
+    assert set(told.said) == {"rank 2 has left the training"}
+    for each in (waiting, noticing):
+        each.close()
 
 
 _KEEP_STORE = """
