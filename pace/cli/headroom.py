@@ -8,7 +8,7 @@ import typer
 
 from pace.documents.profile import Profile, load_profile
 from pace.terminal.console import ExecutionTraceOption, HtmlOption, JsonOption, ParametersOption
-from pace.terminal.reporting import reported, tell_slowdown, warn_if_misleading
+from pace.terminal.reporting import reported, tell_slowdown
 
 _SNIFFED_BYTES = 1 << 16
 
@@ -45,7 +45,6 @@ def headroom(
 
     with reported():
         profile = _profile_of(source, execution_trace, parameters, workers)
-        warn_if_misleading(profile)
         tell_slowdown(profile)
         made = answer(profile, clip=clip, warnings=tuple(import_warnings(profile)))
         if html is not None:
@@ -56,8 +55,6 @@ def headroom(
 
     for line in text_lines(made):
         typer.echo(line)
-    for warning in made.warnings:
-        typer.echo(f"pace: warning: {warning}", err=True)
 
 
 def _profile_of(

@@ -14,8 +14,13 @@ from pace.formats.kineto_rank import RankTrace
 from pace.formats.kineto_report import described, replayed
 from pace.formats.kineto_trace import read_kineto_trace
 from pace.formats.parameters import read_parameters
-from pace.formats.recorded_collectives import recorded_cost
+from pace.formats.recorded_collectives import equal_times, recorded_cost
 from pace.formats.training_step import profile_of_step
+
+_COST = "give the cost of an all-reduce (--cost, or --bandwidth-gbps and --latency-s)"
+_ALONE = (
+    f"To ask what training on several workers would gain, give --workers and {_COST.removeprefix('give ')}."
+)
 
 
 def read_kineto(
@@ -62,15 +67,19 @@ def read_kineto(
     ranks = [RankTrace(read_kineto_trace(path), shapes, clock, listed) for path in paths]
     job = look_at_job(ranks)
     trace, step = job.slowest.trace, job.slowest.step
-    recorded = recorded_cost([rank.calls for rank in ranks], job.all_reduces)
+    recorded: AllReduce | None = recorded_cost([rank.calls for rank in ranks], job.all_reduces)
+    slowest = job.slowest
+    late = None if job.all_reduces else equal_times([slowest.calls_of(step) for step in slowest.steps])
     workers = workers or _workers(ranks)
+    given = allreduce is not None
+    allreduce = allreduce or late or recorded
+    if slowest.kind.name == "one process" and not (given and workers and workers > 1):
+        raise FormatError(trace.path, f"{slowest.kind}. {_ALONE}")
     if workers is None:
-        raise FormatError(trace.path, "the trace does not say how many workers took part: give their number")
+        reason = "the trace does not say how many workers took part: give their number (--workers)"
+        raise FormatError(trace.path, reason)
     if allreduce is None:
-        if recorded is None:
-            reason = "no all-reduce of known size was recorded: give the cost of an all-reduce"
-            raise FormatError(trace.path, reason)
-        allreduce = recorded
+        raise FormatError(trace.path, f"no all-reduce of known size was recorded: {_COST}")
     profile = profile_of_step(
         trace.path,
         step,
@@ -79,10 +88,9 @@ def read_kineto(
         allreduce=allreduce,
         metadata=described(job, joined=execution_trace is not None, measured=recorded is not None),
     )
-    return profile.replace(metadata={**profile.metadata, "replay": replayed(profile, job)})
+    return replayed(profile, job, scale_cost=not given, late=late is not None)
 
 
 def _workers(ranks: list[RankTrace]) -> int | None:
-    said = [rank.trace.workers for rank in ranks] + [c.workers for rank in ranks for c in rank.calls]
-    known = [workers for workers in said if workers]
+    known = [workers for rank in ranks for workers in rank.workers]
     return Counter(known).most_common(1)[0][0] if known else None

@@ -124,15 +124,20 @@ def durations(clock: TraceClock, step: KinetoStep, part: Part) -> list[float]:
 
 
 def update_duration(clock: TraceClock, step: KinetoStep) -> float:
-    """Return how long the update of a step lasted."""
+    """Return how long the update of a step lasted.
+
+    On the host's clock it begins when the last all-reduce has ended: until then the host waits for it between
+    the ops that unpack buckets.
+    """
     if clock == "hybrid":
         return step.update_lasting_s
     if clock == "device":
         return sum(sum(op.device_s.values()) for op in step.update) + step.update_work_s
     if not step.update:
         return 0.0
-    span = max(op.op.end_s for op in step.update) - min(op.op.start_s for op in step.update)
-    return max(span - sum(op.communication_s for op in step.update), 0.0)
+    since = max(min(op.op.start_s for op in step.update), step.reduced_s)
+    waited = sum(op.communication_s for op in step.update if op.op.start_s >= since)
+    return max(max(op.op.end_s for op in step.update) - since - waited, 0.0)
 
 
 def wall_durations(clock: TraceClock, steps: Sequence[KinetoStep]) -> list[float]:

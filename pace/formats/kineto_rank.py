@@ -1,5 +1,7 @@
 """One rank's Kineto trace worked out: its median step, its gradients and its all-reduces."""
 
+import bisect
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -7,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 
+from pace.documents.profile import ELEMENT_BYTES, DType
 from pace.errors import FormatError
 from pace.formats.execution_trace import ExecutionTrace, TracedTensor
 from pace.formats.fixed_collectives import measure_on_host, note_fixed_calls
@@ -19,12 +22,14 @@ from pace.formats.kineto_clocks import (
     wall_durations,
 )
 from pace.formats.kineto_comparable import comparable_steps
+from pace.formats.kineto_kind import kind_of_job, sent_share, with_hook
 from pace.formats.kineto_records import KinetoStep, Part, RecordedGradient, RecordedOp
 from pace.formats.kineto_steps import recorded_steps
 from pace.formats.kineto_trace import KinetoTrace
 from pace.formats.parameters import in_ready_order
 from pace.formats.reading import warn
 from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall, recorded_calls
+from pace.formats.replay import ReplayedCall, shares_of_the_wire
 from pace.formats.step_records import StepCollective, StepGradient, StepOp, TrainingStep
 
 
@@ -41,6 +46,9 @@ class RankTrace:
         self.trace = trace
         every, self.placed = recorded_steps(trace)
         collectives = recorded_calls(trace)
+        self.kind = kind_of_job(trace, every, collectives)
+        if self.kind.refusal is not None:
+            raise FormatError(trace.path, self.kind.refusal)
         note_fixed_calls(every, collectives)
         measure_device(every, self.placed, collectives)
         self.clock = choose_clock(clock, every, self.placed)
@@ -50,16 +58,72 @@ class RankTrace:
         self.dropped_steps = len(every) - len(self.steps)
         self.gradients = _with_shapes(trace, self.steps, shapes, parameters)
         reduces = [call for call in collectives if call.name == ALL_REDUCE]
+        share = sent_share(self.steps, reduces, [tensor.size_bytes for tensor in self.gradients])
+        self.kind = with_hook(self.kind, share)
+        if share < 1:
+            self.gradients = [_compressed(tensor, share) for tensor in self.gradients]
+        if self.kind.name == "HSDP":
+            self.gradients = _reduced_units(self.trace, self.steps, reduces)
         self._others = [call for call in collectives if call.name != ALL_REDUCE]
         self.others = Counter(call.name for call in self._others)
         self.calls = _with_sizes(self.steps, reduces, self.gradients, shapes)
+        for step in self.steps:
+            step.reduced_s = max((call.end_s for call in self.calls_of(step)), default=-math.inf)
         self.step = _median_step(self)
         self.compute_s = sum(op.duration_s for op in (*self.step.forward, *self.step.backward))
         self.wall_s = wall_durations(self.clock, self.steps)
 
+    @property
+    def workers(self) -> list[int]:
+        """How many workers took part in the all-reduces, as often as something says so."""
+        if self.kind.name != "HSDP":
+            return [workers for workers in (self.trace.workers, *(c.workers for c in self.calls)) if workers]
+        scattered = sum(call.size_bytes or 0 for call in self._others if call.name == "reduce_scatter")
+        reduced = sum(call.size_bytes or 0 for call in self.calls)
+        said = [call.workers for call in self.calls if call.workers and call.workers != self.trace.workers]
+        if said or not (scattered and self.trace.workers):
+            return said
+        return [max(round(self.trace.workers * reduced / scattered), 1)]
+
     def calls_of(self, step: KinetoStep) -> list[RecordedCall]:
         """Return the all-reduces that a step issued."""
         return [call for call in self.calls if step.start_s <= call.issued_s < step.end_s]
+
+    def replayed_calls(self, step: KinetoStep) -> list[ReplayedCall]:
+        """Return a step's all-reduces for a replay: on their lanes, as long as they took."""
+        calls = sorted(self.calls_of(step), key=attrgetter("issued_s"))
+        backward_end = step.backward[-1].host_end_s
+        free: dict[object, float] = {}
+        result = []
+        for place, call in enumerate(calls):
+            lane = call.thread or call.lane
+            ready = bisect.bisect_right(step.accumulated_s, call.issued_s)
+            behind = call.issued_s >= backward_end
+            over = [number for number in range(place) if calls[number].end_s <= call.issued_s]
+            follows = over[-1] + 1 if behind and over else 0
+            # A trace's clock starts with its first event, which may lie in the middle of a step.
+            ended = [calls[number].end_s for number in over if behind]
+            since = max(self._ready_s(step, ready, call), free.get(lane, -math.inf), *ended, -math.inf)
+            free[lane] = call.end_s
+            result.append(
+                ReplayedCall(
+                    ready=ready,
+                    size_bytes=call.size_bytes or 0,
+                    lane=str(lane[-1]),
+                    duration_s=call.duration_s,
+                    delay_s=max(call.start_s - since, 0.0),
+                    follows=follows,
+                )
+            )
+        return result
+
+    def _ready_s(self, step: KinetoStep, ready: int, call: RecordedCall) -> float:
+        """Return when gradients were ready, on the clock whose durations count."""
+        producers = [gradient.producer for gradient in step.gradients[:ready]]
+        done = step.backward[: max(producers, default=-1) + 1]
+        if self.clock == "host" or not any(op.device_s for op in done):
+            return min(call.issued_s, step.backward[-1].host_end_s)
+        return max(op.device_end_s for op in done)
 
     def collectives_of(self, step: KinetoStep) -> list[RecordedCall]:
         """Return all collectives that a step issued, in the order in which it did."""
@@ -95,6 +159,40 @@ def _recorded_tensor(gradient: RecordedGradient) -> TracedTensor | None:
     return TracedTensor(size_bytes=gradient.size_bytes, dtype=gradient.dtype)
 
 
+def _compressed(tensor: TracedTensor, share: float) -> TracedTensor:
+    """Return what a communication hook sends of a gradient."""
+    dtype: DType = "float16" if ELEMENT_BYTES[tensor.dtype] * share == ELEMENT_BYTES["float16"] else "uint8"
+    return TracedTensor(size_bytes=max(round(tensor.size_bytes * share), 1), dtype=dtype)
+
+
+def _reduced_units(
+    trace: KinetoTrace, steps: list[KinetoStep], reduces: list[RecordedCall]
+) -> list[TracedTensor]:
+    """Make one gradient of what each all-reduce of a shard carries: made last, used first."""
+    tensors: list[TracedTensor] = []
+    for step in steps:
+        own = [call for call in reduces if step.start_s <= call.issued_s < step.end_s]
+        own.sort(key=attrgetter("issued_s"))
+        edges = list(pairwise([0, *step.reduced_after]))
+        if len(own) != len(edges) or any(first == last for first, last in edges):
+            reason = "which all-reduce holds the shards of which gradients cannot be told from their order"
+            raise FormatError(trace.path, f"HSDP with {len(own)} all-reduces of shards a step: {reason}")
+        if not all(call.size_bytes for call in own):
+            raise FormatError(trace.path, "the trace does not say what the all-reduces of shards carried")
+        units = []
+        for first, last in edges:
+            members = step.gradients[first:last]
+            uses = [step.backward[gradient.producer].forward for gradient in members]
+            known = [use for use in uses if use is not None]
+            units.append(replace(members[-1], consumer=min(known, default=None)))
+        tensors = [
+            TracedTensor(size_bytes=call.size_bytes or 0, dtype=units[0].dtype or "float32") for call in own
+        ]
+        step.gradients, step.reduced_after = units, list(range(1, len(units) + 1))
+        step.accumulated_s = [call.issued_s for call in own]
+    return tensors
+
+
 def _with_sizes(
     steps: list[KinetoStep],
     calls: list[RecordedCall],
@@ -110,6 +208,8 @@ def _with_sizes(
     by_record = {} if shapes is None else shapes.allreduces
     for step in steps:
         inside = [call for call in calls if step.start_s <= call.issued_s < step.end_s]
+        inside.sort(key=attrgetter("issued_s"))
+        shares = shares_of_the_wire([(call.start_s, call.end_s) for call in inside])
         groups = [
             sum(tensor.size_bytes for tensor in gradients[before:after])
             for before, after in pairwise([0, *step.reduced_after])
@@ -121,7 +221,7 @@ def _with_sizes(
             recorded = size is not None
             if not recorded and len(groups) == len(inside):
                 size = groups[place]
-            found.append(replace(call, size_bytes=size, size_is_recorded=recorded))
+            found.append(replace(call, size_bytes=size, size_is_recorded=recorded, share=shares[place]))
     return found
 
 
@@ -132,7 +232,9 @@ def _median_step(rank: RankTrace) -> TrainingStep:
     unjoined = 0
     gradients = []
     for gradient, tensor in zip(reference.gradients, rank.gradients, strict=True):
-        consumer = reference.backward[gradient.producer].forward
+        consumer = gradient.consumer
+        if consumer is None:
+            consumer = reference.backward[gradient.producer].forward
         unjoined += consumer is None
         gradients.append(
             StepGradient(

@@ -59,6 +59,8 @@ class RecordedGradient:
 
     Attributes
     ----------
+    consumer
+        Place of the forward op that uses it first, where the producer does not tell.
     tied
         Whether several uses of the parameter contributed: the engine added up before it accumulated.
     """
@@ -69,6 +71,7 @@ class RecordedGradient:
     dtype: DType | None
     undefined: bool = False
     tied: bool = False
+    consumer: int | None = None
 
 
 Part = Literal["forward", "backward", "update"]
@@ -115,12 +118,22 @@ class KinetoStep:
         That of its `ProfilerStep#N`.
     fixed
         Collectives that it issued, all-reduces left out, in the order in which they started.
+    accumulated_s
+        When each gradient was accumulated.
     reduced_after
         How many gradients were ready when each all-reduce was issued.
+    passes
+        How many backward passes it has; all are of micro-batches, or `folded` is 0.
+    folded
+        How many of them counted as compute before the last: gradients were sent in the last one only.
+    pass_starts_s, segments
+        Of a step with folded passes: when each began, and places of the ops that ran forward before it.
     undefined_gradients
         Accumulated gradients that were no tensors, as of parameters that fused kernels update.
     update_work_s
         Device time of the update that no operator launched: kernels of fused optimizers.
+    reduced_s
+        When its last all-reduce had ended.
     early_communication_s
         Time of collectives on the host before the first op.
     copies, copies_s
@@ -137,11 +150,17 @@ class KinetoStep:
     backward: list[RecordedOp] = field(default_factory=list)
     update: list[RecordedOp] = field(default_factory=list)
     gradients: list[RecordedGradient] = field(default_factory=list)
+    accumulated_s: list[float] = field(default_factory=list)
     reduced_after: list[int] = field(default_factory=list)
     fixed: list[FixedCall] = field(default_factory=list)
     communication_s: float = 0.0
+    passes: int = 1
+    folded: int = 0
+    pass_starts_s: list[float] = field(default_factory=list)
+    segments: list[list[int]] = field(default_factory=list)
     undefined_gradients: int = 0
     update_work_s: float = 0.0
+    reduced_s: float = float("-inf")
     early_communication_s: float = 0.0
     copies: int = 0
     copies_s: float = 0.0

@@ -1,8 +1,6 @@
 """What a profile's metadata says about the Kineto trace that it came from, and how well it predicts it.
 
-The prediction replays what the trace ran: its own all-reduces, at the sizes that were recorded, each handed
-over once the gradients were ready that had been accumulated before, one after another, and an update behind
-the last of them.
+The prediction replays what the trace ran (``pace.formats.replay``).
 """
 
 import statistics
@@ -14,6 +12,7 @@ from pace.formats.kineto_job import Job
 from pace.formats.kineto_rank import RankTrace
 from pace.formats.kineto_records import KinetoStep
 from pace.formats.reading import warn
+from pace.formats.replay import anchored
 from pace.formats.training_step import gradient_names
 
 
@@ -33,6 +32,7 @@ def described(job: Job, *, joined: bool, measured: bool) -> dict[str, Any]:
     if matches is False:
         warn(rank.trace.path, why or "")
     return {
+        "job": rank.kind.to_metadata(),
         "origin": "imported",
         "tool": "Kineto" + (" with execution trace" if joined else ""),
         "ranks": len(job.ranks),
@@ -91,9 +91,12 @@ def _compared(rank: RankTrace) -> tuple[list[dict[str, Any]], bool | None, str |
         return groups, None, "no all-reduce was recorded"
     if len(known) < len(sizes):
         return groups, None, "the trace does not say what the all-reduces carried"
+    total = sum(tensor.size_bytes for tensor in rank.gradients)
+    if rank.kind.name == "all-reduces after the backward pass" and sum(known) == total:
+        # All gradients are ready: which of them a call carries is not recorded.
+        return [{"gradients": [], "size_bytes": size} for size in known], True, None
     if sorted(known) == sorted(ready):
         return groups, True, None
-    total = sum(tensor.size_bytes for tensor in rank.gradients)
     if sum(known) == total:
         return (
             groups,
@@ -114,44 +117,24 @@ def _compared(rank: RankTrace) -> tuple[list[dict[str, Any]], bool | None, str |
     )
 
 
-def replayed(profile: Profile, job: Job) -> dict[str, Any]:
-    """Return the predicted step beside the recorded ones, and what the difference can be put down to."""
-    rank = job.slowest
-    predicted = replay_s(profile, *_handed_over(rank))
-    errors = [predicted / wall - 1 if wall else 0.0 for wall in rank.wall_s]
-    recorded = statistics.median(rank.wall_s)
-    error = predicted / recorded - 1 if recorded else 0.0
-    return {
-        "predicted_s": predicted,
-        "recorded_s": list(rank.wall_s),
-        "errors": errors,
-        "error": error,
-        "not_explained": _unexplained(job, recorded - predicted) if abs(error) > 0.1 else None,
-    }
+def replayed(profile: Profile, job: Job, *, scale_cost: bool, late: bool) -> Profile:
+    """Return the profile with its cost calibrated and its recorded step replayed, as its metadata says.
 
-
-def _handed_over(rank: RankTrace) -> tuple[list[int], list[int]]:
-    step = rank.steps[-1]
-    counts = step.reduced_after
-    sizes = [call.size_bytes for call in rank.calls_of(step)]
-    if len(sizes) != len(counts) or None in sizes:
-        edges = pairwise([0, *counts])
-        return counts, [sum(tensor.size_bytes for tensor in rank.gradients[a:b]) for a, b in edges]
-    return counts, [size or 0 for size in sizes]
-
-
-def replay_s(profile: Profile, ready_counts: list[int], sizes_bytes: list[int]) -> float:
-    """Return the length of a window with these all-reduces in order and a barrier behind them, in seconds.
-
-    The profile lists its gradients in the order in which they became ready; an all-reduce with count c is
-    handed over once the first c of them are ready.
+    Parameters
+    ----------
+    scale_cost
+        Whether the cost is from the same trace.
+    late
+        Whether one rank's all-reduces show that they waited for late ranks.
     """
-    timing = profile.timing
-    now = 0.0
-    for count, size in zip(ready_counts, sizes_bytes, strict=True):
-        ready = float(timing.ready_s[:count].max(initial=0.0))
-        now = max(now, ready) + float(profile.cost(size))
-    return max(timing.compute_s, now + float(timing.tail_s.max(initial=0.0)))
+    rank = job.slowest
+    same = [step for step in rank.steps if len(rank.calls_of(step)) == len(rank.calls_of(rank.steps[-1]))]
+    steps = [rank.replayed_calls(step) for step in same]
+    profile, replay = anchored(profile, steps, rank.wall_s, scale_cost=scale_cost)
+    missing = statistics.median(rank.wall_s) - replay["predicted_s"]
+    replay["not_explained"] = _unexplained(job, missing) if abs(replay["error"]) > 0.1 else None
+    replay["ranks_are_late"] = late
+    return profile.replace(metadata={**profile.metadata, "replay": replay})
 
 
 def _unexplained(job: Job, missing_s: float) -> str:

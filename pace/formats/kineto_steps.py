@@ -16,6 +16,8 @@ from operator import attrgetter
 
 from pace.errors import FormatError
 from pace.formats.kineto_device import PlacedWork, place_device_work
+from pace.formats.kineto_kind import SAMPLED, kind_without_steps
+from pace.formats.kineto_passes import accumulates, made_at, pass_starts, segments_between
 from pace.formats.kineto_records import (
     ACCUMULATE,
     BACKWARD,
@@ -50,7 +52,9 @@ def recorded_steps(trace: KinetoTrace) -> tuple[list[KinetoStep], PlacedWork]:
     steps = [_step(trace, *edges, outermost, taken) for edges in _boundaries(trace)]
     steps = [step for step in steps if step.backward and step.forward]
     if not steps:
-        raise FormatError(trace.path, "no step with a forward and a backward pass was found")
+        kind = kind_without_steps(trace)
+        reason = "no step with a forward and a backward pass was found"
+        raise FormatError(trace.path, (kind and kind.refusal) or reason)
     placed = place_device_work(trace, outermost, taken, steps)
     _place_communication(trace, outermost, taken)
     for step in steps:
@@ -131,12 +135,14 @@ def _step(
     if not backward:
         return step
     main = _main_thread(trace, inside, backward[0].start_s)
+    folded = _fold_micro_batches(trace, step, backward, inside.get(main, []))
+    backward = backward[len(folded) :]
     _add_backward(trace, step, backward, taken)
     first, last = backward[0].start_s, max(op.end_s for op in backward)
     after_unflatten = False
     backward_starts = [op.op.start_s for op in step.backward]
     for op in inside.get(main, []):
-        if op.name.startswith(BACKWARD):
+        if op.name.startswith(BACKWARD) and op.start_s >= first:
             continue
         copies_buffers = after_unflatten and op.name == "aten::copy_"
         after_unflatten = op.name == "aten::unflatten_dense_tensors" or copies_buffers
@@ -149,7 +155,44 @@ def _step(
             continue
         recorded = taken[id(op)] = RecordedOp(op, op.end_s)
         (step.forward if op.start_s < backward[0].start_s else step.update).append(recorded)
+    for op in folded:
+        if id(op) not in taken:
+            taken[id(op)] = RecordedOp(op, op.end_s)
+            step.forward.append(taken[id(op)])
+    if folded:
+        step.forward.sort(key=lambda recorded: recorded.op.start_s)
+        step.segments = segments_between([recorded.op for recorded in step.forward], step.pass_starts_s)
     return step
+
+
+def _fold_micro_batches(
+    trace: KinetoTrace, step: KinetoStep, backward: list[HostOp], main: list[HostOp]
+) -> list[HostOp]:
+    """Return the ops of the passes that sent nothing, if the last one sent the sum of all."""
+    ops = [op for op in _between(trace.ops, step.start_s, step.end_s) if main and op.thread == main[0].thread]
+    edges = pass_starts(backward, made_at(ops, main))
+    step.passes = len(edges)
+    if not accumulates(backward, edges):
+        return []
+    step.pass_starts_s = [backward[edge].start_s for edge in edges]
+    first, last = step.pass_starts_s[0], step.pass_starts_s[-1]
+    if any(first < moment < last for moment in issue_times(trace, step.start_s, step.end_s)):
+        return []
+    step.folded = len(edges) - 1
+    return backward[: edges[-1]]
+
+
+def issue_times(
+    trace: KinetoTrace, start_s: float, end_s: float, threads: set[Thread] | None = None
+) -> list[float]:
+    """Return when all-reduces were issued between two moments: on these threads, if there were any."""
+    during = _between(trace.ops, start_s, end_s)
+    issued = [op for op in during if op.name.startswith(_REDUCE)]
+    if not issued:  # older traces have only the annotation inside
+        notes = _between(trace.annotations, start_s, end_s)
+        issued = [note for note in notes if note.name == _REDUCE_NOTE]
+    inside = [op for op in issued if threads is None or op.thread in threads]
+    return [op.start_s for op in inside or issued]
 
 
 def _main_thread(trace: KinetoTrace, inside: dict[Thread, list[HostOp]], before: float) -> Thread:
@@ -168,9 +211,7 @@ def _add_backward(
             taken[id(op)] = step.backward[-1]
             continue
         if not step.backward:
-            raise FormatError(
-                trace.path, f"a gradient is accumulated at {op.start_s} s before any backward op"
-            )
+            raise FormatError(trace.path, str(SAMPLED.refusal))
         # The engine accumulates a gradient right after the op that completed it.
         producer = step.backward[-1]
         producer.gradients += 1
@@ -196,16 +237,13 @@ def _add_shapes(trace: KinetoTrace, step: KinetoStep, backward: list[HostOp]) ->
                 gradient.record = op.record
     for gradient in step.gradients:
         gradient.tied = _is_tied(during, step.backward[gradient.producer].op, gradient.size_bytes)
-    issued = [op.start_s for op in during if op.name.startswith(_REDUCE)]
-    if not issued:  # older traces have only the annotation inside
-        notes = _between(trace.annotations, step.start_s, step.end_s)
-        issued = [note.start_s for note in notes if note.name == _REDUCE_NOTE and note.thread in threads]
+    issued = issue_times(trace, step.start_s, step.end_s, threads)
     defined = [gradient for gradient in step.gradients if not gradient.undefined]
     starts = [start for start, gradient in zip(starts, step.gradients, strict=True) if not gradient.undefined]
     for gradient in step.gradients:
         step.backward[gradient.producer].gradients -= gradient.undefined
     step.undefined_gradients = len(step.gradients) - len(defined)
-    step.gradients = defined
+    step.gradients, step.accumulated_s = defined, starts
     step.reduced_after = [bisect.bisect_right(starts, start) for start in issued]
 
 
@@ -252,7 +290,22 @@ def _join_forward(trace: KinetoTrace, step: KinetoStep) -> None:
         place = bisect.bisect_right(starts, op.start_s) - 1
         if step.forward[place].op.end_s >= op.start_s:
             place_of[op.sequence] = place
+    first_use = _first_uses(step)
     for recorded in step.backward:
         for sequence in (recorded.op.sequence, recorded.op.fallback_sequence):
-            if sequence is not None and recorded.forward is None:
-                recorded.forward = place_of.get(sequence)
+            if sequence is not None and recorded.forward is None and sequence in place_of:
+                recorded.forward = first_use.get(place_of[sequence], place_of[sequence])
+
+
+def _first_uses(step: KinetoStep) -> dict[int, int]:
+    """Map the ops of the last micro-batch to the same ops of the first, which use the parameters first."""
+    if not step.segments:
+        return {}
+    first, last = step.segments[0], step.segments[-1]
+    # Where micro-batches ran different ops, nothing is needed later than by the step's first op.
+    return {
+        place: first[at]
+        if at < len(first) and step.forward[first[at]].name == step.forward[place].name
+        else 0
+        for at, place in enumerate(last)
+    }

@@ -12,11 +12,20 @@ from typing import Any
 
 from pace.documents.profile import ELEMENT_BYTES, DType
 from pace.errors import FormatError
-from pace.formats.reading import number, read_json_before, stream_json
+from pace.formats.reading import first_character, number, read_json_before, read_json_field, stream_json
 from pace.formats.tensor_types import DTYPES, elements_of
 
 Thread = tuple[int | str, int | str]
 
+# What torch 1.8 to 1.10 called the categories. They put annotations among the operators.
+_OLD_CATEGORIES = {
+    "Operator": "cpu_op",
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Runtime": "cuda_runtime",
+}
+_OLD_ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "nccl:", "gloo:", "DistributedDataParallel.")
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver"}
 _MODULE = "nn.Module: "
@@ -46,6 +55,8 @@ class HostOp:
     ----------
     undefined
         Shapes were recorded, and the first input is no tensor.
+    elements
+        Of an operator that issues a collective: how many elements it moves. 0 where that is not recorded.
     fallback_sequence
         The sequence number of the op around one that runs inside another backward op.
     """
@@ -61,6 +72,7 @@ class HostOp:
     dtype: DType | None
     undefined: bool = False
     collective: Collective | None = None
+    elements: int = 0
     fallback_sequence: int | None = None
 
 
@@ -83,6 +95,8 @@ class KinetoTrace:
 
     Attributes
     ----------
+    groups
+        Sizes of the process groups by name and description, as far as the trace lists them.
     rounded
         Whether every time is a whole number of microseconds, as older profilers write them.
     """
@@ -90,6 +104,7 @@ class KinetoTrace:
     path: str
     rank: int | None
     workers: int | None
+    groups: dict[str, int] = field(default_factory=dict)
     origin_us: float | None = None
     rounded: bool = True
     ops: list[HostOp] = field(default_factory=list)
@@ -120,14 +135,20 @@ def read_kineto_trace(path: str | Path) -> KinetoTrace:
     FormatError
         With the event at fault.
     """
-    head = read_json_before(path, "traceEvents")
+    bare = first_character(path) == b"["
+    head = {} if bare else read_json_before(path, "traceEvents")
     distributed = head.get("distributedInfo")
+    if distributed is None and not bare:
+        distributed = read_json_field(path, "distributedInfo")
+    if not isinstance(distributed, dict):
+        distributed = {}
     trace = KinetoTrace(
         path=str(path),
-        rank=_integer(distributed.get("rank")) if isinstance(distributed, dict) else None,
-        workers=_integer(distributed.get("world_size")) if isinstance(distributed, dict) else None,
+        rank=_integer(distributed.get("rank")),
+        workers=_integer(distributed.get("world_size")),
+        groups=_groups(distributed.get("pg_config")),
     )
-    for place, event in enumerate(stream_json(path, "traceEvents.item")):
+    for place, event in enumerate(stream_json(path, "item" if bare else "traceEvents.item")):
         if not isinstance(event, dict):
             raise FormatError(path, "expected an object", f"traceEvents[{place}]")
         if event.get("ph") == "X":
@@ -137,6 +158,15 @@ def read_kineto_trace(path: str | Path) -> KinetoTrace:
     return trace
 
 
+def _groups(listed: Any) -> dict[str, int]:
+    groups = {}
+    for group in listed if isinstance(listed, list) else []:
+        size = _integer(group.get("pg_size")) if isinstance(group, dict) else None
+        if size is not None:
+            groups[f"{group.get('pg_name')} {group.get('pg_desc')}"] = size
+    return groups
+
+
 def _take(trace: KinetoTrace, event: dict[str, Any], position: str) -> None:
     category = str(event.get("cat"))
     arguments = event.get("args")
@@ -144,6 +174,10 @@ def _take(trace: KinetoTrace, event: dict[str, Any], position: str) -> None:
         arguments = {}
     name = event.get("name")
     name = sys.intern(name) if isinstance(name, str) else ""
+    if category in _OLD_CATEGORIES:
+        category = _OLD_CATEGORIES[category]
+        if category == "cpu_op" and name.startswith(_OLD_ANNOTATIONS):
+            category = "user_annotation"
     if category == "cpu_op":
         trace.ops.append(_host_op(trace, event, name, arguments, position))
     elif category == "user_annotation":
@@ -189,7 +223,20 @@ def _host_op(
         dtype=dtype,
         undefined=size is None and _is_undefined(arguments),
         collective=_collective(arguments) if name == "record_param_comms" else None,
+        elements=_moved(arguments) if name.startswith(("c10d::", "gloo:")) else 0,
     )
+
+
+def _moved(arguments: dict[str, Any]) -> int:
+    """Return the elements of the larger of the first two inputs: tensors, or lists of them."""
+    dims = arguments.get("Input Dims")
+    return max((_elements(shape) for shape in dims[:2]), default=0) if isinstance(dims, list) else 0
+
+
+def _elements(shape: Any) -> int:
+    if isinstance(shape, list) and shape and isinstance(shape[0], list):
+        return sum(_elements(each) for each in shape)
+    return (elements_of(shape) or 0) if isinstance(shape, list) and shape else 0
 
 
 def _is_undefined(arguments: dict[str, Any]) -> bool:

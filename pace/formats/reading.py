@@ -4,11 +4,13 @@ JSON is streamed item by item, because traces are larger than memory would hold 
 """
 
 import gzip
+import itertools
 import math
 import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -19,6 +21,7 @@ from pace.errors import FormatError, InvalidProfile, InvalidSteps
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+_CHUNK_BYTES = 1 << 20
 
 
 class FormatWarning(UserWarning):
@@ -77,13 +80,31 @@ def stream_json(path: str | Path, prefix: str, *, cut_off_ok: bool = False) -> I
 
     With `cut_off_ok`, a document that ends too early ends the items with a FormatWarning.
     """
+    num_items = 0
+    try:
+        for item in _stream_items(path, prefix, cut_off_ok=cut_off_ok, exact=False):
+            num_items += 1
+            yield item
+    except _LargeNumber:
+        # The fast parser takes no integers above 2^63; the exact one takes all.
+        rest = _stream_items(path, prefix, cut_off_ok=cut_off_ok, exact=True)
+        yield from map(_with_floats, itertools.islice(rest, num_items, None))
+
+
+class _LargeNumber(Exception):
+    """An integer that the fast parser cannot hold."""
+
+
+def _stream_items(path: str | Path, prefix: str, *, cut_off_ok: bool, exact: bool) -> Iterator[Any]:
     import ijson  # only importers of JSON need it
 
     with open_binary(path) as file:
         counted = _Counted(file)
         try:
-            yield from ijson.items(counted, prefix, use_float=True)
+            yield from ijson.items(counted, prefix, use_float=not exact)
         except ijson.IncompleteJSONError as error:
+            if not exact and "integer overflow" in str(error):
+                raise _LargeNumber from None
             if not cut_off_ok or not _ends_early(error):
                 raise _json_fault(path, error, counted.position) from None
             warn(path, "the document is cut off; what is there was read")
@@ -95,6 +116,16 @@ def stream_json(path: str | Path, prefix: str, *, cut_off_ok: bool = False) -> I
             raise _json_fault(path, error, counted.position) from None
 
 
+def _with_floats(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, list):
+        return [_with_floats(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _with_floats(item) for key, item in value.items()}
+    return value
+
+
 def read_json_before(path: str | Path, key: str) -> dict[str, Any]:
     """Return the top-level fields of a JSON object that come before `key`, which may be huge."""
     import ijson
@@ -103,15 +134,38 @@ def read_json_before(path: str | Path, key: str) -> dict[str, Any]:
         counted = _Counted(file)
         fields: dict[str, Any] = {}
         try:
-            events = ijson.parse(counted, use_float=True)
+            events = ijson.parse(counted)
             for _, event, value in events:
                 if event == "map_key":
                     if value == key:
                         break
-                    fields[value] = _build_value(events, ijson)
+                    fields[value] = _with_floats(_build_value(events, ijson))
         except (ijson.JSONError, UnicodeDecodeError, ValueError, OverflowError) as error:
             raise _json_fault(path, error, counted.position) from None
         return fields
+
+
+def read_json_field(path: str | Path, key: str) -> Any:
+    """Return one top-level field of a JSON object, wherever it stands; None if there is none."""
+    if not _mentions(path, f'"{key}"'.encode()):
+        return None
+    return next(stream_json(path, key), None)
+
+
+def _mentions(path: str | Path, word: bytes) -> bool:
+    end = b""
+    with open_binary(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            if word in end + chunk:
+                return True
+            end = chunk[-len(word) :]
+    return False
+
+
+def first_character(path: str | Path) -> bytes:
+    """Return the first byte of a file that is no white space; nothing of an empty file."""
+    with open_binary(path) as file:
+        return file.read(_CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
 
 
 def _build_value(events: Iterator[tuple[str, str, Any]], ijson: Any) -> Any:

@@ -2,12 +2,12 @@
 
 import bisect
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from pace.documents.collective_costs import SampledAllReduce
+from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.formats.kineto_trace import Collective, HostOp, KinetoTrace, Thread
 
 _GLOO = "gloo:"
@@ -15,6 +15,8 @@ _NCCL = "nccl:"
 ALL_REDUCE = "all_reduce"
 HOST_LANE = ("host", "gloo")
 _ISSUE = "c10d::"
+# Shorter calls of smaller sizes may take the same time because latency is most of it.
+_LONG_S, _LARGE_BYTES = 5e-4, 1 << 16
 _SILENT = ("gloo:barrier", "gloo:monitored_barrier")  # they carry nothing
 
 
@@ -28,6 +30,10 @@ class RecordedCall:
         When the host issued it: calls belong to the step that issued them.
     lane
         The device's stream, or one for all of Gloo's threads.
+    thread
+        Which of Gloo's threads it was; None on a device.
+    share
+        What part of its time the network was its own: calls that ran at the same time share it.
     """
 
     name: str = ALL_REDUCE
@@ -39,6 +45,8 @@ class RecordedCall:
     record: int | None = None
     size_is_recorded: bool = True
     lane: tuple[int | str, int | str] = HOST_LANE
+    thread: Thread | None = None
+    share: float = 1.0
 
     @property
     def end_s(self) -> float:
@@ -76,35 +84,55 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
         )
     notes = [note for note in trace.annotations if note.name.startswith(_GLOO) and note.name not in _SILENT]
     issued = _issues(trace, notes)
-    annotations = [
-        RecordedCall(
-            name=note.name.removeprefix(_GLOO),
-            issued_s=issued.get(id(note), note.start_s),
-            start_s=note.start_s,
-            duration_s=note.end_s - note.start_s,
-            size_bytes=note.size_bytes,
-            workers=trace.workers,
-            record=note.record,
+    annotations = []
+    for note in notes:
+        op = issued.get(id(note))
+        is_scatter = op is not None and _plain(op.name).startswith("reducescatter")
+        annotations.append(
+            RecordedCall(
+                # Gloo reduces all and takes its shard.
+                name="reduce_scatter" if is_scatter else note.name.removeprefix(_GLOO),
+                issued_s=note.start_s if op is None else op.start_s,
+                start_s=note.start_s,
+                duration_s=note.end_s - note.start_s,
+                size_bytes=note.size_bytes,
+                workers=trace.workers,
+                record=note.record,
+                thread=note.thread,
+            )
         )
-        for note in notes
-    ]
     return sorted(kernels or annotations, key=attrgetter("start_s"))
 
 
-def _issues(trace: KinetoTrace, notes: list[HostOp]) -> dict[int, float]:
-    """Return when the notes of Gloo's threads were issued, by their identity, as far as that is certain.
+def _issues(trace: KinetoTrace, notes: list[HostOp]) -> dict[int, HostOp]:
+    """Return what issued the notes of Gloo's threads, by the notes' identity, as far as that is certain.
 
-    The threads take calls in the order of their issue.
+    The threads take calls in the order of their issue. A reduce-scatter is noted as an all-reduce. Where
+    process groups have threads of their own, calls are told apart by what they move.
     """
     by_name: defaultdict[str, list[HostOp]] = defaultdict(list)
     for note in sorted(notes, key=attrgetter("start_s")):
         by_name[_plain(note.name.removeprefix(_GLOO))].append(note)
-    issued: dict[int, float] = {}
+    issued: dict[int, HostOp] = {}
     for name, found in by_name.items():
-        ops = [op for op in trace.ops if op.name.startswith(_ISSUE) and _plain(op.name) == name]
-        starts = sorted(op.start_s for op in ops)
-        if len(starts) == len(found) and all(a <= b.start_s for a, b in zip(starts, found, strict=True)):
-            issued |= {id(note): start for note, start in zip(found, starts, strict=True)}
+        names = ("allreduce", "reducescatter") if name == "allreduce" else (name,)
+        ops = [op for op in trace.ops if op.name.startswith(_ISSUE) and _plain(op.name).startswith(names)]
+        ops.sort(key=attrgetter("start_s"))
+        in_order = all(op.start_s <= note.start_s for op, note in zip(ops, found, strict=False))
+        if len(ops) != len(found) or not in_order:
+            continue
+        waiting: defaultdict[int, deque[HostOp]] = defaultdict(deque)
+        for op in ops:
+            waiting[op.elements].append(op)
+        by_size = [waiting[note.elements] for note in found]
+        sizes_fit = all(
+            len(waiting[size]) == count for size, count in Counter(n.elements for n in found).items()
+        )
+        if sizes_fit:
+            pairs = [(note, same.popleft()) for note, same in zip(found, by_size, strict=True)]
+        else:
+            pairs = list(zip(found, ops, strict=True))
+        issued |= {id(note): op for note, op in pairs if op.start_s <= note.start_s}
     return issued
 
 
@@ -140,6 +168,39 @@ class _HostCalls:
         return found
 
 
+def equal_times(steps: Sequence[Sequence[RecordedCall]]) -> AffineAllReduce | None:
+    """Return what all-reduces cost at most, if one rank's trace shows that they waited for late ranks.
+
+    It does if, in most steps, all-reduces of which one is at least twice as large take the same time or end
+    together: a network would take longer for the larger one. What it costs is at most what the larger ones
+    took longer. None if the trace does not show it.
+    """
+    slopes = []
+    told = late = 0
+    for calls in steps:
+        sized = [(call.size_bytes, call) for call in calls if call.size_bytes and call.duration_s > _LONG_S]
+        pairs = [(a, b) for a in sized for b in sized if b[0] >= 2 * a[0] and a[0] >= _LARGE_BYTES]
+        if not pairs:
+            continue
+        told += 1
+        if all(_same_time(small, large) for (_, small), (_, large) in pairs):
+            late += 1
+            slopes += [
+                max(abs(large.duration_s - small.duration_s), small.duration_s / 100) / (more - less)
+                for (less, small), (more, large) in pairs
+            ]
+    if late <= told / 2:
+        return None
+    return AffineAllReduce(latency_s=0.0, seconds_per_byte=statistics.median(slopes))
+
+
+def _same_time(one: RecordedCall, other: RecordedCall) -> bool:
+    longest = max(one.duration_s, other.duration_s)
+    apart = abs(one.duration_s - other.duration_s)
+    side_by_side = min(one.end_s, other.end_s) > max(one.start_s, other.start_s)
+    return apart <= 0.1 * longest or (side_by_side and abs(one.end_s - other.end_s) <= 0.05 * longest)
+
+
 def recorded_cost(
     ranks: Sequence[Sequence[RecordedCall]], together: Sequence[Sequence[RecordedCall]] = ()
 ) -> SampledAllReduce | None:
@@ -158,13 +219,13 @@ def recorded_cost(
     by_size: defaultdict[int, list[float]] = defaultdict(list)
     for parts in together:
         if parts[0].size_bytes:
-            by_size[parts[0].size_bytes].append(min(part.duration_s for part in parts))
+            by_size[parts[0].size_bytes].append(min(part.duration_s * part.share for part in parts))
     middle = statistics.median if by_size else min
     if not by_size:
         for calls in ranks:
             for call in calls:
                 if call.size_bytes:
-                    by_size[call.size_bytes].append(call.duration_s)
+                    by_size[call.size_bytes].append(call.duration_s * call.share)
     if not by_size:
         return None
     sizes = sorted(by_size)

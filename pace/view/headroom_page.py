@@ -5,10 +5,13 @@ from html import escape
 
 from pace.whatif.headroom import Headroom, Reachable
 
+CAPS_TORCH = "2.13"
 _STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}"
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     "table{border-collapse:collapse}td,th{padding:.2rem .8rem;text-align:right}"
     "td:first-child,th:first-child{text-align:left}.bar{background:#4a7db5;height:.9rem}"
+    ".job{font-size:1.1rem;font-weight:600}.warnings{border-left:.3rem solid #c98a00;padding-left:1rem}"
+    "svg{max-width:100%;height:auto}pre{white-space:pre-wrap}"
 )
 _ROWS = (
     ("DDP as it comes", "ddp_s"),
@@ -17,19 +20,31 @@ _ROWS = (
     ("PACE, sharded", "sharded_s"),
     ("no schedule is faster", "bound_s"),
 )
+_DEFAULT_CAPS = "DDP as it comes has a first bucket of 1 MiB and then buckets of 25 MiB."
 
 
 def table_rows(made: Headroom) -> list[tuple[str, ...]]:
-    """Return a heading and a row for each way to train, in milliseconds; a column more under clipping."""
+    """Return a heading and a row for each way to train: milliseconds and the gain; more under clipping."""
     columns: list[tuple[str, Reachable]] = [("ms", made.plain)]
     if made.clipped is not None:
         columns.append(("ms, clipped by the global norm", made.clipped))
-    rows = [("iteration", *(name for name, _ in columns))]
-    rows += [
-        (label, *(_milliseconds(getattr(reachable, field)) for _, reachable in columns))
-        for label, field in _ROWS
-    ]
+    rows = [("iteration", *(cell for name, _ in columns for cell in (name, "gain")))]
+    if made.recorded is not None:
+        empty = ("-", "") * (len(columns) - 1)
+        rows.append(("recorded step", _milliseconds(made.recorded.recorded_s), "", *empty))
+        replayed = f"{made.recorded.error:+.1%} off"
+        rows.append(("its replay", _milliseconds(made.recorded.replayed_s), replayed, *empty))
+    for label, field in _ROWS:
+        if getattr(made.plain, field) is None and field.startswith("ddp"):
+            continue
+        cells = [cell for _, reachable in columns for cell in _cells(made, getattr(reachable, field))]
+        rows.append((label, *cells))
     return rows
+
+
+def _cells(made: Headroom, seconds: float | None) -> tuple[str, str]:
+    gain = made.gain(seconds)
+    return _milliseconds(seconds), "-" if gain is None else f"{gain:.1%}"
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -42,42 +57,75 @@ def time_rows(made: Headroom) -> list[tuple[str, float | None]]:
     return [
         ("compute", time.compute_s),
         ("exposed communication", time.exposed_communication_s),
+        ("waiting for late ranks", time.late_ranks_s),
         ("waiting for the host", time.host_wait_s),
         ("other collectives", time.other_communication_s),
-        ("late ranks", time.late_ranks_s),
+    ]
+
+
+def caps_lines(made: Headroom) -> list[str]:
+    """Return the call with the best caps, to be pasted, and what it needs; nothing without such caps."""
+    caps = [round(cap, 6) for cap in made.plain.bucket_cap_mb_list]
+    if not caps or made.gain(made.plain.ddp_best_caps_s) is None:
+        return []
+    return [
+        f"# torch {CAPS_TORCH} takes this list; a torch without it takes one number, bucket_cap_mb",
+        f"model = DistributedDataParallel(model, bucket_cap_mb_list={caps})",
     ]
 
 
 def text_lines(made: Headroom) -> Iterator[str]:
     """Yield the answer for a terminal."""
+    yield made.job
     yield f"{made.profile}: {made.workers} workers"
-    if made.recorded_s is not None:
-        yield f"recorded step            {made.recorded_s * 1e3:10.3f} ms"
+    for warning in made.warnings:
+        yield f"warning: {warning}"
     rows = table_rows(made)
     for label, *cells in rows:
-        yield f"{label:24}" + "".join(
-            f" {cell:>{max(len(rows[0][at + 1]), 10)}}" for at, cell in enumerate(cells)
-        )
-    if made.plain.bucket_cap_mb_list:
-        yield f"bucket_cap_mb_list={[round(cap, 6) for cap in made.plain.bucket_cap_mb_list]}"
+        widths = [max(len(heading), 10) for heading in rows[0][1:]]
+        shown = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
+        yield f"{label:24} {' '.join(shown)}".rstrip()
+    if made.plain.ddp_s is not None:
+        yield _DEFAULT_CAPS
     for label, seconds in time_rows(made):
         known = "not known from this profile" if seconds is None else f"{seconds * 1e3:.3f} ms"
         yield f"  {label:24} {known}"
     yield from made.advice
+    yield from caps_lines(made)
 
 
-def headroom_page(made: Headroom) -> str:
-    """Return the page."""
+def headroom_page(made: Headroom, timelines: str = "") -> str:
+    """Return the page.
+
+    Parameters
+    ----------
+    timelines
+        HTML of the recorded and the planned step (``pace.view.step_timelines``), if there are any.
+    """
     heading, *rows = table_rows(made)
     parts = [
         '<!doctype html><html lang="en"><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width">',
         f"<title>Headroom of {escape(made.profile)}</title><style>{_STYLE}</style>",
-        f"<h1>Headroom of {escape(made.profile)}</h1><p>{made.workers} workers",
-        "" if made.recorded_s is None else f", a recorded step of {made.recorded_s * 1e3:.2f} ms",
-        "</p><table><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in heading) + "</tr>",
-        *("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows),
-        "</table><h2>Where the time goes</h2><table>",
+        f'<h1>Headroom of {escape(made.profile)}</h1><p class="job">{escape(made.job)}</p>',
+        f"<p>{made.workers} workers</p>",
     ]
+    if made.warnings:
+        items = "".join(f"<li>{escape(line)}</li>" for line in made.warnings)
+        parts.append(f'<div class="warnings"><h2>Warnings</h2><ul>{items}</ul></div>')
+    parts.append("<h2>What to do</h2><ul>")
+    parts += [f"<li>{escape(line)}</li>" for line in made.advice]
+    parts.append("</ul>")
+    caps = caps_lines(made)
+    if caps:
+        parts.append(f"<pre>{escape(chr(10).join(caps))}</pre>")
+    parts.append("<table><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in heading) + "</tr>")
+    parts += ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
+    parts.append("</table>")
+    if made.plain.ddp_s is not None:
+        parts.append(f"<p>{_DEFAULT_CAPS}</p>")
+    parts.append(timelines)
+    parts.append("<h2>Where the time goes</h2><table>")
     longest = max((seconds or 0.0 for _, seconds in time_rows(made)), default=0.0) or 1.0
     for label, seconds in time_rows(made):
         shown = "not known" if seconds is None else f"{seconds * 1e3:.2f} ms"
@@ -86,14 +134,4 @@ def headroom_page(made: Headroom) -> str:
             f"<tr><td>{label}</td><td>{shown}</td>"
             f'<td><div class="bar" style="width:{width:.2f}rem"></div></td></tr>'
         )
-    parts.append("</table><h2>What to do</h2><ul>")
-    parts += [f"<li>{escape(line)}</li>" for line in made.advice]
-    parts.append("</ul>")
-    if made.plain.bucket_cap_mb_list:
-        caps = [round(cap, 6) for cap in made.plain.bucket_cap_mb_list]
-        parts.append(f"<pre>bucket_cap_mb_list={caps}</pre>")
-    if made.warnings:
-        parts.append(
-            "<h2>Warnings</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in made.warnings) + "</ul>"
-        )
-    return "".join(parts) + "</html>\n"
+    return "".join(parts) + "</table></html>\n"

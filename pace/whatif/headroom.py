@@ -1,18 +1,23 @@
 """What a job could gain without a changed line of the job: from better buckets, from PACE, at the very most.
 
+A profile of a trace is anchored on the step that was recorded: its own all-reduces are replayed, and every
+gain is a gain over that replay. What the replay waited for late ranks is part of every row, for no schedule
+changes it. Other profiles are compared with DistributedDataParallel as it comes.
+
 Under clipping by the global norm no parameter is updated before every gradient has been reduced, so the whole
 forward pass waits for all of them, unless they are exchanged in two halves with the norm between. Computing
 the norm is taken to be free, exchanging it between ranks that hold shards is not.
 """
 
+import math
+import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
-
-import numpy as np
 
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
+from pace.formats.replay import after_the_barrier_s
 from pace.planning.allreduce.optimize import optimize_allreduce
 from pace.planning.frameworks.bucket_lists import bucket_cap_mb_list
 from pace.planning.optimize import lower_bound_s
@@ -22,10 +27,14 @@ from pace.simulation import make_policy, run_policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reachable:
-    """Iterations in seconds: DDP as it comes, DDP with the best caps, PACE, and no schedule is faster.
+    """Iterations in seconds, waiting for late ranks included.
 
     Attributes
     ----------
+    ddp_s
+        DDP as it comes: a first bucket of 1 MiB, then 25 MiB each. None for jobs that DDP cannot run.
+    ddp_best_caps_s
+        DDP with the best caps; None as above.
     pace_s
         With whole all-reduces.
     sharded_s
@@ -34,8 +43,8 @@ class Reachable:
         See ``pace.planning.optimize.lower_bound_s``.
     """
 
-    ddp_s: float
-    ddp_best_caps_s: float
+    ddp_s: float | None
+    ddp_best_caps_s: float | None
     bucket_cap_mb_list: tuple[float, ...]
     pace_s: float
     sharded_s: float | None
@@ -43,8 +52,26 @@ class Reachable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What gains are compared with: the recorded step, as a replay of its own all-reduces has it.
+
+    Attributes
+    ----------
+    replayed_s, error
+        The length of the replayed step, and how far it is from the recorded one, relative to that.
+    late_s
+        What no cost of sending explains: waiting for ranks that came later, and delays of the host.
+    """
+
+    recorded_s: float
+    replayed_s: float
+    error: float
+    late_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WhereTimeGoes:
-    """Shares of one iteration in seconds; None where the profile's origin does not tell."""
+    """Shares of one iteration in seconds, which do not overlap; None where the profile does not tell."""
 
     compute_s: float
     host_wait_s: float | None
@@ -59,26 +86,51 @@ class Headroom:
 
     Attributes
     ----------
-    recorded_s
+    job
+        What kind of job it is and how sure that is, in one line.
+    recorded
         The step that a trace recorded; None for other profiles.
     clipped
         The same under clipping by the global norm; None if it was not asked for.
+    warnings
+        What makes the answer uncertain: read it before the advice.
     advice
         A sentence for each thing to do next, the most useful first.
     """
 
+    job: str
     profile: str
     workers: int
-    recorded_s: float | None
+    warnings: tuple[str, ...]
+    recorded: Baseline | None
     plain: Reachable
     clipped: Reachable | None
     time: WhereTimeGoes
     advice: tuple[str, ...]
-    warnings: tuple[str, ...]
+
+    @property
+    def baseline_s(self) -> float:
+        """What gains are compared with."""
+        if self.recorded is not None:
+            return self.recorded.replayed_s
+        return self.plain.pace_s if self.plain.ddp_s is None else self.plain.ddp_s
+
+    def gain(self, window_s: float | None) -> float | None:
+        """Return what share of the baseline is saved; None if the replay is further off than that."""
+        if window_s is None or self.baseline_s <= 0:
+            return None
+        gain = 1 - window_s / self.baseline_s
+        return None if self.recorded is not None and abs(self.recorded.error) > abs(gain) else gain
 
     def to_document(self) -> dict[str, Any]:
-        """Return the answer as JSON values."""
-        return asdict(self)
+        """Return the answer as JSON values, with the gains of every way to train."""
+        document = asdict(self)
+        for name in ("plain", "clipped"):
+            if document[name] is not None:
+                reachable = getattr(self, name)
+                fields = ("ddp_s", "ddp_best_caps_s", "pace_s", "sharded_s", "bound_s")
+                document[name]["gains"] = {field: self.gain(getattr(reachable, field)) for field in fields}
+        return document
 
 
 def headroom(profile: Profile, *, clip: bool = False, warnings: tuple[str, ...] = ()) -> Headroom:
@@ -86,110 +138,112 @@ def headroom(profile: Profile, *, clip: bool = False, warnings: tuple[str, ...] 
 
     A profile whose updates wait for a norm already is asked about both ways.
     """
-    plain = _reachable(profile.replace(update="per-gradient"))
+    from pace.whatif.headroom_advice import advice_for
+
+    kind, job = _told(profile)
+    recorded = _baseline(profile)
+    late = 0.0 if recorded is None else recorded.late_s
+    under_ddp = kind not in ("HSDP", "Horovod")
+    plain = _reachable(profile.replace(update="per-gradient"), late, under_ddp=under_ddp)
     clipped = None
     if clip or profile.update == "global-norm":
-        clipped = _reachable(profile.replace(update="global-norm"))
-    time = _where_time_goes(profile, plain)
-    replay = profile.metadata.get("replay")
-    return Headroom(
+        clipped = _reachable(profile.replace(update="global-norm"), late, under_ddp=under_ddp)
+    made = Headroom(
+        job=job,
         profile=profile.name,
         workers=profile.workers,
-        recorded_s=None if replay is None else float(np.median(replay["recorded_s"])),
+        warnings=warnings,
+        recorded=recorded,
         plain=plain,
         clipped=clipped,
-        time=time,
-        advice=tuple(_advice(plain, clipped, time)),
-        warnings=warnings,
+        time=_where_time_goes(profile, plain, recorded),
+        advice=(),
+    )
+    return advice_for(made, kind, _seconds(profile.metadata.get("late_ranks_s")))
+
+
+def _told(profile: Profile) -> tuple[str, str]:
+    """Return the kind of the job, empty if nothing says it, and the first line of the answer."""
+    job = profile.metadata.get("job")
+    if not isinstance(job, dict) or not {"kind", "sure", "why"} <= job.keys():
+        return "", "a profile (nothing in it says what kind of job it is of)"
+    return str(job["kind"]), f"{job['kind']} ({job['sure']}: {job['why']})"
+
+
+def _seconds(value: object) -> float | None:
+    """Return a number from metadata, which anybody may have written; None if it is none."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]  # a number here
+
+
+def _baseline(profile: Profile) -> Baseline | None:
+    """Return the recorded step; None without recorded all-reduces, whose place every plan takes."""
+    replay = profile.metadata.get("replay")
+    if not isinstance(replay, dict) or not replay.get("calls"):
+        return None
+    recorded = [_seconds(value) for value in _listed(replay.get("recorded_s"))]
+    known = [seconds for seconds in recorded if seconds is not None]
+    replayed, late = _seconds(replay.get("predicted_s")), _seconds(replay.get("late_s"))
+    if not known or replayed is None or late is None:
+        return None
+    step = statistics.median(known)
+    return Baseline(
+        recorded_s=step, replayed_s=replayed, error=replayed / step - 1 if step else 0.0, late_s=late
     )
 
 
-def _reachable(profile: Profile) -> Reachable:
-    best = optimize_allreduce(profile, Options(framework="ddp"))
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _reachable(profile: Profile, late_s: float, *, under_ddp: bool) -> Reachable:
     pace = optimize_allreduce(profile)
     # Parameter servers exchange no halves.
     halves = None if isinstance(profile.allreduce, PushPull) else optimize_sharded(profile)
-    ddp_s = run_policy(profile, make_policy("ddp")).iteration_s
-    # Caps that a search finds are never worse than the default ones: those are caps too.
-    found = best.predicted.iteration_s < ddp_s
+    ddp_s = best_s = None
+    caps: tuple[float, ...] = ()
+    if under_ddp:
+        best = optimize_allreduce(profile, Options(framework="ddp"))
+        default_s = _behind_barrier_s(profile, run_policy(profile, make_policy("ddp")).iteration_s)
+        caps_s = _behind_barrier_s(profile, best.predicted.iteration_s)
+        # Caps that a search finds are never worse than the default ones: those are caps too.
+        caps = tuple(bucket_cap_mb_list(best)) if caps_s < default_s else ()
+        ddp_s, best_s = default_s + late_s, min(caps_s, default_s) + late_s
     return Reachable(
         ddp_s=ddp_s,
-        ddp_best_caps_s=min(best.predicted.iteration_s, ddp_s),
-        bucket_cap_mb_list=tuple(bucket_cap_mb_list(best)) if found else (),
-        pace_s=pace.predicted.iteration_s,
-        sharded_s=None if halves is None else halves.predicted.iteration_s,
-        bound_s=lower_bound_s(profile),
+        ddp_best_caps_s=best_s,
+        bucket_cap_mb_list=caps,
+        pace_s=pace.predicted.iteration_s + late_s,
+        sharded_s=None if halves is None else halves.predicted.iteration_s + late_s,
+        bound_s=lower_bound_s(profile) + late_s,
     )
 
 
-def _where_time_goes(profile: Profile, plain: Reachable) -> WhereTimeGoes:
+def _behind_barrier_s(profile: Profile, window_s: float) -> float:
+    """Return a window of DDP in which forward ops that use no parameter wait for the all-reduces as well."""
+    timing = profile.timing
+    if window_s <= timing.compute_s or "replay" not in profile.metadata:
+        return window_s
+    return window_s + after_the_barrier_s(profile) - float(timing.tail_s.max(initial=0.0))
+
+
+def _where_time_goes(profile: Profile, plain: Reachable, recorded: Baseline | None) -> WhereTimeGoes:
     said = profile.metadata
     compute = profile.timing.compute_s
-    host = said.get("host_wait_s") if said.get("clock") == "hybrid" else None
-    other = said.get("fixed_communication_s") if said.get("clock") in ("hybrid", "host") else None
+    host = _seconds(said.get("host_wait_s")) if said.get("clock") == "hybrid" else None
+    other = _seconds(said.get("fixed_communication_s")) if said.get("clock") in ("hybrid", "host") else None
+    if recorded is not None:
+        # Where all ranks were recorded, what the slowest waited for others is known: the rest is delay.
+        waited = [_seconds(value) for value in _listed(said.get("ranks_waited_s"))]
+        known = [seconds for seconds in waited if seconds is not None]
+        whole, late = recorded.replayed_s, min([recorded.late_s, *known])
+    else:
+        whole, late = plain.pace_s if plain.ddp_s is None else plain.ddp_s, 0.0
+    other = None if other is None else min(other, compute)
     return WhereTimeGoes(
         compute_s=max(compute - (host or 0.0) - (other or 0.0), 0.0),
         host_wait_s=host,
-        exposed_communication_s=max(plain.ddp_s - compute, 0.0),
+        exposed_communication_s=max(whole - compute - late, 0.0),
         other_communication_s=other,
-        late_ranks_s=said.get("late_ranks_s"),
+        late_ranks_s=None if recorded is None else late,
     )
-
-
-def _gain(reachable: Reachable, window_s: float) -> float:
-    return 1 - window_s / reachable.ddp_s if reachable.ddp_s else 0.0
-
-
-def _advice(plain: Reachable, clipped: Reachable | None, time: WhereTimeGoes) -> list[str]:
-    now = plain.ddp_s
-    if now <= 0:
-        return ["Nothing takes time here."]
-    advice: list[tuple[float, str]] = []
-    caps, pace = 1 - plain.ddp_best_caps_s / now, 1 - plain.pace_s / now
-    if caps > 0.01:
-        advice.append(
-            (
-                caps,
-                f"Pass bucket_cap_mb_list to DistributedDataParallel: {caps:.1%} less.",
-            )
-        )
-    if pace > 0.01 and plain.pace_s < 0.99 * plain.ddp_best_caps_s:
-        text = f"Wrap the optimizer with PACE: {pace:.1%} less."
-        if clipped is not None:
-            text += f" With clipping by the global norm {_gain(clipped, clipped.pace_s):.1%} remain."
-        advice.append((pace, text))
-    if clipped is not None and clipped.sharded_s is not None:
-        gain = _gain(clipped, clipped.sharded_s)
-        if gain > 0.01 and clipped.sharded_s < 0.99 * min(clipped.pace_s, clipped.ddp_best_caps_s):
-            advice.append(
-                (
-                    gain,
-                    f"With clipping, reduce-scatter, norm and gathers of shards would take {gain:.1%} less.",
-                )
-            )
-    host = (time.host_wait_s or 0.0) / now
-    if host > 0.1:
-        advice.append(
-            (
-                host,
-                f"The device waits for its host {host:.0%} of the step: CUDA graphs, torch.compile or a "
-                "larger batch help more than any schedule.",
-            )
-        )
-    late = (time.late_ranks_s or 0.0) / now
-    if late > 0.05:
-        advice.append(
-            (late, f"All-reduces wait for late ranks for {late:.0%} of the step: even out the ranks' work.")
-        )
-    other = (time.other_communication_s or 0.0) / now
-    if other > 0.05:
-        advice.append(
-            (
-                other,
-                f"Other collectives are waited for during {other:.0%} of the step, which no schedule of "
-                "gradients changes.",
-            )
-        )
-    if not advice:
-        advice.append((0.0, "Communication is hidden already: nothing is to be gained by sending otherwise."))
-    return [text for _, text in sorted(advice, reverse=True)]

@@ -92,10 +92,10 @@ def test_ranks_that_issued_other_calls_are_not_compared(tmp_path: Path) -> None:
 
 
 def test_headroom_says_what_late_ranks_cost(tmp_path: Path) -> None:
-    """A tenth of the step: a share of where the time goes, and a sentence about it."""
+    """A tenth of the step is a sentence. The slowest rank, whose time is shown, waits for nobody."""
     paths = _write(tmp_path, _rank_events(early=True), _rank_events(early=False))
     done = CliRunner().invoke(app, ["headroom", *map(str, paths), "--json"])
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
-    assert answer["time"]["late_ranks_s"] == pytest.approx(1035.5e-6, abs=3e-6)
-    assert any("late ranks" in sentence for sentence in answer["advice"])
+    assert answer["time"]["late_ranks_s"] == pytest.approx(0, abs=3e-6)
+    assert any("wait on average for late ranks for" in sentence for sentence in answer["advice"])

@@ -86,7 +86,7 @@ def test_the_command_takes_traces_and_profiles(tmp_path: Path) -> None:
     from_profile = run.invoke(app, ["headroom", str(made), "--clip", "--json"])
     assert from_trace.exit_code == 0, from_trace.output
     assert json.loads(from_trace.stdout) == json.loads(from_profile.stdout)
-    assert json.loads(from_trace.stdout)["recorded_s"] == pytest.approx(0.01)
+    assert json.loads(from_trace.stdout)["recorded"]["recorded_s"] == pytest.approx(0.01)
     reader = _Reader()
     reader.feed(page.read_text())
     assert reader.links == []

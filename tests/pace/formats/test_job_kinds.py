@@ -1,0 +1,107 @@
+"""The kind of job that a trace is of: answered as what it is, or refused with what to do next."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.profile import Profile
+from pace.errors import FormatError
+from pace.formats.kineto import read_kineto
+from tests.pace.formats.job_kinds import (
+    KINDS,
+    REFUSED,
+    accumulation_events,
+    document_of,
+    hook_events,
+    hybrid_events,
+    late_events,
+    serial_events,
+    single_events,
+)
+from tests.pace.formats.traces import Event, write_json
+
+
+def _read(folder: Path, events: list[Event], workers: int = 2) -> Profile:
+    return read_kineto([write_json(folder / "trace.json", document_of(events, workers=workers))])
+
+
+@pytest.mark.parametrize(("kind", "sure", "make", "workers"), KINDS)
+def test_a_kind_that_is_answered_is_named_and_replayed(
+    tmp_path: Path, kind: str, sure: str, make: Callable[[], list[Event]], workers: int
+) -> None:
+    """Its recorded step comes out of the replay again."""
+    found = _read(tmp_path, make(), workers).metadata
+    assert (found["job"]["kind"], found["job"]["sure"]) == (kind, sure)
+    assert found["replay"]["error"] == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize(("kind", "make", "following"), REFUSED)
+def test_a_kind_that_is_not_planned_is_named_with_what_to_do_next(
+    tmp_path: Path, kind: str, make: Callable[[], list[Event]], following: str
+) -> None:
+    """No kind is taken for DDP."""
+    with pytest.raises(FormatError) as refusal:
+        _read(tmp_path, make())
+    assert refusal.value.reason.startswith(f"{kind} (")
+    assert following in refusal.value.reason
+
+
+def test_micro_batches_before_the_last_are_compute(tmp_path: Path) -> None:
+    """Three gradients, not six, which the first micro-batch's forward ops need."""
+    profile = _read(tmp_path, accumulation_events())
+    assert [gradient.size_bytes for gradient in profile.gradients] == [40, 800, 1200]
+    assert profile.metadata["recorded_allreduces_match"] is True
+    waits = {name: op.name for op in profile.ops for name in op.waits_for}
+    forward = [op.name for op in profile.ops if op.name.startswith("fwd/")]
+    # The convolution's gradient is needed by its first use, long before the last micro-batch.
+    assert waits[profile.gradients[-1].name] == "fwd/001.conv2d"
+    assert sum(name.endswith("conv2d") for name in forward) == 2
+    assert profile.metadata["step_wall_s"] == pytest.approx(14e-3, rel=0.01)
+
+
+def test_a_hook_that_sends_half_halves_the_bytes(tmp_path: Path) -> None:
+    """Every gradient counts with what is sent of it."""
+    profile = _read(tmp_path, hook_events())
+    assert [(g.size_bytes, g.dtype) for g in profile.gradients] == [
+        (20, "float16"),
+        (400, "float16"),
+        (600, "float16"),
+    ]
+    assert profile.metadata["recorded_allreduces_match"] is True
+
+
+def test_replica_groups_share_shards(tmp_path: Path) -> None:
+    """HSDP on 2 x 2 ranks: two workers all-reduce what each reduce-scatter left, in two units."""
+    profile = _read(tmp_path, hybrid_events(), 4)
+    assert profile.workers == 2
+    assert [gradient.size_bytes for gradient in profile.gradients] == [420, 600]
+    assert profile.metadata["other_collectives"] == {"all_gather": 3, "reduce_scatter": 6}
+
+
+def test_all_reduces_behind_the_backward_pass_are_replayed_one_after_another(tmp_path: Path) -> None:
+    """Each waits for the one before, because the host does."""
+    calls = _read(tmp_path, serial_events()).metadata["replay"]["calls"]
+    assert [call["ready"] for call in calls] == [3, 3, 3]
+    assert all(before["end_s"] <= after["start_s"] for before, after in pairwise(calls))
+
+
+def test_late_ranks_are_recognized_from_one_rank(tmp_path: Path) -> None:
+    """0.8 and 8 MB take 3.2 and 3.0 ms side by side: the network costs at most the difference."""
+    profile = _read(tmp_path, late_events())
+    replay = profile.metadata["replay"]
+    assert replay["ranks_are_late"] is True
+    assert replay["error"] == pytest.approx(0, abs=0.05)
+    assert isinstance(profile.allreduce, AffineAllReduce)
+    # 230 us more for the smaller one: 8 MB cost less than 0.3 ms.
+    assert profile.allreduce.seconds_per_byte * 8e6 < 300e-6
+    # Both start after 4.3 ms and end at 7.6 ms; the backward pass ends before 5 ms.
+    assert 2.2e-3 < replay["late_s"] < 3.1e-3
+
+
+def test_a_process_that_trains_alone_needs_a_network_to_be_asked_about(tmp_path: Path) -> None:
+    """The refusal names the options."""
+    with pytest.raises(FormatError, match=r"one process .*--workers and the cost .*--bandwidth-gbps"):
+        _read(tmp_path, single_events())
