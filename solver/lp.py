@@ -11,6 +11,9 @@ slot costs less too. So every optimum serves the longest tail in every slot, whi
 least and hence minimizes the maximum of t + q. Prices are integers, so no tolerance can confuse two tails.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
@@ -32,7 +35,33 @@ class TooLarge(ValueError):
 
 
 class NoOptimum(RuntimeError):
-    """HiGHS ended without an optimum; the message is its own."""
+    """The LP solver ended without an optimal vertex; the message names it and says how it ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotProgram:
+    """The linear program of a slotted instance: one variable x for each job and slot that may serve it.
+
+    Attributes
+    ----------
+    jobs, slots : integer arrays of shape (num_variables,)
+        Which job, counted among those with something to process, and which slot each variable stands for.
+    prices : array of shape (num_variables,)
+        What the variable costs: whole numbers.
+    processing : array of shape (num_jobs,)
+        How many slots each job gets.
+    num_slots
+        How many slots there are.
+    """
+
+    jobs: IntArray
+    slots: IntArray
+    prices: FloatArray
+    processing: FloatArray
+    num_slots: int
+
+
+ProgramSolver = Callable[[SlotProgram], FloatArray]
 
 
 def num_slots(instance: Instance) -> int:
@@ -51,8 +80,31 @@ def num_variables(instance: Instance) -> int:
     return int(np.sum(horizon - instance.ready[served]))
 
 
-def solve(instance: Instance) -> Solution:
-    """Solve a slotted instance with SciPy's HiGHS.
+def solve_with_highs(program: SlotProgram) -> FloatArray:
+    """Return the x of an optimal vertex, by the dual simplex of SciPy's HiGHS."""
+    columns = np.arange(len(program.slots))
+    ones = np.ones(len(columns))
+    jobs = (len(program.processing), len(columns))
+    slots = (program.num_slots, len(columns))
+    result = linprog(  # type: ignore[call-overload]  # the stubs know no sparse matrices
+        c=program.prices,
+        A_eq=csr_array((ones, (program.jobs, columns)), shape=jobs),
+        b_eq=program.processing,
+        A_ub=csr_array((ones, (program.slots, columns)), shape=slots),
+        b_ub=np.ones(program.num_slots),
+        bounds=(0, 1),
+        method="highs-ds",
+    )
+    if result.status != 0:
+        raise NoOptimum(f"HiGHS: {result.message}")
+    x: FloatArray = result.x
+    return x
+
+
+def solve(
+    instance: Instance, solver: ProgramSolver = solve_with_highs, *, max_variables: int = MAX_VARIABLES
+) -> Solution:
+    """Solve a slotted instance by its linear program.
 
     Jobs with equal tails may trade slots at no cost; they are put in order of (ready, index) in the slots
     that the program gives them together, which makes the pieces those of ``jackson.solve``.
@@ -60,46 +112,40 @@ def solve(instance: Instance) -> Solution:
     Raises
     ------
     TooLarge
-        Beyond `MAX_VARIABLES`.
+        Beyond `max_variables`.
     NoOptimum
-        If HiGHS fails.
+        If the solver fails, or ends where slots are shared.
     """
     variables = num_variables(instance)
-    if variables > MAX_VARIABLES:
-        raise TooLarge(variables, MAX_VARIABLES)
+    if variables > max_variables:
+        raise TooLarge(variables, max_variables)
     served = np.flatnonzero(instance.processing > 0)
     slots = np.empty(0, dtype=np.int64)
     owners = np.empty(0, dtype=np.int64)
     if len(served):
-        slots, owners = _optimum(instance, served, num_slots(instance))
+        program = _program(instance, served)
+        x = solver(program)
+        chosen = x > 0.5
+        if not np.allclose(x, chosen, atol=1e-6):
+            raise NoOptimum("the optimum is no vertex: jobs share a slot")
+        order = np.argsort(program.slots[chosen], kind="stable")
+        slots, owners = program.slots[chosen][order], served[program.jobs[chosen]][order]
     return _assemble(instance, slots, owners)
 
 
-def _optimum(instance: Instance, served: IntArray, horizon: int) -> tuple[IntArray, IntArray]:
-    """Return the slots in use and the job that each serves, from the LP's optimal vertex."""
+def _program(instance: Instance, served: IntArray) -> SlotProgram:
+    horizon = num_slots(instance)
     weights = np.searchsorted(np.unique(instance.tail[served]), instance.tail[served]) + 1
     ready = instance.ready[served].astype(np.int64)
-    lengths = horizon - ready
-    rows = np.repeat(np.arange(len(served)), lengths)
+    jobs = np.repeat(np.arange(len(served)), horizon - ready)
     slots = np.concatenate([np.arange(start, horizon) for start in ready])
-    columns = np.arange(len(slots))
-    ones = np.ones(len(slots))
-    result = linprog(  # type: ignore[call-overload]  # the stubs know no sparse matrices
-        c=(slots * weights[rows]).astype(np.float64),
-        A_eq=csr_array((ones, (rows, columns)), shape=(len(served), len(slots))),
-        b_eq=instance.processing[served],
-        A_ub=csr_array((ones, (slots, columns)), shape=(horizon, len(slots))),
-        b_ub=np.ones(horizon),
-        bounds=(0, 1),
-        method="highs-ds",
+    return SlotProgram(
+        jobs=jobs,
+        slots=slots,
+        prices=(slots * weights[jobs]).astype(np.float64),
+        processing=instance.processing[served],
+        num_slots=horizon,
     )
-    if result.status != 0:
-        raise NoOptimum(result.message)
-    chosen = result.x > 0.5
-    if not np.allclose(result.x, chosen, atol=1e-6):
-        raise NoOptimum("the optimum is no vertex: a slot is shared")
-    order = np.argsort(slots[chosen], kind="stable")
-    return slots[chosen][order], served[rows[chosen]][order]
 
 
 def _assemble(instance: Instance, slots: IntArray, owners: IntArray) -> Solution:

@@ -33,7 +33,11 @@ def describe(profile: Profile, schedule: Schedule, console: Console) -> None:
         print_line(f"parts       {_parts(schedule)}")
     if schedule.sharding is not None and schedule.sharding.norm is not None:
         print_line(f"norm        exchanged at {schedule.sharding.norm.start_s * 1e3:.3f} ms")
-    print_line(f"fusion      {schedule.solver.fusion}: {schedule.solver.method}")
+    solver = schedule.solver
+    if solver.num_programs is not None and solver.programs_s is not None:
+        programs = f"{solver.num_programs:,} linear programs by {solver.lp_solver}"
+        print_line(f"oracle      {programs}, {solver.programs_s:.3f} s")
+    print_line(f"fusion      {solver.fusion}: {solver.method}")
     print_line("")
     _print_transfers(schedule, console)
     if len(schedule.transfers) > SHOWN_SEGMENTS:

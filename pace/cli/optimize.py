@@ -67,6 +67,13 @@ def optimize(
             "program, which needs --slot-s)."
         ),
     ] = "jackson",
+    lp_solver: Annotated[
+        str,
+        typer.Option(
+            help="What solves linear programs: scipy (HiGHS), pulp (CBC through PuLP) or pulp:NAME (the "
+            "solver that PuLP knows by this name)."
+        ),
+    ] = "scipy",
     slot_s: Annotated[
         float | None,
         typer.Option(
@@ -152,6 +159,7 @@ def optimize(
             raise InvalidOptions("--write-lp needs --slot-s: the linear program works in time slots")
         options = Options(
             oracle=oracle,
+            lp_solver=lp_solver,
             fusion=fusion,
             exchange=exchange,
             framework=framework,

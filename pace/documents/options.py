@@ -6,7 +6,7 @@ from pydantic import Field
 
 from pace.documents.base import Document
 from pace.documents.cluster import Cluster
-from pace.documents.schedule import Exchange, Framework, Fusion, Oracle, SendDiscipline
+from pace.documents.schedule import Exchange, Framework, Fusion, LpSolver, Oracle, SendDiscipline
 from pace.errors import InvalidOptions
 
 Risk = Literal["mean", "p95"]
@@ -19,7 +19,10 @@ class Options(Document):
     ----------
     oracle
         "jackson" (longest tail first, exact in continuous and in slotted time) or "lp" (the totally
-        unimodular linear program; needs `slot_s`).
+        unimodular linear program; needs `slot_s`). Both give the same schedule.
+    lp_solver
+        With oracle "lp": "scipy" (SciPy's HiGHS), "pulp" (CBC through PuLP) or "pulp:NAME" (the solver that
+        PuLP knows by this name, if it is installed).
     fusion
         "optimal", "paper" (Algorithm 1 of the PACE paper) or "none".
     exchange
@@ -55,6 +58,7 @@ class Options(Document):
     refused_as = InvalidOptions
 
     oracle: Oracle = "jackson"
+    lp_solver: Annotated[LpSolver, Field(exclude_if=lambda solver: solver == "scipy")] = "scipy"
     fusion: Fusion = "optimal"
     exchange: Exchange | None = None
     framework: Framework | None = None

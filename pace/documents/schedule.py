@@ -18,6 +18,8 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Exchange = Literal["allreduce", "sharded", "servers"]
 Framework = Literal["ddp", "horovod"]
 Oracle = Literal["jackson", "lp"]
+# SciPy's HiGHS; CBC through PuLP; or the solver of PuLP that is named behind the colon.
+LpSolver = Annotated[str, Field(pattern="^(scipy|pulp(:[A-Za-z0-9_]{1,40})?)$")]
 Fusion = Literal["optimal", "paper", "none"]
 SegmentOrder = Literal["longest tail", "johnson", "insertion", "exhaustive"]
 SendDiscipline = Literal["overtake", "static"]
@@ -34,6 +36,8 @@ class SolverRecord(Document):
 
     Attributes
     ----------
+    lp_solver, num_programs, programs_s
+        With oracle "lp": what solved the linear programs, how many, and the seconds that they took.
     slot_s
         Length of a slot in seconds, null in continuous time.
     method
@@ -51,6 +55,9 @@ class SolverRecord(Document):
 
     version: str
     oracle: Oracle = "jackson"
+    lp_solver: Annotated[LpSolver | None, Field(exclude_if=_is_none)] = None
+    num_programs: Annotated[int | None, Field(ge=0, exclude_if=_is_none)] = None
+    programs_s: Annotated[float | None, Field(ge=0, allow_inf_nan=False, exclude_if=_is_none)] = None
     fusion: Fusion
     slot_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     method: str

@@ -25,8 +25,8 @@ _PLANNERS: dict[Exchange, Callable[[Profile, Options], Schedule]] = {
 def optimize(profile: Profile, options: Options | None = None) -> Schedule:
     """Return the schedule that minimizes the predicted iteration time of a profile.
 
-    Same profile and options, same schedule to the byte. The schedule carries a lower bound that no schedule
-    of its exchange beats, and the proof.
+    Same profile and options, same schedule to the byte, but for the seconds that linear programs took. The
+    schedule carries a lower bound that no schedule of its exchange beats, and the proof.
 
     Parameters
     ----------

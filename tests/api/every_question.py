@@ -40,6 +40,7 @@ def ask_everything() -> None:
         Options(),
         Options(fusion="paper"),
         Options(oracle="lp", slot_s=0.001),
+        Options(oracle="lp", slot_s=0.001, lp_solver="pulp"),
         Options(max_segment_bytes=4000, scenarios=4, jitter=0.1),
         Options(exchange="allreduce"),
         Options(exchange="sharded"),

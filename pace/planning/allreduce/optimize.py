@@ -11,11 +11,12 @@ from pace.documents.profile import Gradient, Op, Profile
 from pace.documents.proofs import Proof
 from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segment, SolverRecord
 from pace.errors import InvalidOptions
-from pace.planning.allreduce.realize import RealizedPlan, explained, fastest_plan, stretch_s
+from pace.planning.allreduce.realize import RealizedPlan, fastest_plan, stretch_s
 from pace.planning.fusion.bounds import Bounds
+from pace.planning.fusion.oracle import Oracle, explained
 from pace.planning.fusion.problem import FusionProblem, oracle_instance, stops_at_barrier
 from pace.planning.fusion.search import FusionResult, fuse
-from pace.solver import certificate, jackson
+from pace.solver import certificate
 from pace.solver.arrays import FloatArray
 from pace.solver.compute_clock import ComputeClock
 from pace.solver.instance import Instance
@@ -28,9 +29,10 @@ ONE_AT_A_TIME = 1
 def optimize_allreduce(profile: Profile, options: Options | None = None) -> Schedule:
     """Return the schedule of whole all-reduces that minimizes the predicted iteration time of a profile.
 
-    Same profile and options, same schedule to the byte. The schedule carries the proof that no preemptive
-    schedule of its groups is faster, and a lower bound against every fusion (docs/solver.md). Where updates
-    wait for a global norm, the forward pass waits for the last all-reduce, and a sharded schedule is faster.
+    Same profile and options, same schedule to the byte, but for the seconds that linear programs took. The
+    schedule carries the proof that no preemptive schedule of its groups is faster, and a lower bound against
+    every fusion (docs/solver.md). Where updates wait for a global norm, the forward pass waits for the last
+    all-reduce, and a sharded schedule is faster.
 
     Raises
     ------
@@ -60,15 +62,17 @@ class _Found:
     bounds: Bounds
     fusion: FusionResult
     plan: RealizedPlan
+    oracle: Oracle
 
 
 def _search(profile: Profile, options: Options) -> _Found:
     _refuse_misfits(options)
     problem = FusionProblem.of(profile, barrier=stops_at_barrier(profile, options))
     bounds = Bounds(problem)
-    fusion = fuse(problem, options, bounds)
-    plan = fastest_plan(profile, problem, fusion, options)
-    return _Found(problem=problem, bounds=bounds, fusion=fusion, plan=plan)
+    oracle = Oracle(options)
+    fusion = fuse(problem, options, bounds, oracle)
+    plan = fastest_plan(profile, problem, fusion, options, oracle)
+    return _Found(problem=problem, bounds=bounds, fusion=fusion, plan=plan, oracle=oracle)
 
 
 def _refuse_misfits(options: Options) -> None:
@@ -78,6 +82,8 @@ def _refuse_misfits(options: Options) -> None:
         raise InvalidOptions(
             'oracle "lp" works in slots: give slot_s, or use oracle "jackson" for continuous time'
         )
+    if options.oracle != "lp" and options.lp_solver != "scipy":
+        raise InvalidOptions(f'lp_solver "{options.lp_solver}" goes with oracle "lp"')
     if options.framework is not None:
         if options.slot_s is not None:
             raise InvalidOptions(f'framework "{options.framework}" sends whole groups: leave slot_s out')
@@ -126,7 +132,7 @@ def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
     problem, plan = found.problem, found.plan
     instance = oracle_instance(plan.buffers, problem.cost, options.slot_s)
     unit = options.slot_s or 1.0
-    solution = jackson.solve(instance)
+    solution = found.oracle.solve(instance)
     proof = certificate.certify(instance, solution)
     slowdown = problem.slowdown
     # All that the oracle's plan sends stretches compute, in whichever order.
@@ -145,6 +151,9 @@ def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
         solver=SolverRecord(
             version=__version__,
             oracle=options.oracle,
+            lp_solver=options.lp_solver if options.oracle == "lp" else None,
+            num_programs=found.oracle.num_programs if options.oracle == "lp" else None,
+            programs_s=found.oracle.programs_s if options.oracle == "lp" else None,
             fusion=options.fusion,
             slot_s=options.slot_s,
             method=found.fusion.method + plan.note,

@@ -2,20 +2,19 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pace.documents.options import Options
 from pace.documents.profile import Profile
-from pace.errors import InvalidOptions, SolverFailed
+from pace.errors import InvalidOptions
+from pace.planning.fusion.oracle import Oracle
 from pace.planning.fusion.problem import FusionProblem, Partition, oracle_instance
 from pace.planning.fusion.search import FusionResult
-from pace.solver import jackson
 from pace.solver.arrays import IntArray
 from pace.solver.cost import CostCurve
-from pace.solver.instance import Instance, Solution
+from pace.solver.instance import Instance
 from pace.solver.sending import (
     Buffers,
     Sending,
@@ -55,7 +54,7 @@ class RealizedPlan:
 
 
 def fastest_plan(
-    profile: Profile, problem: FusionProblem, fusion: FusionResult, options: Options
+    profile: Profile, problem: FusionProblem, fusion: FusionResult, options: Options, oracle: Oracle
 ) -> RealizedPlan:
     """Return the fastest plan of the groups that a search found; with ``options.slot_s``, the oracle's own.
 
@@ -65,7 +64,7 @@ def fastest_plan(
         If slots are too small, or the oracle gives no answer.
     """
     if options.slot_s is not None:
-        return _slotted_plan(problem, fusion.partitions[0], options)
+        return _slotted_plan(problem, fusion.partitions[0], options, oracle)
     plans = [
         RealizedPlan(partition=partition, buffers=buffers, sending=sending)
         for partition in (_in_order(problem, partition) for partition in fusion.partitions)
@@ -188,12 +187,14 @@ def _refuse_tiny_segments(buffers: Buffers, max_segment_bytes: float) -> None:
         )
 
 
-def _slotted_plan(problem: FusionProblem, partition: Partition, options: Options) -> RealizedPlan:
+def _slotted_plan(
+    problem: FusionProblem, partition: Partition, options: Options, oracle: Oracle
+) -> RealizedPlan:
     partition = _in_order(problem, partition)
     buffers = problem.buffers(partition)
     instance = oracle_instance(buffers, problem.cost, options.slot_s)
     _refuse_tiny_slots(instance, options)
-    solution = _solve(instance, options)
+    solution = oracle.solve(instance)
     kept, elements = cut_as_solved(buffers, solution)
     # What costs nothing takes no slot: it goes out whole, in the slot in which it is ready.
     free = np.flatnonzero((instance.processing == 0) & (buffers.elements > 0))
@@ -220,30 +221,3 @@ def _refuse_tiny_slots(instance: Instance, options: Options) -> None:
             f"slot_s of {options.slot_s:g} cuts the window into {slots:.2g} slots, of {MAX_SLOTS:g} at most: "
             f"slot_s of {fitting:.2g} would fit, or leave slot_s out"
         )
-
-
-def _solve(instance: Instance, options: Options) -> Solution:
-    if options.oracle == "jackson":
-        return jackson.solve(instance)
-    from pace.solver import lp
-
-    with explained(options.slot_s or 0.0):
-        return lp.solve(instance)
-
-
-@contextmanager
-def explained(slot_s: float) -> Iterator[None]:
-    """Turn what the linear programs raise into errors that say what would work."""
-    from pace.solver import lp
-
-    try:
-        yield
-    except lp.TooLarge as error:
-        # Variables grow with the number of slots, so the length scales with their excess.
-        fitting = slot_s * error.variables / error.limit * 1.1
-        raise InvalidOptions(
-            f"the linear program would have {error.variables:,} variables of at most {error.limit:,}: "
-            f'slot_s of {fitting:.2g} would fit, or use oracle "jackson"'
-        ) from None
-    except lp.NoOptimum as error:
-        raise SolverFailed(f"HiGHS: {error}") from None

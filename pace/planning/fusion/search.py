@@ -7,7 +7,9 @@ from itertools import chain
 import numpy as np
 
 from pace.documents.options import Options
+from pace.errors import InvalidOptions
 from pace.planning.fusion.bounds import Bounds
+from pace.planning.fusion.oracle import Oracle
 from pace.planning.fusion.problem import FusionProblem, Partition
 from pace.solver import jackson
 from pace.solver.arrays import IntArray
@@ -41,19 +43,21 @@ class FusionResult:
     method: str
 
 
-def fuse(problem: FusionProblem, options: Options, bounds: Bounds | None = None) -> FusionResult:
-    """Search for groups as `options` asks; a caller that needs the bounds as well passes them.
+def fuse(
+    problem: FusionProblem, options: Options, bounds: Bounds | None = None, oracle: Oracle | None = None
+) -> FusionResult:
+    """Search for groups as `options` asks; a caller that needs the bounds or the oracle as well passes them.
 
     The search is on the compute clock, as its problem is. Where traffic slows compute, each call more
     stretches the window: what that costs decides between the partitions that are returned.
     """
-    found = _fuse(problem, options, bounds)
+    found = _fuse(problem, options, bounds or Bounds(problem), oracle or Oracle(options))
     if problem.slowdown == 1:
         return found
     return replace(found, method=f"{found.method}; on the compute clock")
 
 
-def _fuse(problem: FusionProblem, options: Options, bounds: Bounds | None) -> FusionResult:
+def _fuse(problem: FusionProblem, options: Options, bounds: Bounds, oracle: Oracle) -> FusionResult:
     if not problem.sizes.any():
         return FusionResult(partitions=(problem.unsent(),), method="nothing to send, exact")
     if options.fusion == "none":
@@ -63,15 +67,15 @@ def _fuse(problem: FusionProblem, options: Options, bounds: Bounds | None) -> Fu
     if options.framework is not None:
         return _fuse_for_barrier(problem, options)
     if options.fusion == "paper":
-        return _fuse_as_paper(problem, options)
-    return _fuse_optimally(problem, options, bounds or Bounds(problem))
+        return _fuse_as_paper(problem, options, oracle)
+    return _fuse_optimally(problem, options, bounds, oracle)
 
 
 def _cut(members: IntArray, cuts: list[int]) -> Partition:
     return tuple(tuple(members[run].tolist()) for run in runs(cuts, len(members)))
 
 
-def _fuse_as_paper(problem: FusionProblem, options: Options) -> FusionResult:
+def _fuse_as_paper(problem: FusionProblem, options: Options, oracle: Oracle) -> FusionResult:
     """Algorithm 1: for every R the MaxMinSize partition, priced by the oracle; the best R wins.
 
     One R for each class of gradients, chosen class by class where there are several. R stops growing where
@@ -79,6 +83,10 @@ def _fuse_as_paper(problem: FusionProblem, options: Options) -> FusionResult:
     """
     classes = [problem.chain_of(members) for members in problem.classes()]
     cuts: list[list[int]] = [[0] for _ in classes]
+
+    def instance(number: int, trial: list[int]) -> Instance:
+        return _instance(problem, classes, [*cuts[:number], trial, *cuts[number + 1 :]])
+
     for number in sorted(range(len(classes)), key=lambda k: -int(classes[k].sizes.sum())):
         best = np.inf
         for trial in max_min_partitions(classes[number].sizes):
@@ -86,7 +94,12 @@ def _fuse_as_paper(problem: FusionProblem, options: Options) -> FusionResult:
                 break
             if not _fits(classes[number], trial, options.max_group_bytes):
                 continue
-            value = _price(problem, classes, [*cuts[:number], trial, *cuts[number + 1 :]], options)
+            try:
+                value = _price(problem, instance(number, trial), oracle, options.slot_s)
+            except InvalidOptions:
+                trials = max_min_partitions(classes[number].sizes)
+                oracle.refuse_too_large(instance(number, each) for each in trials)
+                raise
             if value < best:
                 best, cuts[number] = value, trial
     method = "MaxMinSize for every number of groups (Algorithm 1), heuristic"
@@ -108,24 +121,30 @@ def _latency_floor(chain_: Chain, calls: int, cost: CostCurve) -> float:
     return float(chain_.ready.min()) + busy + float(chain_.tail.min())
 
 
-def _price(problem: FusionProblem, classes: list[Chain], cuts: list[list[int]], options: Options) -> float:
-    """Return the oracle's window for runs of each class; longest tail first equals the LP on slots."""
+def _instance(problem: FusionProblem, classes: list[Chain], cuts: list[list[int]]) -> Instance:
+    """Return the runs of each class as jobs."""
     parts = [part.fuse(of_part, problem.cost) for part, of_part in zip(classes, cuts, strict=True)]
-    instance = parts[0]
-    if len(parts) > 1:
-        instance = Instance(
-            ready=np.concatenate([part.ready for part in parts]),
-            processing=np.concatenate([part.processing for part in parts]),
-            tail=np.concatenate([part.tail for part in parts]),
-        )
-    return _window(problem, instance, options.slot_s)
+    if len(parts) == 1:
+        return parts[0]
+    return Instance(
+        ready=np.concatenate([part.ready for part in parts]),
+        processing=np.concatenate([part.processing for part in parts]),
+        tail=np.concatenate([part.tail for part in parts]),
+    )
 
 
-def _window(problem: FusionProblem, instance: Instance, slot_s: float | None) -> float:
+def _price(problem: FusionProblem, instance: Instance, oracle: Oracle, slot_s: float | None) -> float:
+    """Return the oracle's window, in slots where they are given."""
     stretch_s = problem.stretch_s(float(np.sum(instance.processing)))
-    if slot_s is not None:
-        instance = instance.in_slots(slot_s)
-    return max(jackson.solve(instance).objective * (slot_s or 1.0), problem.compute_s) + stretch_s
+    slotted = instance if slot_s is None else instance.in_slots(slot_s)
+    return max(oracle.solve(slotted).objective * (slot_s or 1.0), problem.compute_s) + stretch_s
+
+
+def _continuous_window(problem: FusionProblem, partition: Partition) -> float:
+    """Return the window by longest tail first: linear programs need slots."""
+    instance = problem.buffers(partition).instance(problem.cost)
+    stretch_s = problem.stretch_s(float(np.sum(instance.processing)))
+    return max(jackson.solve(instance).objective, problem.compute_s) + stretch_s
 
 
 def _fuse_for_barrier(problem: FusionProblem, options: Options) -> FusionResult:
@@ -144,20 +163,22 @@ def _fuse_for_barrier(problem: FusionProblem, options: Options) -> FusionResult:
     return FusionResult(partitions=(partition,), method=method)
 
 
-def _fuse_optimally(problem: FusionProblem, options: Options, bounds: Bounds) -> FusionResult:
+def _fuse_optimally(problem: FusionProblem, options: Options, bounds: Bounds, oracle: Oracle) -> FusionResult:
     classes = problem.classes()
     layered = len(classes) == 1 and problem.chain_of(classes[0]).is_layered
     seeds = list(_seeds(problem, classes, options.max_group_bytes, layered=layered))
     simple = [_first_in_first_out(problem, classes, options), _single(problem)]
     if layered:
         return FusionResult(
-            partitions=_with_unsent(problem, [*seeds, *simple], options),
+            partitions=_with_unsent(problem, [*seeds, *simple], options, oracle),
             method=_method_of_layered(problem, options),
         )
-    seeds.sort(key=lambda seed: _window(problem, problem.buffers(seed).instance(problem.cost), None))
+    seeds.sort(key=lambda seed: _continuous_window(problem, seed))
     best, calls = _improve(problem, seeds[0], options, bounds)
     method = f"local search from the dynamic program's groups, {calls} oracle calls, heuristic"
-    return FusionResult(partitions=_with_unsent(problem, [best, *seeds, *simple], options), method=method)
+    return FusionResult(
+        partitions=_with_unsent(problem, [best, *seeds, *simple], options, oracle), method=method
+    )
 
 
 def _first_in_first_out(problem: FusionProblem, classes: list[IntArray], options: Options) -> Partition:
@@ -173,7 +194,9 @@ def _single(problem: FusionProblem) -> Partition:
     return tuple((int(number),) for number in problem.sent_by_ready())
 
 
-def _with_unsent(problem: FusionProblem, found: list[Partition], options: Options) -> tuple[Partition, ...]:
+def _with_unsent(
+    problem: FusionProblem, found: list[Partition], options: Options, oracle: Oracle
+) -> tuple[Partition, ...]:
     """Complete the partitions; in slots, put the one first that the slotted oracle finds best.
 
     The searches minimize the window in continuous time, and rounding to slots can change which is best.
@@ -181,8 +204,8 @@ def _with_unsent(problem: FusionProblem, found: list[Partition], options: Option
     partitions = list(dict.fromkeys(partition + problem.unsent() for partition in found))
     if options.slot_s is not None:
         partitions.sort(
-            key=lambda partition: _window(
-                problem, problem.buffers(partition).instance(problem.cost), options.slot_s
+            key=lambda partition: _price(
+                problem, problem.buffers(partition).instance(problem.cost), oracle, options.slot_s
             )
         )
     return tuple(partitions)

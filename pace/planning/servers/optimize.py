@@ -106,8 +106,8 @@ def _refuse_misfits(options: Options) -> None:
     if options.exchange not in (None, "servers") or options.framework is not None:
         asked = options.framework or options.exchange
         raise InvalidOptions(f'"{asked}" uses no servers: leave exchange and framework out')
-    if options.oracle != "jackson" or options.slot_s is not None:
-        raise InvalidOptions("a schedule for servers is continuous: leave slot_s and oracle out")
+    if options.oracle != "jackson" or options.lp_solver != "scipy" or options.slot_s is not None:
+        raise InvalidOptions("a schedule for servers is continuous: leave slot_s, oracle and lp_solver out")
     if options.max_segment_bytes is not None:
         raise InvalidOptions("a schedule for servers has partition_bytes: leave max_segment_bytes out")
     if options.scenarios or options.jitter:

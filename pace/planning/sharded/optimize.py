@@ -125,8 +125,8 @@ def _refuse_misfits(options: Options) -> None:
     if options.exchange not in (None, "sharded") or options.framework is not None:
         asked = options.framework or options.exchange
         raise InvalidOptions(f'"{asked}" does not shard: leave exchange and framework out')
-    if options.oracle != "jackson" or options.slot_s is not None:
-        raise InvalidOptions("a sharded schedule is continuous: leave slot_s and oracle out")
+    if options.oracle != "jackson" or options.lp_solver != "scipy" or options.slot_s is not None:
+        raise InvalidOptions("a sharded schedule is continuous: leave slot_s, oracle and lp_solver out")
     if options.fusion == "paper":
         raise InvalidOptions('fusion "paper" is defined on all-reduces: use "optimal" or "none"')
     if options.scenarios:

@@ -70,11 +70,15 @@ def test_both_oracles_print_the_same_time_and_the_same_segments(path: Path, tmp_
     documents: dict[str, Any] = {}
     for oracle in ("jackson", "lp"):
         schedule = tmp_path / f"{oracle}.json"
-        succeeded("optimize", path, "--oracle", oracle, "--slot-s", "0.002", "-o", schedule)
+        printed = succeeded("optimize", path, "--oracle", oracle, "--slot-s", "0.002", "-o", schedule)
+        assert ("linear programs by scipy" in printed) == (oracle == "lp")
         documents[oracle] = json.loads(schedule.read_text())
         assert check(load_profile(path), load_schedule(schedule)) == []
     assert documents["jackson"]["solver"].pop("oracle") == "jackson"
     assert documents["lp"]["solver"].pop("oracle") == "lp"
+    assert documents["lp"]["solver"].pop("lp_solver") == "scipy"
+    assert documents["lp"]["solver"].pop("num_programs") > 0
+    assert documents["lp"]["solver"].pop("programs_s") > 0
     assert documents["jackson"] == documents["lp"]
     assert len(documents["lp"]["transfers"]) > 1
 
@@ -126,6 +130,8 @@ def test_a_broken_profile_ends_with_exit_code_1(solved: Path, tmp_path: Path) ->
     [
         (["--oracle", "guess"], "guess"),
         (["--oracle", "lp"], "slot_s"),
+        (["--oracle", "lp", "--slot-s", "0.01", "--lp-solver", "pulp:NONE"], "PULP_CBC_CMD"),
+        (["--lp-solver", "pulp"], "lp_solver"),
         (["--slot-s", "0"], "slot_s"),
         (["--slot-s", "nan"], "slot_s"),
         (["--slot-s", "1e-15"], "would fit"),
