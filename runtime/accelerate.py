@@ -20,9 +20,9 @@ from pace.errors import InvalidOptions
 from pace.runtime.ddp import AttachedOptimizer
 from pace.runtime.ddp import attach as attach_to_ddp
 from pace.runtime.entry_point import TrainingOptions, refuse_unknown_arguments
-from pace.runtime.options import AllReduce, Plan, Replanning
+from pace.runtime.options import AllReduce, Plan, Replanning, Tune
 
-__all__ = ["AllReduce", "Plan", "Replanning", "attach"]
+__all__ = ["AllReduce", "Plan", "Replanning", "Tune", "attach"]
 
 
 def attach(

@@ -15,10 +15,10 @@ from pace.runtime.entry_point import TrainingOptions, prepare, refuse_unknown_ar
 from pace.runtime.event_log import log
 from pace.runtime.gates.data_parallel import DataParallelWrapper, refuse_unfit
 from pace.runtime.optimizer.wrapped_model_optimizer import WrappedModelOptimizer, wrapper_of
-from pace.runtime.options import AllReduce, Plan, Replanning
+from pace.runtime.options import AllReduce, Plan, Replanning, Tune
 from pace.runtime.torch import connect_all_reduces
 
-__all__ = ["AllReduce", "AttachedOptimizer", "Plan", "Replanning", "attach", "attached"]
+__all__ = ["AllReduce", "AttachedOptimizer", "Plan", "Replanning", "Tune", "attach", "attached"]
 
 
 def attach(

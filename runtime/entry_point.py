@@ -23,12 +23,14 @@ from pace.runtime.options import (
     ParameterServers,
     Plan,
     Replanning,
+    Tune,
     refuse_misplaced,
     refuse_unknown,
 )
 from pace.runtime.servers.pushed import pushed_gradients
 from pace.runtime.transports.device import device_of
 from pace.runtime.transports.transport import Transport
+from pace.runtime.tuning.knob_space import tunable
 from pace.wire.addresses import is_loopback, parse_address
 
 _REPLANNING = {
@@ -42,7 +44,7 @@ _REPLANNING = {
 class TrainingOptions(TypedDict, total=False):
     """What every front door takes; ``pace.runtime.torch.DistributedOptimizer`` says what each means."""
 
-    plan: Plan
+    plan: Plan | Tune
     communication: Communication
     mode: Mode
     timeout_s: float
@@ -96,6 +98,13 @@ def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[W
         When an argument, or a variable of the environment, makes no sense.
     """
     options = WrapperOptions(**given, **own)
+    if isinstance(options.plan, Tune):
+        if not tunable(options.plan, transport.sequencing):
+            raise InvalidOptions(
+                "knobs is ('credit',), and over parameter servers the kernel decides that: tune partition,"
+                " group or order"
+            )
+        return options, PlanSource(transport, Plan(), JobService(), timeout_s=options.timeout_s)
     plan = options.plan
     service = JobService(
         url=plan.service or os.environ.get("PACE_URL") or None,

@@ -24,14 +24,14 @@ from pace.runtime.gates.inner_collectives import guard_collectives, shard_ranks
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.optimizer.wrapped_model_optimizer import WrappedModelOptimizer, wrapper_of
-from pace.runtime.options import AllReduce, Plan, Replanning
+from pace.runtime.options import AllReduce, Plan, Replanning, Tune
 from pace.runtime.torch import connect_all_reduces
 from pace.runtime.transports.gloo import open_stores
 from pace.runtime.transports.mesh_peers import MeshPeers
 from pace.runtime.transports.torch_threads import call_within
 from pace.runtime.transports.transport import Transport, control_message
 
-__all__ = ["AllReduce", "Plan", "Replanning", "ReplicaOptimizer", "attach", "attached"]
+__all__ = ["AllReduce", "Plan", "Replanning", "ReplicaOptimizer", "Tune", "attach", "attached"]
 
 
 def attach(

@@ -18,12 +18,12 @@ from pace.runtime.entry_point import TrainingOptions, connecting_timeout_s, prep
 from pace.runtime.event_log import log
 from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
-from pace.runtime.options import AllReduce, GradientOp, Plan, Replanning
+from pace.runtime.options import AllReduce, GradientOp, Plan, Replanning, Tune
 from pace.runtime.transports.compression import Compression
 from pace.runtime.transports.device import device_of
 from pace.runtime.transports.horovod import HorovodTransport, open_store
 
-__all__ = ["AllReduce", "DistributedOptimizer", "Plan", "Replanning", "init"]
+__all__ = ["AllReduce", "DistributedOptimizer", "Plan", "Replanning", "Tune", "init"]
 
 
 # Horovod would fuse segments that wait together into one operation, and undo the schedule.

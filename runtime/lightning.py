@@ -21,9 +21,9 @@ from pace.errors import InvalidUse
 from pace.runtime.ddp import AttachedOptimizer, attach
 from pace.runtime.entry_point import split_options
 from pace.runtime.loggers import metrics_of
-from pace.runtime.options import AllReduce, Plan, Replanning
+from pace.runtime.options import AllReduce, Plan, Replanning, Tune
 
-__all__ = ["AllReduce", "PaceReport", "PaceStrategy", "Plan", "Replanning"]
+__all__ = ["AllReduce", "PaceReport", "PaceStrategy", "Plan", "Replanning", "Tune"]
 
 
 class PaceStrategy(DDPStrategy):

@@ -3,6 +3,7 @@
 Values are checked as the objects are built. What the environment says instead is read in ``entry_point``.
 """
 
+import importlib.util
 import json
 import ssl
 from collections.abc import Iterable, Sequence
@@ -23,10 +24,12 @@ from pace.runtime.argument_checks import (
 )
 from pace.runtime.transports.compression import Compression
 from pace.runtime.transports.transport import Discipline, Order
+from pace.solver.knob_search import Search
 from pace.wire.addresses import parse_address
 
 Mode = Literal["overlap", "barrier", "auto"]
 GradientOp = Literal["average", "sum"]
+Knob = Literal["partition", "credit", "group", "order"]
 ShardingChoice = Literal["off", "auto", "on"]
 
 # Words for what an option of another name says.
@@ -199,6 +202,69 @@ class Plan(NamedOptions):
             require_instance("replanning", self.replanning, Replanning, "a Replanning")
         if self.schedule is not None and self.service is not None:
             raise InvalidOptions("give a Plan a schedule or a service, not both")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tune(NamedOptions):
+    """Search for the plan while the job trains, as ByteScheduler does; no profile and no service are needed.
+
+    Rank 0 proposes how gradients are fused, cut and sent. All ranks go over to a proposal after the same step
+    and time some iterations of it. The first trial is plain operation, and the search begins at the sizes
+    that follow from what the network then is measured to cost. At the end the two best proposals and plain
+    operation are timed again in turns, and the fastest stays. Weights are as ever: nothing is lost by trials
+    but time.
+
+    Attributes
+    ----------
+    method
+        "bayes" (Bayesian optimization by expected improvement; needs ``pip install "pace[tune]"``),
+        "grid", "random" or "momentum".
+    knobs
+        What is searched. "partition": the largest segment. "credit": how many bytes may be in flight; not
+        tuned over parameter servers, where the kernel says how much it has not sent. "group": how much is
+        fused. "order": first ready first, or what is needed first. All by default;
+        ``("partition", "credit")`` sends every gradient alone and by priority, as ByteScheduler does.
+    num_trials
+        How many proposals are timed.
+    iterations
+        How many iterations of each count. Their median on the slowest rank is the result, and how they vary
+        is what the Gaussian process takes for noise.
+    seed
+        Of what is drawn at random.
+    """
+
+    schedule: ClassVar[None] = None
+    order: ClassVar[Order] = "auto"
+    credit_bytes: ClassVar[None] = None
+
+    method: Search = "bayes"
+    knobs: Sequence[Knob] = get_args(Knob)
+    num_trials: int = 15
+    iterations: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not allowed."""
+        require_one_of("method", self.method, get_args(Search))
+        known = get_args(Knob)
+        names = self.knobs
+        if isinstance(names, str) or not isinstance(names, Sequence) or not names:
+            raise refusal("knobs", names, f"a list of {', '.join(known)}")
+        for name in names:
+            require_one_of("knobs", name, known)
+        for name in ("num_trials", "iterations"):
+            require_whole(name, getattr(self, name), least=1)
+        require_whole("seed", self.seed, least=0)
+        if self.method == "bayes" and importlib.util.find_spec("bayes_opt") is None:
+            raise InvalidOptions(
+                'method is "bayes", and bayesian-optimization is not installed: pip install "pace[tune]", or'
+                ' use another method, "random" say'
+            )
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        return asdict(self) | {"knobs": sorted(self.knobs)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from pace.runtime.entry_point import (
 from pace.runtime.optimizer.asynchronous_optimizer import AsynchronousOptimizer
 from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
-from pace.runtime.options import AllReduce, GradientOp, Mixed, ParameterServers, Plan, Replanning
+from pace.runtime.options import AllReduce, GradientOp, Mixed, ParameterServers, Plan, Replanning, Tune
 from pace.runtime.servers.transport.push_pull import MixedTransport, PushPullTransport
 from pace.runtime.transports.cuda import CudaTransport
 from pace.runtime.transports.device import device_of
@@ -36,6 +36,7 @@ __all__ = [
     "ParameterServers",
     "Plan",
     "Replanning",
+    "Tune",
     "asynchronous",
 ]
 

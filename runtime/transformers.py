@@ -9,7 +9,7 @@ from pace.runtime import accelerate
 from pace.runtime.ddp import AttachedOptimizer
 from pace.runtime.entry_point import TrainingOptions, refuse_unknown_arguments, split_options
 from pace.runtime.loggers import metrics_of
-from pace.runtime.options import AllReduce, Plan, Replanning
+from pace.runtime.options import AllReduce, Plan, Replanning, Tune
 
 try:
     from transformers import TrainerCallback
@@ -18,7 +18,7 @@ except ImportError as error:
         "pace.runtime.transformers needs Transformers: pip install transformers", name=error.name
     ) from error
 
-__all__ = ["AllReduce", "PaceCallback", "PaceMixin", "Plan", "Replanning"]
+__all__ = ["AllReduce", "PaceCallback", "PaceMixin", "Plan", "Replanning", "Tune"]
 
 
 class PaceCallback(TrainerCallback):

@@ -58,7 +58,7 @@ def simulate(
     tune: Annotated[
         str | None,
         typer.Option(
-            help="Search for the best knobs of each policy: bayesian, grid, random or momentum.",
+            help="Search for the best knobs of each policy: bayes, grid, random or momentum.",
             show_default="no search",
         ),
     ] = None,

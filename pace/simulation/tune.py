@@ -1,14 +1,12 @@
 """The best knobs of a policy for a profile: Bayesian optimization, and cheaper searches beside it.
 
-As ByteScheduler's tuner (Peng et al., SOSP 2019, section 5): a Gaussian process, expected improvement with xi
-0.1, over logarithms of sizes. A search's cost is the number of settings that it tried.
+The searches are those of ``pace.solver.knob_search``, over logarithms of sizes. A search's cost is the number
+of settings that it tried.
 """
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +19,7 @@ from pace.simulation.registry import knobs_of, make_policy
 from pace.simulation.run import run_policy
 from pace.simulation.servers.run import run_server_policy
 from pace.solver.arrays import FloatArray
-
-Search = Literal["bayesian", "grid", "random", "momentum"]
-SEARCHES: tuple[Search, ...] = get_args(Search)
+from pace.solver.knob_search import SEARCHES, Measured, Search, places, run
 
 # Limits between which the authors' tuners search (ByteScheduler: partitions of 2-32 M and credit of 4-64 M
 # parameters; Horovod: 0-64 MB and 1-100 ms; DeAR: 1-256 MB), widened where simulated networks are slower.
@@ -38,11 +34,6 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 # ByteScheduler's best credits are 3.5 to 5.8 partitions (Table 1).
 CREDIT_IN_PARTITIONS = 4
-EXPLORATION = 0.1
-RANDOM_POINTS = 5
-MOMENTUM = 0.9
-# Around a start, in the unit cube: about a factor of two either way, for all knobs together.
-NEIGHBORHOOD = (0.0, 0.1, -0.1)
 CLOSE = 1.01
 
 
@@ -95,15 +86,15 @@ def tune(
     policy: str,
     *,
     cluster: Cluster | None = None,
-    search: Search = "bayesian",
+    search: Search = "bayes",
     num_trials: int = 40,
     seed: int = 0,
     fixed: dict[str, Any] | None = None,
 ) -> Tuned:
     """Search for the knobs of `policy` that make the window shortest.
 
-    On servers, Bayesian optimization starts at delta0 = sqrt(M theta B / (2 S)) and a credit of four such
-    partitions, then looks around them.
+    On servers, Bayesian optimization and momentum start at delta0 = sqrt(M theta B / (2 S)) and a credit of
+    four such partitions.
 
     Parameters
     ----------
@@ -161,21 +152,17 @@ def _search_settings(
 ) -> tuple[TriedKnobs, ...]:
     trials: list[TriedKnobs] = []
 
-    def try_out(place: FloatArray) -> float:
+    def try_out(place: FloatArray) -> Measured:
         """Price the setting at `place` in the unit cube."""
         settings = {
             name: _value(name, float(at)) for name, at in zip(names, np.clip(place, 0, 1), strict=True)
         }
         window = price(settings)
         trials.append(TriedKnobs(knobs=settings, iteration_s=window))
-        return window
+        return Measured(window)
 
-    if search == "bayesian":
-        first = None if start is None else np.array([_place(name, start[name]) for name in names])
-        _bayesian(try_out, names, num_trials, np.random.default_rng(seed), first)
-        return tuple(trials)
-    searches: dict[str, Callable[..., None]] = {"grid": _grid, "random": _random, "momentum": _momentum}
-    searches[search](try_out, names, num_trials, np.random.default_rng(seed))
+    first = None if start is None else np.array([_place(name, start[name]) for name in names])
+    run(places(search, len(names), num_trials, seed=seed, first=first), try_out)
     return tuple(trials)
 
 
@@ -188,93 +175,3 @@ def _value(name: str, at: float) -> int | float:
     least, most = RANGES[name]
     value = least * (most / least) ** at
     return float(value) if name.endswith("_s") else round(value)
-
-
-def _bayesian(
-    try_out: Callable[[FloatArray], float],
-    names: tuple[str, ...],
-    num_trials: int,
-    random: np.random.Generator,
-    first: FloatArray | None = None,
-) -> None:
-    from bayes_opt import BayesianOptimization
-    from bayes_opt.acquisition import ExpectedImprovement
-
-    optimizer = BayesianOptimization(
-        f=None,
-        pbounds=dict.fromkeys(names, (0.0, 1.0)),
-        acquisition_function=ExpectedImprovement(xi=EXPLORATION),
-        random_state=int(random.integers(2**31)),
-        verbose=0,
-        allow_duplicate_points=True,
-    )
-    scale = None
-    for number in range(num_trials):
-        if first is not None and number < len(NEIGHBORHOOD):
-            shifted = np.clip(first + NEIGHBORHOOD[number], 0, 1)
-            place = dict(zip(names, shifted.tolist(), strict=True))
-        elif first is None and number < RANDOM_POINTS:
-            place = dict(zip(names, random.random(len(names)).tolist(), strict=True))
-        else:
-            with warnings.catch_warnings():
-                # The process's length scale may meet its limit on a flat objective; any place will do.
-                warnings.simplefilter("ignore")
-                place = {name: float(at) for name, at in optimizer.suggest().items()}
-        window = try_out(np.array([place[name] for name in names]))
-        scale = scale or window or 1.0
-        # xi is in the objective's units: relative to the first window, a tenth means a tenth.
-        optimizer.register(params=place, target=-window / scale)
-
-
-def _grid(
-    try_out: Callable[[FloatArray], float],
-    names: tuple[str, ...],
-    num_trials: int,
-    random: np.random.Generator,
-) -> None:
-    del random
-    steps = max(int(num_trials ** (1 / len(names)) + 1e-9), 1)
-    values = np.linspace(0, 1, steps) if steps > 1 else np.array([0.5])
-    for place in product(values, repeat=len(names)):
-        try_out(np.array(place))
-
-
-def _random(
-    try_out: Callable[[FloatArray], float],
-    names: tuple[str, ...],
-    num_trials: int,
-    random: np.random.Generator,
-) -> None:
-    for _ in range(num_trials):
-        try_out(random.random(len(names)))
-
-
-def _momentum(
-    try_out: Callable[[FloatArray], float],
-    names: tuple[str, ...],
-    num_trials: int,
-    random: np.random.Generator,
-) -> None:
-    """Descend by differences, with momentum (Polyak 1964), from a random place; again where it ends."""
-    left = num_trials
-    while left > 0:
-        place, speed = random.random(len(names)), np.zeros(len(names))
-        for step in _steps():
-            if left < 1 + len(names):
-                for _ in range(left):
-                    try_out(random.random(len(names)))
-                return
-            here = try_out(place)
-            nudges = np.where(place < 0.5, 0.05, -0.05)
-            there = np.array([try_out(place + axis) for axis in np.diag(nudges)])
-            left -= 1 + len(names)
-            slope = (there - here) / nudges / (here or 1.0)
-            speed = MOMENTUM * speed - step * slope
-            place = np.clip(place + speed, 0, 1)
-            if not slope.any():
-                break  # a plateau tells nothing of where to go
-
-
-def _steps() -> Iterator[float]:
-    for number in range(1000):
-        yield 0.3 / (1 + number / 5)

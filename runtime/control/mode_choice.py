@@ -17,8 +17,10 @@ from pace.runtime.control.trial import Candidate, Trial
 from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally, plan_plainly
 from pace.runtime.engine.sharded.sharded_plan import plan_shards_locally
 from pace.runtime.event_log import log
-from pace.runtime.options import ShardingChoice
+from pace.runtime.options import ShardingChoice, Tune
 from pace.runtime.transports.transport import Transport
+from pace.runtime.tuning.live_search import LiveSearch
+from pace.runtime.tuning.network_cost import NetworkCost
 
 Switch = Callable[[SendPlan, bool], str | None]
 """Goes on with a plan, with a barrier or without; or says why updates cannot be sharded, and changes nothing.
@@ -40,6 +42,8 @@ class Choice:
         Whether updates may be, or must be, sharded.
     timeout_s
         A wait for peers that is longer fails.
+    tune
+        How to search for the plan while the job trains; None to follow `plan`.
 
     Attributes
     ----------
@@ -64,6 +68,7 @@ class Choice:
         per_group: bool,
         sharding: ShardingChoice = "off",
         timeout_s: float,
+        tune: Tune | None = None,
     ) -> None:
         self.measured_s: dict[str, float] = {}
         self._sizes = sizes
@@ -72,7 +77,9 @@ class Choice:
         self._barrier = barrier
         self._per_group = per_group
         self._sharding = sharding
-        self._trial: Trial | None = None
+        self._tune = tune
+        self._network = NetworkCost(transport, sizes, model, timeout_s=timeout_s)
+        self._trial: Trial | LiveSearch | None = None
         self._last_step_s: float | None = None
         self._last_waited_s = 0.0
         self._intervals: collections.deque[float] = collections.deque(maxlen=50)
@@ -172,6 +179,16 @@ class Choice:
         if self._sharding == "on" or (plan.shards and not self._auto):
             return Candidate(name="sharded", plan=self._in_halves(plan), barrier=False)
         in_halves, plan = plan, plan_locally(self._sizes) if plan.shards else plan
+        if self._tune is not None:
+            self._trial = LiveSearch(
+                self._tune,
+                self._plainly(),
+                self._sizes,
+                self._transport,
+                self._network,
+                barrier=self._barrier or not self._per_group,
+            )
+            return self._trial.current
         if not self._auto:
             name = "barrier" if self._barrier else "overlap"
             return Candidate(name=name, plan=plan, barrier=self._barrier)
@@ -187,7 +204,7 @@ class Choice:
         return self._trial.current
 
     def _without_shards(self, candidate: Candidate) -> Candidate:
-        if self._trial is not None:
+        if isinstance(self._trial, Trial):
             self._trial.leave_out(candidate)
             return self._trial.current
         name = "barrier" if self._barrier else "overlap"

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from pace.errors import InvalidOptions
 from pace.runtime.argument_checks import (
     LONGEST_TIMEOUT_S,
     is_number,
@@ -14,7 +15,7 @@ from pace.runtime.argument_checks import (
     require_one_of,
     require_whole,
 )
-from pace.runtime.options import AllReduce, Communication, GradientOp, Mode, ParameterServers, Plan
+from pace.runtime.options import AllReduce, Communication, GradientOp, Mode, ParameterServers, Plan, Tune
 
 _COMPARED = (
     "mode",
@@ -43,7 +44,7 @@ class WrapperOptions:
         Names the argument, its value and what is allowed.
     """
 
-    plan: Plan = field(default_factory=Plan)
+    plan: Plan | Tune = field(default_factory=Plan)
     communication: Communication = field(default_factory=AllReduce)
     mode: Mode = "auto"
     timeout_s: float = 300.0
@@ -55,13 +56,20 @@ class WrapperOptions:
 
     def __post_init__(self) -> None:
         """Refuse values that are not allowed."""
-        require_instance("plan", self.plan, Plan, "a Plan, as in plan=Plan(schedule='schedule.json'),")
+        require_instance(
+            "plan", self.plan, (Plan, Tune), "a Plan, as in plan=Plan(schedule='schedule.json'), or a Tune"
+        )
         require_instance(
             "communication",
             self.communication,
             (AllReduce, ParameterServers),
             "an object AllReduce(), ParameterServers() or Mixed()",
         )
+        if isinstance(self.plan, Tune) and self.communication.sharding != "off":
+            raise InvalidOptions(
+                f"plan is a Tune and sharding is {self.communication.sharding!r}: only whole updates can be"
+                " tuned, so leave sharding out"
+            )
         require_one_of("mode", self.mode, get_args(Mode))
         require_one_of("op", self.op, get_args(GradientOp))
         require_whole("backward_passes_per_step", self.backward_passes_per_step, least=1)
@@ -85,6 +93,7 @@ class WrapperOptions:
             "sharding": self.communication.sharding,
             "order": self.plan.order,
             "credit_bytes": self.plan.credit_bytes,
+            "tuning": self.plan.shown if isinstance(self.plan, Tune) else None,
         }
 
     def divisor(self, size: int) -> float:

@@ -15,6 +15,7 @@ from pace.documents.fingerprint import fingerprint
 from pace.documents.profile import ELEMENT_BYTES
 from pace.documents.schedule import Execution, Schedule
 from pace.errors import ScheduleMismatch
+from pace.runtime.transports.transport import Discipline
 
 MEBIBYTE = 1 << 20
 
@@ -100,6 +101,8 @@ class SendPlan:
     shards
         In a sharded plan, what is summed and gathered by rows; groups are then calls, all
         reduce-scatters before all gathers. Empty for a plan of all-reduces.
+    order
+        Who decides which segment goes next, where that is a part of the plan; else None.
     """
 
     source: Literal["schedule", "local", "plain"]
@@ -109,6 +112,7 @@ class SendPlan:
     predicted_iteration_s: float | None = None
     pace_bytes_per_s: float | None = None
     shards: tuple[PlannedShard, ...] = ()
+    order: Discipline | None = None
 
     @cached_property
     def sha256(self) -> str:
@@ -119,6 +123,7 @@ class SendPlan:
             "credit_bytes": self.credit_bytes,
             "pace_bytes_per_s": self.pace_bytes_per_s,
             "shards": [asdict(shard) for shard in self.shards],
+            "order": self.order,
         }
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 

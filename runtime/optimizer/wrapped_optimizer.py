@@ -38,6 +38,7 @@ from pace.runtime.optimizer.shards.norm_and_state import NormAndState
 from pace.runtime.optimizer.shards.sharded_rounds import ShardedRounds
 from pace.runtime.optimizer.start import Prepare, start_together
 from pace.runtime.optimizer.usage import Usage
+from pace.runtime.options import Tune
 from pace.runtime.transports.compression import compressed
 from pace.runtime.transports.transport import Transport
 
@@ -110,6 +111,7 @@ class WrappedOptimizer(NormAndState):
             per_group=reason is None,
             sharding=start.sharding,
             timeout_s=options.timeout_s,
+            tune=options.plan if isinstance(options.plan, Tune) else None,
         )
         self._sizes = start.sizes
         self._plan = self._divided(self._choice.running.plan)
@@ -165,7 +167,8 @@ class WrappedOptimizer(NormAndState):
 
     @property
     def _disciplines(self) -> Disciplines:
-        return choose_disciplines(self._order, self._transport.sequencing, self._plan.source)
+        order = self._plan.order or self._order
+        return choose_disciplines(order, self._transport.sequencing, self._plan.source)
 
     def _divided(self, plan: SendPlan) -> SendPlan:
         pushed = self._transport.pushed

@@ -21,7 +21,8 @@ from pace.planning.servers.optimize import optimize_servers
 from pace.planning.servers.problem import ServersProblem
 from pace.simulation import make_policy
 from pace.simulation.servers.run import run_server_policy
-from pace.simulation.tune import SEARCHES, tune
+from pace.simulation.tune import tune
+from pace.solver.knob_search import SEARCHES
 
 COMPUTE_S = {"vgg16": 0.140, "resnet50": 0.095, "transformer": 0.120}
 BATCHES = {"vgg16": 32, "resnet50": 32, "transformer": 512}

@@ -109,9 +109,9 @@ def test_staleness_and_stragglers(profile: Path) -> None:
 def test_tuning_shows_every_search(profile: Path) -> None:
     """Bayesian optimization beside grid, random and momentum."""
     command = ("simulate", profile, *PS, "--servers", 4, "--policy", "bytescheduler", "--trials", 9)
-    found = json.loads(run(*command, "--tune", "bayesian", "--json").stdout)["policies"][0]
+    found = json.loads(run(*command, "--tune", "bayes", "--json").stdout)["policies"][0]
     assert found["best"]["iteration_s"] <= found["default"]["iteration_s"]
-    assert set(found["searches"]) == {"bayesian", "grid", "random", "momentum"}
+    assert set(found["searches"]) == {"bayes", "grid", "random", "momentum"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from pace import InvalidOptions
 from pace.cli import app
 from pace.models import build
 from pace.simulation import make_policy, run_policy
-from pace.simulation.tune import RANGES, SEARCHES, Search, TriedKnobs, Tuned, tunable, tune
+from pace.simulation.tune import RANGES, TriedKnobs, Tuned, tunable, tune
+from pace.solver.knob_search import SEARCHES, Search
 
 PROFILE = build("vgg16", device_tflops=8.0, batch=64, workers=8)
 
@@ -19,7 +20,7 @@ PROFILE = build("vgg16", device_tflops=8.0, batch=64, workers=8)
 @pytest.mark.parametrize("policy", ["bytescheduler", "ddp", "horovod", "dear"])
 def test_a_search_keeps_to_its_rules(search: Search, policy: str) -> None:
     """Budget, ranges, no worse than the defaults, and the best is the least of what was tried."""
-    if search == "bayesian":
+    if search == "bayes":
         pytest.importorskip("bayes_opt")
     found = tune(PROFILE, policy, search=search, num_trials=9, seed=3)
     assert 1 <= found.num_trials <= 9
@@ -64,7 +65,7 @@ def test_the_command_line_compares_the_searches(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(PROFILE.model_dump_json())
     command = ["simulate", str(path), "--policy", "ddp", "--trials", "7"]
-    result = CliRunner().invoke(app, [*command, "--tune", "bayesian", "--json"])
+    result = CliRunner().invoke(app, [*command, "--tune", "bayes", "--json"])
     assert result.exit_code == 0, result.output
     (row,) = json.loads(result.stdout)["policies"]
     assert set(row["searches"]) == set(SEARCHES)
@@ -73,14 +74,14 @@ def test_the_command_line_compares_the_searches(tmp_path: Path) -> None:
     assert "bucket_bytes=" in shown.stdout
     wrong = CliRunner().invoke(app, [*command, "--tune", "luck"])
     assert wrong.exit_code == 2
-    assert wrong.stderr.strip() == 'pace: --tune "luck": expected one of bayesian, grid, random, momentum'
+    assert wrong.stderr.strip() == 'pace: --tune "luck": expected one of bayes, grid, random, momentum'
 
 
 @pytest.mark.parametrize(
     ("policy", "changes", "message"),
     [
         ("fifo", {}, 'policy "fifo" has no knob to tune'),
-        ("ddp", {"search": "luck"}, 'no search "luck": choose one of bayesian, grid'),
+        ("ddp", {"search": "luck"}, 'no search "luck": choose one of bayes, grid'),
         ("ddp", {"num_trials": 0}, "0 trials"),
         ("lifo", {}, 'no policy "lifo"'),
     ],

@@ -23,7 +23,7 @@ def test_bayesian_optimization_finds_the_grids_best_in_ten_trials(vgg: Profile) 
     grid = tune(vgg, "bytescheduler", cluster=FOUR, search="grid", num_trials=100, fixed=fixed)
     for seed in range(2):
         found = tune(
-            vgg, "bytescheduler", cluster=FOUR, search="bayesian", num_trials=10, seed=seed, fixed=fixed
+            vgg, "bytescheduler", cluster=FOUR, search="bayes", num_trials=10, seed=seed, fixed=fixed
         )
         assert found.trials_to(grid.best.iteration_s) is not None
     assert grid.num_trials == 100

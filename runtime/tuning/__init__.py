@@ -1,0 +1,1 @@
+"""Tuning: searching for a plan while the job trains, by timing what it might do."""

@@ -1,0 +1,109 @@
+"""What a place in the unit cube of a search means: sizes, an order, and the plan that has them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import numpy as np
+
+from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally
+from pace.runtime.options import Knob, Tune
+from pace.runtime.transports.transport import Discipline, Sequencing
+from pace.solver.arrays import FloatArray
+
+# More parts than this, and what a part costs is all that a window takes.
+MOST_PARTS = 512
+LEAST_BYTES = 16 << 10
+# ByteScheduler's best credits are 3.5 to 5.8 partitions (its Table 1).
+CREDIT_IN_PARTITIONS = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnobSpace:
+    """The unit cube of a job's knobs; sizes are on a logarithmic scale.
+
+    Attributes
+    ----------
+    knobs
+        One for each dimension.
+    suggested_bytes
+        The size of parts that theory gives, for partitions and groups.
+    """
+
+    knobs: tuple[Knob, ...]
+    sizes: Sequence[GradientSize]
+    sequencing: Sequencing
+    suggested_bytes: float
+
+    @classmethod
+    def of(
+        cls, tune: Tune, sizes: Sequence[GradientSize], sequencing: Sequencing, suggested_bytes: float
+    ) -> "KnobSpace":
+        """Leave out what cannot be tuned on a transport."""
+        return cls(
+            knobs=tunable(tune, sequencing),
+            sizes=sizes,
+            sequencing=sequencing,
+            suggested_bytes=suggested_bytes,
+        )
+
+    @property
+    def start(self) -> FloatArray:
+        """The place at which a search begins."""
+        sizes = {
+            "partition": self.suggested_bytes,
+            "credit": CREDIT_IN_PARTITIONS * self.suggested_bytes,
+            "group": self.suggested_bytes,
+        }
+        return np.array([self._place(sizes[knob]) if knob in sizes else 0.75 for knob in self.knobs])
+
+    def settings(self, place: FloatArray) -> dict[str, Any]:
+        """Return what a place means."""
+        at = dict(zip(self.knobs, np.clip(place, 0, 1).tolist(), strict=True))
+        partition = self._bytes(at["partition"]) if "partition" in at else round(self.suggested_bytes)
+        return {
+            "partition_bytes": partition,
+            "credit_bytes": self._bytes(at["credit"])
+            if "credit" in at
+            else round(CREDIT_IN_PARTITIONS * partition),
+            # Below the smallest gradient, every gradient is a group.
+            "group_bytes": self._bytes(at["group"]) if "group" in at else 1,
+            "order": self._order(at.get("order", 1.0)),
+        }
+
+    def plan(self, place: FloatArray) -> SendPlan:
+        """Return the plan of a place; the same on every rank."""
+        chosen = self.settings(place)
+        plan = plan_locally(
+            self.sizes,
+            max_group_bytes=chosen["group_bytes"],
+            max_segment_bytes=chosen["partition_bytes"],
+            credit_bytes=chosen["credit_bytes"],
+        )
+        return replace(plan, order=chosen["order"])
+
+    def _order(self, at: float) -> Discipline:
+        if at >= 0.5:
+            return "priority"
+        return "overtake" if self.sequencing == "keyed" else "static"
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        total = max(sum(gradient.size_bytes for gradient in self.sizes), 1)
+        return min(max(total / MOST_PARTS, LEAST_BYTES), total), float(total)
+
+    def _bytes(self, at: float) -> int:
+        least, most = self._range
+        return round(least * (most / least) ** at)
+
+    def _place(self, size_bytes: float) -> float:
+        least, most = self._range
+        if most <= least:
+            return 1.0
+        return float(np.clip(np.log(max(size_bytes, least) / least) / np.log(most / least), 0, 1))
+
+
+def tunable(tune: Tune, sequencing: Sequencing) -> tuple[Knob, ...]:
+    """Return the knobs of a search that change something on a transport, in one order on every rank."""
+    keyed = sequencing == "keyed"
+    return tuple(knob for knob in get_args(Knob) if knob in tune.knobs and not (keyed and knob == "credit"))

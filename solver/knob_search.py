@@ -1,0 +1,171 @@
+"""Searches for the best setting of a few knobs: Bayesian optimization, a grid, random places, momentum.
+
+A search is a generator: it yields a place in the unit cube, and is sent back what was measured there. So the
+same search tunes a simulated policy and a job that trains. What a place means is for the caller to say.
+
+As ByteScheduler's tuner (Peng et al., SOSP 2019, section 5): a Gaussian process over the logarithms of
+sizes, expected improvement with xi 0.1. A search's cost is the number of places that it tried.
+"""
+
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from itertools import product
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from pace.solver.arrays import FloatArray
+
+Search = Literal["bayes", "grid", "random", "momentum"]
+SEARCHES: tuple[Search, ...] = get_args(Search)
+
+EXPLORATION = 0.1
+RANDOM_POINTS = 5
+MOMENTUM = 0.9
+# Around a start, in the unit cube: about a factor of two either way, for all knobs together.
+NEIGHBORHOOD = (0.0, 0.1, -0.1)
+# What the Gaussian process takes for noise at least, and at most, as a share of the variance of all results.
+LEAST_NOISE, MOST_NOISE = 1e-6, 1.0
+
+
+class Measured(NamedTuple):
+    """What a place costs, and how far a repetition would lie from that; 0 where nothing varies."""
+
+    cost: float
+    deviation: float = 0.0
+
+
+Places = Generator[FloatArray, Measured, None]
+
+
+def places(
+    search: Search, num_knobs: int, num_trials: int, *, seed: int, first: FloatArray | None = None
+) -> Places:
+    """Yield at most `num_trials` places, one after the other; the same for the same seed and costs.
+
+    Parameters
+    ----------
+    num_knobs
+        Dimensions of the unit cube.
+    num_trials
+        A grid takes the largest that is no larger.
+    first
+        Where Bayesian optimization and momentum begin, if that is known; else at random.
+    """
+    random = np.random.default_rng(seed)
+    if search == "bayes":
+        return _bayes(num_knobs, num_trials, random, first)
+    if search == "momentum":
+        return _momentum(num_knobs, num_trials, random, first)
+    return {"grid": _grid, "random": _random}[search](num_knobs, num_trials, random)
+
+
+def run(found: Places, measure: Callable[[FloatArray], Measured]) -> None:
+    """Measure every place of a search."""
+    try:
+        place = next(found)
+        while True:
+            place = found.send(measure(place))
+    except StopIteration:
+        return
+
+
+def _bayes(num_knobs: int, num_trials: int, random: np.random.Generator, first: FloatArray | None) -> Places:
+    from bayes_opt import BayesianOptimization
+    from bayes_opt.acquisition import ExpectedImprovement
+
+    names = [str(number) for number in range(num_knobs)]
+    optimizer = BayesianOptimization(
+        f=None,
+        pbounds=dict.fromkeys(names, (0.0, 1.0)),
+        acquisition_function=ExpectedImprovement(xi=EXPLORATION),
+        random_state=int(random.integers(2**31)),
+        verbose=0,
+        allow_duplicate_points=True,
+    )
+    scale = None
+    targets: list[float] = []
+    deviations: list[float] = []
+    for number in range(num_trials):
+        if first is not None and number < len(NEIGHBORHOOD):
+            place = np.clip(first + NEIGHBORHOOD[number], 0, 1)
+        elif first is None and number < RANDOM_POINTS:
+            place = random.random(num_knobs)
+        else:
+            optimizer.set_gp_params(alpha=_noise(targets, deviations))
+            with warnings.catch_warnings():
+                # The process's length scale may meet its limit on a flat objective; any place will do.
+                warnings.simplefilter("ignore")
+                suggested = optimizer.suggest()
+            place = np.array([float(suggested[name]) for name in names])
+        measured = yield place
+        scale = scale or measured.cost or 1.0
+        # xi is in the objective's units: relative to the first cost, a tenth means a tenth.
+        targets.append(-measured.cost / scale)
+        deviations.append(measured.deviation / scale)
+        optimizer.register(params=dict(zip(names, place.tolist(), strict=True)), target=targets[-1])
+
+
+def _noise(targets: list[float], deviations: list[float]) -> float:
+    """Return the variance of repetitions as a share of that of all results, which the process normalizes."""
+    spread = float(np.var(targets))
+    if spread == 0:
+        return LEAST_NOISE
+    return float(np.clip(np.mean(np.square(deviations)) / spread, LEAST_NOISE, MOST_NOISE))
+
+
+def _grid(num_knobs: int, num_trials: int, random: np.random.Generator) -> Places:
+    del random
+    for place in product(*(_steps_of_axis(steps) for steps in _grid_sizes(num_knobs, num_trials))):
+        yield np.array(place)
+
+
+def _grid_sizes(num_knobs: int, num_trials: int) -> list[int]:
+    """Return how many steps each axis has, as equal as they can be."""
+    sizes = [max(int(num_trials ** (1 / num_knobs) + 1e-9), 1)] * num_knobs
+    for axis in range(num_knobs):
+        if np.prod(sizes) // sizes[axis] * (sizes[axis] + 1) <= num_trials:
+            sizes[axis] += 1
+    return sizes
+
+
+def _steps_of_axis(steps: int) -> FloatArray:
+    return np.linspace(0, 1, steps) if steps > 1 else np.array([0.5])
+
+
+def _random(num_knobs: int, num_trials: int, random: np.random.Generator) -> Places:
+    for _ in range(num_trials):
+        yield random.random(num_knobs)
+
+
+def _momentum(
+    num_knobs: int, num_trials: int, random: np.random.Generator, first: FloatArray | None
+) -> Places:
+    """Descend by differences, with momentum (Polyak 1964); again from a random place where it ends."""
+    left = num_trials
+    while left > 0:
+        place = random.random(num_knobs) if first is None else first
+        first = None
+        speed = np.zeros(num_knobs)
+        for step in _step_sizes():
+            if left < 1 + num_knobs:
+                for _ in range(left):
+                    yield random.random(num_knobs)
+                return
+            here = (yield place).cost
+            nudges = np.where(place < 0.5, 0.05, -0.05)
+            slope = np.zeros(num_knobs)
+            for axis, nudge in enumerate(nudges.tolist()):
+                nudged = place.copy()
+                nudged[axis] += nudge
+                slope[axis] = ((yield nudged).cost - here) / nudge / (here or 1.0)
+            left -= 1 + num_knobs
+            speed = MOMENTUM * speed - step * slope
+            place = np.clip(place + speed, 0, 1)
+            if not slope.any():
+                break  # a plateau tells nothing of where to go
+
+
+def _step_sizes() -> Iterator[float]:
+    for number in range(1000):
+        yield 0.3 / (1 + number / 5)
