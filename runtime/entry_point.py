@@ -14,6 +14,7 @@ from torch import nn
 
 from pace.errors import InvalidOptions
 from pace.runtime.argument_checks import is_timeout
+from pace.runtime.control.knob_space import tunable
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import JobService, PlanSource
 from pace.runtime.options import (
@@ -30,7 +31,6 @@ from pace.runtime.options import (
 from pace.runtime.servers.pushed import pushed_gradients
 from pace.runtime.transports.device import device_of
 from pace.runtime.transports.transport import Transport
-from pace.runtime.tuning.knob_space import tunable
 from pace.wire.addresses import is_loopback, parse_address
 
 _REPLANNING = {

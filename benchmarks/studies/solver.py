@@ -26,8 +26,9 @@ from pace.models import build, with_ratio
 from pace.planning.frameworks.grouping_rules import ddp_buckets, mg_wfbp_groups, window_behind_barrier
 from pace.planning.fusion.problem import FusionProblem
 from pace.planning.fusion.search import fuse
-from pace.solver import jackson, lp
+from pace.solver import jackson
 from pace.solver.instance import Instance
+from pace.solver.linear_program import lp
 
 RATIOS = (0.5, 0.7, 1.0, 1.5, 3.0)
 MODELS = {"vgg16": 64, "resnet50": 32, "transformer": 2048}

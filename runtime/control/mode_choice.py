@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import torch
 
+from pace.runtime.control.live_search import LiveSearch
+from pace.runtime.control.network_cost import NetworkCost
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.replanner import Replanner
 from pace.runtime.control.trial import Candidate, Trial
@@ -19,8 +21,6 @@ from pace.runtime.engine.sharded.sharded_plan import plan_shards_locally
 from pace.runtime.event_log import log
 from pace.runtime.options import ShardingChoice, Tune
 from pace.runtime.transports.transport import Transport
-from pace.runtime.tuning.live_search import LiveSearch
-from pace.runtime.tuning.network_cost import NetworkCost
 
 Switch = Callable[[SendPlan, bool], str | None]
 """Goes on with a plan, with a barrier or without; or says why updates cannot be sharded, and changes nothing.

@@ -14,9 +14,10 @@ import pulp
 import pytest
 from hypothesis import given
 
-from pace.solver import jackson, lp, lp_model
+from pace.solver import jackson
 from pace.solver.arrays import IntArray
 from pace.solver.instance import Instance, Solution
+from pace.solver.linear_program import lp, lp_model
 from tests.strategies import instance_of, properties, slotted_instances
 
 PAPER = instance_of([(1, 4, 1), (2, 2, 3), (3, 1, 4)])

@@ -19,8 +19,9 @@ from benchmarks.harness.conditions import study_parser, write_json
 from pace import optimize
 from pace.models import build, with_ratio
 from pace.planning.fusion.problem import FusionProblem
-from pace.solver import jackson, lp, lp_pulp
+from pace.solver import jackson
 from pace.solver.instance import Instance, Solution
+from pace.solver.linear_program import lp, lp_pulp
 from pace.solver.partition import max_min_partitions
 
 BATCHES = {"vgg16": 64, "resnet50": 32, "transformer": 2048}

@@ -13,7 +13,7 @@ from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segm
 from pace.errors import InvalidOptions
 from pace.planning.allreduce.realize import RealizedPlan, fastest_plan, stretch_s
 from pace.planning.fusion.bounds import Bounds
-from pace.planning.fusion.oracle import Oracle, explained
+from pace.planning.fusion.oracle import PricingOracle, explained
 from pace.planning.fusion.problem import FusionProblem, oracle_instance, stops_at_barrier
 from pace.planning.fusion.search import FusionResult, fuse
 from pace.solver import certificate
@@ -62,14 +62,14 @@ class _Found:
     bounds: Bounds
     fusion: FusionResult
     plan: RealizedPlan
-    oracle: Oracle
+    oracle: PricingOracle
 
 
 def _search(profile: Profile, options: Options) -> _Found:
     _refuse_misfits(options)
     problem = FusionProblem.of(profile, barrier=stops_at_barrier(profile, options))
     bounds = Bounds(problem)
-    oracle = Oracle(options)
+    oracle = PricingOracle(options)
     fusion = fuse(problem, options, bounds, oracle)
     plan = fastest_plan(profile, problem, fusion, options, oracle)
     return _Found(problem=problem, bounds=bounds, fusion=fusion, plan=plan, oracle=oracle)
@@ -112,7 +112,7 @@ def write_lp(schedule: Schedule, path: Path) -> None:
     InvalidOptions
         Without slots, with too many, or if `path` ends in neither.
     """
-    from pace.solver import lp_model
+    from pace.solver.linear_program import lp_model
 
     slot_s = schedule.solver.slot_s
     if slot_s is None:

@@ -9,7 +9,7 @@ import numpy as np
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.planning.fusion.oracle import Oracle
+from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem, Partition, oracle_instance
 from pace.planning.fusion.search import FusionResult
 from pace.solver.arrays import IntArray
@@ -54,7 +54,7 @@ class RealizedPlan:
 
 
 def fastest_plan(
-    profile: Profile, problem: FusionProblem, fusion: FusionResult, options: Options, oracle: Oracle
+    profile: Profile, problem: FusionProblem, fusion: FusionResult, options: Options, oracle: PricingOracle
 ) -> RealizedPlan:
     """Return the fastest plan of the groups that a search found; with ``options.slot_s``, the oracle's own.
 
@@ -188,7 +188,7 @@ def _refuse_tiny_segments(buffers: Buffers, max_segment_bytes: float) -> None:
 
 
 def _slotted_plan(
-    problem: FusionProblem, partition: Partition, options: Options, oracle: Oracle
+    problem: FusionProblem, partition: Partition, options: Options, oracle: PricingOracle
 ) -> RealizedPlan:
     partition = _in_order(problem, partition)
     buffers = problem.buffers(partition)

@@ -12,7 +12,7 @@ from pace.solver.instance import Instance, Solution
 LP_SOLVER_PREFIX = "pulp:"
 
 
-class Oracle:
+class PricingOracle:
     """Solves instances to optimality: longest tail first, or the linear program where options name it.
 
     Attributes
@@ -60,7 +60,7 @@ class Oracle:
         InvalidOptions
             If that program is too large.
         """
-        from pace.solver import lp, lp_pulp
+        from pace.solver.linear_program import lp, lp_pulp
 
         slot_s = self._slot_s or 0.0
         limit = lp.MAX_VARIABLES if self._lp_solver == "scipy" else lp_pulp.MAX_VARIABLES
@@ -72,10 +72,10 @@ class Oracle:
 
 def _program_solver(name: str) -> Callable[[Instance], Solution]:
     if name == "scipy":
-        from pace.solver import lp
+        from pace.solver.linear_program import lp
 
         return lp.solve
-    from pace.solver import lp_pulp
+    from pace.solver.linear_program import lp_pulp
 
     try:
         return lp_pulp.oracle(name.removeprefix(LP_SOLVER_PREFIX) if name != "pulp" else None)
@@ -89,7 +89,7 @@ def _program_solver(name: str) -> Callable[[Instance], Solution]:
 @contextmanager
 def explained(slot_s: float) -> Iterator[None]:
     """Turn what the linear programs raise into errors that say what would work."""
-    from pace.solver import lp
+    from pace.solver.linear_program import lp
 
     try:
         yield

@@ -9,7 +9,7 @@ import numpy as np
 from pace.documents.options import Options
 from pace.errors import InvalidOptions
 from pace.planning.fusion.bounds import Bounds
-from pace.planning.fusion.oracle import Oracle
+from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem, Partition
 from pace.solver import jackson
 from pace.solver.arrays import IntArray
@@ -44,20 +44,23 @@ class FusionResult:
 
 
 def fuse(
-    problem: FusionProblem, options: Options, bounds: Bounds | None = None, oracle: Oracle | None = None
+    problem: FusionProblem,
+    options: Options,
+    bounds: Bounds | None = None,
+    oracle: PricingOracle | None = None,
 ) -> FusionResult:
     """Search for groups as `options` asks; a caller that needs the bounds or the oracle as well passes them.
 
     The search is on the compute clock, as its problem is. Where traffic slows compute, each call more
     stretches the window: what that costs decides between the partitions that are returned.
     """
-    found = _fuse(problem, options, bounds or Bounds(problem), oracle or Oracle(options))
+    found = _fuse(problem, options, bounds or Bounds(problem), oracle or PricingOracle(options))
     if problem.slowdown == 1:
         return found
     return replace(found, method=f"{found.method}; on the compute clock")
 
 
-def _fuse(problem: FusionProblem, options: Options, bounds: Bounds, oracle: Oracle) -> FusionResult:
+def _fuse(problem: FusionProblem, options: Options, bounds: Bounds, oracle: PricingOracle) -> FusionResult:
     if not problem.sizes.any():
         return FusionResult(partitions=(problem.unsent(),), method="nothing to send, exact")
     if options.fusion == "none":
@@ -75,7 +78,7 @@ def _cut(members: IntArray, cuts: list[int]) -> Partition:
     return tuple(tuple(members[run].tolist()) for run in runs(cuts, len(members)))
 
 
-def _fuse_as_paper(problem: FusionProblem, options: Options, oracle: Oracle) -> FusionResult:
+def _fuse_as_paper(problem: FusionProblem, options: Options, oracle: PricingOracle) -> FusionResult:
     """Algorithm 1: for every R the MaxMinSize partition, priced by the oracle; the best R wins.
 
     One R for each class of gradients, chosen class by class where there are several. R stops growing where
@@ -133,7 +136,7 @@ def _instance(problem: FusionProblem, classes: list[Chain], cuts: list[list[int]
     )
 
 
-def _price(problem: FusionProblem, instance: Instance, oracle: Oracle, slot_s: float | None) -> float:
+def _price(problem: FusionProblem, instance: Instance, oracle: PricingOracle, slot_s: float | None) -> float:
     """Return the oracle's window, in slots where they are given."""
     stretch_s = problem.stretch_s(float(np.sum(instance.processing)))
     slotted = instance if slot_s is None else instance.in_slots(slot_s)
@@ -163,7 +166,9 @@ def _fuse_for_barrier(problem: FusionProblem, options: Options) -> FusionResult:
     return FusionResult(partitions=(partition,), method=method)
 
 
-def _fuse_optimally(problem: FusionProblem, options: Options, bounds: Bounds, oracle: Oracle) -> FusionResult:
+def _fuse_optimally(
+    problem: FusionProblem, options: Options, bounds: Bounds, oracle: PricingOracle
+) -> FusionResult:
     classes = problem.classes()
     layered = len(classes) == 1 and problem.chain_of(classes[0]).is_layered
     seeds = list(_seeds(problem, classes, options.max_group_bytes, layered=layered))
@@ -195,7 +200,7 @@ def _single(problem: FusionProblem) -> Partition:
 
 
 def _with_unsent(
-    problem: FusionProblem, found: list[Partition], options: Options, oracle: Oracle
+    problem: FusionProblem, found: list[Partition], options: Options, oracle: PricingOracle
 ) -> tuple[Partition, ...]:
     """Complete the partitions; in slots, put the one first that the slotted oracle finds best.
 

@@ -11,7 +11,7 @@ from pace import Gradient, InvalidOptions, Op, Options, Profile, Schedule, load_
 from pace.checker import check
 from pace.documents.collective_costs import SampledAllReduce
 from pace.solver.instance import Instance
-from pace.solver.lp import MAX_VARIABLES, num_variables
+from pace.solver.linear_program.lp import MAX_VARIABLES, num_variables
 from tests.strategies import affine, layered
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples" / "profiles").glob("*.json"))

@@ -11,7 +11,7 @@ from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.options import Options
 from pace.planning.allreduce.optimize import plan_for
 from pace.planning.allreduce.realize import SLOWER_NETWORK, TIE, fastest_plan, window_when_slower
-from pace.planning.fusion.oracle import Oracle
+from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem
 from pace.planning.fusion.search import fuse
 from pace.simulation import run_policy
@@ -43,7 +43,7 @@ def test_no_equally_fast_plan_stands_a_slower_network_better(profile: Profile) -
     """Against every partition of the search, each sent whole."""
     problem = FusionProblem.of(profile)
     fusion = fuse(problem, Options())
-    chosen = fastest_plan(profile, problem, fusion, Options(), Oracle(Options()))
+    chosen = fastest_plan(profile, problem, fusion, Options(), PricingOracle(Options()))
     window = max(chosen.sending.objective, problem.compute_s)
     for partition in fusion.partitions:
         buffers = problem.buffers(partition)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from pace import InvalidOptions, Options, Profile, Schedule, load_profile, optimize
 from pace.checker import check
-from pace.planning.fusion.oracle import Oracle
+from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem
 from pace.planning.fusion.search import fuse
-from pace.solver import lp_pulp
+from pace.solver.linear_program import lp_pulp
 from pace.solver.partition import max_min_partitions
 from tests.strategies import affine, layered, profiles, properties
 
@@ -91,7 +91,7 @@ def test_every_number_of_groups_is_one_program() -> None:
     profile = layered([6, 1, 3, 2], allreduce=affine(0, 0.25))
     problem = FusionProblem.of(profile)
     options = Options(oracle="lp", fusion="paper", slot_s=0.25)
-    oracle = Oracle(options)
+    oracle = PricingOracle(options)
     fuse(problem, options, oracle=oracle)
     assert oracle.num_programs == len(list(max_min_partitions(problem.sizes))) == 4
     assert oracle.programs_s > 0
@@ -130,6 +130,6 @@ def test_the_slot_length_that_is_said_to_fit_fits_every_number_of_groups(lp_solv
     fitting = float(str(refused.value).split("slot_s of ")[1].split()[0])
     problem = FusionProblem.of(profile)
     of_all = problem.chain_of(problem.classes()[0])
-    Oracle(options.model_copy(update={"slot_s": fitting})).refuse_too_large(
+    PricingOracle(options.model_copy(update={"slot_s": fitting})).refuse_too_large(
         of_all.fuse(cuts, problem.cost) for cuts in max_min_partitions(problem.sizes)
     )

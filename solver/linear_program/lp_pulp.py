@@ -1,8 +1,8 @@
 """The slotted linear program handed to PuLP, which hands it to CBC or to any other solver that it has.
 
 PuLP writes the program to a file and starts the solver's program, so one solution takes longer than with
-SciPy's HiGHS (``pace.solver.lp``). The form with the paper's names and its lambda-representation, for
-reading, is in ``pace.solver.lp_model``.
+SciPy's HiGHS. The form with the paper's names and its lambda-representation, for reading, is in
+``pace.solver.linear_program.lp_model``.
 """
 
 import warnings
@@ -14,8 +14,8 @@ import pulp
 
 from pace.solver.arrays import FloatArray
 from pace.solver.instance import Instance, Solution
-from pace.solver.lp import NoOptimum, SlotProgram
-from pace.solver.lp import solve as solve_program
+from pace.solver.linear_program.lp import NoOptimum, SlotProgram
+from pace.solver.linear_program.lp import solve as solve_program
 
 # Each is an object of Python, and a line of the file.
 MAX_VARIABLES = 500_000

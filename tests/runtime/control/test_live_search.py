@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from pace.errors import InvalidOptions
+from pace.runtime.control.knob_space import LEAST_BYTES
 from pace.runtime.options import AllReduce, ParameterServers, Plan, Tune
-from pace.runtime.tuning.knob_space import LEAST_BYTES
 from pace.solver.knob_search import SEARCHES
+from tests.runtime.control.tuned_jobs import MOST_STEPS, Diary, tune_job
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import build
 from tests.runtime.training import OPTIMIZERS, Case, difference, equal_bits, train_plainly, trainable
-from tests.runtime.tuning.tuned_jobs import MOST_STEPS, Diary, tune_job
 
 TRIALS, ITERATIONS = 5, 2
 BYTESCHEDULER: Any = ("partition", "credit")

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from pace.runtime.control.knob_space import KnobSpace
+from pace.runtime.control.network_cost import NetworkCost
 from pace.runtime.control.trial import Candidate, Trial
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.event_log import log
 from pace.runtime.options import Tune
 from pace.runtime.transports.transport import Transport
-from pace.runtime.tuning.knob_space import KnobSpace
-from pace.runtime.tuning.network_cost import NetworkCost
 from pace.solver.arrays import FloatArray
 from pace.solver.knob_search import Measured, Places, places
 

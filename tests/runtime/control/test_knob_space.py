@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pace.runtime.control.knob_space import KnobSpace, tunable
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.options import Tune
 from pace.runtime.transports.transport import Sequencing
-from pace.runtime.tuning.knob_space import KnobSpace, tunable
 from tests.strategies import properties
 
 MIB = 1 << 20

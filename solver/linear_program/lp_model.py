@@ -2,8 +2,8 @@
 
 Equations (3), (6), (7) and the lambda-representation (12)-(14): the convex price of each x[i, t] is laid
 out over its two breakpoints 0 and 1, with x = 0 * lambda_0 + 1 * lambda_1 and lambda_0 + lambda_1 = 1. Prices
-are those of ``pace.solver.lp``. Much slower than that sparse model, and meant to be read, or solved by any
-solver that reads .lp or .mps.
+are those of ``pace.solver.linear_program.lp``. Much slower than that sparse model, and meant to be read, or
+solved by any solver that reads .lp or .mps.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import pulp
 
 from pace.solver.instance import Instance
-from pace.solver.lp import TooLarge, num_slots, num_variables
+from pace.solver.linear_program.lp import TooLarge, num_slots, num_variables
 
 MAX_VARIABLES = 200_000
 SUFFIXES = (".lp", ".mps")
