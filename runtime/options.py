@@ -217,7 +217,7 @@ class Tune(NamedOptions):
     Attributes
     ----------
     method
-        "bayes" (Bayesian optimization by expected improvement; needs ``pip install "pace[tune]"``),
+        "bayes" (Bayesian optimization by expected improvement; needs ``pip install "pace-scheduler[tune]"``),
         "grid", "random" or "momentum".
     knobs
         What is searched. "partition": the largest segment. "credit": how many bytes may be in flight; not
@@ -250,15 +250,15 @@ class Tune(NamedOptions):
         names = self.knobs
         if isinstance(names, str) or not isinstance(names, Sequence) or not names:
             raise refusal("knobs", names, f"a list of {', '.join(known)}")
-        for name in names:
-            require_one_of("knobs", name, known)
-        for name in ("num_trials", "iterations"):
-            require_whole(name, getattr(self, name), least=1)
+        for knob in names:
+            require_one_of("knobs", knob, known)
+        for field_name in ("num_trials", "iterations"):
+            require_whole(field_name, getattr(self, field_name), least=1)
         require_whole("seed", self.seed, least=0)
         if self.method == "bayes" and importlib.util.find_spec("bayes_opt") is None:
             raise InvalidOptions(
-                'method is "bayes", and bayesian-optimization is not installed: pip install "pace[tune]", or'
-                ' use another method, "random" say'
+                'method is "bayes", and bayesian-optimization is not installed: pip install'
+                ' "pace-scheduler[tune]", or use another method, "random" say'
             )
 
     @property

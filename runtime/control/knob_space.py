@@ -1,5 +1,6 @@
 """What a place in the unit cube of a search means: sizes, an order, and the plan that has them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -94,7 +95,7 @@ class KnobSpace:
 
     def _bytes(self, at: float) -> int:
         least, most = self._range
-        return round(least * (most / least) ** at)
+        return round(least * math.pow(most / least, at))
 
     def _place(self, size_bytes: float) -> float:
         least, most = self._range

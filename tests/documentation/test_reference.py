@@ -17,7 +17,7 @@ from pace.api.questions.registry import KINDS
 from pace.api.settings import Settings
 from pace.runtime.entry_point import TrainingOptions
 from pace.runtime.metrics import RuntimeCollector
-from pace.runtime.options import AllReduce, Mixed, Plan, Replanning
+from pace.runtime.options import AllReduce, Mixed, Plan, Replanning, Tune
 from pace.runtime.torch import DistributedOptimizer
 from tests.documentation.pages import ROOT
 
@@ -135,7 +135,7 @@ def test_every_metric_of_a_job_is_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "heading"), [(Plan, "Plan"), (Replanning, "Plan"), (AllReduce, "AllReduce")]
+    ("options", "heading"), [(Plan, "Plan"), (Replanning, "Plan"), (Tune, "Tune"), (AllReduce, "AllReduce")]
 )
 def test_every_option_is_listed(options: type, heading: str) -> None:
     """A field that is added gets a row."""

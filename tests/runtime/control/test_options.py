@@ -123,7 +123,7 @@ def _any(kind: Any) -> Any:
         ),
         (
             lambda: _any(WrapperOptions)(plan="s.json"),
-            "plan is of type str; a Plan, as in plan=Plan(schedule='schedule.json'), is needed",
+            "plan is of type str; a Plan, as in plan=Plan(schedule='schedule.json'), or a Tune is needed",
         ),
         (
             lambda: _any(WrapperOptions)(communication="servers"),
