@@ -30,11 +30,9 @@ _NOTES = {
     " and the loop of Accelerate's documentation with a prepared loader. A framework's own default is the"
     " DDP that it wraps the model in. torch's default bucket sizes are scaled like the gradients. The time"
     " of a framework's loop is part of both sides.",
-    "servers-fifo": "All contenders but the rings use PACE's wire: the same frames, connections, threads,"
-    " sums and pacing. A policy is the simulator's own partitions, servers, order and credit, so rows"
-    " differ in the policy alone. Its partitions go out whole and are answered when all of each is summed."
-    " PACE's rows are the runtime as users have it: chunks of 64 KiB, chosen late. Rings run on the"
-    " workers' hosts.",
+    "servers-fifo": "All contenders but the rings use PACE's connections, threads, sums and pacing. They"
+    " differ only in partitions, servers, order and credit. A policy's partition is sent whole, and answered when"
+    " all of it is summed. PACE's rows are the runtime as users have it. Rings run on the workers' hosts.",
 }
 
 _LEGEND = (
@@ -45,11 +43,10 @@ _LEGEND = (
 )
 
 _UNMODIFIED = (
-    "TensorFlow is unmodified, with its own servers and gRPC, on the same links, layers and sleeps. It pulls"
-    " everything at the start of a step, in an order of its own; with the queue of tokens, that is when"
-    " all workers have pushed everything. Tensors go whole, to servers in turn. Updates run on the servers."
-    " gRPC has its own flow control and no pacing. Asynchronous steps wait for no other worker and give"
-    " other weights: compare only times."
+    "TensorFlow is unmodified: its own servers and gRPC, on the same links, layers and sleeps. With the queue"
+    " of tokens, a step starts when all workers have pushed everything. It then pulls everything, in an"
+    " order of its own. Tensors are sent whole, to servers in turn, without pacing. Asynchronous steps wait"
+    " for no other worker and give other weights: compare only times."
 )
 
 

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from benchmarks.harness.record import Grid
 
 
-_LAYOUTS = "workers, and servers on hosts of their own (4c: both on four hosts; 2x2: replicas of two shards)"
+_LAYOUTS = (
+    "Layouts: 4 (workers), 4+1 (and servers on hosts of their own), 4c (four of each on four hosts),"
+    " 2x2 (replicas of two shards)"
+)
 
 
 def main() -> int:
@@ -118,28 +121,33 @@ def parse(given: list[str]) -> tuple[argparse.Namespace, "Grid"]:
     models = {**MODELS, **REAL_MODELS}
     add = parser.add_argument
     add("kind", choices=GRIDS, nargs="?", default="allreduce")
-    add("--models", type=_several(str, models), metavar="A,B", help=", ".join(models))
+    add("--models", type=_several(str, models), metavar="A,B", help="Models to train: " + ", ".join(models))
     add("--layouts", type=_several(parse_layout), metavar="4,2+2,4c,2x2", help=_LAYOUTS)
-    add("--ratios", type=_several(float), metavar="0.5,1,2", help="communication over compute")
-    add("--contenders", type=_several(str, BY_NAME), metavar="A,B", help="only these")
-    add("--clip", action="store_true", default=None, help="clip gradients by their global norm")
-    add("--pacing", choices=("on", "off", "both"), help="of connections to servers (default: both, in turn)")
-    add("--rate-mbit-s", type=float, metavar="R", help="of every link, both ways")
-    add("--compute-s", type=float, metavar="S", help="compute of a window")
-    add("--rounds", type=int, metavar="N", help="turns of each contender")
+    add("--ratios", type=_several(float), metavar="0.5,1,2", help="Communication times over compute time")
+    add(
+        "--contenders",
+        type=_several(str, BY_NAME),
+        metavar="A,B",
+        help="Contenders (default: all of the kind)",
+    )
+    add("--clip", action="store_true", default=None, help="Clip gradients by their global norm")
+    add("--pacing", choices=("on", "off", "both"), help="Pace connections to servers (default: both)")
+    add("--rate-mbit-s", type=float, metavar="R", help="Rate of every link in Mbit/s, both ways")
+    add("--compute-s", type=float, metavar="S", help="Compute time of an iteration in seconds")
+    add("--rounds", type=int, metavar="N", help="Turns of each contender")
     add(
         "--tensorflow",
         type=Path,
         metavar="PYTHON",
-        help="with servers: also train with this interpreter's TensorFlow",
+        help="With servers: Python interpreter whose TensorFlow trains too",
     )
-    add("--quick", action="store_true", help="the first layout, model and ratio, two rounds")
-    add("--list", action="store_true", help="list the contenders")
-    add("--json", type=Path, metavar="OUT", help="write the record here after every setting")
-    add("--markdown", type=Path, metavar="OUT", help="write the page here, not to stdout")
-    add("--chart", type=Path, metavar="OUT", help="PNG, SVG or PDF")
-    add("--read", type=Path, metavar="JSON", help="measure nothing: page and chart of this record")
-    add("--traces", type=Path, metavar="FOLDER", help="write predicted and measured windows here")
+    add("--quick", action="store_true", help="Measure the first layout, model and ratio only, in two rounds")
+    add("--list", action="store_true", help="List the contenders and exit")
+    add("--json", type=Path, metavar="OUT", help="File for the record, written after every setting")
+    add("--markdown", type=Path, metavar="OUT", help="File for the page (default: standard output)")
+    add("--chart", type=Path, metavar="OUT", help="File for the chart (PNG, SVG or PDF)")
+    add("--read", type=Path, metavar="JSON", help="Record to write as page and chart, without measuring")
+    add("--traces", type=Path, metavar="FOLDER", help="Folder for traces, predicted and measured")
     arguments = parser.parse_args(given)
     if arguments.pacing is not None:
         arguments.pacing = {"on": (True,), "off": (False,), "both": (True, False)}[arguments.pacing]
