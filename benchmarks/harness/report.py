@@ -31,8 +31,9 @@ _NOTES = {
     " DDP that it wraps the model in. torch's default bucket sizes are scaled like the gradients. The time"
     " of a framework's loop is part of both sides.",
     "servers-fifo": "All contenders but the rings use PACE's connections, threads, sums and pacing. They"
-    " differ only in partitions, servers, order and credit. A policy's partition is sent whole, and answered when"
-    " all of it is summed. PACE's rows are the runtime as users have it. Rings run on the workers' hosts.",
+    " differ only in partitions, servers, order and credit. A policy's partition is sent whole, and answered"
+    " when all of it is summed. PACE's rows are the runtime as users have it. Rings run on the"
+    " workers' hosts.",
 }
 
 _LEGEND = (
