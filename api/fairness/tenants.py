@@ -13,7 +13,7 @@ Count = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """The limits of one tenant; the last table of docs/guides/service.md says where each is enforced.
+    """The limits of one tenant; docs/reference/settings.md says where each is enforced.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
 """What a Dask worker does for the service: each task in a process of its own, within limits.
 
 Processes are kept for the next task of the same kind, as in the service itself. A worker under a nanny
-may start none unless Dask's ``distributed.worker.daemon`` is off: see docs/guides/service.md.
+may start none unless Dask's ``distributed.worker.daemon`` is off: see docs/guides/operate.md.
 """
 
 import multiprocessing

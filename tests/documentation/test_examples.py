@@ -9,7 +9,13 @@ from tests.documentation.pages import AROUND, ROOT, Block, Reader, blocks
 
 DOCS = ROOT / "docs"
 QUICKSTART = DOCS / "quickstart.md"
-PAGES = [DOCS / "index.md", QUICKSTART, *sorted((DOCS / "guides").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    DOCS / "index.md",
+    QUICKSTART,
+    *sorted((DOCS / "guides").glob("*.md")),
+    *sorted((DOCS / "reference" / "importers").glob("*.md")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -12,7 +12,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 loader = [(torch.randn(16, 64), torch.randint(10, (16,))) for _ in range(4)]
-rank, local_rank, token, writer, run = dist.get_rank(), dist.get_rank(), "secret", None, None
+batches, rank = loader, dist.get_rank()
 handle: Any = None
 
 # The example comes here.
