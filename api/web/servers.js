@@ -103,8 +103,8 @@ function Prediction({ id }) {
     <${Curves} label="Throughput over workers" x=${shown.xs} xLabel="Workers" yLabel=${`${made.unit} per second`} whole=${true} series=${shown.series} height=${340} />
     ${made.curves.map((curve) => html`<div class="note">
       ${!one && html`<strong>${curve.servers} servers, ${compact(curve.bandwidth_gbps)} Gb/s</strong>`}
-      <p>${curve.knee_workers ? `The knee is at ${curve.knee_workers} worker${curve.knee_workers > 1 ? "s" : ""}: beyond it, a worker adds less than half of what the first gives.` : "Every worker adds at least half of what the first gives, up to the most that were asked for."}</p>
-      ${curve.improvements.length > 0 && html`<p>There, ${curve.improvements.map(({ change, gain }) => `${change} gives ${percent(gain, true)}`).join("; ")}.</p>`}</div>`)}
+      <p>${curve.knee_workers ? `The knee is at ${curve.knee_workers} worker${curve.knee_workers > 1 ? "s" : ""}: beyond it, a worker adds less than a quarter of what the first gives.` : "Every worker adds at least a quarter of what the first gives, up to the most that were asked for."}</p>
+      ${curve.improvements.length > 0 && html`<p>With ${curve.at_workers} worker${curve.at_workers > 1 ? "s" : ""}, ${curve.improvements.map(({ change, gain }) => `${change} gives ${percent(gain, true)}`).join("; ")}.</p>`}</div>`)}
     ${made.notes.length > 0 && html`<div class="note warn"><ul>${made.notes.map((line) => html`<li>${line}</li>`)}</ul></div>`}
     <${Table} caption="Predicted points" first="workers" rows=${made.points} pageSize=${24} columns=${[
       { name: "workers", title: "Workers", value: (row) => row.workers, numeric: true },

@@ -110,6 +110,12 @@ def predict(
     seeds: Annotated[
         int, typer.Option(help="Number of simulations of each scale, with different seeds.")
     ] = 5,
+    at_workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of workers that you have: the advice is for this number.", show_default="the knee"
+        ),
+    ] = None,
     baselines: Annotated[
         bool, typer.Option(help="Also print the predictions of simpler models.", rich_help_panel=OUTPUT)
     ] = True,
@@ -146,6 +152,7 @@ def predict(
                 "steps": num_steps,
                 "skip": skip,
                 "seeds": seeds,
+                "at_workers": at_workers,
                 "advice": advice,
             }
         )
@@ -252,8 +259,16 @@ def _show(result: ThroughputPrediction, *, baselines: bool) -> None:
         where = f"{curve.servers} servers, {curve.bandwidth_gbps:.4g} Gb/s"
         knee = "no knee yet" if curve.knee_workers is None else f"knee at {curve.knee_workers} workers"
         console.print(f"{where}: {knee}", highlight=False)
+        if curve.dips:
+            dips = ", ".join(map(str, curve.dips))
+            console.print(
+                f"  slower than their neighbors, as workers run in lock-step: {dips} workers", highlight=False
+            )
+        if curve.at_workers is not None:
+            console.print(f"  with {curve.at_workers} workers now:", highlight=False)
         for better in curve.improvements:
-            console.print(f"  {better.change}: {better.gain * 100:+.1f} %", highlight=False)
+            band = f"({better.low * 100:+.1f} to {better.high * 100:+.1f})"
+            console.print(f"    {better.change}: {better.gain * 100:+.1f} % {band}", highlight=False)
     if result.trusted == "neither":
         console.print(
             "Do not rely on these columns: the link's rate differs from the recorded one.", highlight=False

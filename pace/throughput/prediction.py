@@ -39,6 +39,12 @@ SHARE_SPREAD = 0.02  # measured for some 300 kB where connections have equally m
 
 Progress = Callable[[int], None]
 
+# What a worker adds, of what the first gives, to be worth having.
+_WORTH_HAVING = 0.25
+
+# A point so far below its neighbors is a dip.
+_DIP = 0.05
+
 
 def predict(
     steps: StepsDocument,
@@ -262,36 +268,60 @@ def _links(
 
 
 def _curve(document: StepsDocument, curve: list[PredictedPoint], run: _Runs) -> PredictedCurve:
-    fleet = run.options.fleet
+    options, fleet = run.options, run.options.fleet
     busiest = max(link_s(document, fleet))
     knee = knee_of(curve)
-    at = knee or max(point.workers for point in curve)
-    here = next(point for point in curve if point.workers == at)
+    at = options.at_workers or knee or max(point.workers for point in curve)
+    advice = tuple(_improvements(document, at, run)) if options.advice else ()
     return PredictedCurve(
         servers=document.servers,
         bandwidth_gbps=document.link.bytes_per_s / BYTES_PER_GBIT,
         knee_workers=knee,
         balance_workers=_alone_s(document, fleet) / busiest if busiest else None,
-        improvements=tuple(_improvements(document, here, run)) if run.options.advice else (),
+        at_workers=at if advice else None,
+        improvements=advice,
+        dips=tuple(dips_of(curve)),
     )
 
 
+def _envelope(curve: list[PredictedPoint]) -> list[tuple[int, float]]:
+    """Return the corners of the upper concave envelope of throughput over workers, from (0, 0) on."""
+    corners = [(0, 0.0)]
+    for workers, rate in sorted((point.workers, point.throughput) for point in curve):
+        while len(corners) > 1:
+            (w0, r0), (w1, r1) = corners[-2:]
+            if (r1 - r0) * (workers - w0) > (rate - r0) * (w1 - w0):
+                break
+            corners.pop()
+        corners.append((workers, rate))
+    return corners
+
+
 def knee_of(curve: list[PredictedPoint]) -> int | None:
-    """Return the most workers of which each added at least half of what the first gives, if others do not.
+    """Return the most workers of which each added at least a quarter of what the first gives, if others do not.
 
-    Between numbers of workers that were not asked for, throughput is taken to change evenly.
+    Of the curve's concave envelope, so a dip, where workers run in lock-step, is no end of it.
     """
-    ordered = sorted(curve, key=lambda point: point.workers)
-    each = ordered[0].throughput / ordered[0].workers
-    for before, after in pairwise(ordered):
-        if after.workers > before.workers:
-            added = (after.throughput - before.throughput) / (after.workers - before.workers)
-            if added < each / 2:
-                return before.workers
-    return None
+    corners = _envelope(curve)
+    (_, _), (fewest, first) = corners[:2]
+    for (w0, r0), (w1, r1) in pairwise(corners[1:]):
+        if (r1 - r0) / (w1 - w0) < _WORTH_HAVING * first / fewest:
+            return w0
+    return corners[-1][0] if len(corners) > 1 and corners[-1][0] < max(p.workers for p in curve) else None
 
 
-def _improvements(document: StepsDocument, here: PredictedPoint, run: _Runs) -> Iterator[Improvement]:
+def dips_of(curve: list[PredictedPoint]) -> Iterator[int]:
+    """Yield the numbers of workers whose throughput is well below what more and fewer workers suggest."""
+    corners = _envelope(curve)
+    for point in sorted(curve, key=lambda point: point.workers):
+        for (w0, r0), (w1, r1) in pairwise(corners):
+            if w0 < point.workers < w1:
+                expected = r0 + (r1 - r0) * (point.workers - w0) / (w1 - w0)
+                if point.throughput < (1 - _DIP) * expected:
+                    yield point.workers
+
+
+def _improvements(document: StepsDocument, here: int, run: _Runs) -> Iterator[Improvement]:
     fleet = run.options.fleet
     link = document.link.model_copy(update={"bytes_per_s": 2 * document.link.bytes_per_s})
     doubled = {
@@ -299,16 +329,27 @@ def _improvements(document: StepsDocument, here: PredictedPoint, run: _Runs) -> 
         for field in ("download_bytes_per_s", "upload_bytes_per_s", "server_bytes_per_s")
     }
     faster = tuple(2 * speed for speed in fleet.speed or (1.0,))
+    now = np.array([one.steps_per_s for one in run(document, here, fleet)])
     for change, changed, workers, other in (
-        ("one more worker", document, here.workers + 1, fleet),
-        ("one more server", with_servers(document, document.servers + 1), here.workers, fleet),
-        ("links twice as fast", document.replace(link=link), here.workers, fleet.model_copy(update=doubled)),
-        ("compute twice as fast", document, here.workers, fleet.model_copy(update={"speed": faster})),
+        ("one more worker", document, here + 1, fleet),
+        ("one more server", with_servers(document, document.servers + 1), here, fleet),
+        ("links twice as fast", document.replace(link=link), here, fleet.model_copy(update=doubled)),
+        ("compute twice as fast", document, here, fleet.model_copy(update={"speed": faster})),
     ):
-        rates = [one.steps_per_s * document.batch for one in run(changed, workers, other)]
+        rates = np.array([one.steps_per_s for one in run(changed, workers, other)])
         mean = float(np.mean(rates))
-        gain = mean / here.throughput - 1 if here.throughput else 0.0
-        yield Improvement.model_validate({"change": change, "throughput": mean, "gain": gain})
+        # With the same seeds on both sides: what they have in common does not widen the band.
+        gains = rates / now - 1 if now.all() else np.zeros(len(rates))
+        low, high = np.percentile(gains, (5, 95)).tolist()
+        gain = mean / float(np.mean(now)) - 1 if now.any() else 0.0
+        found = {
+            "change": change,
+            "throughput": mean * document.batch,
+            "gain": gain,
+            "low": low,
+            "high": high,
+        }
+        yield Improvement.model_validate(found)
 
 
 def recorded_step_s(steps: StepsDocument) -> float | None:

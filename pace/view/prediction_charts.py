@@ -88,15 +88,17 @@ def prediction_page(prediction: ThroughputPrediction) -> str:
         ),
         "<h2>What one change is worth</h2>",
         html_table(
-            ["servers", "Gb/s", "knee", "change", f"{prediction.unit}/s", "gain"],
+            ["servers", "Gb/s", "knee", "with workers", "change", f"{prediction.unit}/s", "gain", "5-95 %"],
             [
                 [
                     str(curve.servers),
                     f"{curve.bandwidth_gbps:g}",
                     "not reached" if curve.knee_workers is None else str(curve.knee_workers),
+                    str(curve.at_workers),
                     better.change,
                     f"{better.throughput:.5g}",
                     f"{better.gain * 100:+.1f} %",
+                    f"{better.low * 100:+.1f} to {better.high * 100:+.1f} %",
                 ]
                 for curve in prediction.curves
                 for better in curve.improvements

@@ -40,6 +40,8 @@ class PredictionOptions(Document):
         How workers differ from the recorded one.
     steps, skip, seeds
         Steps of each worker in one simulation, how many of them before measuring, and how many simulations.
+    at_workers
+        Workers that the caller has, for which advice is wanted; the knee if left out.
     advice
         Whether to find out what one more worker, one more server, a faster link and faster compute are worth.
     """
@@ -59,6 +61,7 @@ class PredictionOptions(Document):
     steps: Annotated[int, Field(ge=2, le=1_000_000)] = 400
     skip: Annotated[int, Field(ge=0)] = 50
     seeds: Annotated[int, Field(ge=1, le=1000)] = 5
+    at_workers: Count | None = None
     advice: bool = True
 
     @model_validator(mode="after")
@@ -150,11 +153,13 @@ class PredictedPoint(Document):
 
 
 class Improvement(Document):
-    """What one change is worth: `gain` is the relative change of throughput."""
+    """What one change is worth: the relative change of throughput, its 5th and its 95th percentile."""
 
     change: Literal["one more worker", "one more server", "links twice as fast", "compute twice as fast"]
     throughput: float
     gain: float
+    low: float
+    high: float
 
 
 class PredictedCurve(Document):
@@ -163,20 +168,27 @@ class PredictedCurve(Document):
     Attributes
     ----------
     knee_workers
-        The most workers of which each added at least half of what the first gives; None if still so at the
-        largest number asked for.
+        The most workers of which each added at least a quarter of what the first gives, dips left aside; None
+        if that holds up to the largest number asked for.
     balance_workers
         Where the asymptotic bounds meet: one worker's step over the time that its bytes need on the busiest
         link. None where nothing is moved.
+    at_workers
+        The number of workers that improvements are for: the caller's, the knee, or the largest asked for.
     improvements
-        Each at the knee, or at the largest number of workers.
+        What each change is worth there.
+    dips
+        Numbers of workers that run more than 5 % slower than more and fewer workers suggest: they wait for
+        one another in lock-step.
     """
 
     servers: int
     bandwidth_gbps: float
     knee_workers: int | None
     balance_workers: float | None
+    at_workers: int | None
     improvements: tuple[Improvement, ...]
+    dips: tuple[int, ...]
 
 
 class ThroughputPrediction(Document):

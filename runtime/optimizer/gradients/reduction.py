@@ -57,7 +57,7 @@ class Reduction:
     sealed
         Whether its contribution is final: everything is handed over.
     folded
-        Whether reduced gradients hold something that this rank has computed since and not sent; see ``fold``.
+        Whether kept gradients hold something that this rank has computed and not sent; see ``fold``.
     scattered
         Whether torch's own gradients may hold something of groups that are handed over.
     step
@@ -197,7 +197,7 @@ class Reduction:
         """Whether this rank has contributed anything that was not cleared again."""
         if (
             self.open
-            and not self.folded
+            and not (self.sealed or self.folded)
             and not any(slot.passes or local_gradient(slot.parameter) is not None for slot in self._slots)
         ):
             self.open = False
@@ -223,6 +223,7 @@ class Reduction:
                 self._submit(group, code if group is self.closing else None)
         self._marks.exchange(code)
         self.sealed = True
+        self.folded = False
 
     def _collect_late(self) -> bool:
         """Keep what came after its group was handed over, or was dropped; say whether there is any."""
@@ -444,11 +445,11 @@ class Reduction:
         for group in self._groups:
             if group.owned:
                 end_owned(group)
-        self.sealed = self.open = self._read = self._settled = False
+        self.sealed = self.open = self.folded = self._read = self._settled = False
         self.step += 1
 
     def _begin(self) -> None:
-        self.computed = self.folded = False
+        self.computed = False
         for group in self._groups:
             group.missing = len(group.slots)
             group.submitted = False

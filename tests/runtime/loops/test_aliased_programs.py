@@ -24,6 +24,10 @@ LOOPS: dict[str, tuple[Operation, ...]] = {
         *(("flat",), ("compute", "once", ((0, 1, 2), (1, 2))), ("drop", 3), ("flat_scale", 0.5), STEP),
         *(("flat_scale", 0.0), ("compute", "once", ((0, 1), (1, 2))), STEP),
     ),
+    "gradients that are kept, cleared in place and accumulated, and read before any step": (
+        *(3 * (("zero", "optimizer", False), ("no_sync", (("compute", "once", ((0,), (0,))),)), ("keep",))),
+        STEP,
+    ),
     "two backward passes after a step in which one rank alone had gradients to keep": (
         *(("compute", "once", ((1,), ())), ("keep",), STEP, ("compute", "retain", ((0, 2), (0, 2)))),
         *(("read", None, "item"), ("log", 2), ("loss",), STEP, ("compute", "two", ((1,), (2,))), STEP),
