@@ -27,9 +27,9 @@ def test_the_document() -> None:
 
 
 def test_reinforcement_learning() -> None:
-    """The trainer is saturated by about nine rollout workers; rare pulls make samples older."""
+    """The trainer is saturated by some eleven rollout workers; rare pulls make samples older."""
     answers = example("Asynchronous reinforcement learning")["answers"]
-    assert {every: answer.curves[0].knee_workers for every, answer in answers.items()} == {1: 8, 4: 8}
+    assert {every: answer.curves[0].knee_workers for every, answer in answers.items()} == {1: 16, 4: 16}
     at_16 = {every: answer.points[3] for every, answer in answers.items()}
     assert at_16[1].bottleneck == "server 1 uplink"
     assert at_16[1].mean_staleness == pytest.approx(15, abs=0.5)
