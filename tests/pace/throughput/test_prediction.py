@@ -7,7 +7,7 @@ import pytest
 
 from pace import Fleet, InvalidOptions, PredictionOptions, StepsDocument, predict
 from pace.documents.throughput.steps import StepLink, StepTimes
-from pace.throughput.prediction import replay_error
+from pace.throughput.prediction import dips_of, knee_of, replay_error
 from tests.pace.throughput.step_documents import MB, pull_compute_push
 
 QUICK = {"steps": 60, "skip": 10, "seeds": 3}
@@ -53,6 +53,28 @@ def test_advice_names_what_helps() -> None:
     assert gains["compute twice as fast"] > 0.7
     assert gains["one more worker"] == pytest.approx(0.5, abs=0.1)
     assert gains["links twice as fast"] < 0.1
+
+
+def test_advice_is_for_the_workers_that_the_caller_has() -> None:
+    """With a band from the same seeds on both sides; the knee is where it was."""
+    options = PredictionOptions(workers=(1, 2, 4, 8, 16), at_workers=2, **QUICK)
+    (curve,) = predict(varied(), options).curves
+    assert curve.at_workers == 2
+    assert curve.knee_workers in (4, 8)
+    for better in curve.improvements:
+        assert better.low <= better.gain <= better.high
+    (more,) = (better for better in curve.improvements if better.change == "one more worker")
+    assert more.gain == pytest.approx(0.5, abs=0.15)
+
+
+def test_a_dip_of_lock_step_is_named_and_ends_no_curve() -> None:
+    """Two workers that share a link in step gain little; more of them drift apart and gain again."""
+    (point,) = predict(varied(), PredictionOptions(workers=(1,), advice=False, **QUICK)).points
+    rates = {1: 10.0, 2: 11.0, 4: 28.0, 8: 32.0, 16: 32.5}
+    curve = [point.model_copy(update={"workers": w, "throughput": rate}) for w, rate in rates.items()]
+    assert knee_of(curve) == 4
+    assert list(dips_of(curve)) == [2]
+    assert knee_of(curve[:3]) is None
 
 
 def test_same_question_same_answer() -> None:
