@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pace.documents.options import Options
 from pace.documents.schedule import SendDiscipline
-from pace.runtime.options import Mode
+from pace.runtime.options import Mode, Tune
 from pace.runtime.transports.transport import Order
 
 MEBIBYTE = 1 << 20
@@ -54,6 +54,8 @@ class Contender:
         Whose training loop runs and wraps the model in DDP; None for a loop of the harness.
     sharded
         Whether updates are sharded: gradients are reduce-scattered and parameters gathered.
+    tune
+        Whether it searches for its plan before anything is measured (``live_search``).
     policy, knobs
         The simulator's policy over parameter servers. Knobs whose names are in `scaled` are multiplied by the
         gradients' factor.
@@ -74,6 +76,7 @@ class Contender:
     attached: bool = False
     framework: Framework | None = None
     sharded: bool = False
+    tune: bool = False
     policy: str = ""
     knobs: tuple[tuple[str, Any], ...] = ()
     scaled: frozenset[str] = frozenset()
@@ -86,6 +89,17 @@ _AUTOTUNE = {
     "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "1",
     "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "8",
 }
+
+# ByteScheduler's own two knobs, and its number of trials; over servers credit is the connections' own.
+_TRIALS, _ITERATIONS = 15, 4
+# Plain operation, 15 proposals, and three finalists there and back, with their warm-up.
+_TUNING_ITERATIONS = 1 + _ITERATIONS + _TRIALS * (2 + _ITERATIONS) + 2 * 3 * (2 + 2)
+
+
+def live_search() -> Tune:
+    """Return how contenders search that tune themselves; needs bayesian-optimization."""
+    return Tune(knobs=("partition", "credit"), num_trials=_TRIALS, iterations=_ITERATIONS)
+
 
 _peer = partial(Contender, peer=True)
 _horovod = partial(_peer, kind="horovod", backend="horovod")
@@ -122,6 +136,15 @@ ALLREDUCE = (
         kind="bytescheduler",
         color="#b0bec5",
         order="priority",
+    ),
+    Contender(
+        name="bytescheduler-tuned",
+        label="ByteScheduler, tuned live",
+        kind="bytescheduler",
+        color="#90a4ae",
+        order="priority",
+        tune=True,
+        tuning_iterations=_TUNING_ITERATIONS,
     ),
     _pace(
         name="pace",
@@ -199,6 +222,17 @@ OVER_SERVERS = (
         policy="bytescheduler",
         knobs=(("partition_bytes", 4_000_000), ("credit_bytes", 16_000_000)),
         scaled=frozenset({"partition_bytes", "credit_bytes"}),
+    ),
+    _policy(
+        name="servers-bytescheduler-tuned",
+        label="ByteScheduler, tuned live",
+        color="#6d4c41",
+        kind="pace",
+        policy="bytescheduler",
+        knobs=(("partition_bytes", 4_000_000), ("credit_bytes", 16_000_000)),
+        scaled=frozenset({"partition_bytes", "credit_bytes"}),
+        tune=True,
+        tuning_iterations=_TUNING_ITERATIONS,
     ),
     _policy(name="servers-tictac", label="TicTac (TAO)", color="#d7ccc8", policy="tao"),
     _over_servers(

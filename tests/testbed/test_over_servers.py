@@ -99,7 +99,14 @@ def test_contenders_on_hosts_of_their_own(larger: Profile, namespaces: None) -> 
 @on_hosts
 def test_servers_on_the_workers_hosts_beside_a_ring(larger: Profile, two_hosts: list[Host]) -> None:
     """Policies with a server in every worker, and a ring all-reduce, all in one setting."""
-    names = ("servers-fifo", "servers-bytescheduler", "pace-servers", "pace-static")
+    names = (
+        "servers-fifo",
+        "servers-bytescheduler",
+        "servers-bytescheduler-tuned",
+        "pace-servers",
+        "bytescheduler-tuned",
+        "pace-static",
+    )
     result = measure(
         Contest(
             on=two_hosts,

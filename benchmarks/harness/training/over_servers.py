@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.harness.contenders import live_search
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.joining import PATIENCE_S
 from benchmarks.harness.network.processes import Answer
@@ -44,7 +45,7 @@ def wrap(rank: int, job: "Job", optimizer: torch.optim.Optimizer, model: torch.n
     return pace.runtime.torch.DistributedOptimizer(
         optimizer,
         model,
-        plan=Plan(schedule=job.schedule, order=order),
+        plan=live_search() if job.contender.tune else Plan(schedule=job.schedule, order=order),
         communication=over,
         mode="overlap",
         timeout_s=PATIENCE_S,

@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.harness.contenders import DDP_FIRST_MIB, DDP_MIB, HOROVOD_THRESHOLD_BYTES, Contender
+from benchmarks.harness.contenders import (
+    DDP_FIRST_MIB,
+    DDP_MIB,
+    HOROVOD_THRESHOLD_BYTES,
+    Contender,
+    live_search,
+)
 from benchmarks.harness.layouts import Layout
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.joining import PATIENCE_S, join_horovod, join_torch, serve
@@ -168,7 +174,9 @@ class Trainer:
 
     def _follow(self) -> dict[str, Any]:
         return {
-            "plan": Plan(schedule=self._schedule, order=self._contender.order),
+            "plan": live_search()
+            if self._contender.tune
+            else Plan(schedule=self._schedule, order=self._contender.order),
             "mode": self._contender.mode,
             "timeout_s": PATIENCE_S,
         }

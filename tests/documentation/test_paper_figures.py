@@ -1,0 +1,15 @@
+"""The page of every figure of the papers is what its command prints, and no row is without a reason."""
+
+from benchmarks.studies.papers.every_figure import PAGE, STATUSES, markdown, papers
+
+
+def test_the_page_is_what_the_command_prints() -> None:
+    """A row that changes is written anew: ``python -m benchmarks papers.every_figure``."""
+    assert PAGE.read_text(encoding="utf-8") == markdown()
+
+
+def test_every_row_has_a_status_and_a_reason() -> None:
+    """Five papers; a result that is claimed to be re-enacted has a page, which is there."""
+    listed = papers()
+    assert len(listed) == 5
+    assert {row["status"] for paper in listed for row in paper["item"]} == set(STATUSES)
