@@ -5,6 +5,7 @@ Everything that shows a window starts from ``Window``: charts, traces for Perfet
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
@@ -122,9 +123,9 @@ def lay_out(profile: Profile, schedule: Schedule, name: str = "schedule") -> Win
     )
 
 
-def lay_out_policy(profile: Profile, name: str) -> Window:
+def lay_out_policy(profile: Profile, name: str, /, **knobs: Any) -> Window:
     """Simulate one window under a policy and lay it out; raises InvalidOptions if no policy has this name."""
-    window = run_policy(profile, make_policy(name)).windows[0]
+    window = run_policy(profile, make_policy(name, **knobs)).windows[0]
     arrival = {
         gradient.name: float(arrived)
         for gradient, arrived in zip(profile.gradients, window.arrival_s, strict=True)

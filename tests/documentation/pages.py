@@ -6,7 +6,7 @@ How a block is run follows from its language and from the comment in front of it
 - ``python title="train.py"``: saved under this name, for commands that follow.
 - ``python``: run by itself. With ``<!-- in torch.py -->`` in front of it, by two ranks inside this program of
   the folder ``around``.
-- ``json``: parsed. ``text``: nothing.
+- ``json``: parsed. ``text``: nothing, or with ``<!-- output -->`` in front what the block before it prints.
 - ``<!-- not run: REASON -->`` in front of a block: not run.
 """
 
@@ -56,6 +56,11 @@ class Block:
     def around(self) -> str:
         """The program that it is run in; empty if none."""
         return self.note.removeprefix("in ") if self.note.startswith("in ") else ""
+
+    @property
+    def prints(self) -> bool:
+        """Whether it is what the block before it prints."""
+        return self.note == "output"
 
 
 def blocks(page: Path) -> list[Block]:
@@ -110,6 +115,8 @@ class Reader:
     def run(self, block: Block) -> None:
         """Do what the page says of a block."""
         text = _PORT.sub(lambda match: str(self.port(match[0])), block.text)
+        if block.prints:
+            assert self.outputs[-1] == text
         if block.reason or block.language == "text":
             return
         if block.language == "json":
