@@ -17,6 +17,7 @@ HELD = [
     "docs/guides/*.md",
     "docs/results/*.md",
     "docs/reference/compatibility.md",
+    "docs/reference/documents.md",
     "docs/reference/http-api.md",
     "docs/reference/importers/*.md",
     "docs/reference/log-events.md",
