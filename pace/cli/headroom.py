@@ -6,18 +6,16 @@ from typing import Annotated
 
 import typer
 
-from pace.documents.profile import Profile, load_profile
+from pace.cli.imports import Bandwidth, Cost, Latency, given_cost
 from pace.terminal.console import ExecutionTraceOption, HtmlOption, JsonOption, ParametersOption
 from pace.terminal.reporting import reported, tell_slowdown
-
-_SNIFFED_BYTES = 1 << 16
 
 
 def headroom(
     source: Annotated[
         list[Path],
         typer.Argument(
-            help="A profile (JSON), or PyTorch profiler traces (.json or .json.gz), one for each rank.",
+            help="A profile (JSON), a file of a known tool, or PyTorch profiler traces, one for each rank.",
             exists=True,
             dir_okay=False,
             readable=True,
@@ -30,8 +28,11 @@ def headroom(
     execution_trace: ExecutionTraceOption = None,
     parameters: ParametersOption = None,
     workers: Annotated[
-        int | None, typer.Option(help="Number of workers in the trace.", show_default="as recorded")
+        int | None, typer.Option(help="Number of workers that train together.", show_default="as recorded")
     ] = None,
+    cost: Cost = None,
+    bandwidth_gbps: Bandwidth = None,
+    latency_s: Latency = 0.0,
     html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -39,33 +40,27 @@ def headroom(
 
     Also shows where the time of an iteration goes, and what to do next.
     """
+    from pace.formats.any_format import read_any
     from pace.formats.import_report import import_warnings
     from pace.view.headroom_page import headroom_page, text_lines
+    from pace.view.step_timelines import step_timelines
     from pace.whatif.headroom import headroom as answer
 
     with reported():
-        profile = _profile_of(source, execution_trace, parameters, workers)
+        profile = read_any(
+            source,
+            execution_trace=execution_trace,
+            parameters=parameters,
+            workers=workers,
+            allreduce=given_cost(cost, bandwidth_gbps, latency_s),
+        )
         tell_slowdown(profile)
         made = answer(profile, clip=clip, warnings=tuple(import_warnings(profile)))
         if html is not None:
-            html.write_text(headroom_page(made), encoding="utf-8")
+            html.write_text(headroom_page(made, step_timelines(profile)), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(made.to_document()))
         return
 
     for line in text_lines(made):
         typer.echo(line)
-
-
-def _profile_of(
-    source: list[Path], execution_trace: Path | None, parameters: Path | None, workers: int | None
-) -> Profile:
-    from pace.formats.kineto import read_kineto
-    from pace.formats.reading import open_binary
-
-    if len(source) == 1:
-        with open_binary(source[0]) as file:
-            head = file.read(_SNIFFED_BYTES)
-        if b'"schema_version"' in head and b'"traceEvents"' not in head:
-            return load_profile(source[0])
-    return read_kineto(source, execution_trace=execution_trace, parameters=parameters, workers=workers)

@@ -6,9 +6,11 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter, ValidationError
+from typer.core import TyperGroup
 
 from pace.documents.base import explain
 from pace.documents.collective_costs import AllReduce, RingAllReduce
+from pace.documents.profile import Profile
 from pace.documents.throughput.steps import StepsDocument
 from pace.errors import InvalidOptions
 from pace.formats.kineto_clocks import TraceClock
@@ -23,8 +25,21 @@ from pace.terminal.console import (
 )
 from pace.terminal.reporting import reported
 
+
+class ImportCommands(TyperGroup):
+    """The commands, each for one format; a file in the place of a format is told by its content."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command of a format, or the one for any format where the first argument is a file."""
+        if args and args[0] not in self.commands and Path(args[0]).is_file():
+            args = ["auto", *args]
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
-    no_args_is_help=True, help="Convert a trace, a table or a log of another tool to a PACE profile."
+    cls=ImportCommands,
+    no_args_is_help=True,
+    help="Convert a trace, a table or a log of another tool to a PACE profile.",
 )
 
 
@@ -90,7 +105,6 @@ def kineto(
     as_json: JsonOption = False,
 ) -> None:
     """Convert PyTorch profiler traces (Kineto, Chrome format), one for each rank."""
-    from pace.formats.import_report import import_report, report_lines
     from pace.formats.kineto import read_kineto
 
     with reported():
@@ -98,13 +112,42 @@ def kineto(
             traces,
             execution_trace=execution_trace,
             workers=workers,
-            allreduce=_cost(cost, bandwidth_gbps, latency_s),
+            allreduce=given_cost(cost, bandwidth_gbps, latency_s),
             clock=clock,
             parameters=parameters,
             name=name,
         )
         write_profile(profile, output)
-        report = import_report(profile)
+    _tell(profile, as_json=as_json)
+
+
+@app.command("auto")
+def any_format(
+    files: Annotated[
+        list[Path], _files("A file of any known tool, or the traces of all ranks and a file of their sizes.")
+    ],
+    output: Output,
+    workers: RecordedWorkers = None,
+    cost: Cost = None,
+    bandwidth_gbps: Bandwidth = None,
+    latency_s: Latency = 0.0,
+    name: Name = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Convert a file of any of these tools, told by its content: the same as `pace import FILE`."""
+    from pace.formats.any_format import read_any
+
+    with reported():
+        allreduce = given_cost(cost, bandwidth_gbps, latency_s)
+        profile = read_any(files, workers=workers, allreduce=allreduce, name=name)
+        write_profile(profile, output)
+    _tell(profile, as_json=as_json)
+
+
+def _tell(profile: Profile, *, as_json: bool) -> None:
+    from pace.formats.import_report import import_report, report_lines
+
+    report = import_report(profile)
     if as_json:
         typer.echo(json.dumps(report))
         return
@@ -143,7 +186,7 @@ def execution_trace(
             trace,
             device_tflops=device_tflops,
             workers=workers,
-            allreduce=_needed(_cost(cost, bandwidth_gbps, latency_s)),
+            allreduce=_needed(given_cost(cost, bandwidth_gbps, latency_s)),
             memory_gbytes_per_s=memory_gbytes_per_s,
             name=name,
         )
@@ -164,7 +207,7 @@ def chakra(
     from pace.formats.chakra import read_chakra
 
     with reported():
-        allreduce = _cost(cost, bandwidth_gbps, latency_s)
+        allreduce = given_cost(cost, bandwidth_gbps, latency_s)
         write_profile(read_chakra(trace, workers=workers, allreduce=allreduce, name=name), output)
 
 
@@ -183,7 +226,7 @@ def layers(
     from pace.formats.pipedream import read_pipedream
 
     with reported():
-        allreduce = _needed(_cost(cost, bandwidth_gbps, latency_s))
+        allreduce = _needed(given_cost(cost, bandwidth_gbps, latency_s))
         is_csv = ".csv" in table.suffixes
         read = read_layer_csv if is_csv else read_pipedream
         write_profile(read(table, workers=workers, allreduce=allreduce, name=name), output)
@@ -310,7 +353,8 @@ def _needed(allreduce: AllReduce | None) -> AllReduce:
     return allreduce
 
 
-def _cost(path: Path | None, bandwidth_gbps: float | None, latency_s: float) -> AllReduce | None:
+def given_cost(path: Path | None, bandwidth_gbps: float | None, latency_s: float) -> AllReduce | None:
+    """Return the cost that the options of a command give; None if they give none."""
     if path is not None and bandwidth_gbps is not None:
         raise InvalidOptions(
             "--cost and --bandwidth-gbps both give the all-reduce cost: give only one of them"

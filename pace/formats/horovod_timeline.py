@@ -14,11 +14,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pace.documents.collective_costs import SampledAllReduce
+from pace.documents.collective_costs import AllReduce, SampledAllReduce
 from pace.documents.profile import ELEMENT_BYTES, DType, Gradient, Op, Profile
 from pace.errors import FormatError
 from pace.formats.cost_log import CostLog, cost_log
 from pace.formats.reading import number, stream_json, validated, warn
+from pace.formats.replay import ReplayedCall, anchored
 
 TOOL = "Horovod timeline"
 _NEGOTIATE = "NEGOTIATE_ALLREDUCE"
@@ -28,7 +29,14 @@ _SHAPE = re.compile(r"^\[\s*(\d+(?:\s*,\s*\d+)*)?\s*\]$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """One tensor's part in one all-reduce, in seconds on the timeline's clock."""
+    """One tensor's part in one all-reduce, in seconds on the timeline's clock.
+
+    Attributes
+    ----------
+    handed_over_s
+        When the rank that wrote the timeline, rank 0, handed the tensor to Horovod. Where no ranks are
+        noted it is when the first rank did.
+    """
 
     tensor: str
     handed_over_s: float
@@ -47,6 +55,7 @@ class _Tensor:
     name: str
     stack: list[tuple[str, float]] = field(default_factory=list)
     handed_over_s: float | None = None
+    own_tick_s: float | None = None
     wire: tuple[float, float] | None = None
 
 
@@ -63,14 +72,26 @@ def read_horovod_cost(path: str | Path) -> CostLog:
     return cost_log(path, TOOL, samples, workers)
 
 
-def read_horovod_profile(path: str | Path, *, workers: int | None = None, name: str | None = None) -> Profile:
+def read_horovod_profile(
+    path: str | Path,
+    *,
+    workers: int | None = None,
+    allreduce: AllReduce | None = None,
+    name: str | None = None,
+) -> Profile:
     """Infer a profile from a timeline of at least three iterations, the first of which is dropped.
 
     A gradient's backward op lasts from the moment the one before was handed over to Horovod until
     it was itself (medians over iterations). What lies between an iteration's last all-reduce and
     the next one's first gradient is the forward pass and the backward op of that gradient; it is
     split so that backward takes twice as long as forward. The forward pass is divided among the
-    gradients as the backward pass was.
+    gradients as the backward pass was. The iterations are replayed (``pace.formats.replay``): what the
+    profile does not explain of their length is waiting for late ranks.
+
+    Parameters
+    ----------
+    allreduce
+        The cost of an all-reduce; what the timeline recorded by default.
 
     Raises
     ------
@@ -89,9 +110,9 @@ def read_horovod_profile(path: str | Path, *, workers: int | None = None, name: 
     shares = _shares(backward)
     sizes = {call.tensor: (call.size_bytes, call.dtype) for call in calls}
     names = {tensor: _gradient_name(tensor) for tensor in order}
-    samples = _samples(calls)
+    recorded = SampledAllReduce(samples=_samples(calls), ranks=1)
     with validated(path):
-        return Profile(
+        profile = Profile(
             name=name or Path(path).name.partition(".")[0],
             workers=workers,
             ops=(
@@ -118,8 +139,9 @@ def read_horovod_profile(path: str | Path, *, workers: int | None = None, name: 
                 )
                 for tensor in order
             ),
-            allreduce=SampledAllReduce(samples=samples, ranks=1),
+            allreduce=allreduce or recorded,
             metadata={
+                "job": {"kind": "Horovod", "sure": "certain", "why": "a timeline that Horovod wrote"},
                 "origin": "imported",
                 "tool": TOOL,
                 "iterations": len(iterations),
@@ -129,6 +151,38 @@ def read_horovod_profile(path: str | Path, *, workers: int | None = None, name: 
                 ),
             },
         )
+    replayed = [_replayed_calls(calls, order) for calls in iterations]
+    profile, replay = anchored(profile, replayed, _periods(iterations), scale_cost=allreduce is None)
+    replay["not_explained"] = None if abs(replay["error"]) <= 0.1 else "iterations differ, or steps overlap"
+    return profile.replace(metadata={**profile.metadata, "replay": replay})
+
+
+def _periods(iterations: Sequence[dict[str, _Call]]) -> list[float]:
+    """Return how long each iteration took: from its first gradient to that of the next."""
+    starts = [min(call.handed_over_s for call in calls.values()) for calls in iterations]
+    return [after - before for before, after in pairwise(starts)]
+
+
+def _replayed_calls(calls: dict[str, _Call], order: Sequence[str]) -> list[ReplayedCall]:
+    """Return an iteration's fused all-reduces as they ran; delays are negotiation, and late ranks."""
+    places = {tensor: place for place, tensor in enumerate(order)}
+    free = -math.inf
+    result = []
+    for fused in _fused(calls.values()):
+        start = min(call.wire_start_s for call in fused)
+        end = max(call.end_s for call in fused)
+        since = max(free, *(call.handed_over_s for call in fused))
+        result.append(
+            ReplayedCall(
+                ready=max(places[call.tensor] for call in fused) + 1,
+                size_bytes=sum(call.size_bytes for call in fused),
+                lane="network",
+                duration_s=max(end - max(start, free), 0.0),
+                delay_s=max(start - since, 0.0),
+            )
+        )
+        free = max(free, end)
+    return result
 
 
 def _read_calls(path: str | Path) -> tuple[list[_Call], int | None]:
@@ -164,12 +218,15 @@ def _advance(
     if event["ph"] == "X":
         # A tick below NEGOTIATE_... says which rank has reported.
         if tensor.stack and tensor.stack[-1][0] == _NEGOTIATE and str(label).isdigit():
-            ranks.add(int(str(label)[:9]))
+            rank = int(str(label)[:9])
+            ranks.add(rank)
+            if rank == 0 and tensor.own_tick_s is None:
+                tensor.own_tick_s = seconds
         return None
     if event["ph"] == "B":
         tensor.stack.append((str(label), seconds))
         if label == _NEGOTIATE:
-            tensor.handed_over_s, tensor.wire = seconds, None
+            tensor.handed_over_s, tensor.own_tick_s, tensor.wire = seconds, None, None
         return None
     if not tensor.stack:
         return None  # the timeline was switched on in the middle of an operation
@@ -184,7 +241,7 @@ def _advance(
     wire = tensor.wire or (start, seconds)
     return _Call(
         tensor=tensor.name,
-        handed_over_s=tensor.handed_over_s,
+        handed_over_s=tensor.handed_over_s if tensor.own_tick_s is None else tensor.own_tick_s,
         start_s=start,
         end_s=seconds,
         wire_start_s=wire[0],

@@ -63,11 +63,16 @@ def misleading(profile: Profile) -> str | None:
 
 
 def report_lines(report: dict[str, Any]) -> Iterator[str]:
-    """Yield the report as lines of text."""
+    """Yield the report as lines of text; of other formats than Kineto's, what all have."""
+    if "job" in report:
+        job = report["job"]
+        yield f"job          {job['kind']} ({job['sure']}: {job['why']})"
     yield (
         f"gradients    {report['gradients']}, {report['gradient_bytes']:,} bytes, the largest "
         f"{report['largest_gradient_bytes']:,}; {report['workers']} workers"
     )
+    if "clock" not in report:
+        return
     if report["tied_parameters"]:
         yield f"tied         {report['tied_parameters']} of them of parameters that several layers share"
     wall = report["step_wall_s"]

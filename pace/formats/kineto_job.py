@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pace.errors import FormatError
 from pace.formats.busy_time import BusyTime
 from pace.formats.kineto_rank import RankTrace
 from pace.formats.kineto_records import KinetoStep
@@ -50,8 +51,48 @@ class Job:
         return self.waited_s[places[id(self.slowest)]] if self.waited_s else None
 
 
+def require_one_job(ranks: Sequence[RankTrace]) -> None:
+    """Refuse traces that are not of different ranks of one job.
+
+    Raises
+    ------
+    FormatError
+        Where two are of one rank, or say different numbers of workers, kinds or gradients.
+    """
+    first = ranks[0]
+    seen: dict[int, RankTrace] = {}
+    for rank in ranks:
+        path = rank.trace.path
+        if rank.trace.rank is not None:
+            other = seen.setdefault(rank.trace.rank, rank)
+            if other is not rank:
+                reason = (
+                    f"is of rank {rank.trace.rank}, as {other.trace.path} is: pass one trace for each rank"
+                )
+                raise FormatError(path, reason)
+        for what, own, others in (
+            ("workers", rank.trace.workers, first.trace.workers),
+            ("kind of job", rank.kind.name, first.kind.name),
+            ("bytes of gradients", _gradient_bytes(rank), _gradient_bytes(first)),
+        ):
+            if own != others and None not in (own, others):
+                reason = f"another job than {first.trace.path}: {what} {own} and {others}"
+                raise FormatError(path, reason)
+
+
+def _gradient_bytes(rank: RankTrace) -> int:
+    return sum(tensor.size_bytes for tensor in rank.gradients)
+
+
 def look_at_job(ranks: Sequence[RankTrace]) -> Job:
-    """Match the ranks' calls, align their clocks and find the slowest rank."""
+    """Match the ranks' calls, align their clocks and find the slowest rank.
+
+    Raises
+    ------
+    FormatError
+        If they are not ranks of one job.
+    """
+    require_one_job(ranks)
     slowest = max(ranks, key=lambda rank: rank.compute_s)
     steps = _common_steps(ranks)
     met_in = [_met(ranks, each) for each in steps]

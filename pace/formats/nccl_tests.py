@@ -38,8 +38,9 @@ def read_nccl_tests(path: str | Path) -> CostLog:
 
 def _read_table(path: str | Path, lines: Iterable[str]) -> CostLog:
     columns = list(_DEFAULT_COLUMNS)
-    ranks: set[int] = set()
-    samples = []
+    runs: list[set[int]] = [set()]
+    listed = 0
+    samples: list[tuple[float, float]] = []
     for line_number, raw in enumerate(lines, start=1):
         line = _RANK_PREFIX.sub("", raw).strip()
         position = f"line {line_number}"
@@ -47,12 +48,19 @@ def _read_table(path: str | Path, lines: Iterable[str]) -> CostLog:
             columns = line.lstrip("#").split()
             _require_all_reduce(path, columns, position)
         elif device := _DEVICE.match(line):
-            ranks.add(int(device.group(1)))
+            if len(samples) > listed:  # another run's list of devices begins
+                listed = len(samples)
+                runs.append(set())
+            runs[-1].add(int(device.group(1)))
         elif line.startswith("#"):
             _require_program(path, line, position)
         elif sample := _row(path, line, columns, position):
             samples.append(sample)
-    return cost_log(path, _TOOL, samples, len(ranks) or None)
+    counts = [len(ranks) for ranks in runs if ranks]
+    if len(set(counts)) > 1:
+        told = " and ".join(map(str, counts))
+        raise FormatError(path, f"holds runs of {told} ranks: split it, one file for each number of ranks")
+    return cost_log(path, _TOOL, samples, counts[0] if counts else None)
 
 
 def _require_program(path: str | Path, text: str, position: str) -> None:

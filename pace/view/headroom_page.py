@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from html import escape
 
 from pace.whatif.headroom import Headroom, Reachable
+from pace.whatif.headroom_advice import LEAST_GAIN
 
 CAPS_TORCH = "2.13"
 _STYLE = (
@@ -66,7 +67,7 @@ def time_rows(made: Headroom) -> list[tuple[str, float | None]]:
 def caps_lines(made: Headroom) -> list[str]:
     """Return the call with the best caps, to be pasted, and what it needs; nothing without such caps."""
     caps = [round(cap, 6) for cap in made.plain.bucket_cap_mb_list]
-    if not caps or made.gain(made.plain.ddp_best_caps_s) is None:
+    if not caps or (made.gain(made.plain.ddp_best_caps_s) or 0.0) <= LEAST_GAIN:
         return []
     return [
         f"# torch {CAPS_TORCH} takes this list; a torch without it takes one number, bucket_cap_mb",

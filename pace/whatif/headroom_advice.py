@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pace.whatif.headroom import Headroom
 
-_LEAST = 0.01
+LEAST_GAIN = 0.01
 Sentence = tuple[float, str]
 
 
@@ -39,7 +39,7 @@ def _best_s(made: Headroom) -> float:
 def _withheld(made: Headroom) -> str | None:
     """Return the warning about gains that are smaller than the replay's error."""
     promised = 1 - _best_s(made) / made.baseline_s
-    if made.recorded is None or promised <= _LEAST or made.gain(_best_s(made)) is not None:
+    if made.recorded is None or promised <= LEAST_GAIN or made.gain(_best_s(made)) is not None:
         return None
     return (
         f"percentages are withheld: the replay of the recorded step is {made.recorded.error:+.1%} off, and "
@@ -56,20 +56,24 @@ def _sending(made: Headroom, kind: str) -> list[Sentence]:
     serial = kind == "all-reduces after the backward pass"
     caps, pace = made.gain(made.plain.ddp_best_caps_s), made.gain(made.plain.pace_s)
     default = made.gain(made.plain.ddp_s)
-    if serial and default is not None and default > _LEAST:
+    if serial and default is not None and default > LEAST_GAIN:
         text = (
             "The all-reduces run one after another when the backward pass is over. Wrap the model in "
             f"DistributedDataParallel, which sends during the backward pass: {_less(made, default)}."
         )
         found.append((1 + default, text))  # before all else
-    elif caps is not None and caps > _LEAST and made.plain.bucket_cap_mb_list:
+    elif caps is not None and caps > LEAST_GAIN and made.plain.bucket_cap_mb_list:
         text = f"Pass bucket_cap_mb_list to DistributedDataParallel: {_less(made, caps)}."
         found.append((caps, text))
-    elif caps is not None and caps > _LEAST:
+    elif caps is not None and caps > LEAST_GAIN:
         text = f"Leave bucket_cap_mb at its default in DistributedDataParallel: {_less(made, caps)}."
         found.append((caps, text))
     best_caps_s = made.plain.ddp_best_caps_s
-    if pace is not None and pace > _LEAST and (best_caps_s is None or made.plain.pace_s < 0.99 * best_caps_s):
+    if (
+        pace is not None
+        and pace > LEAST_GAIN
+        and (best_caps_s is None or made.plain.pace_s < 0.99 * best_caps_s)
+    ):
         text = f"Wrap the optimizer with PACE: {_less(made, pace)}."
         remaining = None if made.clipped is None else made.gain(made.clipped.pace_s)
         if remaining is not None:
@@ -83,7 +87,7 @@ def _clipping(made: Headroom) -> list[Sentence]:
         return []
     gain = made.gain(made.clipped.sharded_s)
     others = min(made.clipped.pace_s, made.clipped.ddp_best_caps_s or made.clipped.pace_s)
-    if gain is None or gain <= _LEAST or made.clipped.sharded_s >= 0.99 * others:
+    if gain is None or gain <= LEAST_GAIN or made.clipped.sharded_s >= 0.99 * others:
         return []
     text = f"With clipping, reduce-scatter, norm and gathers of shards would take {_less(made, gain)}."
     return [(gain, text)]

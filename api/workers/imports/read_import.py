@@ -19,13 +19,9 @@ from pace.documents.profile import Profile, parse_profile
 from pace.errors import FormatError, InvalidOptions, InvalidProfile
 from pace.formats.import_report import import_report, import_warnings
 from pace.formats.reading import FormatWarning
+from pace.formats.recognize import format_of
 
 _MOST_WARNINGS = 20
-# The length of the first message, its first field, and in it the version of the schema.
-_CHAKRA = re.compile(rb"[\x80-\xff]{0,3}[\0-\x7f]\n[\x01-\x20][0-9][0-9.]*")
-_PIPEDREAM = re.compile(rb"^\s*\S+ -- ")
-# What a timeline says of its tensors, in the first of its events.
-_HOROVOD = (b"NEGOTIATE_", b'"process_name"')
 _EXECUTION_TRACE = (b'"nodes"', b'"schema"')
 _PARAMETERS = re.compile(rb'^\s*\[\s*\[\s*"')
 
@@ -76,33 +72,19 @@ def read_import(body: bytes, gzipped: bool, limits: ReadLimits, question: str) -
 
 def _told(head: bytes, filename: str) -> ImportFormat:
     """Tell a file's format by its first bytes, tables and Chakra traces also by their name."""
-    ending = filename.lower().removesuffix(".gz").rpartition(".")[2]
-    if ending == "csv":
-        return "layers"
-    start = head.lstrip()
-    if not start:
-        raise InvalidFile(f"{filename}: the file is empty")
-    if start[:1] == b"[" or (start[:1] == b"{" and any(word in head for word in _HOROVOD[:1])):
-        return "horovod-timeline"
-    if start[:1] == b"{":
-        if b'"traceEvents"' in head or b'"deviceProperties"' in head or b'"schemaVersion"' in head:
-            return "kineto"
-        if b'"nodes"' in head and b'"schema"' in head:
-            raise InvalidFile(
-                f"{filename}: this is a PyTorch execution trace, which holds no durations: "
-                "send it together with a Kineto trace, or let `pace import execution-trace` compute them"
-            )
-        return "profile"
-    if _PIPEDREAM.match(start):
-        return "pipedream"
-    if ending in ("et", "chakra"):
-        return "chakra"
-    first_line = start.splitlines()[0]
-    if b"," in first_line and b"name" in first_line and b"\0" not in first_line:
-        return "layers"
-    if _CHAKRA.match(head):
-        return "chakra"
-    raise InvalidFile(f"{filename}: neither its name nor its content tells the format: choose one")
+    try:
+        told = format_of(head, filename, filename)
+    except FormatError as error:
+        raise InvalidFile(f"{filename}: {error.reason}") from None
+    if told == "execution-trace":
+        raise InvalidFile(
+            f"{filename}: this is a PyTorch execution trace, which holds no durations: "
+            "send it together with a Kineto trace, or let `pace import execution-trace` compute them"
+        )
+    if told == "parameters" or told == "cost-log":
+        what = "a list of parameters" if told == "parameters" else "a log of all-reduces"
+        raise InvalidFile(f"{filename}: this is {what}, which makes no profile by itself")
+    return told
 
 
 def _read(files: list[UnpackedFile], asked: ImportQuestion) -> tuple[ImportFormat, Profile]:

@@ -236,3 +236,14 @@ def test_an_unknown_format_is_refused_with_the_choices(tmp_path: Path) -> None:
     """The option's value is named."""
     with pytest.raises(InvalidOptions, match=r'"xml".*nccl-tests'):
         read_cost_log(_file(tmp_path, ""), "xml")
+
+
+def test_runs_of_different_numbers_of_ranks_in_one_file_are_refused(tmp_path: Path) -> None:
+    """Two logs written one behind the other; two of as many ranks are one measurement."""
+    path = tmp_path / "log.txt"
+    fewer = "\n".join(line for line in NCCL_HEADER.splitlines() if "Rank  3" not in line) + "\n"
+    path.write_text(NCCL_HEADER + NCCL_ROWS + fewer + NCCL_ROWS)
+    with pytest.raises(FormatError, match="runs of 4 and 3 ranks: split it"):
+        read_cost_log(path)
+    path.write_text(2 * (NCCL_HEADER + NCCL_ROWS))
+    assert read_cost_log(path).workers == 4

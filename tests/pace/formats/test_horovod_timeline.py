@@ -110,3 +110,24 @@ def test_the_number_of_workers_can_be_given(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="give their number"):
         read_horovod_profile(path)
     assert read_horovod_profile(path, workers=16).workers == 16
+
+
+def test_hand_over_is_the_ranks_own(tmp_path: Path) -> None:
+    """NEGOTIATE begins with the first rank: rank 0 came 400 us later, and computed until then."""
+    early = read_horovod_profile(write_json(tmp_path / "e.json", horovod_events()))
+    late = read_horovod_profile(write_json(tmp_path / "l.json", horovod_events(own_late_us=400)))
+    assert late.timing.compute_s == pytest.approx(early.timing.compute_s + 400e-6)
+    for profile in (early, late):
+        replay = profile.metadata["replay"]
+        assert replay["recorded_s"] == pytest.approx([10e-3, 10e-3])
+        assert replay["error"] == pytest.approx(0, abs=0.02)
+        assert profile.metadata["job"]["kind"] == "Horovod"
+
+
+def test_waiting_for_late_ranks_is_no_cost_of_sending(tmp_path: Path) -> None:
+    """The last tensor, handed over at 4,000, waits until 5,000; 500 us on the wire, 100 to unpack."""
+    profile = read_horovod_profile(write_json(tmp_path / "t.json", horovod_events()))
+    replay = profile.metadata["replay"]
+    # b and w wait 500 us as well, but under compute.
+    assert replay["late_s"] == pytest.approx(1100e-6, abs=10e-6)
+    assert dict(profile.allreduce.model_dump()["samples"]) == pytest.approx({840: 200e-6, 1200: 500e-6})

@@ -8,10 +8,20 @@ from typer.testing import CliRunner
 
 from pace.cli.main import app
 from pace.documents.profile import Profile
+from pace.errors import FormatError
 from pace.formats.import_report import import_report, report_lines
 from pace.formats.kineto import read_kineto
 from tests.pace.formats.kineto_features import make_event
-from tests.pace.formats.traces import MAIN, NCCL, STREAM, Event, kineto_document, kineto_events, write_json
+from tests.pace.formats.traces import (
+    ACCUMULATE,
+    MAIN,
+    NCCL,
+    STREAM,
+    Event,
+    kineto_document,
+    kineto_events,
+    write_json,
+)
 
 # (name of an operator, when it is called, when its kernel runs): the host is ahead of the all-reduces.
 _AHEAD = {
@@ -89,6 +99,23 @@ def test_ranks_that_issued_other_calls_are_not_compared(tmp_path: Path) -> None:
     profile = read_kineto(_write(tmp_path, _rank_events(early=True), fewer))
     assert profile.metadata["late_ranks_s"] is None
     assert any("who waited for whom is not known" in line for line in report_lines(import_report(profile)))
+
+
+def test_traces_of_one_rank_or_of_two_jobs_are_refused(tmp_path: Path) -> None:
+    """Two files of rank 0; a job of four workers; one with another model."""
+    paths = _write(tmp_path, _rank_events(early=True), _rank_events(early=False))
+    with pytest.raises(FormatError, match=r"is of rank 0, as .*rank0.json is"):
+        read_kineto([paths[0], paths[0]])
+    four = kineto_document(_rank_events(early=False), distributedInfo={"rank": 1, "world_size": 4})
+    with pytest.raises(FormatError, match=r"another job than .*: workers 4 and 2"):
+        read_kineto([paths[0], write_json(tmp_path / "four.json", four)])
+    events = _rank_events(early=False)
+    for event in events:
+        if event["name"] == ACCUMULATE:
+            event["args"]["Input Dims"] = [[7]]
+    (other,) = _write(tmp_path, events)
+    with pytest.raises(FormatError, match=r"another job than .*: bytes of gradients"):
+        read_kineto([paths[1], other])
 
 
 def test_headroom_says_what_late_ranks_cost(tmp_path: Path) -> None:

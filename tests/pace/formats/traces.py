@@ -174,11 +174,12 @@ def _node(identity: int, name: str, record: int | None, shape: list[int], old: b
     return node | {"inputs": {"values": [], "shapes": shapes, "types": types}, "attrs": attributes}
 
 
-def horovod_events(*, iterations: int = 4) -> list[Event]:
+def horovod_events(*, iterations: int = 4, own_late_us: int = 0) -> list[Event]:
     """Return a timeline of two tensors that are fused and one that is not, an iteration each 10,000 us.
 
     Handed over at 2,000 (b, 40 bytes), 2,500 (w, 800 bytes) and 4,000 (c, 1,200 bytes); b and w are
-    on the wire from 3,000 to 3,200, c from 5,000 to 5,500; the last call ends at 5,600.
+    on the wire from 3,000 to 3,200, c from 5,000 to 5,500; the last call ends at 5,600. Rank 0, which writes
+    the timeline, reports `own_late_us` after rank 1.
     """
     tensors = (
         ("b", "[10]", 2000, 3000, 200),
@@ -194,9 +195,9 @@ def horovod_events(*, iterations: int = 4) -> list[Event]:
         for lane, (_name, shape, handed, wire, duration) in enumerate(tensors, start=1):
             events += [
                 {"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": origin + handed, "pid": lane},
-                {"ph": "X", "name": "0", "ts": origin + handed + 1, "pid": lane, "dur": 0},
+                {"ph": "X", "name": "0", "ts": origin + handed + own_late_us, "pid": lane, "dur": 0},
                 {"ph": "X", "name": "1", "ts": origin + handed + 2, "pid": lane, "dur": 0},
-                {"ph": "E", "ts": origin + handed + 3, "pid": lane},
+                {"ph": "E", "ts": origin + handed + max(own_late_us, 2) + 1, "pid": lane},
                 {"ph": "B", "name": "ALLREDUCE", "ts": origin + wire - 10, "pid": lane},
                 {"ph": "B", "name": "MEMCPY_IN_FUSION_BUFFER", "ts": origin + wire - 5, "pid": lane},
                 {"ph": "E", "ts": origin + wire, "pid": lane},

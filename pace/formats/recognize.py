@@ -1,0 +1,134 @@
+"""Which tool wrote a file, told by its content; its name decides only between tables and Chakra traces.
+
+Files of tools that PACE does not read are recognized too, so that the refusal names them and says what to do.
+"""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from pace.errors import FormatError
+from pace.formats.reading import open_binary
+
+KnownFormat = Literal[
+    "profile",
+    "kineto",
+    "horovod-timeline",
+    "execution-trace",
+    "chakra",
+    "layers",
+    "pipedream",
+    "parameters",
+    "cost-log",
+]
+
+SNIFFED_BYTES = 1 << 16
+# The length of the first message, its first field, and in it the version of the schema.
+_CHAKRA = re.compile(rb"[\x80-\xff]{0,3}[\0-\x7f]\n[\x01-\x20][0-9][0-9.]*")
+_PIPEDREAM = re.compile(rb"^\s*\S+ -- ")
+_PARAMETERS = re.compile(rb'^\s*\[\s*\[\s*"')
+_XPLANE = re.compile(rb"^\n[\s\S]{1,40}?(/host:|/device:|Task Environment)")
+_COST_LOG = (b"busbw", b'"bus_bw"', b"# OSU ", b"OSU MPI")
+_KINETO = (b'"traceEvents"', b'"deviceProperties"', b'"schemaVersion"')
+_RECORD = "Record the training with torch.profiler and run `pace headroom TRACE.json`"
+_TABLE = (
+    "put the layers' times into a table and run `pace import layers TABLE.csv --workers N --bandwidth-gbps G`"
+)
+# What a file of another tool holds, what the tool is, and what to do next.
+_FOREIGN: tuple[tuple[tuple[bytes, ...], str, str], ...] = (
+    (
+        (b"SQLite format 3\0",),
+        "a database of Nsight Systems or rocpd, with kernels and no operators",
+        f"{_RECORD}.",
+    ),
+    ((b"rocprofiler", b"rocprofv"), "a trace of rocprof, with kernels and no operators", f"{_RECORD}."),
+    ((b'"KernelName"', b"Kernel_Name"), "a table of rocprof, with kernels and no operators", f"{_RECORD}."),
+    ((b'"BeginNs"', b'"HipApi'), "a trace of rocprof, with kernels and no operators", f"{_RECORD}."),
+    (
+        (b'"highres-ticks"', b'"/device:TPU', b'"/host:CPU"'),
+        "a JAX (XLA) trace",
+        f"XLA's ops are not read: {_TABLE}.",
+    ),
+    (
+        (b"speedscope.app", b'"exporter":"py-spy'),
+        "samples of a stack profiler, which have no operators",
+        f"{_RECORD}.",
+    ),
+)
+
+
+def tell_format(path: str | Path) -> KnownFormat:
+    """Return the format of a file.
+
+    Raises
+    ------
+    FormatError
+        If it is of no known tool, or of one whose files are not read: the reason names it.
+    """
+    with open_binary(path) as file:
+        head = file.read(SNIFFED_BYTES)
+    return format_of(head, path, Path(path).name)
+
+
+def format_of(head: bytes, path: str | Path, filename: str) -> KnownFormat:
+    """Return the format of a file that begins with `head`; errors name `path`.
+
+    Raises
+    ------
+    FormatError
+        As ``tell_format``.
+    """
+    ending = filename.lower().removesuffix(".gz").rpartition(".")[2]
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not start:
+        raise FormatError(path, "the file is empty")
+    told = _json_format(start) if start[:1] in (b"{", b"[") else None
+    if told is not None and told != "profile":
+        return told
+    _refuse_foreign(head, path)
+    if told is not None:
+        return told
+    if any(mark in head for mark in _COST_LOG):
+        return "cost-log"
+    if ending == "csv":
+        return "layers"
+    if _PIPEDREAM.match(start):
+        return "pipedream"
+    if ending in ("et", "chakra"):
+        return "chakra"
+    first_line = start.splitlines()[0]
+    if b"," in first_line and b"name" in first_line and b"\0" not in first_line:
+        return "layers"
+    if _CHAKRA.match(head):
+        return "chakra"
+    raise FormatError(path, "neither its name nor its content tells the format: choose one")
+
+
+def _json_format(start: bytes) -> KnownFormat | None:
+    """Return the format of JSON: "profile" if nothing says otherwise, None for tools that are not read."""
+    if _PARAMETERS.match(start):
+        return "parameters"
+    if b'"schema_version"' in start and b'"traceEvents"' not in start:
+        return "profile"
+    if any(mark in start for mark in (b"NEGOTIATE_", b'"process_sort_index"')) and b'"cpu_op"' not in start:
+        return "horovod-timeline" if start[:1] == b"[" or b"NEGOTIATE_" in start else "kineto"
+    if any(mark in start for marks, _, _ in _FOREIGN for mark in marks) and b'"cpu_op"' not in start:
+        return None
+    if start[:1] == b"[":
+        # A bare list of events: Kineto's have categories, Horovod's have none.
+        return "kineto" if b'"cat"' in start else "horovod-timeline"
+    if any(mark in start for mark in _KINETO):
+        return "kineto"
+    if b'"nodes"' in start and b'"schema"' in start:
+        return "execution-trace"
+    if b'"bus_bw"' in start or b'"redop"' in start:
+        return "cost-log"
+    return "profile"
+
+
+def _refuse_foreign(head: bytes, path: str | Path) -> None:
+    for marks, what, following in _FOREIGN:
+        if any(mark in head for mark in marks):
+            raise FormatError(path, f"this is {what}. {following}")
+    if _XPLANE.match(head):
+        raise FormatError(path, f"this is a JAX (XLA) profile, an xplane. XLA's ops are not read: {_TABLE}.")

@@ -1,0 +1,113 @@
+"""The recorded step above the step that PACE plans, on one scale of time, as SVG for the headroom page."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule
+from pace.planning.allreduce.optimize import optimize_allreduce
+from pace.view.window import lay_out
+
+_WIDTH, _LEFT, _ROW, _GAP = 900.0, 150.0, 22.0, 5.0
+_COLORS = {"backward": "#4a7db5", "forward": "#7fb069", "call": "#e0a458"}
+Bar = tuple[float, float, str, str]  # start and end in seconds, the kind of its color, what it is
+Row = tuple[str, Sequence[Bar]]
+
+
+def step_timelines(profile: Profile) -> str:
+    """Return a section of HTML; nothing for a profile without a recorded step."""
+    try:
+        replay = profile.metadata["replay"]
+        window_s, late_s = float(replay["predicted_s"]), float(replay["late_s"])
+        calls = [
+            (
+                str(call["lane"]),
+                (float(call["start_s"]), float(call["end_s"]), "call", f"{call['size_bytes']:,} bytes"),
+            )
+            for call in replay["calls"]
+        ]
+    except (KeyError, TypeError, ValueError):  # anybody may have written a profile's metadata
+        return ""
+    if not calls:
+        return ""
+    schedule = optimize_allreduce(profile)
+    planned_s = schedule.predicted.iteration_s
+    longest = max(window_s, planned_s, *(bar[1] for _, bar in calls))
+    recorded = _recorded_rows(profile, calls, window_s)
+    late = f", and {late_s * 1e3:.2f} ms of waiting that no schedule changes" if late_s > 0 else ""
+    parts = [
+        "<h2>The recorded step and the planned one</h2>",
+        "<p>Blue: backward pass. Green: update and forward pass. Yellow: all-reduces.</p>",
+        f"<h3>Recorded: {window_s * 1e3:.2f} ms</h3>",
+        _drawn(recorded, longest),
+        f"<h3>PACE: {planned_s * 1e3:.2f} ms{late}</h3>",
+        _drawn(_planned_rows(profile, schedule), longest),
+    ]
+    return "".join(parts)
+
+
+def _recorded_rows(profile: Profile, calls: Sequence[tuple[str, Bar]], window_s: float) -> list[Row]:
+    waited = max(window_s - profile.timing.compute_s, 0.0)
+    bars = []
+    for op, start in zip(profile.ops, _starts(profile), strict=True):
+        later = waited if op.name.startswith("fwd/") else 0.0
+        if op.kind == "compute":
+            phase = "forward" if op.name.startswith("fwd/") else "backward"
+            bars.append((start + later, start + later + op.duration_s, phase, op.name))
+    lanes = list(dict.fromkeys(lane for lane, _ in calls))
+    rows: list[Row] = [("compute", _joined(bars))]
+    for lane in lanes:
+        name = "network" if len(lanes) == 1 else f"all-reduces, lane {lane}"
+        rows.append((name, [bar for own, bar in calls if own == lane]))
+    return rows
+
+
+def _starts(profile: Profile) -> list[float]:
+    """Return when every op starts if nothing waits for the network."""
+    ends = [0.0] * len(profile.ops)
+    starts = [0.0] * len(profile.ops)
+    for number in profile.graph.order:
+        starts[number] = max((ends[before] for before in profile.graph.predecessors[number]), default=0.0)
+        ends[number] = starts[number] + profile.ops[number].duration_s
+    return starts
+
+
+def _planned_rows(profile: Profile, schedule: Schedule) -> list[Row]:
+    window = lay_out(profile, schedule)
+    bars = [
+        (float(start), float(end), "forward" if op.name.startswith("fwd/") else "backward", op.name)
+        for op, start, end in zip(profile.ops, window.times.starts_s, window.times.ends_s, strict=True)
+        if op.kind == "compute"
+    ]
+    transfers = [
+        (moved.start_s, moved.end_s, "call", f"{moved.size_bytes:,} bytes") for moved in window.transfers
+    ]
+    return [("compute", _joined(bars)), ("network", transfers)]
+
+
+def _joined(bars: Iterable[Bar]) -> list[Bar]:
+    """Join ops of one phase that follow each other at once: thousands of ops are a few bars."""
+    joined: list[Bar] = []
+    for start, end, kind, name in sorted(bars):
+        if joined and joined[-1][2] == kind and start <= joined[-1][1] + 1e-6:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]), kind, joined[-1][3])
+        elif end > start:
+            joined.append((start, end, kind, name))
+    return joined
+
+
+def _drawn(rows: Sequence[Row], longest_s: float) -> str:
+    scale = (_WIDTH - _LEFT) / longest_s if longest_s > 0 else 0.0
+    height = len(rows) * (_ROW + _GAP)
+    parts = [f'<svg viewBox="0 0 {_WIDTH:g} {height:g}" role="img" font-family="sans-serif" font-size="12">']
+    for place, (label, bars) in enumerate(rows):
+        top = place * (_ROW + _GAP)
+        parts.append(f'<text x="0" y="{top + 0.7 * _ROW:.1f}">{escape(label)}</text>')
+        for start, end, kind, name in bars:
+            x, width = _LEFT + start * scale, max((end - start) * scale, 0.5)
+            shown = f"{escape(name)}: {start * 1e3:.2f} to {end * 1e3:.2f} ms"
+            parts.append(
+                f'<rect x="{x:.1f}" y="{top:g}" width="{width:.1f}" height="{_ROW:g}" '
+                f'fill="{_COLORS[kind]}" stroke="#fff" stroke-width="0.5"><title>{shown}</title></rect>'
+            )
+    return "".join(parts) + "</svg>"

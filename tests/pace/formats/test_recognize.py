@@ -1,0 +1,111 @@
+"""Files of every tool are known by their content: read, or named with what to do next."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pace.cli.main import app
+from pace.errors import FormatError
+from pace.formats.any_format import read_any
+from pace.formats.recognize import tell_format
+from tests.pace.formats.test_cost_logs import NCCL_HEADER, NCCL_ROWS, OSU
+from tests.pace.formats.test_layers import CSV, GRAPH
+from tests.pace.formats.traces import (
+    chakra_trace,
+    execution_trace_document,
+    horovod_events,
+    kineto_document,
+    kineto_events,
+    write_json,
+)
+
+_XPLANE = b"\n\x8a\x01\x08\x02\x12\x09/host:CPU" + bytes(120)
+
+
+@pytest.mark.parametrize(
+    ("told", "document"),
+    [
+        ("kineto", kineto_document(kineto_events())),
+        ("kineto", kineto_events()),
+        ("horovod-timeline", horovod_events()),
+        ("execution-trace", execution_trace_document()),
+        ("parameters", [["weight", [10, 20], "torch.float32"]]),
+        ("profile", {"schema_version": 1, "name": "x"}),
+        ("cost-log", {"args": ["all_reduce_perf"], "results": [{"size": 8, "redop": "sum"}]}),
+    ],
+)
+def test_json_is_told_by_its_fields(tmp_path: Path, told: str, document: object) -> None:
+    """Whatever the file's name, gzipped or not."""
+    path = write_json(tmp_path / "file", document)
+    assert tell_format(path) == told
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    assert tell_format(path) == told
+
+
+@pytest.mark.parametrize(
+    ("told", "content"),
+    [
+        ("cost-log", (NCCL_HEADER + NCCL_ROWS).encode()),
+        ("cost-log", OSU.encode()),
+        ("layers", CSV.encode()),
+        ("pipedream", GRAPH.encode()),
+        ("chakra", chakra_trace()),
+    ],
+)
+def test_other_files_are_told_by_their_text(tmp_path: Path, told: str, content: bytes) -> None:
+    """Tables, logs and protocol buffers."""
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert tell_format(path) == told
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (_XPLANE, "JAX .*pace import layers"),
+        (
+            b'{"displayTimeUnit":"ns","metadata":{"highres-ticks":true},"traceEvents":[]}',
+            "JAX .*pace import layers",
+        ),
+        (b'{"rocprofiler-sdk-tool":[{"metadata":{}}]}', "rocprof.* torch.profiler"),
+        (b'"Index","KernelName","gpu-id"\n1,"k",0\n', "rocprof.* torch.profiler"),
+        (b"SQLite format 3\0" + bytes(80), "Nsight Systems .* torch.profiler"),
+        (b"", "the file is empty"),
+        (b"nothing of a kind", "neither its name nor its content"),
+    ],
+)
+def test_files_of_other_tools_are_named_with_what_to_do_next(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    """Not a parser's error."""
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=reason):
+        read_any([path])
+
+
+def test_headroom_and_import_take_any_file(tmp_path: Path) -> None:
+    """Without a format's name; the traces of ranks together with what gives their sizes."""
+    run = CliRunner()
+    made = tmp_path / "p.json"
+    timeline = write_json(tmp_path / "t", horovod_events())
+    done = run.invoke(app, ["import", str(timeline), "-o", str(made)])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("job          Horovod (certain")
+    answer = run.invoke(app, ["headroom", str(timeline)])
+    assert answer.exit_code == 0, answer.output
+    assert answer.stdout.startswith("Horovod (certain")
+    assert "DistributedDataParallel" not in answer.stdout
+    trace = write_json(tmp_path / "r", kineto_document(kineto_events(shapes=False)))
+    shapes = write_json(tmp_path / "s", execution_trace_document())
+    assert run.invoke(app, ["import", str(trace), str(shapes), "-o", str(made)]).exit_code == 0
+    table = tmp_path / "layers.csv"
+    table.write_text(CSV)
+    page = tmp_path / "page.html"
+    wanted = ["headroom", str(table), "--workers", "8", "--bandwidth-gbps", "10", "--html", str(page)]
+    assert run.invoke(app, wanted).exit_code == 0
+    refused = run.invoke(app, ["headroom", str(table)])
+    assert refused.exit_code == 1
+    assert "--bandwidth-gbps" in refused.output
