@@ -98,7 +98,10 @@ def _read(files: list[UnpackedFile], asked: ImportQuestion) -> tuple[ImportForma
     except FormatError as error:
         name = names.get(str(error.path), asked.filename)
         where = "" if error.position is None else f", {error.position}"
-        raise InvalidFile(f"{name}{where}: {error.reason}") from None
+        reason = error.reason
+        for path, sent_as in names.items():  # another file of the same job
+            reason = reason.replace(path, sent_as)
+        raise InvalidFile(f"{name}{where}: {reason}") from None
     except (InvalidOptions, InvalidProfile, InvalidFile):
         raise
     except ImportError as error:
