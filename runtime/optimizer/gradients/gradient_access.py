@@ -147,6 +147,12 @@ class GradientAccess:
                 self._reduction.reopen()
             if not self._reduction.sealed:
                 reduced = slot.base
+                if reduced and slot.fused.seen and self._reduction.sums:
+                    raise InvalidUse(
+                        f"the gradient of {slot.name} was read after step() and is now replaced, and op is"
+                        " 'sum', so ranks would add what they have added before: change it in place, or call"
+                        " zero_grad() before you assign"
+                    )
                 self._reduction.drop(slot)
                 slot.dropped = slot.dropped or reduced
                 slot.keeps = True

@@ -259,6 +259,11 @@ class Reduction:
             slot.fused.missing += 1
 
     @property
+    def sums(self) -> bool:
+        """Whether contributions are added, and not averaged: a sum must not be contributed again."""
+        return not self._averaging.mean
+
+    @property
     def settles(self) -> bool:
         """Whether gradients are to be complete as a backward pass ends, for user code on any rank.
 

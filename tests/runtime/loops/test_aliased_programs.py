@@ -57,3 +57,16 @@ def test_references_hold_what_plain_training_has_there(pool: RankPool, name: str
     found = pool.run(run_program, program)
     assert [each.reason for each in found if isinstance(each, Failed)] == []
     assert differences(found, expected(program)) == []
+
+
+def test_what_is_summed_is_not_assigned_again(pool: RankPool) -> None:
+    """After ``step()`` a gradient that was read is the sum already: contributed again, it counts twice."""
+    program = Program(
+        size=2,
+        kinds=("linear", "norm", "linear"),
+        optimizer="adamw-groups",
+        operations=(("compute", "once", ((0,), (0,))), STEP, ("replace", 0), STEP),
+        options={"mode": "overlap", "op": "sum"},
+    )
+    found = pool.run(run_program, program)
+    assert all(isinstance(each, Failed) and "call zero_grad() before" in each.reason for each in found)

@@ -22,13 +22,13 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 
 
 # Only one rank may contribute what is summed already, and no rank could tell what the loop keeps.
-REFUSED = "is kept while gradients only add up, and op is 'sum'"
+REFUSED = ("is kept while gradients only add up, and op is 'sum'", "is now replaced, and op is 'sum'")
 
 
 def check(pool: RankPool, program: Program) -> None:
     """Compare all that a program saw under the runtime with plain training, unless every rank refused it."""
     found = pool.run(run_program, program)
-    if all(isinstance(each, Failed) and REFUSED in each.reason for each in found):
+    if all(isinstance(each, Failed) and any(why in each.reason for why in REFUSED) for each in found):
         return
     reasons = [f"rank {rank}: {each.reason}" for rank, each in enumerate(found) if isinstance(each, Failed)]
     assert not reasons, "\n".join([*reasons, str(program)])
