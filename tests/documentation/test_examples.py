@@ -28,7 +28,7 @@ def test_every_example_can_be_run_or_says_why_not(page: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", [page for page in PAGES if page != QUICKSTART], ids=lambda page: page.stem)
 def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
     """A reader who pastes every block, from first to last, meets no error."""
@@ -38,7 +38,7 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_quickstart_does_what_it_says(tmp_path: Path) -> None:
     """Both ranks end with the same weights; the service gives the library's schedule, and knows the job."""
     with Reader(tmp_path) as reader:
