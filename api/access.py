@@ -209,7 +209,7 @@ class AccessControl:
         try:
             await self._threads.run(keys.note_use, key_id)
         except Exception as error:
-            log.warning("use-not-noted", key=key_id, error=str(error))
+            log.warning("key-use-not-stored", key=key_id, error=str(error))
 
     async def _reset_s(self, limit: RateLimitItem, *identifiers: str) -> int:
         window = await self._limiter.get_window_stats(limit, *identifiers)

@@ -44,35 +44,35 @@ class Metrics:
         build.labels(__version__, platform.python_version()).set(1)
         self._waits = Histogram(
             "pace_queue_wait_seconds",
-            "Time from when a task was accepted to when it was begun",
+            "Seconds from the acceptance of a task to its start",
             ["kind"],
             buckets=_LATENCIES_S,
             registry=self.registry,
         )
         self._turns = Histogram(
             "pace_turn_wait_seconds",
-            "Time that work waited for its turn: at a process, at the database, at the event loop",
+            "Seconds that work waited for a process, for the database or for the event loop",
             ["work"],
             buckets=_LATENCIES_S,
             registry=self.registry,
         )
         database = Histogram(
             "pace_database_seconds",
-            "Time of one call of the database, from its first statement to its commit",
+            "Seconds of one database call, from its first statement to its commit",
             buckets=_LATENCIES_S,
             registry=self.registry,
         )
         self.observe_database = database.observe
         objects = Histogram(
             "pace_objects_seconds",
-            "Time of one call of object storage",
+            "Seconds of one call of object storage",
             buckets=_LATENCIES_S,
             registry=self.registry,
         )
         self.observe_objects = objects.observe
         self._requests = Histogram(
             "pace_request_seconds",
-            "Time to answer",
+            "Seconds to answer a request",
             ["method", "route", "status"],
             buckets=_LATENCIES_S,
             registry=self.registry,
@@ -80,8 +80,8 @@ class Metrics:
         self._answers = {
             kind.name: Histogram(
                 f"pace_{kind.label}_seconds",
-                f"Time of {kind.purpose} in its worker"
-                + ("" if kind.long else ", by the profile's number of gradients (upper bound)"),
+                f"Seconds of {kind.purpose} in a worker process"
+                + ("" if kind.long else ", by the number of gradients of the profile (upper bound)"),
                 [] if kind.long else ["gradients"],
                 buckets=_LATENCIES_S,
                 registry=self.registry,
@@ -90,13 +90,13 @@ class Metrics:
         }
         self._failures = Counter(
             "pace_solve_failures",
-            "Solves and what-ifs without a result, by problem",
+            "Tasks that ended without a result, by problem",
             ["problem"],
             registry=self.registry,
         )
         self._cache = Counter(
             "pace_answer_cache",
-            "Answers from memory (hit) or storage (miss)",
+            "Answers that were read from memory (hit) or from storage (miss)",
             ["result"],
             registry=self.registry,
         )
@@ -104,7 +104,7 @@ class Metrics:
         self.cache_misses = self._cache.labels("miss")
         self._lag = Gauge(
             "pace_event_loop_lag_max_seconds",
-            "Longest time that the event loop was blocked since the last scrape",
+            "Longest time in seconds that the event loop was blocked since the last scrape",
             registry=self.registry,
         )
         self._longest_lag_s = 0.0
@@ -183,7 +183,8 @@ class TenantMetrics:
     Parameters
     ----------
     num_tenants
-        The first so many that are seen have a label of their own, the rest are "other"; 0 for no metrics.
+        Tenants with their own label, in the order of their first request; others share "other". 0: no
+        metrics.
     """
 
     def __init__(self, registry: CollectorRegistry, num_tenants: int) -> None:
@@ -191,14 +192,21 @@ class TenantMetrics:
         self._named: set[str] = set()
         if not num_tenants:
             return
-        self._requests = Counter("pace_tenant_requests", "Requests let in", ["tenant"], registry=registry)
-        self._work = Counter(
-            "pace_tenant_work_seconds", "Time of workers", ["tenant", "kind"], registry=registry
+        self._requests = Counter(
+            "pace_tenant_requests", "Requests of a tenant that were admitted", ["tenant"], registry=registry
         )
-        self._bodies = Counter("pace_tenant_body_bytes", "Bytes of bodies", ["tenant"], registry=registry)
+        self._work = Counter(
+            "pace_tenant_work_seconds",
+            "Seconds that workers spent for a tenant",
+            ["tenant", "kind"],
+            registry=registry,
+        )
+        self._bodies = Counter(
+            "pace_tenant_body_bytes", "Bytes of request bodies of a tenant", ["tenant"], registry=registry
+        )
         self._tasks = Gauge(
             "pace_tenant_tasks",
-            "Tasks that wait or run, in the database",
+            "Tasks of a tenant, by state: queued or running",
             ["tenant", "state"],
             registry=registry,
         )

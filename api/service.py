@@ -153,26 +153,36 @@ class Service:
         # Why this service can never work: the server ends then.
         self.failure: Exception | None = None
         self.queue_counts = QueueCounts(self.tasks, self.database_threads, metrics)
-        metrics.gauge("pace_tasks_running", "Tasks in this process", lambda: self.dispatcher.num_running)
-        metrics.gauge("pace_solvers_alive", "Solver processes", lambda: self.executors["schedule"].num_alive)
-        metrics.gauge("pace_database_waiting", "Calls under way", lambda: self.database_threads.num_waiting)
+        metrics.gauge(
+            "pace_tasks_running", "Tasks that this service process runs", lambda: self.dispatcher.num_running
+        )
+        metrics.gauge(
+            "pace_solvers_alive",
+            "Solver processes that are alive",
+            lambda: self.executors["schedule"].num_alive,
+        )
+        metrics.gauge(
+            "pace_database_waiting",
+            "Database calls that run or wait for a thread",
+            lambda: self.database_threads.num_waiting,
+        )
         pools: list[tuple[str, object]] = [("reader", self.readers), ("computer", self.computers)]
         pools += self.executors.items()
         local = {name: pool for name, pool in pools if isinstance(pool, WorkerPool)}
         metrics.family(
             "pace_worker_restarts",
-            "Worker processes that had to be replaced",
+            "Worker processes that were replaced, by pool",
             "pool",
             lambda: {name: pool.num_restarts for name, pool in local.items()},
             counts=True,
         )
         metrics.family(
             "pace_workers_memory_bytes",
-            "Resident memory of the worker processes",
+            "Resident memory of the worker processes in bytes, by pool",
             "pool",
             lambda: {name: pool.memory_bytes for name, pool in local.items()},
         )
-        metrics.gauge("pace_readers_alive", "Reader processes", lambda: self.readers.num_alive)
+        metrics.gauge("pace_readers_alive", "Reader processes that are alive", lambda: self.readers.num_alive)
 
     async def start(self) -> None:
         """Start worker processes; migrate the database and begin to claim tasks, now or when it answers.
@@ -183,7 +193,9 @@ class Service:
             If it can never work with this database.
         """
         if not self.settings.needs_keys:
-            log.warning("keys-are-off", reason="listening on loopback only; PACE_AUTH=required turns them on")
+            log.warning(
+                "auth-disabled", reason="listening on loopback only; PACE_AUTH=required turns them on"
+            )
         # Enough that a few that hang leave some for others.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(32))
         preparing = asyncio.create_task(self._prepare_database())
@@ -217,12 +229,12 @@ class Service:
         self.database_threads.open()
         self.dispatcher.start()
         if self.documents.has_objects:
-            self._chores.append(asyncio.create_task(_hourly("swept", self._sweep)))
+            self._chores.append(asyncio.create_task(_hourly("swept", "sweep-failed", self._sweep)))
         if self.settings.retention_days:
-            self._chores.append(asyncio.create_task(_hourly("pruned", self._prune)))
+            self._chores.append(asyncio.create_task(_hourly("pruned", "prune-failed", self._prune)))
 
-    def _note_missing_database(self, error: BaseException, again_in_s: float) -> None:
-        log.warning("database-not-ready", error=brief(error), again_in_s=round(again_in_s, 1))
+    def _note_missing_database(self, error: BaseException, retry_in_s: float) -> None:
+        log.warning("database-not-ready", error=brief(error), retry_in_s=round(retry_in_s, 1))
         self._database_tried.set()
 
     def begin_stopping(self) -> None:
@@ -349,12 +361,12 @@ class Service:
         return result
 
 
-async def _hourly(event: str, work: Callable[[], dict[str, int]]) -> None:
+async def _hourly(event: str, failed_event: str, work: Callable[[], dict[str, int]]) -> None:
     while True:
         try:
             log.info(event, **await asyncio.to_thread(work))
         except Exception:
-            log.exception(f"not-{event}")
+            log.exception(failed_event)
         await asyncio.sleep(_UPKEEP_EVERY_S)
 
 

@@ -70,7 +70,7 @@ def trace(app: "FastAPI") -> Spans:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         reason = f"OTEL_ variables are set, but {error}: pip install 'pace-scheduler[otel]'"
-        log.warning("traces-are-off", reason=reason)
+        log.warning("tracing-disabled", reason=reason)
         return Spans()
     ours = Resource({"service.name": "pace", "service.version": __version__})
     provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()))

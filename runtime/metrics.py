@@ -23,16 +23,22 @@ if TYPE_CHECKING:
 __all__ = ["RuntimeCollector"]
 
 _COUNTERS = {
-    "pace_runtime_steps": ("Steps taken", "rounds"),
+    "pace_runtime_steps": ("Optimizer steps taken", "rounds"),
     "pace_runtime_sent_bytes": ("Bytes of gradients handed to the transport", "sent_bytes"),
-    "pace_runtime_sent_segments": ("All-reduce calls", "sent_segments"),
-    "pace_runtime_waited_seconds": ("Time that training spent waiting for all-reduces", "waited_s"),
-    "pace_runtime_profiles": ("Profiles that the job made of itself", "profiles"),
+    "pace_runtime_sent_segments": ("Segments handed to the transport", "sent_segments"),
+    "pace_runtime_waited_seconds": ("Seconds that training waited for communication", "waited_s"),
+    "pace_runtime_profiles": ("Profiles that the job recorded of itself", "profiles"),
 }
 _GAUGES = {
-    "pace_runtime_iteration_seconds": ("Median of the latest iterations", "iteration_s"),
-    "pace_runtime_predicted_iteration_seconds": ("What the schedule promised", "predicted_iteration_s"),
-    "pace_runtime_drift_ratio": ("Iterations now over iterations under the schedule at first", "drift"),
+    "pace_runtime_iteration_seconds": ("Median duration of the latest iterations in seconds", "iteration_s"),
+    "pace_runtime_predicted_iteration_seconds": (
+        "Iteration time in seconds that the schedule predicts",
+        "predicted_iteration_s",
+    ),
+    "pace_runtime_drift_ratio": (
+        "Iteration time relative to the first iterations under the same schedule",
+        "drift",
+    ),
 }
 
 
@@ -62,9 +68,13 @@ class RuntimeCollector(Collector):
             field: GaugeMetricFamily(name, told, labels=labels) for name, (told, field) in _GAUGES.items()
         }
         trial = GaugeMetricFamily(
-            "pace_runtime_trial_seconds", "Iterations in the last trial, by mode", labels=[*labels, "mode"]
+            "pace_runtime_trial_seconds",
+            "Median iteration time in seconds in the last trial, by mode",
+            labels=[*labels, "mode"],
         )
-        running = InfoMetricFamily("pace_runtime", "What runs", labels=labels)
+        running = InfoMetricFamily(
+            "pace_runtime", "Mode, order and source of the plan that the job follows", labels=labels
+        )
         for name, reference in self._optimizers.items():
             optimizer = reference()
             if optimizer is None:

@@ -1,4 +1,4 @@
-"""Room for bodies that are under way: bounded in total, and for each tenant."""
+"""Limits on request bodies that are being received: their number and bytes, in total and of each tenant."""
 
 import asyncio
 import time
@@ -13,12 +13,12 @@ _BULK_PAUSES = 2.0
 
 
 class BodyLimits:
-    """Counts bodies, and their bytes, from their first to when they have been read.
+    """Counts bodies and their bytes, from the first byte until they have been parsed.
 
     Parameters
     ----------
     most_bytes
-        In total; one body goes in any case.
+        In total; a single body is always accepted.
     tenants
         How many bodies and bytes each tenant may have.
     """
@@ -32,15 +32,18 @@ class BodyLimits:
 
     @contextmanager
     def body(self, tenant: str) -> "Iterator[HeldBody]":
-        """Count a body of a tenant, until the end.
+        """Count a body of a tenant inside the context.
 
         Raises
         ------
         QueueFull
-            If it has as many under way as it may.
+            If the tenant sends as many bodies as it may.
         """
         if self._bodies[tenant] >= self._tenants.limits(tenant).max_bodies:
-            raise QueueFull(f"{self._bodies[tenant]} bodies of yours are under way already")
+            raise QueueFull(
+                f"{self._bodies[tenant]} of your request bodies are being received, as many as a tenant may "
+                "send at once"
+            )
         held = HeldBody(self, tenant)
         self._bodies[tenant] += 1
         try:
@@ -53,37 +56,39 @@ class BodyLimits:
 
     @asynccontextmanager
     async def bulk(self) -> AsyncIterator[None]:
-        """Take what arrived of a large body inside: one body at a time, and then the loop is others' a while.
+        """Take received bytes of a large body inside the context: one body at a time, with pauses in between.
 
-        Many large bodies at once would have a piece each in every turn of the event loop, and every small
-        request needs a dozen of those. What is not taken waits with its sender.
+        Otherwise each of many large bodies would take a part of every turn of the event loop, and a small
+        request needs a dozen turns. Bytes that are not taken wait at their sender.
         """
         async with self._bulk:
             began_s = time.perf_counter()
             try:
                 yield
             finally:
-                # Once for this, and once for the way of the piece through the server.
+                # Once for this work, and once for the server's own work on the same bytes.
                 await asyncio.sleep(_BULK_PAUSES * (time.perf_counter() - began_s))
 
     def take(self, tenant: str, size_bytes: int, *, already: int) -> None:
-        """Count more bytes of a body that has some `already`.
+        """Count more bytes of a body that has `already` some.
 
         Raises
         ------
         QueueFull
-            If there is no room for them beside the tenant's other bodies, or everyone's.
+            If they exceed a limit together with other bodies, the tenant's or all.
         """
         others = self._held[tenant] - already
         if others and self._held[tenant] + size_bytes > self._tenants.limits(tenant).max_bodies_bytes:
-            raise QueueFull(f"bodies of yours that are under way hold {self._held[tenant]} bytes already")
+            raise QueueFull(
+                f"your request bodies in transfer hold {self._held[tenant]} bytes; try again when one is done"
+            )
         if self._held.total() > already and self._held.total() + size_bytes > self._most_bytes:
-            raise QueueFull(f"bodies that are under way hold {self._held.total()} bytes already")
+            raise QueueFull(f"request bodies in transfer hold {self._held.total()} bytes; try again later")
         self._held[tenant] += size_bytes
 
 
 class HeldBody:
-    """One body that is counted."""
+    """A body that is counted."""
 
     def __init__(self, room: BodyLimits, tenant: str) -> None:
         self._room = room
@@ -95,6 +100,6 @@ class HeldBody:
         return self._room.bulk()
 
     def grow(self, size_bytes: int) -> None:
-        """Count more bytes; raises QueueFull where there is no room."""
+        """Count more bytes; raises QueueFull beyond a limit."""
         self._room.take(self._tenant, size_bytes, already=self.size_bytes)
         self.size_bytes += size_bytes

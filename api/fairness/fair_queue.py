@@ -1,4 +1,4 @@
-"""Whose turn it is: places in worker processes are shared among tenants, not given to who comes first."""
+"""A queue that shares a limited number of places fairly among tenants."""
 
 import asyncio
 import time
@@ -10,23 +10,23 @@ from pace.api.errors import QueueFull
 
 
 class FairQueue:
-    """Gives out places: to the tenant that has the fewest now, then to the one that used them least.
+    """Gives a free place to the tenant that holds the fewest, then to the one that used places least.
 
-    Both are over the tenant's weight: of two who want all they can get, one of weight 3 has three times the
-    time of one of weight 1.
+    Both counts are divided by the tenant's weight: if two tenants always have work, one of weight 3 gets
+    three times the time of one of weight 1.
 
     Parameters
     ----------
     what
-        What is waited for, for messages.
+        Plural name of what waits, for messages.
     places
-        How many may have one at once.
+        How many may run at once.
     most_waiting
-        More are refused; of one tenant, more than half of these.
+        Largest number that waits; of one tenant, half as many.
     weight
-        Of a tenant.
+        Returns the weight of a tenant.
     observe
-        Is told how many seconds each waited that got a place.
+        Called with the seconds that each waited for its place.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class FairQueue:
     ) -> None:
         self._what = what
         self._free = places
-        # Where there is more than one place, one is for small work.
+        # With more than one place, one is kept for small work.
         self._free_for_large = max(1, places - 1)
         self._most_waiting = most_waiting
         self._weight = weight
@@ -47,17 +47,18 @@ class FairQueue:
         self._most_of_tenant = max(1, most_waiting // 2)
         self._waiting: dict[str, tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]]] = {}
         self._running: Counter[str] = Counter()
-        # Seconds, over its weight, that each tenant of now has used; the new begin with the least of them.
+        # Seconds used by each present tenant, divided by its weight; a new tenant starts with the least of
+        # them.
         self._used_s: dict[str, float] = {}
 
     @property
     def num_waiting(self) -> int:
-        """How many wait, of all tenants."""
+        """Number of waiting, of all tenants."""
         return sum(len(queue) for queues in self._waiting.values() for queue in queues)
 
     @asynccontextmanager
     async def turn(self, tenant: str, *, large: bool = False) -> AsyncIterator[None]:
-        """Wait for a place and have it inside.
+        """Wait for a place and hold it inside the context.
 
         Raises
         ------
@@ -66,7 +67,9 @@ class FairQueue:
         """
         mine = sum(len(queue) for queue in self._waiting.get(tenant, ()))
         if mine >= self._most_of_tenant or self.num_waiting >= self._most_waiting:
-            raise QueueFull(f"{mine} {self._what} of yours and {self.num_waiting} in all wait already")
+            raise QueueFull(
+                f"{mine} of your {self._what} and {self.num_waiting} in all are waiting; try again later"
+            )
         if tenant not in self._used_s:
             self._used_s[tenant] = min(self._used_s.values(), default=0.0)
         asked_s = time.monotonic()
@@ -106,7 +109,7 @@ class FairQueue:
         return self._running[tenant] / self._weight(tenant), self._used_s[tenant]
 
     def _next_of(self, tenant: str) -> bool | None:
-        """Whether a tenant's next is large; None if it has none that may go now."""
+        """Whether a tenant's next one is large; None if none may start now."""
         small, large = self._waiting[tenant]
         if small:
             return False

@@ -20,7 +20,7 @@ from pace.api.http.docs_page import add_docs
 from pace.api.http.fast_path import Application, answer_frequent
 from pace.api.http.hosts import HostCheck
 from pace.api.http.middleware import Envelope, error_response
-from pace.api.http.openapi import describe
+from pace.api.http.openapi import DESCRIPTION, TAGS, describe
 from pace.api.http.question_answers import QuestionAnswers
 from pace.api.http.routes import (
     health,
@@ -73,7 +73,10 @@ def create_app(settings: Settings) -> Application:
 
     app = Application(
         title="PACE",
-        summary="Schedules gradient all-reduces so that communication hides behind compute",
+        summary="Schedules the gradient communication of distributed training",
+        description=DESCRIPTION,
+        openapi_tags=TAGS,
+        generate_unique_id_function=lambda route: route.name,
         version=__version__,
         lifespan=lifespan,
         docs_url=None,

@@ -1,4 +1,4 @@
-"""How routes find out who asks: the API key or the issuer's token in the Authorization header."""
+"""Authentication of requests by the API key or the issuer's token in the Authorization header."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated
@@ -20,7 +20,8 @@ RATE_KEY = "pace.rate"
 
 _bearer = HTTPBearer(
     auto_error=False,
-    description="An API key, made by `pace keys create` or an admin, or a token of the issuer",
+    description="An API key, created with `pace keys create` or POST /v1/keys, or a token of the OpenID "
+    "Connect issuer",
 )
 
 

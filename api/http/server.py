@@ -55,7 +55,7 @@ def end_by_force(after_s: float) -> None:
     """
 
     def end() -> None:
-        log.error("ended-by-force", reason="a thread did not end; the database may hang")
+        log.error("forced-exit", reason="a thread did not end; the database may hang")
         os._exit(0)
 
     timer = threading.Timer(after_s, end)

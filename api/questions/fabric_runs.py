@@ -55,7 +55,7 @@ KIND = Kind(
     noun="fabric run",
     path="/v1/fabric-runs",
     title="Simulate a fabric run",
-    description="Simulate a scenario under every policy. The same question is answered only once.",
+    description="Simulate a scenario under several policies. An equal request gets the stored answer.",
     example={
         "scenario": {"machines": 4, "duration_s": 5, "delay_bound": 10},
         "policies": ["mlfabric-a", "ring"],

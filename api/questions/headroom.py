@@ -50,8 +50,9 @@ KIND = Kind(
     name="headroom",
     noun="headroom report",
     path="/v1/headroom",
-    title="Ask for a job's headroom",
-    description="Say what better buckets, PACE and any schedule at all could gain, and where the time goes.",
+    title="Estimate a job's headroom",
+    description="Estimate what better buckets, PACE and any schedule could gain, and where the time of a job "
+    "goes.",
     example={"profile": example_profile(), "clip": True},
     request=HeadroomRequest,
     resource=HeadroomResource,

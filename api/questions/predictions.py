@@ -63,7 +63,8 @@ KIND = Kind(
     noun="prediction",
     path="/v1/predictions",
     title="Predict throughput",
-    description="Predict throughput at every scale asked for. The same question is answered only once.",
+    description="Predict throughput for every requested number of workers, servers and bandwidth. "
+    "An equal request gets the stored answer.",
     example={
         "steps": {
             "name": "one layer",

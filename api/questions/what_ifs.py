@@ -70,8 +70,8 @@ KIND = Kind(
     name="what-if",
     noun="what-if",
     path="/v1/what-if",
-    title="Ask what if",
-    description="Simulate every point of a grid under every policy. The same question is answered only once.",
+    title="Simulate a grid of what-ifs",
+    description="Simulate every point of a grid under every policy. An equal request gets the stored answer.",
     example={
         "profile": example_profile(),
         "grid": {"bandwidth_gbps": [1, 10], "workers": [4, 8], "policies": ["ddp", "pace"]},

@@ -49,7 +49,7 @@ def owns_objects(database: Database, objects: ObjectStore) -> bool:
             connection.execute(insert(ObjectOwnerRecord).values(place=place, id=ours))
             theirs = objects.owner(ours)
     if ours != theirs:
-        log.error("objects-of-another-database", place=place, ours=ours, theirs=theirs)
+        log.error("objects-of-another-database", place=place, own_id=ours, other_id=theirs)
     return ours == theirs
 
 

@@ -195,11 +195,11 @@ class Dispatcher:
         except WorkerDied as error:
             # The profile need not be at fault: whoever killed the process may have wanted another.
             again = await _persist(self._tasks.retry_or_fail, task, error)
-            log.warning("worker-died", task=task.id, again=again, problem=problem_of(error).model_dump())
+            log.warning("worker-died", task=task.id, retried=again, problem=problem_of(error).model_dump())
         except PaceError as error:
             problem = problem_of(error)
             self._metrics.count_failure(problem.type)
-            log.warning("not-solved", task=task.id, tenant=task.tenant, problem=problem.model_dump())
+            log.warning("question-failed", task=task.id, tenant=task.tenant, problem=problem.model_dump())
             await _persist(self._tasks.fail, task, error)
         finally:
             worked_s = time.perf_counter() - started
@@ -260,6 +260,6 @@ async def _persist(store: Callable[P, Any], *arguments: P.args, **named: P.kwarg
         try:
             return await asyncio.to_thread(store, *arguments, **named)
         except (OperationalError, InterfaceError, ObjectsUnavailable) as error:
-            log.warning("not-stored-yet", error=str(getattr(error, "orig", error)), again_in_s=pause_s)
+            log.warning("result-not-stored", error=str(getattr(error, "orig", error)), retry_in_s=pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

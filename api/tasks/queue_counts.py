@@ -21,9 +21,9 @@ class QueueCounts:
         self._metrics = metrics
         self._by_kind: dict[str, float] = {}
         self._num_queued = math.nan
-        metrics.gauge("pace_tasks_queued", "Tasks that wait, of all tenants", lambda: self._num_queued)
+        metrics.gauge("pace_tasks_queued", "Queued tasks of all tenants", lambda: self._num_queued)
         metrics.family(
-            "pace_kind_queued", "Tasks that wait, of all tenants, by kind", "kind", lambda: self._by_kind
+            "pace_kind_queued", "Queued tasks of all tenants, by kind", "kind", lambda: self._by_kind
         )
 
     async def refresh(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether there is room for one more task, in the queue and among what its tenant may have."""
+"""Limits on queued tasks and simulations, of all tenants and of each."""
 
 from sqlalchemy import Connection, bindparam, func, literal_column, select
 
@@ -13,7 +13,7 @@ from pace.api.storage.records import IS_LIVE, TaskRecord
 _OF_CELLS = tuple(kind.name for kind in KINDS.values() if kind.simulates)
 _MINE, _QUEUED = TaskRecord.tenant == bindparam("tenant"), TaskRecord.state == literal_column("'queued'")
 _CELLS = func.sum(TaskRecord.num_total).filter(_MINE, TaskRecord.kind.in_(_OF_CELLS))
-# Built once, as every request for something new asks it.
+# Built once because every new question executes it.
 _COUNTS = (
     select(
         func.count().filter(_QUEUED),
@@ -27,7 +27,7 @@ _COUNTS = (
 
 
 class QueueLimits:
-    """The room for tasks of all tenants."""
+    """Refuses tasks beyond the limits."""
 
     def __init__(self, max_queued: int, tenants: Tenants, quota: StorageQuota) -> None:
         self._max_queued = max_queued
@@ -35,19 +35,28 @@ class QueueLimits:
         self._quota = quota
 
     def require(self, connection: Connection, tenant: str, question: Question) -> bool:
-        """Refuse one more task where there is no room; return whether it could run at once."""
+        """Refuse one more task beyond a limit; return whether it could run at once."""
         of_all, of_tenant, at_work, cells = connection.execute(_COUNTS, {"tenant": tenant}).one()
         limits = self._tenants.limits(tenant)
         if of_tenant >= limits.max_queued:
-            raise QueueFull(f"{of_tenant} tasks of yours wait already", retry_after_s=5)
+            raise QueueFull(
+                f"{of_tenant} of your tasks are waiting, as many as a tenant may have; try again when one is "
+                "done",
+                retry_after_s=5,
+            )
         if of_all >= self._max_queued:
-            raise QueueFull(f"{of_all} tasks wait already", retry_after_s=10)
+            raise QueueFull(
+                f"{of_all} tasks are waiting, as many as the service takes; try again later", retry_after_s=10
+            )
         asked = (question.num_steps or 0) if question.kind in _OF_CELLS else 0
         if asked > limits.max_cells:
-            raise ContentTooLarge(f"{asked} simulations; a tenant may have {limits.max_cells} under way")
+            raise ContentTooLarge(
+                f"the request needs {asked} simulations; a tenant may have at most {limits.max_cells} at once"
+            )
         if asked and (cells or 0) + asked > limits.max_cells:
             detail = (
-                f"{cells} simulations of yours are under way; with {asked} more, more than {limits.max_cells}"
+                f"{cells} of your simulations are waiting or running, and the request needs {asked} more; "
+                f"at most {limits.max_cells} are allowed: try again when some are done"
             )
             raise QueueFull(detail, retry_after_s=10)
         self._quota.require(connection, tenant, 0 if question.input is None else question.input.stored_bytes)

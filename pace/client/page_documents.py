@@ -15,39 +15,53 @@ AskedImportFormat = Literal["auto", "profile", "kineto", "layers", "pipedream", 
 
 
 class ImportQuestion(Document):
-    """What ``POST /v1/imports`` is told about the file in its body.
+    """Query of ``POST /v1/imports``: facts about the file in its body.
 
     Attributes
     ----------
     filename
-        What the file is called in messages; its ending helps to tell the format.
+        Name of the file in messages; its ending helps to recognize the format.
     workers
-        How many workers take part, where the file does not say.
+        Number of workers, if the file does not hold it.
     bandwidth_gbps, latency_s
-        A ring of this bandwidth and latency is the cost of all-reduces; needed where the file records none.
+        All-reduces cost as much as a ring of this bandwidth and latency; needed if the file holds no cost.
     name
-        The profile's name; from the file's by default.
+        Name of the profile; default: the file's name.
     """
 
-    format: AskedImportFormat = "auto"
-    filename: Annotated[str, Field(min_length=1, max_length=200)] = "file"
-    workers: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    bandwidth_gbps: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
-    latency_s: Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)] = 0.0
-    name: JobName | None = None
+    format: Annotated[AskedImportFormat, Field(description="Format of the file")] = "auto"
+    filename: Annotated[
+        str, Field(min_length=1, max_length=200, description="Name of the file, for messages and its format")
+    ] = "file"
+    workers: Annotated[
+        int | None, Field(ge=1, le=10_000_000, description="Number of workers, if the file does not hold it")
+    ] = None
+    bandwidth_gbps: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=1e6,
+            allow_inf_nan=False,
+            description="Link bandwidth of a ring all-reduce in Gbit/s, if the file holds no cost",
+        ),
+    ] = None
+    latency_s: Annotated[
+        float, Field(ge=0, le=1e3, allow_inf_nan=False, description="Latency of one message in seconds")
+    ] = 0.0
+    name: Annotated[JobName | None, Field(description="Name of the profile; default: the file's name")] = None
 
 
 class ImportResource(ProfileSummary):
-    """The profile that was made from a file, as it is stored, and what the importer found.
+    """The stored profile of an imported file, and the importer's report.
 
     Attributes
     ----------
     format
-        What the file was read as.
+        Format as which the file was read.
     report
         As ``pace import kineto --json`` prints it.
     warnings
-        What was left out, and what an answer from this profile cannot be trusted in.
+        What was left out of the profile, and which predictions of it are unreliable.
     """
 
     format: ImportFormat

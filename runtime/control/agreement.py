@@ -276,7 +276,7 @@ def agree_on_weights(
         transport.broadcast_tensor(_bytes_of(host))
         tensor.copy_(host)
     if differing and transport.rank == 0:
-        log.info("pace.weights_broadcast", tensors=len(differing), of=len(state))
+        log.info("pace.weights_broadcast", changed=len(differing), total=len(state))
 
 
 def _sha256(tensor: torch.Tensor) -> str:

@@ -48,7 +48,7 @@ class LateSchedule:
                 # Another job of this name may have handed in a profile first: nothing is solved twice.
                 self._found = self._ask() or (b"" if submit is None else self._hand_in(submit))
             except Exception as error:  # whatever it is, it may be gone when the service is asked again
-                log.warning("pace.question_failed", reason=f"{type(error).__name__}: {error}")
+                log.warning("pace.schedule_request_failed", reason=f"{type(error).__name__}: {error}")
             if self._found:
                 return
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)

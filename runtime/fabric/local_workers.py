@@ -192,7 +192,7 @@ class LocalWorkers:
         for older in list(self._shards)[:-8]:  # of deliveries that were given up
             del self._shards[older]
         if len({each.version for each in found.values()}) > 1:
-            log.error("pace.fabric_shards_apart", versions=[each.version for each in found.values()])
+            log.error("pace.fabric_shard_versions_differ", versions=[each.version for each in found.values()])
         return KeptBytes(bytearray(b"".join(found[each].data for each in range(shards))), kept.version)
 
     def _hand_over(self, link: FabricLink, number: int, key: str, kept: KeptBytes) -> None:

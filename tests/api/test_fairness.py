@@ -118,7 +118,7 @@ def test_a_tenant_takes_at_most_half_of_the_room_to_wait() -> None:
     async def run() -> None:
         turns = Turns(places=1, most_waiting=4)
         await turns.ask("a1", "a2", "a3", "a4", "b1")
-        with pytest.raises(QueueFull, match="2 bodies of yours"):
+        with pytest.raises(QueueFull, match="2 of your bodies"):
             await turns.tasks["a4"]
         await turns.end("a1", "b1", "a2", "a3")
 
@@ -244,7 +244,7 @@ def test_bodies_under_way_are_bounded() -> None:
     with room.body("one") as large:
         large.grow(60)
         large.grow(10)
-        with room.body("one") as more, pytest.raises(QueueFull, match="of yours"):
+        with room.body("one") as more, pytest.raises(QueueFull, match="your request bodies"):
             more.grow(1)
         with room.body("other") as other:
             other.grow(20)

@@ -221,7 +221,7 @@ def test_a_service_for_others_wants_keys(tmp_path: Path) -> None:
     assert Settings(host="127.0.0.1", auth="required").needs_keys
     with ServiceProcess(tmp_path) as service:
         service.http.get("/healthz")
-        assert service.events("keys-are-off", 1)
+        assert service.events("auth-disabled", 1)
 
 
 def test_admins_make_and_revoke_keys_over_http(service: Caller) -> None:

@@ -276,7 +276,7 @@ def test_object_storage_that_hangs_holds_up_only_who_needs_it(
             assert caller.post_schedule(layered_profile(SMALL + 1)).status_code == 201
             # A small profile with a large result: solved now, stored later.
             waiting = pool.submit(caller.http.post, "/v1/schedules", json={"profile": _small_input()})
-            service.events("not-stored-yet", 1)
+            service.events("result-not-stored", 1)
         assert waiting.result().status_code == 201, waiting.result().text
         assert caller.http.get("/readyz").status_code == 200
         assert caller.post_schedule(layered_profile(LARGE + 1)).status_code == 201

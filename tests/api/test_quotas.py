@@ -128,7 +128,7 @@ def test_simulations_under_way_are_bounded(queue: TaskQueue) -> None:
     with pytest.raises(ContentTooLarge, match="may have 10"):
         ask("one", 11)
     ask("one", 6)
-    with pytest.raises(QueueFull, match="6 simulations of yours"):
+    with pytest.raises(QueueFull, match="6 of your simulations"):
         ask("two", 5)
     ask("two", 4)
 
@@ -163,7 +163,7 @@ def test_what_is_stored_is_bounded(queue: TaskQueue) -> None:
 def test_bodies_of_a_tenant_are_counted() -> None:
     """Beyond its number they are refused, however small."""
     room = BodyLimits(100, Tenants(TenantLimits(max_bodies=1)))
-    with room.body("one"), pytest.raises(QueueFull, match="1 bodies of yours"), room.body("one"):
+    with room.body("one"), pytest.raises(QueueFull, match="1 of your request bodies"), room.body("one"):
         pass
     with room.body("one"), room.body("other"):
         pass

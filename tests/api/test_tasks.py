@@ -92,10 +92,10 @@ def test_too_many_that_wait_are_refused(queue: TaskQueue) -> None:
     assert queue.submit("a", _request(2), claim=True).claimed is not None
     queue.submit("a", _request(3))
     queue.submit("a", _request(4))
-    with pytest.raises(QueueFull, match="2 tasks of yours wait"):
+    with pytest.raises(QueueFull, match="2 of your tasks are waiting"):
         queue.submit("a", _request(5), claim=True)
     queue.submit("b", _request(3))
-    with pytest.raises(QueueFull, match="3 tasks wait"):
+    with pytest.raises(QueueFull, match="3 tasks are waiting"):
         queue.submit("b", _request(4), claim=True)
 
 

@@ -1,4 +1,4 @@
-"""Routes by which others watch the service. They need no API key."""
+"""Routes to watch the service. They need no API key."""
 
 import asyncio
 
@@ -14,24 +14,24 @@ from pace.api.problems import brief
 from pace.client.documents import Health, Readiness
 from pace.version import __version__
 
-router = APIRouter()
+router = APIRouter(tags=["Operation"])
 log = structlog.get_logger(__name__)
 
 
-@router.get("/healthz", summary="Is the service alive?")
+@router.get("/healthz", summary="Check that the service is alive")
 async def healthz() -> Health:
-    """Answer as long as the event loop runs, whatever else does not."""
+    """Answer 200 as long as the service process handles requests, even without a database or workers."""
     return Health(version=__version__)
 
 
 @router.get(
     "/readyz",
-    summary="Can the service do its work?",
+    summary="Check that the service is ready",
     response_model=Readiness,
-    responses={503: {"model": Readiness, "description": "Not now"}},
+    responses={503: {"model": Readiness, "description": "A part is missing; the body says which"}},
 )
 async def readyz(service: RunningService) -> Response:
-    """Say whether database, object storage and worker processes are there."""
+    """Check that the database, object storage and worker processes answer."""
 
     def ask_database() -> None:
         with service.database.read() as connection:
@@ -56,9 +56,19 @@ async def readyz(service: RunningService) -> Response:
     return answer.response(200 if ready else 503)
 
 
-@router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+@router.get(
+    "/metrics",
+    summary="Get metrics for Prometheus",
+    response_class=Response,
+    responses={
+        200: {
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+            "description": "Metrics in Prometheus' text format",
+        }
+    },
+)
 async def metrics(service: RunningService) -> Response:
-    """Return what the service measured about itself."""
+    """Return the metrics of this service process."""
     await service.queue_counts.refresh()
     body = await asyncio.to_thread(service.metrics.render)
     return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})

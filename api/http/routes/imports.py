@@ -1,4 +1,4 @@
-"""The route /v1/imports: profiles from other tools' files."""
+"""The route /v1/imports: convert files of other tools to profiles."""
 
 import json
 from typing import Annotated, Any
@@ -16,15 +16,15 @@ from pace.api.workers.imports.read_import import read_import
 from pace.client.documents import example_profile
 from pace.client.page_documents import ImportQuestion, ImportResource
 
-router = APIRouter(prefix="/v1/imports")
+router = APIRouter(prefix="/v1/imports", tags=["Profiles"])
 
-# A page of another site cannot send it without being let.
+# A page of another site cannot send this type without permission (CORS).
 BYTES = "application/octet-stream"
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "The file as it is, or an archive (tar, zip) of the traces of several ranks; also "
-        "compressed by gzip, itself or as Content-Encoding says",
+        "description": "The file, or an archive (tar, zip) of the traces of several ranks; each may be "
+        "compressed by gzip, as may the body with `Content-Encoding: gzip`",
         "content": {
             BYTES: {"schema": {"type": "string", "format": "binary"}},
             JSON: {"schema": {}, "example": example_profile()},
@@ -35,10 +35,13 @@ _BODY: dict[str, Any] = {
 
 @router.post(
     "",
-    summary="Make a profile from a file",
+    summary="Convert a file to a profile",
     status_code=201,
     responses={
-        201: {"model": ImportResource, "description": "Stored; Location is the profile's"},
+        201: {
+            "model": ImportResource,
+            "description": "The stored profile without its content; `Location` is its path",
+        },
         **problems(401, 403, 408, 413, 415, 422, 429, 500, 501, 503, 507),
     },
     openapi_extra=_BODY,
@@ -49,11 +52,11 @@ async def create_import(
     principal: Submitter,
     question: Annotated[ImportQuestion, Query()],
 ) -> Response:
-    """Store the profile that a profiler's, Horovod's or Chakra's trace or a table of layers comes to.
+    """Convert a trace of PyTorch, Horovod or Chakra, or a table of layers, to a profile and store it.
 
-    The format is told from the file unless `format` names it; tables and Chakra's traces also need `workers`,
-    tables `bandwidth_gbps`. Several files come as an archive: the Kineto traces of one job's ranks and, where
-    those lack shapes, one execution trace or list of parameters.
+    The format is recognized from the file, unless `format` names it. Tables and Chakra traces also need
+    `workers`, and tables `bandwidth_gbps`. Send several files as one archive: the Kineto traces of a job's
+    ranks and, if they hold no shapes, one execution trace or list of parameters.
     """
     received = await read_body(
         request, principal.tenant, read_import, question.model_dump_json(), media_types=(BYTES,)

@@ -1,4 +1,4 @@
-"""The route /v1/jobs: training jobs, by the names under which schedules are asked for."""
+"""The route /v1/jobs: training jobs by name."""
 
 from typing import Annotated
 
@@ -13,10 +13,14 @@ from pace.api.storage.pages import JobOrder
 from pace.client.documents import JobName
 from pace.client.page_documents import JobPage
 
-router = APIRouter(prefix="/v1/jobs")
+router = APIRouter(prefix="/v1/jobs", tags=["Jobs and reports"])
 
-Contains = Annotated[JobName | None, Query(description="Only names that contain this, whatever its case")]
-Order = Annotated[JobOrder, Query(description="By the last time a schedule was asked for, or by name")]
+Contains = Annotated[
+    JobName | None, Query(description="Only jobs whose name contains this text, in any case")
+]
+Order = Annotated[
+    JobOrder, Query(description="Order: `newest` by the last request for a schedule, or by name")
+]
 
 
 @router.get("", summary="List jobs", response_model=JobPage, responses=problems(401, 403, 422, 429))
@@ -31,7 +35,7 @@ async def list_jobs(
 ) -> Response:
     """List the jobs that have schedules, each with its newest report.
 
-    Their schedules are under ``/v1/schedules?job=``, their reports under ``/v1/reports?job=``.
+    A job's schedules are under ``/v1/schedules?job=``, its reports under ``/v1/reports?job=``.
     """
     page = await service.in_database(service.jobs.page, principal.tenant, contains, order, limit, cursor)
     return document_answer(page).response_to(request)

@@ -1,4 +1,4 @@
-"""Routes under /v1/keys: a tenant's API keys, for its admins."""
+"""Routes under /v1/keys: a tenant's API keys, for keys with the scope admin."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -16,7 +16,7 @@ from pace.api.http.security import Admin
 from pace.api.storage.keys import ApiKey
 from pace.client.key_documents import CreatedKey, KeyId, KeyPage, KeyRequest, KeyResource, KeyScope
 
-router = APIRouter(prefix="/v1/keys")
+router = APIRouter(prefix="/v1/keys", tags=["Keys and usage"])
 
 _EXAMPLE = {"name": "team vision", "scopes": ["read", "submit"], "expires_at": "2027-01-01T00:00:00Z"}
 _SCOPES: tuple[KeyScope, ...] = ("read", "submit", "admin")
@@ -27,22 +27,25 @@ _SCOPES: tuple[KeyScope, ...] = ("read", "submit", "admin")
     summary="Create an API key",
     status_code=201,
     responses={
-        201: {"model": CreatedKey, "description": "The key with its token, shown this once"},
+        201: {
+            "model": CreatedKey,
+            "description": "The key with its token, which is shown only in this answer",
+        },
         **problems(401, 403, 408, 413, 415, 422, 429, 503, 507),
     },
     openapi_extra=json_body(KeyRequest, _EXAMPLE),
 )
 async def create_key(request: Request, service: RunningService, principal: Admin) -> Response:
-    """Make a key of the admin's own tenant."""
+    """Create a key of the caller's tenant. The token is in this answer only."""
     asked = await receive_small(request, KeyRequest)
     if asked.expires_at is not None and asked.expires_at <= datetime.now(UTC):
-        raise InvalidRequest("expires_at: is past already")
+        raise InvalidRequest("expires_at: expected a time in the future")
     token = await service.in_database(
         service.keys.create, principal.tenant, asked.name, asked.scopes, expires_at=asked.expires_at
     )
     key = await service.in_database(service.keys.find, token.split("_")[1])
     if key is None:
-        raise NotFound("the key was revoked while it was made")
+        raise NotFound("the key was revoked while it was created")
     audit("key-created", principal, new_key=key.id, scopes=" ".join(sorted(key.scopes)))
     created = CreatedKey(token=token, **key_resource(key).model_dump())
     return document_answer(created).response(201, {"Cache-Control": "no-store"})
@@ -52,7 +55,7 @@ async def create_key(request: Request, service: RunningService, principal: Admin
 async def list_keys(
     request: Request, service: RunningService, principal: Admin, limit: Limit = 100, cursor: Cursor = None
 ) -> Response:
-    """List the tenant's keys, revoked and expired ones included, newest first."""
+    """List the tenant's keys, newest first, including revoked and expired ones."""
     keys, following = await service.in_database(service.keys.page, principal.tenant, limit, cursor)
     return document_answer(KeyPage(items=tuple(map(key_resource, keys)), next=following)).response_to(request)
 
@@ -60,8 +63,12 @@ async def list_keys(
 @router.delete(
     "/{key_id}", summary="Revoke an API key", status_code=204, responses=problems(401, 403, 404, 422, 429)
 )
-async def revoke_key(service: RunningService, principal: Admin, key_id: Annotated[KeyId, Path()]) -> None:
-    """Make a key of the tenant invalid: here at once, in other service processes within five seconds."""
+async def revoke_key(
+    service: RunningService,
+    principal: Admin,
+    key_id: Annotated[KeyId, Path(description="Identifier of the key")],
+) -> None:
+    """Make a key invalid: at once in this service process, within five seconds in others."""
     if not await service.in_database(service.keys.revoke, key_id, principal.tenant):
         raise NotFound(f'there is no valid key "{key_id}"')
     service.access.forget(key_id)

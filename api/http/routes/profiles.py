@@ -18,7 +18,7 @@ from pace.client.documents import ProfilePage, ProfileResource, ProfileSummary, 
 from pace.documents.profile import Profile
 from pace.documents.schedule import Sha256
 
-router = APIRouter(prefix="/v1/profiles")
+router = APIRouter(prefix="/v1/profiles", tags=["Profiles"])
 
 
 @router.post(
@@ -26,13 +26,16 @@ router = APIRouter(prefix="/v1/profiles")
     summary="Store a profile",
     status_code=201,
     responses={
-        201: {"model": ProfileSummary, "description": "Stored; Location says where"},
+        201: {
+            "model": ProfileSummary,
+            "description": "The stored profile without its content; `Location` is its path",
+        },
         **problems(401, 403, 408, 413, 415, 422, 429, 500, 503, 507),
     },
     openapi_extra=json_body(Profile, example_profile()),
 )
 async def create_profile(request: Request, service: RunningService, principal: Submitter) -> Response:
-    """Store a profile under the hash of its content, for schedules to refer to."""
+    """Store a profile; its identifier is the SHA-256 of its content."""
     received = await read_body(request, principal.tenant, read_profile)
     summary = await service.put_profile(principal.tenant, received)
     audit("profile-stored", principal, profile=summary.id)
@@ -55,7 +58,10 @@ async def list_profiles(
     responses=problems(401, 403, 404, 422, 429),
 )
 async def get_profile(
-    request: Request, service: RunningService, principal: Reader, profile_id: Annotated[Sha256, Path()]
+    request: Request,
+    service: RunningService,
+    principal: Reader,
+    profile_id: Annotated[Sha256, Path(description="Identifier of the profile")],
 ) -> Response:
     """Return a stored profile."""
     stored = await service.read(service.store.get_profile, principal.tenant, profile_id)
@@ -71,7 +77,9 @@ async def get_profile(
     responses=problems(401, 403, 404, 409, 422, 429),
 )
 async def delete_profile(
-    service: RunningService, principal: Admin, profile_id: Annotated[Sha256, Path()]
+    service: RunningService,
+    principal: Admin,
+    profile_id: Annotated[Sha256, Path(description="Identifier of the profile")],
 ) -> None:
     """Delete a profile that no stored schedule refers to."""
     if not await service.in_database(service.store.delete_profile, principal.tenant, profile_id):

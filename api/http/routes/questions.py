@@ -1,6 +1,7 @@
 """Routes of all kinds of questions: to ask, to get an answer, to list them and to delete one."""
 
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,7 +12,7 @@ from pace.api.errors import NotFound, ResultDeleted
 from pace.api.http.answers import JSON, PreparedAnswer, document_answer
 from pace.api.http.audit import audit
 from pace.api.http.body import read_body
-from pace.api.http.openapi import json_body, problems
+from pace.api.http.openapi import KIND_TAGS, json_body, problems
 from pace.api.http.parameters import Cursor, KnownAnswers, Limit, QuestionId, RunningService
 from pace.api.http.question_answers import QuestionAnswers
 from pace.api.http.routes.tasks import unfinished, wait_for_task
@@ -46,7 +47,7 @@ async def create_question(
         return (await answers.keep(tenant, kind, solved)).response(201, created)
     answer = await answers.get(tenant, kind, submitted.result_id)
     if answer is None:
-        raise ResultDeleted(f"the {kind.noun} was deleted while it was made; send it again")
+        raise ResultDeleted(f"the {kind.noun} was deleted while it was computed; send the request again")
     return answer.response(201, created)
 
 
@@ -68,7 +69,7 @@ async def get_question(
 async def get_csv(
     kind: Kind, request: Request, service: Service, principal: Principal, question_id: str
 ) -> Response:
-    """Answer a GET by a caller who accepts nothing but CSV."""
+    """Answer a GET with `Accept: text/csv`."""
     stored = await service.read(service.questions.get, principal.tenant, kind, question_id)
     if stored is None:
         raise not_found(kind, question_id)
@@ -77,7 +78,7 @@ async def get_csv(
 
 
 def not_found(kind: Kind, question_id: str) -> NotFound:
-    """Return the error of who asks for what is not there."""
+    """Return the error for an identifier that does not exist."""
     return NotFound(f'there is no {kind.noun} "{question_id}"')
 
 
@@ -95,14 +96,15 @@ _VARIES = {"Vary": "Accept"}
 
 
 def _add_routes(router: APIRouter, kind: Kind) -> None:
-    """Add what kinds have in common. Their documents make the description, not the functions' types."""
+    """Add the routes that all kinds have. OpenAPI describes them by the kind's documents."""
     name, one = _word(kind), f"{kind.path}/{{question_id}}"
+    tags: list[str | Enum] = [KIND_TAGS[kind.name]]
     resource = {"$ref": f"#/components/schemas/{kind.resource.__name__}"}
     content: dict[str, Any] = {JSON: {"schema": resource}}
-    found = "The answer"
+    found = f"The {kind.noun}"
     if kind.csv is not None:
         content[CSV] = {"schema": {"type": "string"}}
-        found += "; as CSV if the caller accepts nothing but that"
+        found += "; CSV if the request has `Accept: text/csv`"
 
     async def create(
         request: Request, service: RunningService, answers: KnownAnswers, principal: Submitter
@@ -145,15 +147,16 @@ def _add_routes(router: APIRouter, kind: Kind) -> None:
         kind.path,
         create,
         methods=["POST"],
+        tags=tags,
         name=f"create_{name}",
         summary=kind.title,
         description=f"{kind.description}\n\n{_WAITS}",
         status_code=201,
         responses={
-            201: {"model": kind.resource, "description": "The answer; Location says where it stays"},
+            201: {"model": kind.resource, "description": "The answer; `Location` is its path"},
             202: {
                 "model": TaskResource,
-                "description": "Not answered within the wait; Location is the task's",
+                "description": "The task, if the answer takes longer than the wait; `Location` is its path",
             },
             **problems(401, 403, 408, 409, 413, 415, 422, 429, 500, 503, 507),
         },
@@ -164,6 +167,7 @@ def _add_routes(router: APIRouter, kind: Kind) -> None:
             kind.path,
             listed,
             methods=["GET"],
+            tags=tags,
             name=f"list_{name}s",
             summary=f"List {kind.noun}s",
             description=f"List {kind.noun}s without their content, newest first.",
@@ -174,6 +178,7 @@ def _add_routes(router: APIRouter, kind: Kind) -> None:
         one,
         get,
         methods=["GET"],
+        tags=tags,
         name=f"get_{name}",
         summary=f"Get a {kind.noun}",
         description=f"Return a stored {kind.noun}.",
@@ -187,16 +192,17 @@ def _add_routes(router: APIRouter, kind: Kind) -> None:
         one,
         delete,
         methods=["DELETE"],
+        tags=tags,
         name=f"delete_{name}",
         summary=f"Delete a {kind.noun}",
-        description=f"Delete a stored {kind.noun}; a profile that it is about stays.",
+        description=f"Delete a stored {kind.noun}; its profile stays stored.",
         status_code=204,
         responses=problems(401, 403, 404, 422, 429),
     )
 
 
-_WAITS = """``Prefer: wait=N`` bounds the wait to N seconds, ``Prefer: respond-async`` to none. The task's
-``/events`` tell how far it is; DELETE of the task ends it."""
+_WAITS = """With `Prefer: wait=N` the service answers 202 after N seconds at the latest, with
+`Prefer: respond-async` at once. Follow the task with GET `/v1/tasks/{id}/events`, or cancel it with DELETE."""
 
 router = APIRouter()
 for each in KINDS.values():

@@ -1,4 +1,4 @@
-"""Routes under /v1/reports: what jobs measured, next to what was predicted."""
+"""Routes under /v1/reports: measured iteration times beside predicted ones."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from pace.api.http.parameters import Cursor, Limit, OfFingerprint, OfJob, Runnin
 from pace.api.http.security import Reader, Submitter
 from pace.client.documents import ReportPage, ReportRequest, ReportResource
 
-router = APIRouter(prefix="/v1/reports")
+router = APIRouter(prefix="/v1/reports", tags=["Jobs and reports"])
 
 IdempotencyKey = Annotated[
     str | None,
@@ -21,7 +21,7 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=200,
         pattern=r"^[\x21-\x7e]+$",
-        description="A report that is sent again with the same key is stored once",
+        description="A report that is sent twice with the same key is stored once",
     ),
 ]
 
@@ -41,7 +41,7 @@ _EXAMPLE = {
     summary="Report measured times",
     status_code=201,
     responses={
-        201: {"model": ReportResource, "description": "Stored"},
+        201: {"model": ReportResource, "description": "The stored report"},
         **problems(401, 403, 408, 413, 415, 422, 429, 503, 507),
     },
     openapi_extra=json_body(ReportRequest, _EXAMPLE),
@@ -52,7 +52,7 @@ async def create_report(
     principal: Submitter,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Keep the iteration times that a job measured; once, if they are sent again with the same key."""
+    """Store the iteration times that a job measured."""
     report = await receive_small(request, ReportRequest)
     stored = await service.in_database(service.store.add_report, principal.tenant, report, idempotency_key)
     audit("report-stored", principal, report=stored.id)

@@ -26,7 +26,7 @@ from pace.api.service import Service
 from pace.api.workers.drawings import chart, timeline
 from pace.client.documents import ScheduleResource
 
-router = APIRouter()
+router = APIRouter(tags=["Schedules"])
 
 SVG = "image/svg+xml"
 _KIND = KINDS[SCHEDULE]
@@ -69,12 +69,15 @@ async def find_schedules(
     summary="Get a schedule's timeline",
     response_class=Response,
     responses={
-        200: {"content": {JSON: {"schema": {"type": "object"}}}, "description": "A Chrome trace"},
+        200: {
+            "content": {JSON: {"schema": {"type": "object"}}},
+            "description": "The predicted window as a Chrome trace",
+        },
         **problems(401, 403, 404, 422, 429, 500, 503),
     },
 )
 async def get_timeline(service: RunningService, principal: Reader, question_id: QuestionId) -> Response:
-    """Return the predicted window as a Chrome trace, for chrome://tracing or Perfetto."""
+    """Return the predicted window as a Chrome trace, for ui.perfetto.dev."""
     return PreparedAnswer.of(await _drawn(service, principal, question_id, timeline)).response()
 
 
@@ -83,7 +86,10 @@ async def get_timeline(service: RunningService, principal: Reader, question_id: 
     summary="Get a schedule's chart",
     response_class=Response,
     responses={
-        200: {"content": {SVG: {"schema": {"type": "string"}}}, "description": "A picture"},
+        200: {
+            "content": {SVG: {"schema": {"type": "string"}}},
+            "description": "The predicted window as an SVG picture",
+        },
         **problems(401, 403, 404, 422, 429, 500, 501, 503),
     },
 )

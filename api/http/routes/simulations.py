@@ -15,7 +15,7 @@ from pace.api.workers.drawings import simulation, windows
 from pace.client.documents import SimulationRequest, SimulationResult
 from pace.client.page_documents import WindowRequest, WindowResult
 
-router = APIRouter(prefix="/v1/simulations")
+router = APIRouter(prefix="/v1/simulations", tags=["Simulations"])
 
 _EXAMPLE = {"profile_id": "0" * 64, "policies": ["fifo", "ddp", "pace"]}
 
@@ -28,7 +28,7 @@ _EXAMPLE = {"profile_id": "0" * 64, "policies": ["fifo", "ddp", "pace"]}
     openapi_extra=json_body(SimulationRequest, _EXAMPLE),
 )
 async def create_simulation(request: Request, service: RunningService, principal: Submitter) -> Response:
-    """Simulate a stored profile under several policies. Nothing is stored: same request, same answer."""
+    """Simulate a stored profile under several policies and return iteration times. Nothing is stored."""
     asked = await receive_small(request, SimulationRequest)
     profile = await service.read(service.store.get_profile_document, principal.tenant, asked.profile_id)
     if profile is None:
@@ -40,16 +40,13 @@ async def create_simulation(request: Request, service: RunningService, principal
 
 @router.post(
     "/windows",
-    summary="Lay out windows in time",
+    summary="Get the times of ops and transfers",
     response_model=WindowResult,
     responses=problems(401, 403, 404, 408, 413, 415, 422, 429, 500, 503),
     openapi_extra=json_body(WindowRequest, _EXAMPLE),
 )
 async def create_windows(request: Request, service: RunningService, principal: Submitter) -> Response:
-    """Say when every op runs and when every transfer is on the network: of a schedule, and under policies.
-
-    Nothing is stored: same request, same answer.
-    """
+    """Return when every op and transfer runs, under a schedule and under policies. Nothing is stored."""
     asked, tenant = await receive_small(request, WindowRequest), principal.tenant
     profile = await service.read(service.store.get_profile_document, tenant, asked.profile_id)
     if profile is None:

@@ -20,15 +20,15 @@ from pace.api.service import Service
 from pace.api.tasks.state import Submitted, TaskStatus
 from pace.client.documents import ResourceId, TaskPage, TaskResource, TaskState
 
-router = APIRouter(prefix="/v1/tasks")
+router = APIRouter(prefix="/v1/tasks", tags=["Tasks"])
 log = structlog.get_logger(__name__)
 
-TaskId = Annotated[ResourceId, Path()]
-OfState = Annotated[TaskState | None, Query(description="Only those in this state")]
+TaskId = Annotated[ResourceId, Path(description="Identifier of the task")]
+OfState = Annotated[TaskState | None, Query(description="Only tasks in this state")]
 OfKind = Annotated[
     str | None,
     Query(
-        description="Only those of this kind",
+        description="Only tasks of this kind",
         pattern=f"^({'|'.join(KINDS)})$",
         json_schema_extra={"enum": list(KINDS)},
     ),
@@ -61,7 +61,7 @@ async def list_tasks(
     responses=problems(401, 403, 404, 422, 429),
 )
 async def get_task(request: Request, service: RunningService, principal: Reader, task_id: TaskId) -> Response:
-    """Say how far a task is and where its result lies."""
+    """Return the state and progress of a task, and the path of its result."""
     status = await service.in_database(service.tasks.status, principal.tenant, task_id)
     return document_answer(task_resource(_known(status, task_id))).response_to(request)
 
@@ -79,7 +79,7 @@ async def get_task(request: Request, service: RunningService, principal: Reader,
     },
 )
 async def follow_task(service: RunningService, principal: Reader, task_id: TaskId) -> Response:
-    """Tell how far a task is whenever that changes; the last event tells how it ended."""
+    """Send an event whenever the task's state or progress changes, until it ends."""
     status = await service.in_database(service.tasks.status, principal.tenant, task_id)
     _known(status, task_id)
     return EventSourceResponse(_events(service, principal.tenant, task_id))
@@ -101,10 +101,10 @@ async def _events(service: Service, tenant: str, task_id: str) -> AsyncIterator[
     responses=problems(401, 403, 404, 409, 422, 429),
 )
 async def cancel_task(service: RunningService, principal: Submitter, task_id: TaskId) -> Response:
-    """End a task for all who wait for it; who asks for its result afterwards starts a new one."""
+    """Cancel a task for everyone who waits for it. A later request for its result starts a new task."""
     status = _known(await service.cancel(principal.tenant, task_id), task_id)
     if status.state != "cancelled":
-        raise TaskIsFinished(f"the task is {status.state} already")
+        raise TaskIsFinished(f"a task that is {status.state} cannot be cancelled")
     audit("task-cancelled", principal, task=task_id)
     return document_answer(task_resource(status)).response()
 

@@ -13,7 +13,7 @@ from pace.api.workers.transfer_plans import plan_of
 from pace.client.fabric_documents import TransferPlanRequest, example_transfer_plan_request
 from pace.fabric.documents.transfer_plan import TransferPlan
 
-router = APIRouter(prefix="/v1/transfer-plans")
+router = APIRouter(prefix="/v1/transfer-plans", tags=["Transfer plans"])
 
 
 @router.post(
@@ -24,7 +24,7 @@ router = APIRouter(prefix="/v1/transfer-plans")
     openapi_extra=json_body(TransferPlanRequest, example_transfer_plan_request()),
 )
 async def create_transfer_plan(request: Request, service: RunningService, principal: Submitter) -> Response:
-    """Plan a batch of updates on a network. Nothing is stored: same request, same plan."""
+    """Plan the transfers of a batch of updates on a network. Nothing is stored."""
     tenant, settings = principal.tenant, service.settings
     with service.body_limits.body(tenant) as held, BodySpool(settings.spool_folder) as spool:
         gzipped = await receive_body(request, settings.max_body_bytes, spool, held)

@@ -1,4 +1,4 @@
-"""The route /v1/usage: who asks, what that may do, and what the tenant has in use."""
+"""The route /v1/usage: the caller, its scopes, and the tenant's usage and limits."""
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -12,16 +12,16 @@ from pace.client.key_documents import KeyScope
 from pace.client.page_documents import UsageResource
 from pace.version import __version__
 
-router = APIRouter(prefix="/v1/usage")
+router = APIRouter(prefix="/v1/usage", tags=["Keys and usage"])
 
 _SCOPES: tuple[KeyScope, ...] = ("read", "submit", "admin")
 
 
 @router.get(
-    "", summary="See what is in use", response_model=UsageResource, responses=problems(401, 403, 429, 503)
+    "", summary="Get usage and limits", response_model=UsageResource, responses=problems(401, 403, 429, 503)
 )
 async def get_usage(service: RunningService, principal: Reader) -> Response:
-    """Return what the tenant has stored and under way, its limits, and what the caller's key may do."""
+    """Return the tenant's stored bytes, tasks and limits, and the scopes of the caller's key."""
     usage = await service.in_database(read_usage, service.database, principal.tenant)
     limits = service.settings.tenants.limits(principal.tenant)
     return document_answer(

@@ -64,7 +64,7 @@ def _upgrade_older(config: Config, revision: str) -> None:
             f"the database has schema {current}, which needs a version of PACE with schema {floor} or newer; "
             f"this one has {newest}"
         )
-    log.warning("schema-is-newer", schema=current, ours=newest)
+    log.warning("schema-is-newer", schema=current, supported=newest)
 
 
 def _migrate(database: Database, migrate: Callable[[Config, str], None], revision: str) -> None:

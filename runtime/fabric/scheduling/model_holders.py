@@ -135,4 +135,6 @@ class ModelHolders:
             update.again = True
         pending = self._tickets.pending
         self._tickets.pending = again | {i: u for i, u in pending.items() if i not in again}
-        log.warning("pace.fabric_failover", server=replica, version=self._commits.version, again=len(again))
+        log.warning(
+            "pace.fabric_failover", server=replica, version=self._commits.version, resubmitted=len(again)
+        )

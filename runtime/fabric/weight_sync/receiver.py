@@ -129,7 +129,7 @@ class WeightReceiver(Closing):
                 )
                 following.start(lambda _link, _message: None, self._lose)
             except CommunicationFailed as error:
-                log.warning("pace.weights_not_handed_on", reason=str(error))
+                log.warning("pace.weights_not_forwarded", reason=str(error))
         with self._lock:
             for old in [each for each in self._relays.values() if each.asked is link]:
                 del self._relays[old.key]  # the sender has given it up

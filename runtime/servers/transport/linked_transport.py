@@ -255,7 +255,7 @@ class LinkedTransport(GlooTransport):
         self._some_lost = self._some_lost or bool(lost)
         if self.rank == 0:
             log.warning(
-                "pace.links_renewed",
+                "pace.server_links_changed",
                 lost=sorted(lost),
                 back=sorted(doubted - lost.keys()),
                 left=[address.name for address in self._known],

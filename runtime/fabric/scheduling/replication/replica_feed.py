@@ -368,7 +368,7 @@ class ReplicaFeed:
             self._resync, self.in_step, self.version = None, True, version
             self._release(self._to_release)
             self._to_release = []
-            log.info("pace.fabric_replica_in_step", version=version)
+            log.info("pace.fabric_replica_synchronized", version=version)
 
         self._known.transfers.submit(
             server, replica, key, size_bytes, ended, urgency=0, once=True, purpose="snapshot"
