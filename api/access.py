@@ -1,4 +1,4 @@
-"""Who asks, and what they may: API keys, an issuer's tokens, scopes, and limits on how often they ask."""
+"""Authentication and authorization: API keys, tokens of an issuer, scopes and rate limits."""
 
 import asyncio
 import hmac
@@ -33,7 +33,7 @@ _MOST_KNOWN = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLeft:
-    """How many requests a tenant may still send until its count begins anew."""
+    """Number of requests that a tenant may send until its rate limit's period ends."""
 
     limit: int
     remaining: int
@@ -47,11 +47,11 @@ class Principal:
     Attributes
     ----------
     tenant
-        Whose data it may see: no other.
+        The tenant whose data the principal may see.
     key_id
-        The API key's id; None when keys are off, and for tokens of an issuer.
+        The API key's identifier; None without API keys and for tokens of an issuer.
     subject
-        Whom the issuer names; None for API keys.
+        The subject that the issuer names; None for API keys.
     """
 
     tenant: str
@@ -61,25 +61,25 @@ class Principal:
 
 
 class AccessControl:
-    """Lets requests in.
+    """Admits requests.
 
     Parameters
     ----------
     keys
-        None lets everyone in, as the tenant "default": only for a service on loopback.
+        None admits everyone as the tenant "default", which is only safe on loopback.
     rate_limit
-        How often a tenant may ask, such as "6000/minute"; empty for no limit.
+        Largest rate of a tenant's requests, such as "6000/minute"; empty for no limit.
     threads
-        In which keys are looked up.
+        Threads that look keys up.
     issuer
-        Whose tokens are valid besides keys.
+        Issuer whose tokens are valid besides keys.
     failure_limit
-        How often an address may send keys or tokens that are not valid; beyond it, only those are let in that
-        were found valid before. Empty for no limit.
+        Largest rate of invalid keys or tokens from one address. Beyond it, only keys and tokens that were
+        recently valid are accepted from there. Empty for no limit.
     trust_s
-        How long a key that was found valid is not looked up again: a revoked key works so long.
+        Seconds for which a valid key is not looked up again; a revoked key works this long.
     observe
-        Is told the tenant of every request that is let in.
+        Called with the tenant of every admitted request.
     """
 
     def __init__(
@@ -107,17 +107,17 @@ class AccessControl:
         self._everyone = Principal(tenant="default", scopes=frozenset(SCOPES), key_id=None)
 
     async def admit(self, token: str | None, scope: Scope, address: str = "") -> Principal:
-        """Return who holds a token.
+        """Return the principal of a token.
 
         Parameters
         ----------
         address
-            Where the request comes from.
+            Network address of the caller.
 
         Raises
         ------
         Unauthorized, Forbidden, RateLimited
-            Without a valid key, without the scope, or if they ask too often.
+            Without a valid key, without the scope, or beyond the rate limit.
         """
         principal = self._everyone if self._keys is None else await self._let_in(self._keys, token, address)
         if scope not in principal.scopes:
@@ -179,7 +179,7 @@ class AccessControl:
         return key
 
     def forget(self, key_id: str) -> None:
-        """Look a key up again when it is used next: it was revoked."""
+        """Look a key up again at its next use, because it was revoked."""
         self._known.pop(key_id, None)
 
     def _was_valid(self, token: str) -> bool:
@@ -217,7 +217,7 @@ class AccessControl:
 
 
 def _origin(address: str) -> str:
-    # Whoever has an IPv6 address has at least a /64 of them.
+    # The owner of an IPv6 address has at least a /64 network of them.
     try:
         if ip_address(address).version == 6:
             return str(ip_network(f"{address}/64", strict=False))

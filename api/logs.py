@@ -1,4 +1,4 @@
-"""Logs on stderr, those of the libraries included: one JSON object a line, or for people on a terminal."""
+"""Logs on stderr, including those of libraries: one JSON object a line, or text on a terminal."""
 
 import logging
 import sys
@@ -8,7 +8,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict, Processor
 
-# Reentrant, as the handler's: a signal's handler may log.
+# Reentrant like the handler's lock, because a signal handler may log.
 _turn = threading.RLock()
 
 
@@ -26,7 +26,7 @@ def set_up_logs() -> None:
         _add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    # Not by way of the standard library, which takes twice as long for each line.
+    # Without the standard library, which takes twice as long for each line.
     structlog.configure(
         processors=[*shared, *last],
         logger_factory=lambda *names: _LineLogger(names[0] if names else None, sys.stderr),
@@ -54,7 +54,7 @@ class _LineLogger:
         self._stream = stream
 
     def info(self, line: str) -> None:
-        """Write a line, whole whoever else writes."""
+        """Write one whole line, also if several threads write."""
         with _turn:
             self._stream.write(f"{line}\n")
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""What the service measures about itself, for Prometheus."""
+"""Prometheus metrics of the service."""
 
 import asyncio
 import math
@@ -26,12 +26,12 @@ _SIZES = (10, 100, 1_000, 10_000, 100_000)
 
 
 class Metrics:
-    """The service's metrics, in a registry of their own.
+    """The metrics of one service, in their own registry.
 
     Parameters
     ----------
     num_tenants
-        How many tenants have metrics of their own; what the others do is counted together.
+        Number of tenants with their own metrics; the others are counted together.
     """
 
     def __init__(self, num_tenants: int = 0) -> None:
@@ -119,16 +119,16 @@ class Metrics:
         child.observe(seconds)
 
     def observe_wait(self, kind: str, seconds: float) -> None:
-        """Count a task that was begun after so long."""
+        """Count a task that started after a wait."""
         self._waits.labels(kind).observe(seconds)
 
     def turn_observer(self, work: str) -> Callable[[float], None]:
-        """Return what is to be told how long work of a name waited for a process."""
+        """Return a function that records how long work of a name waited."""
         observe: Callable[[float], None] = self._turns.labels(work).observe
         return observe
 
     def observe_answer(self, kind: Kind, num_gradients: int, seconds: float) -> None:
-        """Count an answer; the time of a long one follows from the question, not from a profile's size."""
+        """Count an answer; kinds of long answers have no label for the profile's size."""
         histogram = self._answers[kind.name]
         if not kind.long:
             size = next((str(size) for size in _SIZES if num_gradients <= size), "more")
@@ -136,7 +136,7 @@ class Metrics:
         histogram.observe(seconds)
 
     def count_failure(self, problem_type: str) -> None:
-        """Count a solve or what-if that gave no result."""
+        """Count a task that ended without a result."""
         self._failures.labels(problem_type.rpartition(":")[2]).inc()
 
     def gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
@@ -146,7 +146,7 @@ class Metrics:
             try:
                 return read()
             except Exception:
-                # A scrape must work above all when something else does not.
+                # Metrics matter most when something else fails.
                 return math.nan
 
         Gauge(name, description, registry=self.registry).set_function(read_safely)
@@ -160,11 +160,11 @@ class Metrics:
         *,
         counts: bool = False,
     ) -> None:
-        """Add values that are read at every scrape, by a label; `counts` if none ever falls."""
+        """Add values that are read at every scrape, by a label; `counts` if they never decrease."""
         self.registry.register(_Family(name, description, label, read, counts))
 
     async def watch_event_loop(self, every_s: float = 0.02) -> None:
-        """Measure, for ever, how late the event loop gets to what is due."""
+        """Measure the delay of the event loop until cancelled."""
         while True:
             due = time.perf_counter() + every_s
             await asyncio.sleep(every_s)
@@ -178,7 +178,7 @@ class Metrics:
 
 
 class TenantMetrics:
-    """What single tenants use. Their names are for who may read the metrics, so it is off by default.
+    """Metrics by tenant, off by default because they show tenants' names to every reader.
 
     Parameters
     ----------
@@ -213,11 +213,11 @@ class TenantMetrics:
 
     @property
     def wanted(self) -> bool:
-        """Whether there are any."""
+        """Whether there are metrics by tenant."""
         return self._num_tenants > 0
 
     def count_request(self, tenant: str) -> None:
-        """Count a request that was let in."""
+        """Count an admitted request."""
         if self.wanted:
             self._requests.labels(self._label(tenant)).inc()
 
@@ -227,12 +227,12 @@ class TenantMetrics:
             self._work.labels(self._label(tenant), kind).inc(seconds)
 
     def count_body(self, tenant: str, size_bytes: int) -> None:
-        """Count a body that arrived."""
+        """Count a received body."""
         if self.wanted:
             self._bodies.labels(self._label(tenant)).inc(size_bytes)
 
     def set_tasks(self, live: Mapping[tuple[str, str], int]) -> None:
-        """Note how many tasks there are now, by tenant and state."""
+        """Set the number of tasks by tenant and state."""
         if self.wanted:
             self._tasks.clear()
             for (tenant, state), count in live.items():

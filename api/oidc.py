@@ -18,7 +18,7 @@ from pace.api.errors import IssuerUnavailable, Unauthorized
 
 log = structlog.get_logger(__name__)
 
-# Signatures that need a private key: with a shared secret, who can verify could also sign.
+# Only signatures by a private key: whoever verifies with a shared secret could also sign.
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 _KEY_TYPES = ("RSA", "EC", "OKP")
 _MOST_TOKEN_CHARACTERS = 16_384
@@ -32,14 +32,14 @@ _MOST_TRUSTED = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """What a valid token says.
+    """The claims of a valid token.
 
     Attributes
     ----------
     tenant
-        From the claim that names it.
+        The tenant, from the claim that names it.
     scopes
-        Those with the service's prefix, without it.
+        The scopes that have the service's prefix, without the prefix.
     expires_at_s
         Seconds since 1970.
     """
@@ -53,22 +53,21 @@ class Claims:
 class OidcIssuer:
     """Verifies tokens of one issuer.
 
-    Its keys are fetched when they are first needed, again every five minutes, and when a token names a key
-    that is not among them, though at most every ten seconds. While the issuer does not answer, the keys of
-    before are used.
+    Keys are fetched at their first use, every five minutes, and when a token names an unknown key, but at
+    most every ten seconds. While the issuer does not answer, the last keys are used.
 
     Parameters
     ----------
     url
         The issuer, as its tokens name it; its metadata are under ``/.well-known/openid-configuration``.
     audience
-        What tokens for this service have in ``aud``.
+        Value of ``aud`` in tokens for this service.
     tenant_claim, scopes_claim
-        Names of claims; dots lead into nested ones. Scopes are a list, or one text with spaces.
+        Names of claims; dots separate nested names. Scopes are a list, or one text with spaces.
     scope_prefix
-        What the service's scopes begin with there.
+        Prefix of the service's scopes in the claim.
     leeway_s
-        By how much the issuer's clock may differ.
+        Largest accepted difference of the issuer's clock in seconds.
     """
 
     def __init__(
@@ -93,12 +92,12 @@ class OidcIssuer:
         self._trusted: OrderedDict[bytes, tuple[float, Claims]] = OrderedDict()
 
     async def verify(self, token: str) -> Claims:
-        """Return what a token says.
+        """Return the claims of a token.
 
         Raises
         ------
         Unauthorized
-            If it is not valid now, not from this issuer or not for this service, or names no tenant.
+            If the token is not valid, not from this issuer, not for this service, or names no tenant.
         IssuerUnavailable
             If the issuer's keys are not known and cannot be fetched.
         """
@@ -113,7 +112,7 @@ class OidcIssuer:
         return claims
 
     def knows(self, token: str) -> bool:
-        """Whether a token was found valid not long ago."""
+        """Whether a token was verified recently."""
         return self._known(sha256(token.encode()).digest()) is not None
 
     def _known(self, digest: bytes) -> Claims | None:
@@ -183,7 +182,7 @@ class OidcIssuer:
         return named[0] if len(named) == 1 else None
 
     async def _fetch_once(self) -> None:
-        # One request for all who wait, which goes on if one of them leaves.
+        # One request for all waiting callers; it continues if one of them disconnects.
         if self._fetching is None:
             self._fetching = asyncio.create_task(self._fetch())
         await asyncio.shield(self._fetching)
@@ -191,7 +190,7 @@ class OidcIssuer:
     async def _fetch(self) -> None:
         try:
             keys = await asyncio.to_thread(fetch_keys, self._url)
-        except Exception as error:  # of the network or the issuer: what is known stays
+        except Exception as error:  # of the network or the issuer: keep the known keys
             log.warning("issuer-unavailable", issuer=self._url, error=str(error))
         else:
             self._keys = keys
@@ -200,12 +199,12 @@ class OidcIssuer:
 
 
 def fetch_keys(issuer: str) -> list[dict[str, Any]]:
-    """Fetch an issuer's metadata and the keys that they lead to; blocks.
+    """Fetch an issuer's metadata and keys; blocks.
 
     Raises
     ------
     OSError, ValueError
-        If it does not answer, or not as an issuer does.
+        If the issuer does not answer, or its answer is not valid.
     """
     metadata = _get(issuer.rstrip("/") + "/.well-known/openid-configuration")
     if metadata.get("issuer") != issuer:

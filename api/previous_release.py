@@ -1,8 +1,7 @@
-"""Schedules, options and what-ifs as the release before this one stores them, for databases that both use.
+"""Converts schedules, options and what-ifs from and to the form that the previous release stores.
 
-While a service is updated, two releases work on one database. Options of tasks and what-ifs are therefore
-still written in the words of the release before, and schedules are converted when they are read. Both go one
-release later.
+During an update, two releases use one database. Options of tasks and what-ifs are therefore written with the
+names of the previous release, and stored schedules are converted when they are read.
 """
 
 import json
@@ -15,18 +14,18 @@ from pace.documents.profile import ELEMENT_BYTES
 from pace.documents.schedule import Schedule
 from pace.documents.schedule_rules import server_links
 
-# How ``Schedule.to_json`` begins; what earlier releases stored begins otherwise.
+# The first bytes of ``Schedule.to_json``; schedules of earlier releases begin differently.
 _CURRENT = b'{\n  "schema_version": 1,\n  "exchange": "'
-# Fields that earlier releases do not know, left out where they say nothing.
+# Fields that earlier releases do not know; left out if they have their defaults.
 _NEW_FIELDS = ("cluster", "partition_bytes", "discipline")
-# What the release before calls policies that have another name now.
+# The previous release's names of renamed policies.
 _EARLIER_POLICIES = {"pace": "optimal", "paper": "pace"}
 _CURRENT_POLICIES = {earlier: name for name, earlier in _EARLIER_POLICIES.items()}
 _NAMED_POLICY = re.compile(rb'("(?:policy|baseline)":")(\w+)(?=")')
 
 
 def stored_options(options: Options) -> str:
-    """Return the canonical JSON of options in words that the release before knows, as far as it has them."""
+    """Return the canonical JSON of options, with the previous release's names as far as it has them."""
     fields = options.model_dump(mode="json")
     default = Options().model_dump(mode="json")
     for name in _NEW_FIELDS:
@@ -42,7 +41,7 @@ def stored_options(options: Options) -> str:
 
 
 def read_options(text: str) -> Options:
-    """Return the options that ``stored_options`` wrote, here or in the release before."""
+    """Return the options that ``stored_options`` wrote, in this release or the previous one."""
     fields: dict[str, Any] = json.loads(text)
     target = fields.pop("target", "pace")
     if target in ("ddp", "horovod"):
@@ -55,14 +54,14 @@ def read_options(text: str) -> Options:
 
 
 def stored_question(question: WhatIfQuestion) -> str:
-    """Return the canonical JSON of a what-if's question, its policies named as the release before does."""
+    """Return the canonical JSON of a what-if's question, with the previous release's names of policies."""
     return json.dumps(
         _renamed(question.model_dump(mode="json"), _EARLIER_POLICIES), sort_keys=True, separators=(",", ":")
     )
 
 
 def read_question(text: str) -> WhatIfQuestion:
-    """Return the question that ``stored_question`` wrote, here or in the release before."""
+    """Return the question that ``stored_question`` wrote, in this release or the previous one."""
     return WhatIfQuestion.model_validate_json(json.dumps(_renamed(json.loads(text), _CURRENT_POLICIES)))
 
 
@@ -76,7 +75,7 @@ def _renamed(question: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 
 
 def stored_what_if(document: bytes) -> bytes:
-    """Return a what-if's compact JSON with its policies named as the release before does."""
+    """Return a what-if's compact JSON with the previous release's names of policies."""
     return _with_policies(document, _EARLIER_POLICIES)
 
 

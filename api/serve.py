@@ -29,7 +29,7 @@ def serve(
     Options that are not given come from the environment (PACE_HOST, PACE_PORT, PACE_DATABASE_URL
     and the other settings), then from the defaults.
     """
-    # Here, not above: worker processes import this module again when it is the main module.
+    # Imported here because worker processes import this module again if it is the main module.
     import structlog
     import uvicorn
 
@@ -47,7 +47,8 @@ def serve(
             typer.echo(f"pace serve: {line}", err=True)
         raise typer.Exit(2) from None
     set_up_logs()
-    # Threads compute for the database: the event loop gets its turn after a millisecond, not after five.
+    # Database threads compute, too: switch threads after 1 ms instead of 5 ms, so that the event loop runs
+    # sooner.
     sys.setswitchinterval(1e-3)
     for name in unknown_settings():
         structlog.get_logger(__name__).warning("unknown-setting", name=name)
@@ -71,7 +72,7 @@ def serve(
         database=settings.parsed_database_url.render_as_string(hide_password=True),
     )
     server = StoppingServer(config)
-    # uvicorn raises SIGTERM again once it has stopped; having stopped as asked is no failure.
+    # uvicorn raises SIGTERM again after it has stopped; a requested stop is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server.run(sockets=[listener])
     if not server.started or server.service_failed:

@@ -1,4 +1,4 @@
-"""The parts of one running service, put together and taken apart in order."""
+"""Starts and stops the parts of one service process in order."""
 
 import asyncio
 from collections.abc import Callable
@@ -57,9 +57,9 @@ _NUM_COMPUTERS = 2
 _NUM_ACCEPTED_SQLITE, _NUM_ACCEPTED = 1, 8
 _MOST_ACCEPTING = 4000
 _UPKEEP_EVERY_S = 3600.0
-# How long a start waits for the database before it goes on without.
+# Seconds that a start waits for the database before it continues without.
 _FIRST_TRY_S = 10.0
-# When in the drain those who wait are let go: they still get their answers.
+# Part of the drain after which waiting requests are answered with 202.
 _RELEASED = 0.8
 
 
@@ -104,7 +104,7 @@ class Service:
         )
         self.readers = WorkerPool("reading the body", settings.reader_processes, settings.read_memory_bytes)
         self.executors = make_executors(settings)
-        # Started by its first request: many services never draw or simulate.
+        # Started by the first request, because many services never draw or simulate.
         self.computers = WorkerPool("the computation", _NUM_COMPUTERS, settings.solve_memory_bytes)
         self._turns = FairQueue(
             "computations",
@@ -150,7 +150,7 @@ class Service:
         self._accepting: dict[tuple[str | None, ...], asyncio.Task[Submitted]] = {}
         self._chores: list[asyncio.Task[None]] = []
         self._database_tried = asyncio.Event()
-        # Why this service can never work: the server ends then.
+        # Why this service can never work; the server then ends.
         self.failure: Exception | None = None
         self.queue_counts = QueueCounts(self.tasks, self.database_threads, metrics)
         metrics.gauge(
@@ -185,18 +185,18 @@ class Service:
         metrics.gauge("pace_readers_alive", "Reader processes that are alive", lambda: self.readers.num_alive)
 
     async def start(self) -> None:
-        """Start worker processes; migrate the database and begin to claim tasks, now or when it answers.
+        """Start worker processes; migrate the database and claim tasks as soon as it answers.
 
         Raises
         ------
         SchemaTooNew, OperationalError
-            If it can never work with this database.
+            If the service cannot work with this database.
         """
         if not self.settings.needs_keys:
             log.warning(
                 "auth-disabled", reason="listening on loopback only; PACE_AUTH=required turns them on"
             )
-        # Enough that a few that hang leave some for others.
+        # Enough threads that others remain if some hang.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(32))
         preparing = asyncio.create_task(self._prepare_database())
         tried = asyncio.create_task(self._database_tried.wait())
@@ -211,7 +211,7 @@ class Service:
         self._chores += [preparing, asyncio.create_task(self.metrics.watch_event_loop())]
 
     async def _prepare_database(self) -> None:
-        """Migrate the database as soon as it answers, then begin to work with it."""
+        """Migrate the database as soon as it answers, then start to use it."""
 
         def prepare() -> None:
             upgrade(self.database)
@@ -238,7 +238,7 @@ class Service:
         self._database_tried.set()
 
     def begin_stopping(self) -> None:
-        """Claim nothing more; before the drain is over, let go of those who wait for a task."""
+        """Claim no more tasks; before the drain ends, answer the requests that wait for a task."""
         if self._drained_at is None:
             loop = asyncio.get_running_loop()
             self._drained_at = loop.time() + self.settings.drain_s
@@ -269,7 +269,7 @@ class Service:
         return None if found is None else await self.documents.whole(found)
 
     async def put_profile(self, tenant: str, received: ReceivedProfile) -> ProfileSummary:
-        """Keep a profile; return it as it is stored."""
+        """Store a profile and return its summary."""
         placed = await self.documents.move(tenant, received, self.database_threads)
         assert placed is not None
         try:
@@ -289,14 +289,15 @@ class Service:
         return {"objects": self.documents.sweep(grace)}
 
     async def submit(self, tenant: str, question: Question) -> Submitted:
-        """Accept a request; equal requests that come while one is being accepted are accepted with it."""
+        """Accept a question. Equal questions that arrive meanwhile are accepted in the same transaction."""
         key = (tenant, *question.identity)
         accepting = self._accepting.get(key)
         if accepting is None:
             accepting = asyncio.create_task(self._accept(tenant, question))
             self._accepting[key] = accepting
             accepting.add_done_callback(lambda done: self._accepted(key, done))
-        # Who asks is told when the database hangs; what was accepted in the end is done.
+        # If the database hangs, the caller gets an error; a question that is accepted in the end is still
+        # answered.
         try:
             async with asyncio.timeout(self.database_threads.timeout_s):
                 return await asyncio.shield(accepting)
@@ -306,7 +307,7 @@ class Service:
     def _accepted(self, key: tuple[str | None, ...], done: asyncio.Task[Submitted]) -> None:
         del self._accepting[key]
         if not done.cancelled():
-            done.exception()  # seen, also where nobody waits any more
+            done.exception()  # retrieved, or asyncio would log it
 
     async def _accept(self, tenant: str, question: Question) -> Submitted:
         placed = await self.documents.move(tenant, question.input, self.database_threads)
@@ -316,7 +317,7 @@ class Service:
             async with self._accept_turns.turn(tenant):
                 submitted = await self._queue(tenant, question)
         except Refused:
-            # It was refused before anything was stored.
+            # The question was refused before anything was stored.
             await self.documents.discard(placed)
             raise
         if submitted.result is None or submitted.result.object_key is None:
@@ -340,12 +341,13 @@ class Service:
                 ahead, place.ahead = place.ahead, None
                 self.dispatcher.begin(submitted.claimed, ahead)
             else:
-                # Whether or not a task was queued: another may have been denied the place kept here.
+                # Also without a new task, because another question may have been denied the place that this
+                # one held.
                 self.dispatcher.notify(question.kind)
         return submitted
 
     async def cancel(self, tenant: str, task_id: str) -> TaskStatus | None:
-        """Cancel a task; return how far it is then, or None if there is none."""
+        """Cancel a task; return its status afterwards, or None if there is no such task."""
         status = await self.in_database(self.tasks.cancel, tenant, task_id)
         if status is not None and status.state == "cancelled":
             self.dispatcher.cancel(task_id)
@@ -353,7 +355,7 @@ class Service:
         return status
 
     async def compute(self, function: Callable[..., bytes], *arguments: Any, tenant: str) -> bytes:
-        """Run a function of ``pace.api.workers`` that is no task; tenants take turns."""
+        """Run a function of ``pace.api.workers`` without a task; tenants share the processes fairly."""
         async with self._turns.turn(tenant):
             result: bytes = await self.computers.run(
                 function, *arguments, timeout_s=self.settings.solve_timeout_s, attempts=3

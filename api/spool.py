@@ -1,4 +1,4 @@
-"""Bodies while they arrive: small ones in memory, large ones in a file, hashed on the way."""
+"""Receives bodies: small ones in memory, large ones in a file, hashed while they arrive."""
 
 import contextlib
 import errno
@@ -22,7 +22,7 @@ class ArrivedBody:
     Attributes
     ----------
     content
-        The bytes, or the file that holds them: whoever has the body deletes it.
+        The bytes, or the file that holds them; the owner of the body deletes it.
     """
 
     content: bytes | Path
@@ -31,7 +31,7 @@ class ArrivedBody:
 
     @classmethod
     def of(cls, content: bytes) -> "ArrivedBody":
-        """Return a body that is in memory."""
+        """Return a body in memory."""
         return cls(content=content, size_bytes=len(content), sha256=hashlib.sha256(content).digest())
 
     def delete(self) -> None:
@@ -42,12 +42,12 @@ class ArrivedBody:
 
 
 class BodySpool:
-    """Takes the pieces of a body; what is not taken over is deleted at the end.
+    """Collects the pieces of a body; deletes it at the end unless ``take`` was called.
 
     Parameters
     ----------
     folder
-        For bodies of more than a mebibyte; the system's if it is empty.
+        Folder for bodies of more than 1 MiB; empty for the system's temporary folder.
     """
 
     def __init__(self, folder: str = "") -> None:
@@ -84,7 +84,7 @@ class BodySpool:
         self._size_bytes += len(piece)
         try:
             if self._file is None and self._size_bytes > IN_MEMORY_BYTES:
-                # Unbuffered: what does not fit on the disk is known at once, and nothing is left to flush.
+                # Unbuffered, so that a full disk shows at once.
                 self._file = tempfile.NamedTemporaryFile(  # noqa: SIM115  (outlives this call)
                     dir=self._folder, prefix="pace-body-", delete=False, buffering=0
                 )
@@ -107,7 +107,7 @@ class BodySpool:
             left = left[self._file.write(left) :]
 
     def take(self) -> ArrivedBody:
-        """Return the body, whose file the caller now has to delete."""
+        """Return the body; the caller must delete its file."""
         content: bytes | Path
         if self._file is None:
             content = b"".join(self._pieces)

@@ -1,4 +1,4 @@
-"""Optional traces for OpenTelemetry (``pace-scheduler[otel]``), off unless its variables ask for them."""
+"""OpenTelemetry traces (``pace-scheduler[otel]``), off unless its variables turn them on."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _MOST_REMEMBERED = 10_000
 
 
 class Spans:
-    """Spans around tasks, as children of the request that asked for them; nothing without a provider."""
+    """Spans around tasks, as children of the request that started them; without a provider, nothing."""
 
     def __init__(self, provider: "TracerProvider | None" = None) -> None:
         self._provider = provider
@@ -32,7 +32,7 @@ class Spans:
         return self._provider is not None
 
     def remember(self, task_id: str) -> None:
-        """Remember that the current request asked for a task."""
+        """Remember the current request as the parent of a task's span."""
         if self._provider is not None:
             from opentelemetry import context
 
@@ -53,7 +53,7 @@ class Spans:
             yield
 
     def close(self) -> None:
-        """Send what is not sent yet."""
+        """Send the remaining spans."""
         if self._provider is not None:
             self._provider.shutdown()
 

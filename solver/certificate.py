@@ -2,7 +2,7 @@
 
 Whatever the schedule, a set S of jobs needs the time from its first release, plus all its processing,
 plus the shortest tail: min r + sum p + min q. The greatest such bound equals the optimum (Carlier 1982,
-proposition 1; DESIGN 4.3), and it suffices to look at the sets {r >= rho, q >= theta}.
+proposition 1; docs/solver.md), and it suffices to look at the sets {r >= rho, q >= theta}.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,11 @@
-"""Shares of the event loop: where it is short, requests of the tenant that takes most of it wait.
+"""Shares the event loop: when it is busy, requests of the tenant that uses it most wait.
 
-One thread answers everybody. A tenant that sends requests without end, each of them cheap, would have a
-piece of work in every turn of the loop, and others' requests need a dozen turns each. So what each tenant's
-requests take of the loop is measured. While it is more than half busy and several tenants ask, the next
-requests of the one that takes the most begin one at a time, as the loop becomes free. Who is alone never
-waits.
+One thread answers all requests. A tenant that sends many cheap requests would take part of every turn of the
+loop, and other requests need a dozen turns each. The time that each tenant's requests take is therefore
+measured. While the loop is more than half busy and several tenants send requests, new requests of the tenant
+that used most start one at a time. A single tenant never waits.
 
-Time of the threads that call the database counts too: Python runs one thread at a time, so what they compute
-the loop waits for.
+Time of database threads counts, too: Python runs one thread at a time, so the loop waits for them.
 """
 
 import asyncio
@@ -21,9 +19,9 @@ from weakref import WeakValueDictionary
 
 from pace.api.fairness.tenants import Tenants
 
-# Busy half of the time, a loop keeps who arrives waiting for half a request more in the mean (M/D/1).
+# A loop that is half busy delays a request by half a request's time on average (M/D/1).
 _MOST_BUSY = 0.5
-# What is this long past counts 1/e.
+# Time constant: work this long ago counts 1/e.
 _MEMORY_S = 0.25
 _MOST_TENANTS = 10_000
 _FORGOTTEN = 1e-6
@@ -36,19 +34,19 @@ _CURRENT: "ContextVar[RequestMeter | None]" = ContextVar("pace_request_meter", d
 
 
 def current_meter() -> "RequestMeter | None":
-    """Return the meter of the request that this code works for; None where nothing is measured."""
+    """Return the meter of the current request; None if requests are not measured."""
     return _CURRENT.get()
 
 
 class LoopShares:
-    """How much of the event loop's time each tenant's requests took lately.
+    """Each tenant's recent share of the event loop's time.
 
     Parameters
     ----------
     tenants
-        Their weights: a tenant of weight 3 takes as much as three of weight 1.
+        Weights of tenants: one of weight 3 may use as much as three of weight 1.
     observe
-        Is told how many seconds each request waited that had to.
+        Called with the seconds that a delayed request waited.
     now
         A clock, in seconds.
     """
@@ -62,18 +60,18 @@ class LoopShares:
         self._tenants = tenants
         self._observe = observe
         self._now = now
-        # Seconds at `_since_s`: all fade alike, so later ones are scaled up instead.
+        # Seconds, as of `_since_s`: all decay equally, so later seconds are scaled up instead.
         self._used: dict[str, float] = {}
         self._total = 0.0
         self._since_s = now()
-        # The mean of a tenant's requests: charged when one begins, put right when it ends.
+        # Mean time of a tenant's requests: charged when a request starts, corrected when it ends.
         self._typical_s: dict[str, float] = {}
-        # What threads did: they append, the loop charges.
+        # Work of threads: they append it, and the loop charges it.
         self._from_threads: deque[tuple[RequestMeter, float]] = deque()
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def turn(self, scope: Scope, tenant: str) -> None:
-        """Wait until a request of a tenant may go on; what it takes is the tenant's from now on."""
+        """Wait until a request of a tenant may continue; its time is charged to the tenant from then on."""
         if tenant in self._queues or self._pause_s(tenant) > 0:
             began_s = self._now()
             queue = self._queues.setdefault(tenant, asyncio.Lock())
@@ -92,7 +90,7 @@ class LoopShares:
             self._charge(tenant, meter.paid_s)
 
     async def measure(self, scope: Scope, handled: Awaitable[None]) -> None:
-        """Await what handles a request, and count the time that it takes of the loop."""
+        """Await the handler of a request and measure its time on the loop."""
         meter = scope[_METER] = RequestMeter(handled, self._charge, self._from_threads)
         before = _CURRENT.set(meter)
         try:
@@ -132,7 +130,7 @@ class LoopShares:
         self._since_s += passed_s
 
     def _pause_s(self, tenant: str) -> float:
-        """How long a tenant's next request has to wait yet: until the loop is half free."""
+        """Return the seconds that a tenant's next request must wait until the loop is half free."""
         self._charge_threads()
         if len(self._used) < 2:
             return 0.0
@@ -146,14 +144,14 @@ class LoopShares:
 
 
 class RequestMeter:
-    """Awaits what handles a request, and counts the seconds in which that has the loop.
+    """Awaits the handler of a request and measures the seconds that it uses of the loop.
 
-    What goes on for long (a large body, a stream of events) is paid for as it goes.
+    Long work (a large body, a stream of events) is charged while it runs.
 
     Attributes
     ----------
     ended
-        Whether the request is answered. What threads still do for it is charged as it comes.
+        Whether the request is answered. Later work of threads for it is charged when it ends.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What each tenant may use: the same for all, but for those that the operator names in a file."""
+"""Limits of tenants: the same for all, except for those in the operator's file."""
 
 import json
 from collections.abc import Mapping
@@ -18,15 +18,16 @@ class TenantLimits:
     Attributes
     ----------
     weight
-        Its share where tenants take turns, against the weights of the others that want one.
+        Weight of the tenant's share, relative to the other tenants with work.
     max_stored_bytes
-        Of profiles, results and the rows that belong to them; 0 for no limit.
+        Largest size of its profiles, results and their rows; 0 for no limit.
     max_bodies, max_bodies_bytes
-        Of its requests whose bodies are under way or wait to be parsed, in one service process.
+        Largest number and size of its bodies that are being received or wait to be parsed, in one service
+        process.
     max_queued, max_running
-        Its tasks that may wait, and that may run at once, in all service processes.
+        Largest numbers of its tasks that wait, and that run at once, in all service processes.
     max_cells
-        Simulations of its what-ifs and predictions that wait or run.
+        Largest number of simulations in its waiting and running what-ifs and predictions.
     """
 
     weight: float = 1.0
@@ -39,7 +40,7 @@ class TenantLimits:
 
 
 class TenantEntry(BaseModel):
-    """What the file says of a tenant; what is missing is as for all."""
+    """A tenant's entry in the file; missing values are those of all tenants."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -59,9 +60,9 @@ class Tenants:
     Parameters
     ----------
     others
-        Limits of tenants that have none of their own.
+        Limits of tenants that are not in `named`.
     named
-        Those that have.
+        Tenants with their own limits.
     """
 
     others: TenantLimits = TenantLimits()
@@ -82,7 +83,7 @@ def read_entries(path: Path) -> dict[str, TenantEntry]:
     Raises
     ------
     ValueError
-        If it cannot be read or is not such a file; says where.
+        If the file cannot be read or is not valid; the message says where.
     """
     try:
         return TypeAdapter(dict[str, TenantEntry]).validate_python(json.loads(path.read_bytes()))

@@ -1,4 +1,4 @@
-"""Builds answers from stored bytes: a stored document is never parsed to be sent again."""
+"""Builds answers from stored bytes, without parsing the stored document."""
 
 import base64
 import hashlib
@@ -27,7 +27,7 @@ _PIECE_BYTES = 2**18
 
 
 class _Prepared(Response):
-    # Starlette would encode the same headers again for every answer.
+    # Starlette would encode the same headers for every answer.
     def __init__(self, body: bytes, status: int, raw_headers: list[tuple[bytes, bytes]]) -> None:
         self.status_code = status
         self.body = body
@@ -37,7 +37,7 @@ class _Prepared(Response):
 
 @dataclass(frozen=True, slots=True)
 class PreparedAnswer:
-    """A body with the digest by which the client knows that all of it arrived (RFC 9530)."""
+    """A body with its digest, by which clients detect incomplete answers (RFC 9530)."""
 
     body: bytes
     digest: str
@@ -62,12 +62,12 @@ class PreparedAnswer:
         return f'"{self.digest[:32]}"'
 
     def response(self, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-        """PreparedAnswer with this body."""
+        """Return a response with this body."""
         named = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
         return _Prepared(self.body, status, [*self.raw_headers, *named])
 
     def response_to(self, request: Request, headers: Mapping[str, str] | None = None) -> Response:
-        """PreparedAnswer a GET: 304 without a body if the caller has this body already."""
+        """Return the response to a GET: 304 without a body if the caller has this body already."""
         asked = header(request.scope, b"if-none-match")
         if asked is not None and _matches(asked, self.etag):
             same = {"ETag": self.etag, "Cache-Control": "private, no-cache", **(headers or {})}
@@ -77,7 +77,7 @@ class PreparedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class StreamedAnswer:
-    """A large body, made again for every reader from what is stored, a piece at a time."""
+    """A large body, produced piece by piece from stored bytes for every reader."""
 
     pieces: Callable[[], Iterator[bytes]]
     size_bytes: int
@@ -85,7 +85,7 @@ class StreamedAnswer:
 
     @classmethod
     def of(cls, pieces: Callable[[], Iterator[bytes]]) -> "StreamedAnswer":
-        """Go once through the body for its length and its digest."""
+        """Read the body once for its length and digest."""
         digest, size_bytes = hashlib.sha256(), 0
         for piece in pieces():
             digest.update(piece)
@@ -93,7 +93,7 @@ class StreamedAnswer:
         return cls(pieces, size_bytes, base64.b64encode(digest.digest()).decode())
 
     def response_to(self, request: Request) -> Response:
-        """Answer a GET: 304 without a body if the caller has this body already."""
+        """Return the response to a GET: 304 without a body if the caller has this body already."""
         same = {"ETag": f'"{self.digest[:32]}"', "Cache-Control": "private, no-cache"}
         asked = request.headers.get("if-none-match")
         if asked is not None and _matches(asked, same["ETag"]):
@@ -103,7 +103,7 @@ class StreamedAnswer:
 
 
 def question_answer(kind: Kind, stored: StoredAnswer) -> PreparedAnswer:
-    """Return the resource of an answered question, whichever release stored the answer."""
+    """Return the resource of an answered question; the answer may come from the previous release."""
     head = {name: getattr(stored, column) for name, column in kind.head}
     # As in lists of them.
     head["created_at"] = stored.created_at.isoformat().replace("+00:00", "Z")
@@ -111,7 +111,7 @@ def question_answer(kind: Kind, stored: StoredAnswer) -> PreparedAnswer:
 
 
 def profile_answer(stored: StoredProfile) -> "PreparedAnswer | StreamedAnswer":
-    """Return a ProfileResource; a large one is never in memory as a whole."""
+    """Return the resource of a profile; a large one is never in memory as a whole."""
     head = stored.summary.model_dump(mode="json")
     if stored.summary.size_bytes <= _LARGE_BYTES:
         return PreparedAnswer.of(_splice(head, "profile", zlib.decompress(stored.document)))
@@ -124,26 +124,26 @@ def document_answer(document: BaseModel) -> PreparedAnswer:
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
-    """PreparedAnswer with a problem document."""
+    """Return a response with a problem document."""
     body = problem.model_dump_json(exclude_none=True).encode()
     return Response(body, problem.status, media_type=PROBLEM_JSON, headers=dict(headers or {}))
 
 
 class AnswerCache:
-    """Answers that were read from storage not long ago.
+    """A cache of answers that were read from storage recently.
 
     Parameters
     ----------
     max_bytes
-        The least recently used are dropped beyond this.
+        Size beyond which the least recently used answers are dropped.
     ttl_s
-        After this an answer is read again: another service process may have deleted it.
+        Seconds after which an answer is read again, because another service process may have deleted it.
     """
 
     def __init__(self, max_bytes: int, ttl_s: float) -> None:
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
-        # None for what was deleted just now: an answer that was read before may come to be kept after.
+        # None for deleted answers: one that was read before the deletion may arrive here after it.
         self._answers: OrderedDict[tuple[str, str], tuple[float, PreparedAnswer | None]] = OrderedDict()
         self._held_bytes = 0
 
@@ -156,14 +156,14 @@ class AnswerCache:
         return answer
 
     def put(self, tenant: str, resource_id: str, answer: PreparedAnswer) -> None:
-        """Keep an answer, unless there was one that was dropped a moment ago."""
+        """Keep an answer, unless it was dropped a moment ago."""
         until, held = self._answers.get((tenant, resource_id), (0.0, answer))
         if held is None and until >= time.monotonic():
             return
         self._set(tenant, resource_id, answer)
 
     def drop(self, tenant: str, resource_id: str) -> None:
-        """Drop an answer, and keep none for a moment."""
+        """Drop an answer, and refuse to keep it for a moment."""
         self._set(tenant, resource_id, None)
 
     def _set(self, tenant: str, resource_id: str, answer: PreparedAnswer | None) -> None:

@@ -1,4 +1,4 @@
-"""The FastAPI application: routes put together, errors turned into answers."""
+"""The FastAPI application: collects the routes and converts errors to answers."""
 
 import asyncio
 import gc
@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 
 def create_app(settings: Settings) -> Application:
-    """Build the application; it starts its parts with the server and stops them with it."""
+    """Build the application, which starts and stops the service with the server."""
     metrics = Metrics(settings.metrics_tenants)
 
     @asynccontextmanager
@@ -58,12 +58,13 @@ def create_app(settings: Settings) -> Application:
         app.state.service = service
         app.state.question_answers = QuestionAnswers(service)
         await service.start()
-        # Now, not for the first caller: it takes the event loop a quarter of a second.
+        # At the start, because it blocks the event loop for a quarter of a second.
         await asyncio.to_thread(app.openapi)
-        # What is there now stays: the collector need not look at it while somebody waits.
+        # These objects stay alive: freezing them keeps the garbage collector from scanning them during
+        # requests.
         gc.collect()
         gc.freeze()
-        # Again: what is looked at next is a quarter of what the last look left, which is little now.
+        # Collect again: the next full collection then starts only after few new objects.
         gc.collect()
         try:
             yield
@@ -111,31 +112,31 @@ def create_app(settings: Settings) -> Application:
     describe(app)
     spans = trace(app)
     if not spans.wanted:
-        # Spans are made by the framework's layers.
+        # The framework's layers create spans.
         app.fast = Envelope(HostCheck(answer_frequent, **allowed), metrics, {}, shares)
     return app
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    # Everything else goes up to the Envelope, which answers it in the same way.
+    # The Envelope answers all other errors in the same way.
     problem = problem_of(error)
     if problem.status >= 500:
         log.error("request-failed", problem=problem.model_dump())
     response = error_response(error, request.scope)
     if problem.status == HTTPStatus.METHOD_NOT_ALLOWED:
-        # A path's routes have a method each, and the error names the first one's only.
+        # Each route has one method, and the error names only that of the path's first route.
         response.headers["Allow"] = ", ".join(_methods_of(request))
     return response
 
 
 def _methods_of(request: Request) -> list[str]:
     found = set()
-    # Static files are mounted, and change the root for what is inside.
+    # Mounts of static files change the root path inside them.
     scope = {**request.scope, "root_path": request.scope.get("app_root_path", request.scope["root_path"])}
     for method in ("DELETE", "GET", "PATCH", "POST", "PUT"):
         asked = {**scope, "method": method}
         for route in request.app.routes:
-            # They match whatever the method is, and are only read.
+            # Mounts match every method, but only GET and HEAD are allowed.
             if (method == "GET" or not isinstance(route, Mount)) and route.matches(asked)[0] is Match.FULL:
                 found |= {"GET", "HEAD"} if method == "GET" else {method}
     return sorted(found)

@@ -8,12 +8,12 @@ _log = structlog.get_logger("pace.audit")
 
 
 def audit(action: str, principal: Principal, **subject: str) -> None:
-    """Note who did what to what; the request's id is added by the log."""
+    """Write an audit line: who did what to which resource. The log adds the request's identifier."""
     if principal.subject is not None:
         subject["subject"] = principal.subject
     _log.info(action, tenant=principal.tenant, key=principal.key_id, **subject)
 
 
 def audit_denial(method: str, path: str, client: str, reason: str) -> None:
-    """Note that somebody was not let in."""
+    """Write an audit line about a refused caller."""
     _log.info("denied", method=method, path=path, client=client, reason=reason)

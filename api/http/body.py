@@ -21,7 +21,7 @@ D = TypeVar("D", bound=BaseModel)
 
 
 async def receive_small(request: Request, document: type[D]) -> D:
-    """Return a document that is never large enough to need a reader process."""
+    """Read and validate a body that is too small to need a reader process."""
     with BodySpool() as spool:
         gzipped = await receive_body(request, MAX_SMALL_BYTES, spool)
         body = spool.take()
@@ -43,20 +43,20 @@ async def read_body(
     *arguments: str,
     media_types: tuple[str, ...] = (),
 ) -> Received:
-    """Return what a function makes of a tenant's body.
+    """Read a tenant's body in a reader process and return the function's result.
 
     Parameters
     ----------
     arguments
-        Handed to the function behind body, compression and limits.
+        Further arguments of the function, after body, compression and limits.
     media_types
-        Accepted besides JSON. A page of another site must not be able to send them without being let: neither
-        text/plain nor what forms send.
+        Types accepted besides JSON. Pages of other sites must not be able to send them without permission
+        (CORS), so neither text/plain nor the types of forms.
 
     Raises
     ------
     QueueFull
-        If too many bytes of bodies are under way, or too many bodies wait.
+        If too many bodies, or too many bytes of them, are being received or wait.
     Refused
         As ``receive_body``, and what the function raises.
     """
@@ -76,20 +76,21 @@ async def receive_body(
     held: HeldBody | None = None,
     media_types: tuple[str, ...] = (),
 ) -> bool:
-    """Put the body as sent into a spool; return whether it is compressed by gzip. `held` counts its bytes.
+    """Write the body to a spool; return whether it is compressed by gzip. `held` counts its bytes.
 
     Raises
     ------
     BodyTimeout
         If it does not arrive in time.
     ContentTooLarge
-        As soon as more than `max_bytes` are announced or arrive.
+        As soon as more than `max_bytes` are announced or received.
     UnsupportedMediaType
-        If it is neither JSON nor of the `media_types`, or encoded in another way.
+        If the body is neither JSON nor of the `media_types`, or has an unknown encoding.
     SpoolFull
         If the disk has no room for it.
     """
-    # Never assumed: a page of another site may send a body without a type, but no JSON unless it is let.
+    # JSON is never assumed: a page of another site can send a body without a type, but JSON only with
+    # permission.
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     accepted = ("application/json", *media_types)
     if media_type not in accepted and not media_type.endswith("+json"):

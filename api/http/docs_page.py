@@ -1,4 +1,4 @@
-"""The page under /docs: Swagger UI from files that are installed with the service, none from elsewhere."""
+"""The page under /docs: Swagger UI from installed files, without any from other hosts."""
 
 import base64
 import hashlib

@@ -1,8 +1,8 @@
-"""A short way for the most frequent requests: GET /v1/schedules/{schedule_id} and POST /v1/schedules.
+"""A fast path for the most frequent requests: GET /v1/schedules/{question_id} and POST /v1/schedules.
 
-When thousands of workers ask, the framework's layers, routing and parameters cost more than everything else
-together. The same functions answer here and in ``routes.questions``, whose routes describe them to the
-documentation, refuse what is no id, and answer where requests are traced.
+With thousands of workers, the framework's layers, routing and parameters cost more than everything else
+together. The same functions answer here and in ``routes.questions``, whose routes describe them in OpenAPI,
+refuse invalid identifiers, and answer if requests are traced.
 """
 
 import re
@@ -26,12 +26,12 @@ ROUTE_KEY = "pace.route"
 
 
 class Application(FastAPI):
-    """The framework's application, with a way around it.
+    """The FastAPI application with a fast path around it.
 
     Attributes
     ----------
     fast
-        Answers what ``is_frequent``; None leaves that to the framework.
+        Answers the requests for which ``is_frequent`` holds; None leaves them to FastAPI.
     """
 
     fast: ASGIApp | None = None
@@ -47,7 +47,7 @@ class Application(FastAPI):
             await super().__call__(scope, receive, send)
 
     def _without_traceback(self, send: Send) -> Send:
-        # The server would log one, though the log says already why the service did not start.
+        # Otherwise the server would log a traceback, though the log already has the reason.
         async def send_status(message: Message) -> None:
             service = cast("Service | None", getattr(self.state, "service", None))
             if service is not None and service.failure is not None:

@@ -1,4 +1,4 @@
-"""Heads of requests: single headers, as to wrap all of them costs more than to answer, and unusual forms."""
+"""Reads single headers of requests, which is faster than wrapping all of them, and handles unusual forms."""
 
 from urllib.parse import unquote, urlsplit
 
@@ -17,12 +17,12 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 
 def refuse_two_lengths(scope: Scope) -> None:
-    """Refuse a request that says its length in two ways (RFC 9112, section 6.1).
+    """Refuse a request that gives its length in two ways (RFC 9112, section 6.1).
 
     Raises
     ------
     AmbiguousLength
-        A proxy in front may believe the other one, and take the rest of the body for a request.
+        Otherwise a proxy may use the other length, and take the rest of the body for a request.
     """
     if header(scope, b"transfer-encoding") is not None and header(scope, b"content-length") is not None:
         raise AmbiguousLength("a request has either Content-Length or Transfer-Encoding, not both")
@@ -50,7 +50,7 @@ def in_origin_form(scope: Scope) -> Scope:
 
 
 def head_only(send: Send) -> Send:
-    """Return how to send the head of an answer without its body: then it is complete, and nobody listens."""
+    """Return a function that sends the head of an answer without its body."""
     complete = False
 
     async def send_head(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Refuses requests that were meant for another host, or that a web page of another host sends."""
+"""Refuses requests for other hosts, and requests from web pages of other hosts."""
 
 from collections.abc import Collection
 from functools import lru_cache
@@ -16,26 +16,26 @@ _PROBES = ("/healthz", "/readyz")
 class HostCheck:
     """ASGI middleware around the routes.
 
-    A service on loopback wants no keys, so it must not serve the pages that its user's browser shows: a page
-    may send requests to any address, and the name of its host may come to mean 127.0.0.1.
+    A service on loopback needs no keys, so it must refuse web pages in its user's browser: a page can send
+    requests to any address, and can make its own host's name resolve to 127.0.0.1.
 
     Parameters
     ----------
     allowed
-        Names by which the service may be called.
+        Host names that requests may use.
     loopback
-        Whether all of loopback's names are allowed too. If not, and none is allowed, all are.
+        Whether all names of loopback are allowed, too. If not, and `allowed` is empty, all names are allowed.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str], *, loopback: bool) -> None:
         self.app = app
         self._allowed = frozenset(name.lower() for name in allowed)
         self._loopback = loopback
-        # Most requests name the same few hosts, and to take a URL apart costs as much as a whole read.
+        # Most requests name the same few hosts, and parsing a URL costs as much as answering a read.
         self._is_allowed = lru_cache(256)(self._find_out)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through or refuse it."""
+        """Pass a request on or refuse it."""
         if scope["type"] == "http" and (self._loopback or self._allowed) and scope["path"] not in _PROBES:
             host = header(scope, b"host") or ""
             if not self._is_allowed(f"//{host}"):

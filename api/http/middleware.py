@@ -1,4 +1,4 @@
-"""Wraps every request: its id, safe headers, measurements, a log line, and an answer to any error."""
+"""Wraps every request: adds its identifier and security headers, measures and logs it, and answers errors."""
 
 import asyncio
 import random
@@ -44,9 +44,9 @@ class Envelope:
     Parameters
     ----------
     policies
-        Content security policies of the pages, by their paths; everything else may load nothing.
+        Content security policies of pages, by path; all other answers may load nothing.
     shares
-        Counts what each request takes of the event loop; None where there is one tenant.
+        Measures each request's share of the event loop; None for a single tenant.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Envelope:
             path: (b"content-security-policy", policy.encode()) for path, policy in policies.items()
         }
         self.metrics = metrics
-        # Ids must be different, not secret, and the system's own generator takes longer.
+        # Identifiers must be unique, not secret; the system's generator is slower.
         self._random = random.Random()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,7 +72,7 @@ class Envelope:
             return
         started_s = time.perf_counter()
         request_id = header(scope, b"x-request-id") or ""
-        # What the caller chose goes into logs and headers: nothing that could forge either.
+        # The caller's text goes into logs and headers, so it must not be able to forge either.
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = f"{self._random.getrandbits(128):032x}"
         structlog.contextvars.bind_contextvars(request_id=request_id)
@@ -83,7 +83,7 @@ class Envelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                # A list of this answer's own: a response may be sent more than once.
+                # Copied, because a response may be sent more than once.
                 headers = list(message["headers"])
                 headers.append((b"x-request-id", request_id.encode()))
                 headers.extend(_SAFE_HEADERS)
@@ -102,19 +102,19 @@ class Envelope:
             wanted = in_origin_form(scope)
             answer: Send = send_wrapped
             if scope["method"] == "HEAD":
-                # Every GET route answers it, and need not know.
+                # Every GET route answers HEAD requests unchanged.
                 wanted, answer = {**wanted, "method": "GET"}, head_only(send_wrapped)
             handled = self.app(wanted, receive, answer)
             await (handled if self._shares is None else self._shares.measure(wanted, handled))
         except asyncio.CancelledError:
-            # The server gives up what outlasts the drain, and would answer in words of its own.
+            # The server cancels requests that outlast the drain, and would answer them with its own text.
             if not status:
                 stopping = ServiceStopping("the service is being stopped; send it again")
                 await error_response(stopping, scope)(scope, receive, send_wrapped)
         except PaceError as error:
             await error_response(error, scope)(scope, receive, send_wrapped)
         except ClientDisconnect:
-            # Its own affair, and nobody is there to be answered.
+            # The client has gone, so nobody can be answered.
             status = status or CLIENT_GONE
         except Exception as error:
             said = log.warning if is_foreseen(error) else log.exception
@@ -125,10 +125,10 @@ class Envelope:
         finally:
             route = str(wanted.get(ROUTE_KEY) or getattr(wanted.get("route"), "path", "none"))
             seconds = time.perf_counter() - started_s
-            # Callers invent methods, and every label stays in memory.
+            # Callers may invent methods, and every label stays in memory.
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self.metrics.observe_request(method, route, status, seconds)
-            # Reads that go well are counted above; a line for each would cost more than the read.
+            # Successful reads are only counted: a log line would cost more than the read.
             if status >= 400 or scope["method"] not in ("GET", "HEAD"):
                 log.info(
                     "request",
@@ -141,7 +141,7 @@ class Envelope:
 
 
 def error_response(error: Exception, scope: Scope) -> Response:
-    """Answer an error with its problem document, named after the request."""
+    """Return the problem document of an error, with the request's path and identifier."""
     named = {
         "instance": scope["path"],
         "request_id": structlog.contextvars.get_contextvars().get("request_id"),

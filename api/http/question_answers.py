@@ -1,4 +1,4 @@
-"""Answers to questions, kept in memory for those who ask next."""
+"""Keeps answers to questions in memory."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ _LARGE_BYTES = 2**20
 
 
 class QuestionAnswers:
-    """What was asked of the service, as answers: thousands of workers may ask for the same schedule."""
+    """A cache of answers, because thousands of workers may ask for the same schedule."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -29,7 +29,7 @@ class QuestionAnswers:
         return None if stored is None else await self.keep(tenant, kind, stored)
 
     async def keep(self, tenant: str, kind: Kind, stored: StoredAnswer) -> PreparedAnswer:
-        """Make a stored answer ready and keep it."""
+        """Prepare a stored answer and keep it."""
         name = _name(kind, stored.id)
         answer = self._cache.get(tenant, name)
         if answer is None:
@@ -46,5 +46,5 @@ class QuestionAnswers:
 
 
 def _name(kind: Kind, question_id: str) -> str:
-    # Where one kind is asked for, no other's is found.
+    # The kind is part of the name, so that no kind finds another's answer.
     return f"{kind.name}/{question_id}"

@@ -13,9 +13,9 @@ from pace.api.http.audit import audit, audit_denial
 from pace.api.service import Service
 from pace.api.storage.keys import Scope
 
-# Before an address that takes a tenant's place; no tenant is named so.
+# Prefix of addresses that take the place of a tenant; no tenant's name begins with it.
 _ADDRESS = "\0"
-# In a request's scope, for its answer: what is left of the tenant's rate limit.
+# Key in a request's scope under which the rest of the tenant's rate limit is kept for the answer.
 RATE_KEY = "pace.rate"
 
 _bearer = HTTPBearer(
@@ -26,7 +26,7 @@ _bearer = HTTPBearer(
 
 
 async def admit_request(request: Request, service: Service, token: str | None, scope: Scope) -> Principal:
-    """Return who sent a request; raises what ``AccessControl.admit`` does, and audits if that is wanted."""
+    """Return the principal of a request, as ``AccessControl.admit`` does, and write the audit log."""
     audits = service.settings.audit == "all"
     shares: LoopShares | None = request.app.state.loop_shares
     client = "" if request.client is None else request.client.host
@@ -36,7 +36,7 @@ async def admit_request(request: Request, service: Service, token: str | None, s
         if audits:
             audit_denial(request.method, request.url.path, client, str(error))
         if shares is not None:
-            # To be refused takes its time of the loop too.
+            # Refusing a request takes time of the event loop, too.
             await shares.turn(request.scope, f"{_ADDRESS}{client}")
         raise
     request.scope[RATE_KEY] = await service.access.rate_left(principal.tenant)

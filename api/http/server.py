@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn, which bears with slow clients only so long and stops with the service."""
+"""The HTTP server: uvicorn with limits for slow clients, stopped together with the service."""
 
 import asyncio
 import os
@@ -25,21 +25,21 @@ _MOST_DESCRIPTORS = 65_536
 
 
 class StoppingServer(uvicorn.Server):
-    """A server that lets the service begin to stop when it does, not when all connections have ended."""
+    """A server that stops the service at its own stop, not after all connections have ended."""
 
     async def on_tick(self, counter: int) -> bool:
-        """Say whether to stop: also where the service can never work."""
+        """Return whether to stop, also because the service can never work."""
         return await super().on_tick(counter) or self.service_failed
 
     @property
     def service_failed(self) -> bool:
-        """Whether the service cannot work, and has said why."""
+        """Whether the service cannot work; the log has the reason."""
         app: Any = self.config.app
         service = cast("Service | None", getattr(app.state, "service", None))
         return service is not None and service.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop; the service claims no more tasks, and lets go of all who wait before the drain ends."""
+        """Stop: the service claims no more tasks and answers all waiting requests before the drain ends."""
         app: Any = self.config.app
         service = cast("Service | None", getattr(app.state, "service", None))
         if service is not None:
@@ -49,9 +49,9 @@ class StoppingServer(uvicorn.Server):
 
 
 def end_by_force(after_s: float) -> None:
-    """End this process after so long if it is there still: a thread may wait for a hung database for ever.
+    """End this process after a delay if it still runs: a thread may wait for a hung database forever.
 
-    Nothing is lost: tasks are taken over as after kill -9, and worker processes end with this one.
+    Nothing is lost: other processes take over the tasks, and worker processes end with this one.
     """
 
     def end() -> None:
@@ -64,14 +64,14 @@ def end_by_force(after_s: float) -> None:
 
 
 class JoinedWrites:
-    """A transport that holds an answer's head until the next write, at most for a turn of the event loop.
+    """A transport that holds an answer's head until the next write, at most for one turn of the event loop.
 
-    Each send wakes the client: two cost more than to join them. Everything else is the wrapped transport's.
+    Each send wakes the client, so one joined write is cheaper. All else is passed to the wrapped transport.
 
     Parameters
     ----------
     answering
-        Returns the answer that has begun on this connection, of which there is one at a time, or None.
+        Returns the answer that has begun on this connection, or None; there is one at a time.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class JoinedWrites:
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
-        """Send, unless it is a head; with the head that is held."""
+        """Send data, together with a held head; hold a head."""
         if self._held:
             data, self._held = self._held + data, b""
         elif (answer := self._answering()) is not None and answer is not self._begun:
@@ -99,7 +99,7 @@ class JoinedWrites:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Send what is held, then close the connection."""
+        """Send the held head, then close the connection."""
         self._flush()
         self._transport.close()
 
@@ -113,17 +113,17 @@ class JoinedWrites:
 
 
 class PatientProtocol(H11Protocol):
-    """Ends connections that do not come to anything.
+    """Ends connections that send no complete request in time.
 
-    Always h11, also where httptools is installed: that has no limit for the head of a request, and takes one
-    with two Host headers.
+    Always uses h11, even if httptools is installed, which has no limit for the head of a request and accepts
+    two Host headers.
 
     Attributes
     ----------
     header_timeout_s
-        The head of a request must have arrived by then.
+        Seconds in which the head of a request must arrive.
     most_connections
-        Of more, the one that has been without a whole request for longest is ended.
+        Largest number of connections; beyond it, the one without a complete request for longest is ended.
     """
 
     header_timeout_s: ClassVar[float]
@@ -153,18 +153,18 @@ class PatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what arrived; a head must now come to its end."""
+        """Handle received data; from here on the head must be completed in time."""
         super().data_received(data)
         self._note_use()
 
     def on_response_complete(self) -> None:
-        """Note that the connection is without a request."""
+        """Mark the connection as idle."""
         super().on_response_complete()
         if not self._has_request() and not self.transport.is_closing():
             self.unused[self] = None  # its keep-alive timer runs
 
     def pause_writing(self) -> None:
-        """Watch that the client goes on reading."""
+        """Start to watch that the client continues to read."""
         super().pause_writing()
         self._to_write = self.transport.get_write_buffer_size()
         self._write_timer = self.loop.call_later(_LOOK_EVERY_S, self._require_progress)
@@ -219,12 +219,12 @@ def make_protocol(header_timeout_s: float, most_connections: int) -> type[asynci
 
 
 def raise_descriptor_limit() -> int:
-    """Allow this process all descriptors that it may have.
+    """Raise the limit of file descriptors of this process as far as allowed.
 
     Returns
     -------
     most_connections
-        How many connections leave enough descriptors for files and the database.
+        Number of connections that leave enough descriptors for files and the database.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)

@@ -10,7 +10,7 @@ from starlette.types import Scope
 PATH = "/"
 _FILES = Path(__file__).parents[1] / "web"
 _ASSETS = "/web"
-# Asked for again at every visit: an update of the service is seen at once.
+# Revalidated at every visit, so that an update of the service shows at once.
 _FRESH = {"Cache-Control": "no-cache"}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -78,7 +78,7 @@ class ResourceStore:
         return None if row is None else StoredDocument(**row._mapping)
 
     def put_profile(self, tenant: str, received: ReceivedProfile) -> ProfileSummary:
-        """Keep a profile; return it as it is stored. Raises QuotaExceeded if there is no room for it."""
+        """Store a profile and return its summary. Raises QuotaExceeded if there is no room for it."""
         with self.database.write() as connection:
             if hold_profile(connection, tenant, received.sha256) is None:
                 self._quota.require(connection, tenant, received.stored_bytes)

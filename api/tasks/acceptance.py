@@ -1,4 +1,4 @@
-"""How a request becomes a task, or finds out that it needs none: in the one transaction that accepts it."""
+"""Accepts a question in one transaction: finds its result, joins its task, or adds a new task."""
 
 import uuid
 from dataclasses import asdict
@@ -21,7 +21,7 @@ from pace.api.tasks.queue_limits import QueueLimits
 from pace.api.tasks.solve_size import is_small
 from pace.api.tasks.state import ClaimedTask, Submitted
 
-# Built once, as every request needs them: to build a statement takes longer than to run it.
+# Built once, because building a statement takes longer than executing it.
 # A task that is joined does not end before its new owner can be seen: whoever then deletes the document looks
 # for owners.
 _LIVE_WITH_KEY = (
@@ -58,7 +58,7 @@ class Acceptance:
     ) -> Submitted:
         """Find the result of a request, join the task that makes it, or queue a new one.
 
-        As ``TaskQueue.submit``, within a transaction that writes.
+        As ``TaskQueue.submit``, inside a writing transaction.
         """
         may_claim = claim and (not small_only or _is_small(question))
         fingerprint = None
@@ -77,7 +77,7 @@ class Acceptance:
                 now = datetime.now(UTC)
                 task_id = self._add(connection, tenant, question, new_id, request_id, now, at_once=at_once)
                 if task_id is None:
-                    continue  # another service process was faster between our look and our insert
+                    continue  # another service process inserted it first
                 # No other task for this key is live now, so whatever came of one before can be seen; SQLite
                 # has let nobody else write since we looked.
                 if connection.dialect.name != "sqlite":

@@ -41,7 +41,7 @@ class Dispatcher:
     watches
         Told whenever a task has changed.
     documents
-        Where what tasks work on comes from, and results go.
+        Storage of inputs and results.
     poll_s
         How often to look for tasks that other service processes queued.
     """
@@ -67,7 +67,7 @@ class Dispatcher:
         self._renew_every_s = lease_s / 3
         self._poll_s = poll_s
         self._queued = {kind: asyncio.Event() for kind in executors}
-        # Whether something was queued since a look found nothing: only then a place that is free is news.
+        # Whether a task was queued since the queue was empty; only then is a free place of interest.
         self._may_wait = dict.fromkeys(executors, True)
         # Where a request may be claimed as it is accepted.
         self.places = TaskPlaces(executors, tasks.shares, self._freed, timeout_s)
@@ -81,39 +81,39 @@ class Dispatcher:
         return len(self.places.running())
 
     def start(self) -> None:
-        """Begin to claim tasks."""
+        """Start to claim tasks."""
         loops = [self._renew_leases(), *(self._claim_tasks(kind) for kind in self._executors)]
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     def notify(self, kind: str) -> None:
-        """Say that a task of this kind was queued."""
+        """Announce a queued task of a kind."""
         self._may_wait[kind] = True
         self._queued[kind].set()
 
     def begin(self, task: ClaimedTask, ahead: WorkAhead | None = None) -> None:
-        """Do a task that was claimed, or end what was begun ahead."""
+        """Run a claimed task; `ahead` is work that has already begun on it."""
         started = asyncio.create_task(self._run(task, ahead), name=task.id)
         self.places.take(task, started)
         started.add_done_callback(lambda done: self._ended(task.kind, done))
 
     def does(self, task_id: str) -> bool:
-        """Whether a task runs here: those who watch it will be told how it ends."""
+        """Whether a task runs in this service process, so that its watchers learn its end without polling."""
         return any(running.get_name() == task_id for running in self.places.running())
 
     def cancel(self, task_id: str) -> None:
-        """End a cancelled task if it runs here: the process that works on it is killed."""
+        """End a cancelled task if it runs here, by killing its worker process."""
         for running in self.places.running():
             if running.get_name() == task_id:
                 running.cancel()
 
     def stop_claiming(self) -> None:
-        """Claim nothing more; what runs goes on."""
+        """Stop claiming tasks; running tasks continue."""
         self.places.close()
         for claim in self._loops[1:]:
             claim.cancel()
 
     async def stop(self, drain_s: float) -> None:
-        """Claim nothing more, let running tasks end, give back those that do not in time."""
+        """Stop claiming tasks, wait for running ones, and release those that do not end in time."""
         self.stop_claiming()
         renew, claims = self._loops[:1], self._loops[1:]
         await asyncio.gather(*claims, return_exceptions=True)
@@ -193,7 +193,7 @@ class Dispatcher:
             if ended is not None:
                 self.watches.end(task.tenant, ended)
         except WorkerDied as error:
-            # The profile need not be at fault: whoever killed the process may have wanted another.
+            # The profile may be innocent: something else may have killed the process.
             again = await _persist(self._tasks.retry_or_fail, task, error)
             log.warning("worker-died", task=task.id, retried=again, problem=problem_of(error).model_dump())
         except PaceError as error:
@@ -254,7 +254,7 @@ class Dispatcher:
 
 
 async def _persist(store: Callable[P, Any], *arguments: P.args, **named: P.kwargs) -> Any:
-    """Store what was worked for, or fetch what is to be, however long what stores is gone or full."""
+    """Store a result or fetch an input; repeat until the database and object storage accept it."""
     pause_s = 0.5
     while True:
         try:

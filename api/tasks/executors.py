@@ -1,4 +1,4 @@
-"""Where tasks run: for each kind an executor, as the settings ask."""
+"""Creates the executors of all kinds of tasks from the settings."""
 
 from pace.api.questions.registry import KINDS
 from pace.api.settings import Settings

@@ -1,4 +1,4 @@
-"""Places among the executors: which are taken, kept for requests just being accepted, or worked at ahead."""
+"""Counts places of executors: taken, reserved for questions being accepted, or used for work ahead."""
 
 import asyncio
 import contextlib
@@ -17,9 +17,9 @@ from pace.api.workers.pool import WorkerPool
 
 @dataclass(slots=True, kw_only=True)
 class WorkerPlace:
-    """Whether there is a place for a task, and whether only a small one may take it.
+    """Whether a place is free, and whether only for a small task.
 
-    `ahead` is work on the task that has begun already.
+    `ahead` is work that has already begun on the task.
     """
 
     free: bool
@@ -47,9 +47,9 @@ class TaskPlaces:
     executors
         For each kind of task; as many tasks run at once as it has places.
     shares
-        What is begun ahead and not wanted in the end is charged there.
+        Charged with work ahead that is not used.
     freed
-        Told the kind whenever a place that was kept is free again.
+        Called with the kind when a reserved place is free again.
     timeout_s
         For work that is begun ahead.
     """
@@ -75,11 +75,11 @@ class TaskPlaces:
         self._closed = False
 
     def running(self) -> list[asyncio.Task[None]]:
-        """Return what runs, of all kinds."""
+        """Return the running tasks of all kinds."""
         return [task for running in self._running.values() for task in running]
 
     def find(self, kind: str) -> WorkerPlace:
-        """Say whether there is a place now."""
+        """Return whether a place is free."""
         size = self._executors[kind].size
         num_taken = len(self._running[kind]) + self._kept[kind]
         num_large = len(self._large[kind]) + self._kept_for_large[kind]
@@ -87,23 +87,23 @@ class TaskPlaces:
         return WorkerPlace(free=num_taken < size, small_only=small_only)
 
     def take(self, task: ClaimedTask, started: asyncio.Task[None]) -> None:
-        """Count what does a task until it has ended."""
+        """Count a running task until ``leave``."""
         self._running[task.kind].add(started)
         if task.large:
             self._large[task.kind].add(started)
 
     def leave(self, kind: str, ended: asyncio.Task[None]) -> None:
-        """Count it no more."""
+        """Stop counting a task."""
         self._running[kind].discard(ended)
         self._large[kind].discard(ended)
 
     def close(self) -> None:
-        """Keep none any more."""
+        """Reserve no more places."""
         self._closed = True
 
     @contextlib.contextmanager
     def keep(self, kind: str) -> Iterator[WorkerPlace]:
-        """Keep a place for a task that may be claimed inside; yields whether there is one."""
+        """Reserve a place inside the context for a task that may be claimed; yields whether one is free."""
         place = WorkerPlace(free=False, small_only=False) if self._closed else self.find(kind)
         for_large = place.free and not place.small_only
         self._kept[kind] += place.free
@@ -119,11 +119,11 @@ class TaskPlaces:
                 ahead.solving.add_done_callback(lambda _: self._discard(kind, ahead))
 
     def work_ahead(self, place: WorkerPlace, tenant: str, question: Question) -> None:
-        """Begin to work on a request before it is accepted, if that is likely, cheap and in nobody's way.
+        """Start work on a question before it is accepted, if acceptance is likely and the work small.
 
-        It is a small solve that this process has not seen before, and nothing else is solved meanwhile. If
-        the request is refused, or answered from what is stored, the work was for nothing: the tenant's share
-        pays for it all the same.
+        This is done for small solves that are new to this process, while nothing else is solved. If the
+        question is refused, or its result already stored, the work is discarded but still charged to the
+        tenant.
         """
         if not place.free or KINDS[question.kind].long or question.is_repeated:
             return
@@ -145,7 +145,7 @@ class TaskPlaces:
         place.ahead = WorkAhead(tenant=tenant, solving=solving, started=time.perf_counter())
 
     def _discard(self, kind: str, ahead: WorkAhead) -> None:
-        """Let go of work that nobody took over, and of its place."""
+        """Discard unused work and free its place."""
         if not ahead.solving.cancelled():
             ahead.solving.exception()  # seen: nobody waits for it
         self._shares.charge(ahead.tenant, time.perf_counter() - ahead.started)
@@ -154,6 +154,6 @@ class TaskPlaces:
 
 
 async def timed(work: Awaitable[bytes]) -> tuple[bytes, float]:
-    """Return what is awaited, and how many seconds it took."""
+    """Await something; return its result and the seconds it took."""
     started = time.perf_counter()
     return await work, time.perf_counter() - started

@@ -38,11 +38,11 @@ class TaskQueue:
     Parameters
     ----------
     tenants
-        How much each may have.
+        Limits of each tenant.
     lease_s
         How long a claimed task stays with a process that does not renew its lease.
     max_attempts
-        After so many claims without an answer a task is failed.
+        Number of claims without an answer after which a task fails.
     quota
         What is stored is counted there, too; by itself if it is not given.
 
@@ -239,7 +239,7 @@ class TaskQueue:
             return list(connection.scalars(cancelled))
 
     def progress(self, task_id: str, num_done: int) -> bool:
-        """Record how far a task is; say whether it is still to be done."""
+        """Record a task's progress; return whether it must still be done."""
         with self.database.write() as connection:
             recorded = connection.execute(
                 update(TaskRecord)
@@ -249,7 +249,7 @@ class TaskQueue:
             return bool(recorded.rowcount)
 
     def cancel(self, tenant: str, task_id: str) -> TaskStatus | None:
-        """Cancel a task that is not finished; return how far it is then, or None if there is none."""
+        """Cancel an unfinished task; return its status afterwards, or None if there is no such task."""
         with self.database.write() as connection:
             connection.execute(
                 update(TaskRecord)
@@ -264,7 +264,7 @@ class TaskQueue:
         return self.status(tenant, task_id)
 
     def release(self) -> None:
-        """Queue again what this process has not finished, as if it had never been claimed."""
+        """Queue this process's unfinished tasks again, as if they had never been claimed."""
         with self.database.write() as connection:
             connection.execute(
                 update(TaskRecord)
@@ -292,7 +292,7 @@ class TaskQueue:
         return task.done(now, placed.document if stored.rowcount and placed.object_key is None else None)
 
     def fail(self, task: ClaimedTask, error: PaceError) -> None:
-        """Store why a task has no result."""
+        """Store the problem of a task without a result."""
         with self.database.write() as connection:
             connection.execute(
                 update(TaskRecord)
@@ -306,12 +306,12 @@ class TaskQueue:
             )
 
     def count_live(self) -> Counter[tuple[str, str, str]]:
-        """How many tasks wait or run, by tenant, kind and state."""
+        """Return the number of queued and running tasks by tenant, kind and state."""
         with self.database.read() as connection:
             return count_live(connection)
 
     def retry_or_fail(self, task: ClaimedTask, error: WorkerDied) -> bool:
-        """Queue a task again whose worker died, unless it was tried often enough; say whether."""
+        """Queue a task again after its worker died, unless out of attempts; return whether it was queued."""
         if task.attempts >= self._max_attempts:
             self.fail(task, error)
             return False
@@ -328,7 +328,7 @@ class TaskQueue:
         return True
 
     def status(self, tenant: str, task_id: str) -> TaskStatus | None:
-        """Return how far a task is."""
+        """Return the status of a task."""
         with self.database.read() as connection:
             return find_status(connection, tenant, task_id)
 
@@ -340,7 +340,7 @@ class TaskQueue:
             return list_statuses(connection, tenant, state, kind, limit, cursor)
 
 
-# Statements of every task and every look are built once: to build one takes longer than to run it.
+# Built once, because building a statement takes longer than executing it.
 _OF_KIND = TaskRecord.kind == bindparam("kind")
 _QUEUED_OF_KIND = (
     select(TaskRecord.id).where(TaskRecord.state == literal_column("'queued'"), _OF_KIND).limit(1)

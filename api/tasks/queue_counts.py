@@ -40,5 +40,5 @@ class QueueCounts:
             self._num_queued, self._by_kind = sum(by_kind.values()), by_kind
             self._metrics.tenants.set_tasks(by_tenant)
         except Exception:
-            # A scrape must work above all when something else does not.
+            # Metrics matter most when something else fails.
             self._num_queued, self._by_kind = math.nan, dict.fromkeys(KINDS, math.nan)

@@ -1,6 +1,6 @@
-"""Which solves are small: they take some milliseconds, and a place among the solvers is kept for them.
+"""Decides which solves are small: they take milliseconds, and one solver is reserved for them.
 
-Said twice, of values and of rows: the queue must pass over large solves without reading them.
+Defined twice, for values and for rows: the queue must skip large solves without reading them.
 """
 
 from sqlalchemy import ColumnElement, exists
@@ -20,7 +20,7 @@ _SHORT_SEARCH = (
 
 
 def is_small(num_ops: int, num_gradients: int, options: str) -> bool:
-    """Whether a solve is small: of a profile of this size, with options that ask for nothing that takes long.
+    """Whether a solve of a profile of this size with these options is small.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What is known of a task: what a request came to, what is to be done, how far it is."""
+"""Values about tasks: the outcome of a submission, a claimed task, and a task's status."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,18 +13,18 @@ LIVE = ("queued", "running")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """What a request came to: a result that is there, or the task that will make it.
+    """The outcome of a submission: an existing result, or the task that will produce it.
 
     Attributes
     ----------
     result
-        The result if it is there.
+        The result, if it exists.
     task_id
-        None if the result is there.
+        None if the result exists.
     unsolved
-        What is stored of the result while the task goes on: all but its document.
+        The row of a pending result, so that waiting requests need no second query.
     claimed
-        The task if it is new and this process is to do it now.
+        The task, if it is new and this process runs it now.
     """
 
     result_id: str
@@ -36,7 +36,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedTask:
-    """A task that this process now has to do, on a document that is compressed by zlib.
+    """A task that this process must run, with its input compressed by zlib.
 
     Attributes
     ----------
@@ -64,11 +64,11 @@ class ClaimedTask:
 
     @property
     def large(self) -> bool:
-        """Whether it may take long: not for the place that is kept for small ones."""
+        """Whether the task may take long, so that it must not use the place for small tasks."""
         return not is_small(self.num_ops, self.num_gradients, self.options)
 
     def done(self, at: datetime, document: bytes | None) -> "TaskStatus":
-        """Return how far it is once its document is stored."""
+        """Return the status after the result is stored."""
         return TaskStatus(
             id=self.id,
             kind=self.kind,
@@ -86,12 +86,12 @@ class ClaimedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStatus:
-    """How far a task is.
+    """The status of a task.
 
     Attributes
     ----------
     document
-        What came of it and is stored, if this process did it just now.
+        The stored result, if this process has just produced it.
     """
 
     id: str
@@ -108,10 +108,10 @@ class TaskStatus:
 
     @property
     def live(self) -> bool:
-        """Whether the task is still to be done."""
+        """Whether the task is queued or running."""
         return self.state in LIVE
 
     @property
     def location(self) -> str:
-        """Where the result is or will be."""
+        """Path of the result, which may not exist yet."""
         return f"{KINDS[self.kind].path}/{self.result_id}"

@@ -1,4 +1,4 @@
-"""How far tasks are, as the database knows it: one, a page of them, and how many."""
+"""Reads the status of tasks: one, a page, and counts."""
 
 from collections import Counter
 from typing import Any
@@ -22,14 +22,14 @@ _STATUS = (
     TaskRecord.started_at,
     TaskRecord.finished_at,
 )
-# Built once, as every waiting request looks: to build a statement takes longer than to run it.
+# Built once, because building a statement takes longer than executing it.
 _STATUS_BY_ID = select(*_STATUS).where(
     TaskRecord.tenant == bindparam("tenant"), TaskRecord.id == bindparam("id")
 )
 
 
 def find_status(connection: Connection, tenant: str, task_id: str) -> TaskStatus | None:
-    """Return how far a task of a tenant is."""
+    """Return the status of a tenant's task."""
     row = connection.execute(_STATUS_BY_ID, {"tenant": tenant, "id": task_id}).first()
     return None if row is None else _status(row)
 
@@ -48,7 +48,7 @@ def list_statuses(
 
 
 def count_live(connection: Connection) -> Counter[tuple[str, str, str]]:
-    """How many tasks wait or run, by tenant, kind and state."""
+    """Return the number of queued and running tasks by tenant, kind and state."""
     by = (TaskRecord.tenant, TaskRecord.kind, TaskRecord.state)
     rows = connection.execute(select(*by, func.count()).where(TaskRecord.state.in_(LIVE)).group_by(*by))
     return Counter({(tenant, kind, state): count for tenant, kind, state, count in rows})

@@ -1,4 +1,4 @@
-"""Watches tasks for those who wait for them or follow their progress."""
+"""Watches tasks for requests that wait for them or follow their progress."""
 
 import asyncio
 import contextlib
@@ -14,12 +14,12 @@ log = structlog.get_logger(__name__)
 
 
 class Watches:
-    """One look at a task for all who want to know: a thousand workers may wait for the same one.
+    """Reads a task's status once for all its watchers: a thousand workers may wait for the same task.
 
     Parameters
     ----------
     poll_s
-        How often to look unasked: another service process may be the one that does the task.
+        Seconds between two reads of the status, because another service process may run the task.
     """
 
     def __init__(self, tasks: TaskQueue, threads: DatabaseThreads, poll_s: float = 0.5) -> None:
@@ -33,12 +33,12 @@ class Watches:
     async def wait(
         self, tenant: str, task_id: str, timeout_s: float, *, told: bool = False
     ) -> TaskStatus | None:
-        """Wait until a task is finished, at most so long; return how far it is then.
+        """Wait until a task is finished, but at most `wait_s` seconds; return its status then.
 
         Parameters
         ----------
         told
-            Whether this process does the task now, so that its end is told without a look.
+            Whether this process runs the task, so that its end is known without polling.
         """
         watch = self._watch(tenant, task_id, look=not told)
         try:
@@ -52,7 +52,7 @@ class Watches:
             return await self._threads.run(self._tasks.status, tenant, task_id)
 
     async def changes(self, tenant: str, task_id: str) -> AsyncIterator[TaskStatus]:
-        """Yield how far a task is, now and whenever that changes, until it is finished or gone."""
+        """Yield a task's status at once and after every change, until it is finished or deleted."""
         watch = self._watch(tenant, task_id)
         watch.wake.set()
         told = None
@@ -66,20 +66,20 @@ class Watches:
             await changed.wait()
 
     def refresh(self, tenant: str, task_id: str) -> None:
-        """Look at a task again: something about it has changed."""
+        """Read a task's status again because it has changed."""
         watch = self._watches.get((tenant, task_id))
         if watch is not None:
             watch.wake.set()
 
     def end(self, tenant: str, status: TaskStatus) -> None:
-        """Say how a task has ended: nobody has to look."""
+        """Set the final status of a task, so that no watcher has to read it."""
         watch = self._watches.get((tenant, status.id))
         if watch is not None:
             watch.ended = status
             watch.wake.set()
 
     def release(self) -> None:
-        """Let all who wait go, now and from now on, as if their time were over."""
+        """End all present and future waits, as if their time were over."""
         self._released = True
         now = asyncio.get_running_loop().time()
         for limit in self._waiting:
@@ -87,7 +87,7 @@ class Watches:
                 limit.reschedule(now)
 
     async def close(self) -> None:
-        """Let all who wait go."""
+        """End all waits."""
         runners = [watch.runner for watch in self._watches.values()]
         for runner in runners:
             runner.cancel()

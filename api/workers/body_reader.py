@@ -1,4 +1,4 @@
-"""Takes bodies to the reader processes; equal bodies of a tenant are read once, however many arrive."""
+"""Passes bodies to reader processes; equal bodies of a tenant are read once."""
 
 import asyncio
 import hashlib
@@ -26,11 +26,11 @@ class BodyReader:
     Parameters
     ----------
     max_waiting
-        More bodies than this wait for no reader: they are refused with 429; of one tenant, half as many.
+        Largest number of waiting bodies, of one tenant half as many; more are refused with 429.
     timeout_s
         For one body.
     memory_bytes
-        How much of what was read is remembered, so that a body that comes again is not read again.
+        Size of the results that are kept, so that a repeated body is not read again.
     weight, observe
         As for ``FairQueue``.
     """
@@ -63,7 +63,7 @@ class BodyReader:
         tenant: str,
         *arguments: str,
     ) -> Received:
-        """Return what a function makes of a body, such as ``read_question``; raises what it raises.
+        """Return the result of a function of a body, such as ``read_question``.
 
         The function is called with the bytes, whether they are compressed, the limits, and the `arguments`.
 
@@ -85,7 +85,7 @@ class BodyReader:
             reading.add_done_callback(lambda done: self._finish(digest, body, done))
         else:
             body.delete()
-        # Shielded: a client that goes away must not take the answer from the others.
+        # Shielded: a client that disconnects must not cancel the answer of others.
         return cast("Received", await asyncio.shield(reading))
 
     async def _read_in_turn(

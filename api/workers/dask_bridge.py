@@ -1,4 +1,4 @@
-"""The process that talks to a Dask cluster for the service, and with the service in what cannot execute.
+"""The process that talks to a Dask cluster for the service, in frames that cannot execute code.
 
 Dask's client unpickles what workers and the scheduler send. It does so here, in a process that has neither
 the service's database nor its secrets in its memory or environment. The two exchange frames

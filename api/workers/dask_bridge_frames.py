@@ -1,4 +1,4 @@
-"""Frames between two processes of which one need not be believed: lengths, JSON, and a document."""
+"""Frames between two processes, one of which is not trusted: lengths, JSON, and a document."""
 
 import json
 import struct
@@ -8,14 +8,14 @@ _HEAD = struct.Struct(">II")
 
 
 def write_frame(stream: IO[bytes], told: dict[str, Any], document: bytes = b"") -> None:
-    """Send a frame; the caller sees to it that no other thread sends one."""
+    """Send a frame; the caller must prevent other threads from sending at the same time."""
     line = json.dumps(told).encode()
     stream.write(_HEAD.pack(len(line), len(document)) + line + document)
     stream.flush()
 
 
 def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], bytes]:
-    """Receive a frame; raises EOFError at the end, and ValueError for what is none."""
+    """Receive a frame; raises EOFError at the end, and ValueError for invalid data."""
     num_line, num_document = _HEAD.unpack(_exactly(stream, _HEAD.size))
     told = json.loads(_exactly(stream, num_line))
     if not isinstance(told, dict):

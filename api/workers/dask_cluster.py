@@ -55,7 +55,7 @@ class DaskCluster:
             self._minder.start()
 
     def close(self) -> None:
-        """Leave the cluster; what it still works on is dropped there."""
+        """Disconnect from the cluster, which drops its running jobs."""
         self._ended.set()
         if self._minder is not None:
             self._minder.join()
@@ -63,28 +63,28 @@ class DaskCluster:
 
     @property
     def num_threads(self) -> int:
-        """How many threads the workers have; none from the moment the connection is lost."""
+        """Number of the workers' threads; 0 as soon as the connection is lost."""
         client = self._client
         return 0 if client is None or client.status != "running" else self._num_threads
 
     @property
     def client(self) -> Client:
-        """The connection, as long as there is one."""
+        """The connection, or None."""
         client = self._client
         if client is None or client.status != "running":
             raise CommClosedError(f"no connection to {self.address}")
         return client
 
     def doubt(self) -> None:
-        """Count no threads until the scheduler has been asked again."""
+        """Report 0 threads until the scheduler answers again."""
         self._num_threads = 0
 
     def listen(self, job: str, progress: Progress) -> None:
-        """Call `progress` with what a job tells, until ``stop_listening``."""
+        """Call `progress` with a job's messages, until ``stop_listening``."""
         self._listeners[job] = progress
 
     def stop_listening(self, job: str) -> None:
-        """Call nobody any more."""
+        """Stop calling `progress`."""
         self._listeners.pop(job, None)
 
     def _mind(self) -> None:
@@ -124,7 +124,7 @@ class DaskCluster:
 
 
 class DaskJobs:
-    """What is under way on a cluster."""
+    """The running jobs of a cluster."""
 
     def __init__(self, cluster: DaskCluster) -> None:
         self._cluster = cluster

@@ -58,7 +58,7 @@ class DaskBridge:
             self._minder.start()
 
     def close(self) -> None:
-        """End the process; what the cluster still works on is dropped there."""
+        """End the process; the cluster drops its running jobs."""
         self._ended.set()
         if self._process is not None:
             self._process.kill()
@@ -84,7 +84,7 @@ class DaskBridge:
         return result
 
     def cancel(self, job: str) -> None:
-        """End a job; nobody waits for it any more."""
+        """End a job for which nobody waits."""
         self._results.pop(job, None)
         self._listeners.pop(job, None)
         self._send({"do": "cancel", "job": job}, b"")
@@ -177,7 +177,7 @@ class DaskExecutor:
     purpose
         Goes into messages.
     memory_bytes
-        How much memory a process may allocate.
+        Memory in bytes that a process may allocate.
     priority
         Higher goes first.
     most

@@ -1,4 +1,4 @@
-"""What a Dask worker does for the service: each task in a process of its own, within limits.
+"""Runs the service's tasks on a Dask worker: each in its own process, within limits.
 
 Processes are kept for the next task of the same kind, as in the service itself. A worker under a nanny
 may start none unless Dask's ``distributed.worker.daemon`` is off: see docs/guides/operate.md.
@@ -48,11 +48,11 @@ def work(
     Parameters
     ----------
     job
-        Names the task for ``cancel``.
+        Name of the task, for ``cancel``.
     version
-        Of the service: equal requests must have equal answers wherever they are computed.
+        Version of the service: equal questions must have equal answers wherever they are computed.
     topic
-        If given, the function tells of its progress, under this topic.
+        If given, the function's progress is published under this topic.
     """
     if version != __version__:
         detail = f"a Dask worker has pace {__version__}, the service {version}"

@@ -1,6 +1,6 @@
-"""Pictures and courses of windows, and simulations of stored profiles. Plain functions from bytes to bytes.
+"""Draws and lays out windows, and simulates stored profiles: plain functions from bytes to bytes.
 
-They can take long or much memory for a large profile: none runs in the process that answers requests.
+They can need much time or memory for a large profile, so they never run in the serving process.
 """
 
 import json
@@ -20,7 +20,7 @@ from pace.view.op_times import phases_of
 from pace.view.perfetto import chrome_trace
 from pace.view.window import Window, lay_out, lay_out_policy
 
-_DIGITS = 9  # a nanosecond: more would only make charts longer to send
+_DIGITS = 9  # a nanosecond: more digits would only make charts larger
 
 
 def timeline(profile_document: bytes, schedule_document: bytes) -> bytes:

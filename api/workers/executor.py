@@ -1,4 +1,4 @@
-"""What runs tasks: worker processes of this service, or a Dask cluster."""
+"""The interface of executors: worker processes of this service, or a Dask cluster."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -11,14 +11,14 @@ class Executor(Protocol):
 
     @property
     def size(self) -> int:
-        """How many can run at once, now."""
+        """Number of calls that can run at once."""
 
     @property
     def num_alive(self) -> int:
-        """How many places are there to work."""
+        """Number of places that work."""
 
     def start(self) -> None:
-        """Get ready, in the background."""
+        """Start in the background."""
 
     def close(self) -> None:
         """End everything at once."""
@@ -31,22 +31,22 @@ class Executor(Protocol):
         progress: Progress | None = None,
         gives_way: bool = False,
     ) -> Any:
-        """Call a function and return what it returns; what is cancelled here is ended there.
+        """Call a function and return its result; a cancelled call is ended.
 
         Parameters
         ----------
         gives_way
-            Long work: where cores are short, whatever else this service does comes first.
+            Whether the call is long work with a lower priority than everything else in the service.
         progress
-            If given, the function gets a further argument, by which it tells how far it is; this is
-            called with that, from any thread.
+            If given, the function gets one more argument: a function that it calls with its progress.
+            `progress` is then called with it, from any thread.
 
         Raises
         ------
         WorkerDied
-            If what worked on it ended for a reason of its own.
+            If the worker process ended unexpectedly.
         LimitExceeded
-            If it took too long or too much memory.
+            If the call exceeds its time or memory.
         PaceError
-            What the function raised; WorkerFailed for what nobody foresaw.
+            The function's error; WorkerFailed for unexpected errors.
         """

@@ -1,8 +1,7 @@
-"""Worker processes: one thread of the service minds each, kills it beyond its limits, replaces it.
+"""Worker processes: one thread of the service controls each, kills it beyond its limits, and replaces it.
 
-Processes are forks of a server process that has loaded what they need and serves nobody, never of the
-service: a fork would copy a process full of threads. A worker ends when the service does, however the
-service ended.
+Workers are forks of a server process that has loaded their modules, never of the service, which has many
+threads. A worker ends when the service ends, for whatever reason.
 """
 
 import asyncio
@@ -41,13 +40,13 @@ class WorkerPool:
     Parameters
     ----------
     purpose
-        Goes into the names of threads and into messages.
+        Purpose of the calls, for names of threads and messages.
     size
         Number of processes.
     memory_bytes
-        How much memory a process may allocate.
+        Memory in bytes that a process may allocate.
     prepare
-        Called once in every new process, so that its first request finds everything loaded.
+        Called once in every new process, so that its first call finds everything loaded.
     """
 
     def __init__(
@@ -69,19 +68,19 @@ class WorkerPool:
 
     @property
     def num_alive(self) -> int:
-        """How many processes there are to work; none before the first is ready."""
+        """Number of processes that work; 0 before the first is ready."""
         if not any(worker.was_ready for worker in self._workers):
             return 0
         return sum(worker.alive for worker in self._workers)
 
     @property
     def num_restarts(self) -> int:
-        """How many processes had to be replaced, whatever ended them."""
+        """Number of processes that were replaced."""
         return sum(worker.num_restarts for worker in self._workers)
 
     @property
     def memory_bytes(self) -> int:
-        """How much memory the processes have, shared pages counted for each."""
+        """Resident memory of the processes in bytes; shared pages count for each."""
         return sum(worker.memory_bytes for worker in self._workers)
 
     def _supervise(self) -> None:
@@ -113,7 +112,7 @@ class WorkerPool:
     ) -> Any:
         """Call a function in a worker process and return what it returns; see ``Executor.run``.
 
-        If the process dies, another one is tried, up to so many `attempts`.
+        If the process dies, another is tried, up to `attempts` times.
         """
         call = WorkerCall(function, arguments, timeout_s, progress, gives_way)
         self.waiting += 1
@@ -126,7 +125,7 @@ class WorkerPool:
             self.waiting -= 1
 
     def call(self, call: "WorkerCall", attempts: int = 1) -> Any:
-        """Do a call in this thread, of which there may be as many as processes."""
+        """Run a call in this thread; at most as many threads as processes may do so."""
         worker = self._idle.pop()
         try:
             while True:
@@ -140,7 +139,7 @@ class WorkerPool:
             self._idle.append(worker)
 
     def close(self) -> None:
-        """End all processes at once, whatever they do."""
+        """Kill all processes."""
         self._closed.set()
         for worker in self._workers:
             worker.stop()
@@ -171,21 +170,21 @@ class WorkerCall:
         self._lock = threading.Lock()
 
     def cancel(self) -> None:
-        """Kill the process that works on it, now or when it would begin."""
+        """Kill the process of this call, now or when the call starts."""
         with self._lock:
             self.cancelled = True
             if self._process is not None:
                 self._process.kill()
 
     def begin(self, process: ForkServerProcess) -> None:
-        """Say which process works on it."""
+        """Set the process that runs the call."""
         with self._lock:
             self._process = process
             if self.cancelled:
                 process.kill()
 
     def end(self) -> bool:
-        """Say that no process works on it any more; return whether that one was killed."""
+        """Clear the process of the call; return whether it was killed."""
         with self._lock:
             self._process = None
             return self.cancelled
@@ -252,7 +251,7 @@ class _Worker:
         raise WorkerNotStarted(f"no process for {self._purpose} could be started; ask again")
 
     def revive(self) -> str | None:
-        """Replace a process that died while idle and say how; notice whether it is ready."""
+        """Replace a process that died while idle and return how it died; check whether it is ready."""
         if not self._in_use.acquire(blocking=False):
             return None  # whoever uses it replaces it
         try:

@@ -1,4 +1,4 @@
-"""Loads and compiles what workers need, once, in the process that forks them."""
+"""Loads modules and compiles functions for workers, once, in the process that forks them."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""What worker processes do for transfer plans: from the bytes of a request to those of a plan."""
+"""Transfer plans in worker processes: from the bytes of a request to the bytes of a plan."""
 
 from pathlib import Path
 

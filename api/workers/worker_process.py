@@ -1,4 +1,4 @@
-"""What a worker process does: it calls the functions that its pool sends, one after the other."""
+"""The main loop of a worker process: it calls the functions that its pool sends, one after the other."""
 
 import multiprocessing
 import os
@@ -25,7 +25,7 @@ _NICE = 10
 
 
 def work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callable[[], None] | None) -> None:
-    """Call what comes over a connection and send back what it returns or raises, until the pool is gone."""
+    """Call functions received over a connection and send back results or errors, until the pool is gone."""
     # A Ctrl-C at the terminal reaches the whole process group; ending is for the service to decide.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_up_logs()
@@ -77,7 +77,7 @@ def _call_giving_way(function: Callable[..., Any], arguments: tuple[Any, ...]) -
 
 
 def _sendable(error: Exception) -> PaceError:
-    """Return what the caller is told; errors that are not the task's own fault are logged here."""
+    """Return the error to send to the caller; unexpected errors are logged here."""
     if isinstance(error, MemoryError) or str(error) == "can't start new thread":
         return LimitExceeded("the work needed more memory than one request may use")
     if isinstance(error, PaceError) and not isinstance(error, SolverFailed):

@@ -1,7 +1,7 @@
 """An independent judge of schedules: shares no code with the solver.
 
 Every number is derived again. Ready times and tails come from networkx's topological order, durations from
-the formulas written out again, the oracle's optimum from its dual (the strongest of all sets, DESIGN 4.3)
+separate code for the formulas, the oracle's optimum from its dual (the strongest of all sets, docs/solver.md)
 instead of from a schedule. Times agree when they differ by less than one part in 10^9 of the window.
 """
 

@@ -20,7 +20,7 @@ from pace.documents.schedule import ShardedOp
 
 
 def allreduce_s(document: AllReduce, workers: int, size_bytes: int) -> float:
-    """Duration of one all-reduce, from the formulas of DESIGN 3 written out once more."""
+    """Duration of one all-reduce, by formulas that share no code with ``pace.collectives``."""
     alone = workers == 1 and not (isinstance(document, PushPull) and not document.colocated)
     if size_bytes == 0 or alone:
         return 0.0

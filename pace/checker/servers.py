@@ -19,7 +19,7 @@ ROUNDINGS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRates:
-    """The cluster's links, from DESIGN's formulas written out once more.
+    """The cluster's links, by formulas that share no code with the planner.
 
     Attributes
     ----------

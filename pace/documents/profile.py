@@ -107,7 +107,7 @@ class Timing:
     Attributes
     ----------
     ready_s, tail_s : arrays of shape (num_gradients,)
-        DESIGN's r and q in seconds, in the profile's order of gradients.
+        The r and q of docs/solver.md in seconds, in the profile's order of gradients.
     compute_s : float
         The window's length without any all-reduce, in seconds (C0).
     """
@@ -294,7 +294,7 @@ class Profile(Document):
 
     @cached_property
     def timing(self) -> Timing:
-        """Ready times, tails and the compute bound (DESIGN 3)."""
+        """Ready times, tails and the compute bound (docs/solver.md)."""
         return self.timing_of(self.graph)
 
     def timing_of(self, graph: Graph) -> Timing:

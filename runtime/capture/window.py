@@ -1,6 +1,6 @@
 """The ops of a window, laid out from one fully traced iteration.
 
-An iteration as users write it runs forward, loss, backward, update. The window (DESIGN 2) begins at
+An iteration as users write it runs forward, loss, backward, update. The window (docs/solver.md) begins at
 the backward pass, so the iteration is turned: the intervals from the backward pass on come first,
 those before it become the next forward pass. Every interval goes into exactly one op.
 """

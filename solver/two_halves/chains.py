@@ -12,8 +12,8 @@ because r_i <= r_j; and q_i >= b_j + q_j > q_j where the gather takes any time. 
 anything left it is served before j: the optimal schedule of the independent jobs is a plan. It does not
 matter which gradients share calls: the two halves may be put together differently.
 
-So today's oracle (``pace.solver.jackson``) and certificate hold on the calls of both halves. With updates
-that take time the bound stays; the plan has to be simulated.
+The oracle (``pace.solver.jackson``) and its certificate therefore hold on the calls of both halves. If
+updates take time, the bound still holds, but the plan must be simulated.
 """
 
 import numpy as np

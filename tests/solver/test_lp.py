@@ -50,7 +50,7 @@ def test_small_and_empty_instances(jobs: list[tuple[float, float, float]]) -> No
 @given(slotted_instances(8))
 @properties(150)
 def test_the_program_gives_the_pieces_of_longest_tail_first(instance: Instance) -> None:
-    """Theorem 2 and DESIGN 4.2: on slots both oracles are one, ties included."""
+    """Theorem 2 of the PACE paper: on slots both oracles give one schedule, ties included."""
     assert_equal(lp.solve(instance), jackson.solve(instance))
 
 

@@ -113,7 +113,7 @@ def test_enough_is_not_beaten_at_the_price_of_more_groups() -> None:
 @given(layered_chains(), AFFINE)
 @properties(120)
 def test_with_an_affine_cost_no_fusion_at_all_is_better(chain: Chain, cost: CostCurve) -> None:
-    """DESIGN 5: on a layered chain a contiguous partition is best among all set partitions."""
+    """On a layered chain a contiguous partition is best among all set partitions."""
     cuts, objective = best_layered(chain, cost, enough=0)
     assert objective == best_of_all_sets(chain, cost, None)
     assert objective == jackson.solve(chain.fuse(cuts, cost)).objective

@@ -202,7 +202,8 @@ def _add_routes(router: APIRouter, kind: Kind) -> None:
 
 
 _WAITS = """With `Prefer: wait=N` the service answers 202 after N seconds at the latest, with
-`Prefer: respond-async` at once. Follow the task with GET `/v1/tasks/{id}/events`, or cancel it with DELETE."""
+`Prefer: respond-async` at once. Follow the task with GET `/v1/tasks/{id}/events`, or cancel it with
+DELETE."""
 
 router = APIRouter()
 for each in KINDS.values():

@@ -1,4 +1,4 @@
-"""What reader processes make of other tools' files: profiles, by the importers of ``pace.formats``."""
+"""Converts files of other tools to profiles in reader processes, by the importers of ``pace.formats``."""
 
 import json
 import re
@@ -71,7 +71,7 @@ def read_import(body: bytes, gzipped: bool, limits: ReadLimits, question: str) -
 
 
 def _told(head: bytes, filename: str) -> ImportFormat:
-    """Tell a file's format by its first bytes, tables and Chakra traces also by their name."""
+    """Recognize a file's format by its first bytes; tables and Chakra traces also by their name."""
     try:
         told = format_of(head, filename, filename)
     except FormatError as error:
@@ -109,7 +109,7 @@ def _read(files: list[UnpackedFile], asked: ImportQuestion) -> tuple[ImportForma
 
 
 def _job(files: list[UnpackedFile], asked: ImportQuestion) -> Profile:
-    """Make a profile of the traces of several ranks, and of what holds the sizes that they lack."""
+    """Make a profile from the traces of several ranks, and from the file with the sizes that they lack."""
     from pace.formats.kineto import read_kineto
 
     if asked.format not in ("auto", "kineto"):

@@ -1,4 +1,4 @@
-"""Unpacks what was sent within a limit of bytes: gzip, and archives (tar, zip) of several files."""
+"""Unpacks received files within a limit of bytes: gzip, and archives (tar, zip) of several files."""
 
 import io
 import re
@@ -33,9 +33,9 @@ class UnpackedFile:
     Attributes
     ----------
     name
-        What its sender calls it, for messages.
+        Name that the sender gave, for messages.
     path
-        Where it lies, under a name that no sender chose the folder of.
+        Path of the file; the sender cannot choose its folder.
     """
 
     name: str
@@ -48,7 +48,7 @@ class UnpackedFile:
 
 
 class _Room:
-    """How many bytes may still be unpacked."""
+    """Counts the bytes that may still be unpacked."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -63,17 +63,17 @@ class _Room:
 def unpack(
     content: bytes, filename: str, folder: Path, max_bytes: int, *, gzipped: bool
 ) -> list[UnpackedFile]:
-    """Write what was sent into a folder: one file, or those of an archive by their names.
+    """Write received data to a folder: one file, or the files of an archive by their names.
 
     Parameters
     ----------
     gzipped
-        Whether it was compressed on the way; a file that was a ``.gz`` before has one more wrapping.
+        Whether the body was compressed for the transfer; a ``.gz`` file is compressed once more.
 
     Raises
     ------
     ContentTooLarge
-        If it comes to more than `max_bytes`; every level of compression counts on its own.
+        If more than `max_bytes` are unpacked; every level of compression counts separately.
     InvalidRequest
         If gzip's stream is damaged or cut off.
     InvalidFile

@@ -1,4 +1,4 @@
-"""From groups to what goes out: segments that a network can carry, and the fastest such plan (DESIGN 5)."""
+"""Cuts groups into segments that a network can carry, and chooses the fastest such plan (docs/solver.md)."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Plans compared over sampled windows in which op durations jitter (DESIGN 5)."""
+"""Compares plans over sampled windows with random op durations."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""Bounds on the window that no schedule beats, whatever it fuses, cuts or reorders (DESIGN 4.3).
+"""Lower bounds on the window of every schedule, however it fuses, cuts and orders (docs/solver.md).
 
 They are in wall time. Where compute is slowed by traffic, the proofs hold on the compute clock, and every
 window is longer than there by the least that its traffic stretches it (``pace.solver.compute_clock``).
@@ -95,7 +95,7 @@ def _least_from_here(values: FloatArray) -> FloatArray:
 
 
 def fusion_bound(problem: FusionProblem) -> SetBound:
-    """Bound the window of every fusion from below (DESIGN 4.3), in O(n log n) for each line under g.
+    """Bound the window of every fusion from below (docs/solver.md), in O(n log n) for each line under g.
 
     Bytes priced at a line below g, plus one latency: whatever is sent after the first gradient of a set is
     ready needs at least one call. Preemption and fusion can only add to that.
@@ -118,7 +118,7 @@ def fusion_bound(problem: FusionProblem) -> SetBound:
             tail=problem.tail[sent],
         )
         critical = certify(instance, jackson.solve(instance))
-        # Sets of the form {ready >= rho, tail >= theta} suffice (DESIGN 4.3) and are easy to state.
+        # Sets of the form {ready >= rho, tail >= theta} suffice (docs/solver.md) and are easy to state.
         inside = sent & (problem.ready >= critical.min_ready) & (problem.tail >= critical.min_tail)
         total = int(problem.sizes[inside].sum())
         value = critical.min_ready + line.latency_s + total * line.seconds_per_byte + critical.min_tail

@@ -1,4 +1,4 @@
-"""Fusion search: which gradients share a buffer (DESIGN 5), by the mathematics of ``pace.solver``."""
+"""Fusion search: which gradients share a buffer (docs/solver.md), by the mathematics of ``pace.solver``."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

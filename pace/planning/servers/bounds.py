@@ -127,8 +127,8 @@ def servers_bound(problem: ServersProblem) -> SetBound:
 def servers_chain_bound(problem: ServersProblem) -> ChainBound | None:
     """Return the bound by a chain of gradients, where every gradient travels as it is; None elsewhere.
 
-    Every group's last part loses theta and comes back a round trip later: DESIGN's chain bound with the
-    round trip in every tail.
+    Every group's last part loses theta and comes back a round trip later: the chain bound of docs/solver.md
+    with the round trip in every tail.
     """
     if not problem.is_even:
         return None

@@ -33,7 +33,7 @@ def run(profile: Path, *arguments: str, typed: str | None = None) -> Result:
 
 
 def test_json_is_one_document(profile: Path) -> None:
-    """With bandwidths and workers as DESIGN's command line gives them."""
+    """With bandwidths as a range and workers as a list."""
     result = run(profile, "--bandwidth-gbps", "1,5,10", "--workers", "2,4,8", "--json", *FEW)
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)

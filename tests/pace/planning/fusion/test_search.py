@@ -91,7 +91,7 @@ def test_on_layered_models_of_seven_optimal_is_the_best_of_all_partitions(profil
 @given(layered_profiles(max_layers=6, cost=AFFINE))
 @properties(100)
 def test_on_layered_models_the_chain_bound_is_the_optimum(profile: Profile) -> None:
-    """DESIGN 5's exact program and the bound meet: the gap of the ideal plan is zero."""
+    """The exact program and the bound meet: the gap of the ideal plan is zero."""
     problem = FusionProblem.of(profile)
     bound = max(chain_bound(problem).bound_s, problem.compute_s)
     assert bound == pytest.approx(max(brute_force(problem), 0.0), rel=1e-12)
