@@ -31,12 +31,12 @@ def attach(
     optimizer: torch.optim.Optimizer,
     **training: Unpack[TrainingOptions],
 ) -> AttachedOptimizer | None:
-    """Have PACE sum the gradients of what ``accelerator.prepare()`` returned.
+    """Let PACE sum the gradients of a model that ``accelerator.prepare()`` returned.
 
     Parameters
     ----------
     model, optimizer
-        As prepared; the loop goes on with them.
+        As ``prepare()`` returned them; the loop keeps using them.
     plan, communication, mode, timeout_s
         As for ``pace.runtime.ddp.attach``.
 
@@ -47,7 +47,7 @@ def attach(
     Raises
     ------
     InvalidOptions
-        When the optimizer was not prepared, or the model is not in DistributedDataParallel.
+        If the optimizer was not prepared, or the model is not in DistributedDataParallel.
     """
     refuse_unknown_arguments(attach, training)
     if accelerator.num_processes == 1:

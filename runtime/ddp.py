@@ -1,4 +1,4 @@
-"""PACE under DistributedDataParallel: for jobs, and frameworks, that wrap the model in it themselves."""
+"""PACE under DistributedDataParallel, for jobs and frameworks that wrap the model in it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -26,31 +26,29 @@ def attach(
     optimizer: torch.optim.Optimizer,
     **training: Unpack[TrainingOptions],
 ) -> "AttachedOptimizer":
-    """Have PACE sum the gradients of a model in DistributedDataParallel, and update it without a barrier.
+    """Let PACE sum the gradients of a model in DistributedDataParallel and update it without a barrier.
 
-    The training loop stays as it is: it goes on with the same model and the same optimizer, whose ``step``
-    and ``zero_grad`` are PACE's from now on. Every rank must call it alike, before a forward pass.
+    The training loop stays unchanged. It keeps the same model and optimizer, but the optimizer's ``step`` and
+    ``zero_grad`` become PACE's. Every rank must make the same call, before a forward pass.
 
     Parameters
     ----------
     ddp_model
-        The DistributedDataParallel, or what ``torch.compile`` made of it.
+        The model in DistributedDataParallel, compiled by ``torch.compile`` or not.
     optimizer
-        Updates all parameters that want gradients.
+        The optimizer of all parameters that require gradients.
     plan, communication, mode, timeout_s
         As for ``pace.runtime.torch.DistributedOptimizer``; `communication` is ``AllReduce(compression=...)``.
 
-    Returns
-    -------
-    The wrapper, for ``report()``, ``synchronize()`` and ``close()``. The loop may use it in the optimizer's
-    place, and need not keep it.
+    Returns ------- The wrapper, for ``report()``, ``synchronize()`` and ``close()``. The loop may use it
+    instead of the optimizer, and need not keep it.
 
     Raises
     ------
     InvalidOptions, InvalidUse
-        When the arguments, the optimizer or the model do not fit: the message has the reason.
+        If the arguments, the optimizer or the model do not fit; the message has the reason.
     ScheduleMismatch
-        When the schedule was made for another model or world, or the ranks differ.
+        If the schedule is for another model or number of ranks, or ranks have different ones.
     """
     refuse_unknown_arguments(attach, training)
     inner = getattr(ddp_model, "_orig_mod", ddp_model)
@@ -72,13 +70,13 @@ def attach(
 
 
 def attached(ddp_model: nn.Module) -> "AttachedOptimizer | None":
-    """Return the wrapper of a model that PACE is attached to; None without one."""
+    """Return the wrapper of a model to which PACE is attached, else None."""
     wrapper = wrapper_of(ddp_model)
     return wrapper if isinstance(wrapper, AttachedOptimizer) else None
 
 
 class AttachedOptimizer(WrappedModelOptimizer):
-    """What ``attach`` returns; it lives as long as the model, or until ``close()``."""
+    """The wrapper that ``attach`` returns; it lives as long as the model, or until ``close()``."""
 
     def __init__(
         self,
@@ -99,7 +97,7 @@ class AttachedOptimizer(WrappedModelOptimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """DistributedDataParallel's own ``no_sync``, where forward passes count."""
+        """As DistributedDataParallel's ``no_sync``: the forward passes inside count."""
         parallel = self._whole()
         if not isinstance(parallel, DistributedDataParallel):
             raise InvalidUse("the model is gone")

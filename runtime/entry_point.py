@@ -1,4 +1,4 @@
-"""Where all front doors begin: what they were given is checked, and completed from the environment.
+"""Checks the arguments of all front doors and completes them from the environment.
 
 Nothing else in the runtime reads PACE's variables.
 """
@@ -42,7 +42,7 @@ _REPLANNING = {
 
 
 class TrainingOptions(TypedDict, total=False):
-    """What every front door takes; ``pace.runtime.torch.DistributedOptimizer`` says what each means."""
+    """Arguments of every front door; see ``pace.runtime.torch.DistributedOptimizer``."""
 
     plan: Plan | Tune
     communication: Communication
@@ -51,18 +51,18 @@ class TrainingOptions(TypedDict, total=False):
 
 
 def connecting_timeout_s(given: TrainingOptions) -> float:
-    """Return how long to wait for the other ranks, who are also told of a time-out that makes no sense."""
+    """Return the seconds to wait for other ranks, also for an invalid time-out, of which they are told."""
     timeout_s = given.get("timeout_s")
     return timeout_s if timeout_s is not None and is_timeout(timeout_s) else WrapperOptions().timeout_s
 
 
 def refuse_unknown_arguments(front_door: Callable[..., Any], given: Mapping[str, object]) -> None:
-    """Refuse names that a front door does not know, which Python hands it among its ``TrainingOptions``.
+    """Refuse unknown names among the ``TrainingOptions`` of a front door.
 
     Raises
     ------
     InvalidOptions
-        Says what to give instead.
+        The message says what to give instead.
     """
     own = [each.name for each in signature(front_door).parameters.values() if each.kind != each.VAR_KEYWORD]
     refuse_unknown(front_door.__name__, (*TrainingOptions.__annotations__, *own), given)
@@ -71,7 +71,7 @@ def refuse_unknown_arguments(front_door: Callable[..., Any], given: Mapping[str,
 def split_options(
     front_door: Callable[..., Any], given: Mapping[str, Any]
 ) -> tuple[TrainingOptions, dict[str, Any]]:
-    """Part what a front door takes from what it passes on to its framework.
+    """Separate PACE's arguments from those of the framework.
 
     Raises
     ------
@@ -85,17 +85,17 @@ def split_options(
 
 
 def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[WrapperOptions, PlanSource]:
-    """Check what a front door was given, and say where its plan comes from.
+    """Check the arguments of a front door, and return its options and the source of its plan.
 
     Parameters
     ----------
     own
-        What this front door gives ``WrapperOptions`` besides.
+        Further ``WrapperOptions`` of this front door.
 
     Raises
     ------
     InvalidOptions
-        When an argument, or a variable of the environment, makes no sense.
+        If an argument or a variable of the environment is not valid.
     """
     options = WrapperOptions(**given, **own)
     if isinstance(options.plan, Tune):
@@ -132,7 +132,7 @@ def read_replanning(environment: Mapping[str, str]) -> Replanning:
     Raises
     ------
     InvalidOptions
-        When one of them is no number, or one that makes no sense.
+        If one of them is not a number, or out of range.
     """
     found: dict[str, Any] = {}
     for name, (variable, kind) in _REPLANNING.items():
@@ -146,7 +146,7 @@ def read_replanning(environment: Mapping[str, str]) -> Replanning:
 
 
 def complete_servers(given: ParameterServers, model: nn.Module | None = None) -> ParameterServers:
-    """Add what is not given, and which gradients are pushed.
+    """Add missing values from the environment, and the names of gradients that are pushed.
 
     PACE_SERVERS names servers, separated by commas, or is "colocated"; PACE_SERVERS_TOKEN is the token, and
     PACE_SERVERS_HOST this host.
@@ -154,7 +154,7 @@ def complete_servers(given: ParameterServers, model: nn.Module | None = None) ->
     Raises
     ------
     InvalidOptions
-        When a variable makes no sense, servers elsewhere have no token, or the model is on a GPU.
+        If a variable is not valid, servers on other machines have no token, or the model is on a GPU.
     """
     if model is not None and device_of(model) is not None:
         raise InvalidOptions(

@@ -1,7 +1,7 @@
-"""PACE under ``fully_shard`` on a mesh of two dimensions (HSDP): it sums shards over their replicas.
+"""PACE under ``fully_shard`` on a mesh of two dimensions (HSDP): PACE sums shards over their replicas.
 
-Torch gathers and reduce-scatters within a replica, as ever. The all-reduce of what a rank holds of each
-gradient, with the ranks that hold the same of other replicas, is PACE's. Its time-out holds for all of them.
+Torch gathers and reduce-scatters within a replica, as without PACE. PACE all-reduces each shard of a gradient
+among the ranks that hold the same shard in other replicas. Its time-out applies to torch's collectives, too.
 """
 
 import contextlib
@@ -41,11 +41,11 @@ def attach(
     replicas: dist.ProcessGroup | None = None,
     **training: Unpack[TrainingOptions],
 ) -> "ReplicaOptimizer":
-    """Have PACE sum the gradients of a model in ``fully_shard`` over its replicas, without a barrier.
+    """Let PACE sum the gradients of a model in ``fully_shard`` over its replicas, without a barrier.
 
-    The training loop stays as it is: it goes on with the same model and the same optimizer, whose ``step``
-    and ``zero_grad`` are PACE's from now on. Every rank must call it alike, not between a forward pass and
-    its backward pass.
+    The training loop stays unchanged. It keeps the same model and optimizer, but the optimizer's ``step`` and
+    ``zero_grad`` become PACE's. Every rank must make the same call, not between a forward pass and its
+    backward pass.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def attach(
         The outermost module that ``fully_shard`` was called with, on a mesh of replicas and shards, or what
         ``torch.compile`` made of it.
     optimizer
-        Updates all parameters that want gradients; they are DTensors.
+        The optimizer of all parameters that require gradients; they are DTensors.
     replicas
         The ranks that hold the same shards as this one, where ``fully_shard`` was called with a mesh of
         shards alone: ``mesh["replicas"].get_group()``.
@@ -72,9 +72,9 @@ def attach(
     Raises
     ------
     InvalidOptions, InvalidUse
-        When the arguments, the optimizer or the model do not fit: the message has the reason.
+        If the arguments, the optimizer or the model do not fit; the message has the reason.
     ScheduleMismatch
-        When the schedule was made for another model or world, or replicas differ.
+        If the schedule is for another model or number of replicas, or replicas have different ones.
     """
     refuse_unknown_arguments(attach, training)
     inner = getattr(model, "_orig_mod", model)
@@ -93,7 +93,7 @@ def attach(
 
 
 def attached(model: nn.Module) -> "ReplicaOptimizer | None":
-    """Return the wrapper of a model that PACE is attached to; None without one."""
+    """Return the wrapper of a model to which PACE is attached, else None."""
     wrapper = wrapper_of(model)
     return wrapper if isinstance(wrapper, ReplicaOptimizer) else None
 
@@ -115,7 +115,7 @@ def _replicas(model_wrapper: FullyShardWrapper, given: dist.ProcessGroup | None)
 
 
 def _look_at_whole_mesh(transport: Transport, model_wrapper: FullyShardWrapper, *, timeout_s: float) -> None:
-    """Have a failure explained by the signs of life of every rank of the mesh, not of the replicas alone."""
+    """Let errors name a failed rank of the whole mesh, not only of this rank's replicas."""
     replicas = transport.peers
     if replicas is None:
         return
@@ -131,7 +131,7 @@ def _look_at_whole_mesh(transport: Transport, model_wrapper: FullyShardWrapper, 
 
 
 class ReplicaOptimizer(WrappedModelOptimizer):
-    """What ``attach`` returns; it lives as long as the model, or until ``close()``.
+    """The wrapper that ``attach`` returns; it lives as long as the model, or until ``close()``.
 
     Ranks are counted among the replicas of a shard.
     """
@@ -173,9 +173,9 @@ class ReplicaOptimizer(WrappedModelOptimizer):
         Raises
         ------
         CommunicationFailed
-            When the ranks could not sum gradients or their norm.
+            If the ranks could not sum gradients or their norm.
         RuntimeError
-            When the norm is not finite, with `error_if_nonfinite`.
+            If the norm is not finite, with `error_if_nonfinite`.
         """
         self._refuse_closed()
         parameters = list(self.parameters_by_name.values())
@@ -192,7 +192,7 @@ class ReplicaOptimizer(WrappedModelOptimizer):
 
     @contextlib.contextmanager
     def _inner_collective(self, what: str) -> Iterator[None]:
-        """Turn an error of one of torch's own collectives into one that names the rank, for all waits."""
+        """Convert an error of torch's own collectives to one that names the failed rank."""
         try:
             with control_message(dist.get_rank(), dist.get_world_size(), self._explain_failure, what):
                 yield

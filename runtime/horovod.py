@@ -1,4 +1,4 @@
-"""DistributedOptimizer for jobs that use Horovod, and the ``init`` that prepares Horovod for it."""
+"""``DistributedOptimizer`` for Horovod, and the ``init`` that prepares Horovod for it."""
 
 import os
 from collections import Counter
@@ -36,7 +36,7 @@ def init(*arguments: Any, **options: Any) -> None:
     Raises
     ------
     InvalidUse
-        When Horovod is already initialized with other settings: they are read only once.
+        If Horovod is already initialized with other settings, which it reads only once.
     """
     if hvd.is_initialized():
         _refuse_wrong_settings()
@@ -60,7 +60,7 @@ def _refuse_wrong_settings() -> None:
 class DistributedOptimizer(WrappedOptimizer):
     """Wraps a torch optimizer: all-reduces its gradients over Horovod by a schedule, without a barrier.
 
-    Takes Horovod's own arguments in Horovod's own order, so that ``hvd.DistributedOptimizer(optimizer, ...)``
+    Takes Horovod's arguments in Horovod's order, so that ``hvd.DistributedOptimizer(optimizer, ...)``
     becomes ``pace.runtime.horovod.DistributedOptimizer(optimizer, ..., model=model)``. See
     ``pace.runtime.torch.DistributedOptimizer`` for the parameters that are not listed here; `communication`
     is ``AllReduce()``.
@@ -68,28 +68,29 @@ class DistributedOptimizer(WrappedOptimizer):
     Parameters
     ----------
     named_parameters
-        Names come from the model; as with Horovod, an error when a parameter of the optimizer is missing.
+        Ignored for names, which come from the model. As in Horovod, an error if a parameter of the optimizer
+        is missing.
     compression
         ``hvd.Compression.none`` or ``.fp16``, or "none" or "fp16".
     op
         ``hvd.Average`` or ``hvd.Sum``, or "average" or "sum".
     gradient_predivide_factor
-        Splits the average: gradients are divided by it before they are summed, and the sum is multiplied by
-        it over the number of ranks. None divides by the number of ranks before, so that no sum of half
-        precision overflows which its average does not; Horovod's own default is 1.
+        Splits the average: gradients are divided by this factor before the sum, and the sum is multiplied by
+        the factor over the number of ranks. None divides by the number of ranks before the sum, so that sums
+        in half precision do not overflow. Horovod's default is 1.
     num_groups, groups
-        Superseded by the schedule, which says what is fused; said once in the log.
+        Ignored with one log event, because the schedule decides what is fused.
     sparse_as_dense
         Sparse gradients are always sent dense.
     process_set
-        The processes that train together; every one of them, and no other, wraps an optimizer for it.
+        The processes that train together; all of them, and no others, must wrap an optimizer for it.
 
     Raises
     ------
     InvalidUse
-        When Horovod was not initialized by ``pace.runtime.horovod.init``.
+        If Horovod was not initialized by ``pace.runtime.horovod.init``.
     InvalidOptions
-        When an argument asks for what the runtime cannot do; the message says what would do.
+        If the runtime does not support an argument; the message says what to use instead.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ def _refuse_what_horovod_cannot_sum(model: nn.Module) -> None:
 
 
 def _scale(options: WrapperOptions, size: int) -> float:
-    """Return what sums are multiplied by, after gradients were divided by ``options.divisor``."""
+    """Return the factor of sums whose gradients were divided by ``options.divisor``."""
     factor = options.gradient_predivide_factor
     if options.op == "sum" and factor not in (None, 1.0):
         raise InvalidOptions(

@@ -1,7 +1,7 @@
 """PACE in Lightning: ``import pace.runtime.lightning``, then ``Trainer(strategy="pace")``.
 
-Needs Lightning 2 (``pip install 'pace-scheduler[lightning]'``). Lightning learns of strategies when somebody
-imports them; it looks for none in installed packages.
+Needs Lightning 2 (``pip install 'pace-scheduler[lightning]'``). The import registers the strategy: Lightning
+does not search installed packages.
 """
 
 from typing import Any
@@ -56,7 +56,7 @@ class PaceStrategy(DDPStrategy):
         Raises
         ------
         InvalidUse
-            When the module has several optimizers, or none, or averages models itself.
+            If the module has several optimizers or none, or averages models itself.
         """
         super().setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING or not isinstance(self.model, DistributedDataParallel):
@@ -77,7 +77,7 @@ class PaceStrategy(DDPStrategy):
         self.optimizers = self.optimizers  # Lightning's own wrappers are made anew, with PACE's step()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Attach PACE anew where callbacks have thawed parameters, as those for fine-tuning do."""
+        """Attach PACE again after callbacks unfroze parameters, as callbacks for fine-tuning do."""
         super().on_train_batch_start(batch, batch_idx)
         if self.pace is not None and self.pace.parameters_changed:
             assert isinstance(self.model, DistributedDataParallel)
@@ -118,7 +118,7 @@ class PaceReport(Callback):
     Parameters
     ----------
     every_n_steps
-        How often; as often as the Trainer logs by default.
+        Number of steps between two logs; default: the Trainer's own.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:

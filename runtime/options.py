@@ -1,6 +1,6 @@
-"""What users say to the front doors: which plan a job follows, and what carries its gradients.
+"""Options of all front doors: the plan that a job follows, and how its gradients are summed.
 
-Values are checked as the objects are built. What the environment says instead is read in ``entry_point``.
+Values are checked when the objects are created; ``entry_point`` reads the environment.
 """
 
 import importlib.util
@@ -40,12 +40,12 @@ _ELSEWHERE = {
 
 
 def refuse_misplaced(where: str, given: Iterable[str]) -> None:
-    """Refuse names of options that belong into an object.
+    """Refuse names of options that belong into an options object.
 
     Raises
     ------
     InvalidOptions
-        Says into which.
+        The message names the object.
     """
     for name in given:
         kind = next(
@@ -59,12 +59,12 @@ def refuse_misplaced(where: str, given: Iterable[str]) -> None:
 
 
 def refuse_unknown(where: str, known: Sequence[str], given: Iterable[str]) -> None:
-    """Refuse names that a front door, or an object of options, does not know.
+    """Refuse names that a front door or an options object does not know.
 
     Raises
     ------
     InvalidOptions
-        Says which object has the option, or which options there are.
+        The message names the object that has the option, or the existing options.
     """
     unknown = [name for name in given if name not in known]
     refuse_misplaced(where, unknown)
@@ -77,12 +77,12 @@ def _names(kind: Any) -> tuple[str, ...]:
 
 
 class NamedOptions:
-    """Base of all options: what is not given by a name that exists is an error that says what does.
+    """Base of all options; an unknown name is an error that lists the existing ones.
 
     Raises
     ------
     InvalidOptions
-        Also for a value that is not allowed: names the option and what is allowed. Secrets are never shown.
+        Also for an invalid value: the message names the option and what is allowed, but never shows secrets.
     """
 
     __slots__ = ()
@@ -102,23 +102,23 @@ class NamedOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanning(NamedOptions):
-    """When to profile, and what counts as drift. Rank 0's settings hold for all ranks.
+    """When to profile, and what counts as drift. Rank 0's settings apply to all ranks.
 
     Attributes
     ----------
     profile_iterations
-        How many iterations to record; 4 come before, and a plain one after every fourth. 0: a job never
-        profiles itself.
+        Number of iterations to record, after 4 for warm-up; a plain iteration follows every fourth. 0: the
+        job never profiles itself.
     drift_ratio
-        Training drifts when an iteration, or the compute in it, takes so many times longer or shorter than
-        in the first iterations under the plan; at least 1.
+        Factor, at least 1, by which an iteration or its compute must become longer or shorter than in the
+        first iterations under the plan to count as drift.
     stale_ratio
-        The same for a schedule that another job profiled, against what it predicts; at least 1. Wider,
-        because predictions leave out that sending takes compute where both share cores.
+        The same factor for a schedule from another job's profile, relative to its prediction. It is larger,
+        because predictions leave out the compute that sending takes on shared cores.
     drift_iterations
-        The median of so many iterations counts, on the slowest rank.
+        Number of iterations whose median is compared, on the slowest rank.
     interval_s
-        No new profile earlier than this after the last one, nor after a schedule was adopted.
+        Smallest number of seconds from the last profile, or the adoption of a schedule, to a new profile.
     """
 
     profile_iterations: int = 20
@@ -128,7 +128,7 @@ class Replanning(NamedOptions):
     interval_s: float = 600.0
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Refuse invalid values."""
         for name, least in (
             ("profile_iterations", 0),
             ("drift_ratio", 1),
@@ -152,29 +152,29 @@ class Replanning(NamedOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(NamedOptions):
-    """Which schedule a job follows, where it comes from, and how strictly it is kept to.
+    """The schedule that a job follows, its source, and the order of sends.
 
-    Without a schedule and without a service, a simple plan is computed in the job.
+    Without a schedule and a service, the job computes a simple plan.
 
     Attributes
     ----------
     schedule
-        A schedule or the path of one; with parameter servers one for push and pull too, whose placement
-        is kept.
+        A schedule or its path. With parameter servers it may be a schedule of pushes and pulls, whose
+        placement is used.
     service, job, api_key
-        Where rank 0 asks for the newest schedule of the job for this model; PACE_URL, PACE_JOB and
-        PACE_API_KEY by default.
+        The service that rank 0 asks for the job's newest schedule for this model; default: PACE_URL, PACE_JOB
+        and PACE_API_KEY.
     order
-        "static": segments go out as planned. "adaptive": as planned, but rank 0 lets others overtake one that
-        is late. "priority": rank 0 picks what is needed first among all that is ready. "overtake": what the
-        plan has first among all that is ready. "auto": "static" over torch.distributed; over Horovod
-        "adaptive" with a schedule and "priority" without; over parameter servers, where every rank decides
-        for itself, "overtake" with a schedule and "priority" without.
+        "static": segments are sent in the planned order. "adaptive": in the planned order, but rank 0 lets
+        others overtake a late segment. "priority": rank 0 chooses the ready segment that is needed first.
+        "overtake": the ready segment that is first in the plan. "auto": "static" over torch.distributed; over
+        Horovod "adaptive" with a schedule and "priority" without; over parameter servers, where every rank
+        decides for itself, "overtake" with a schedule and "priority" without.
     credit_bytes
-        How many bytes may be in flight at once, instead of what the schedule says.
+        Largest number of bytes in flight; default: the schedule's value.
     replanning
-        When a job with a service profiles itself; by default what PACE_PROFILE_ITERATIONS, PACE_DRIFT_RATIO,
-        PACE_DRIFT_ITERATIONS and PACE_REPLAN_INTERVAL_S say.
+        When a job with a service profiles itself; default: PACE_PROFILE_ITERATIONS, PACE_DRIFT_RATIO,
+        PACE_DRIFT_ITERATIONS and PACE_REPLAN_INTERVAL_S.
     """
 
     schedule: Schedule | str | Path | None = None
@@ -274,11 +274,11 @@ class AllReduce(NamedOptions):
     Attributes
     ----------
     compression
-        "fp16" or "bf16" halve what is sent and round what is summed.
+        "fp16" or "bf16": send and sum half as many bytes, with rounding. "none": no compression.
     sharding
-        "on": every rank keeps the optimizer's state of a shard only, updates it and gathers the parameters of
-        the others. "auto": where that can be done, ``mode="auto"`` tries it, too. "off": every rank updates
-        all.
+        "on": every rank keeps the optimizer state of one shard, updates it, and gathers the other ranks'
+        parameters. "auto": ``mode="auto"`` tries that, too, if possible. "off": every rank updates all
+        parameters.
     """
 
     compression: Compression = "none"
@@ -297,24 +297,25 @@ class ParameterServers(NamedOptions):
     Attributes
     ----------
     servers
-        "colocated" runs a parameter server in every rank; else HOST:PORT of each, where
-        ``pace servers serve`` listens. PACE_SERVERS by default, and "colocated" without it.
+        "colocated" (a parameter server in every rank), or HOST:PORT of every ``pace servers serve``. Default:
+        PACE_SERVERS, else "colocated".
     token
-        What ranks and servers must both know; PACE_SERVERS_TOKEN by default. Servers on other machines
-        need one.
+        Secret that ranks and servers share; default: PACE_SERVERS_TOKEN. Servers on other machines need one.
     host
         The address under which other ranks reach this rank's colocated server; PACE_SERVERS_HOST by default.
         Without it, this machine alone, or with a token the address from which this host reaches MASTER_ADDR.
     deterministic
-        Servers add in the order of ranks, so that repeated runs have equal bits. Costs memory on servers.
+        Whether servers add in the order of ranks, so that repeated runs are equal to the bit. Needs memory on
+        servers.
     pacing_bytes_per_s
-        How fast either end of a connection to a server sends; best the smaller one of a worker's rate
-        divided by the number of servers and a server's divided by the number of workers. By default what a
-        schedule of push and pull says; ``math.inf`` for no limit.
+        Rate at which each end of a connection to a server sends. Best: the smaller of a worker's rate over
+        the number of servers and a server's rate over the number of workers. Default: the value of a schedule
+        of pushes and pulls; ``math.inf`` for no limit.
     ssl_context
         TLS for connections to servers that are not colocated.
     compression
-        "fp16" or "bf16" halve what is sent and round it; servers sum in float32.
+        "fp16" or "bf16": send half as many bytes, with rounding; servers sum in float32. "none": no
+        compression.
     """
 
     sharding: ClassVar[ShardingChoice] = "off"
@@ -368,8 +369,8 @@ class Mixed(ParameterServers):
     Attributes
     ----------
     pushed
-        What goes over the servers: names of gradients, or patterns as in "embedding.*"; the weights of all
-        ``nn.Embedding`` by default.
+        Gradients that servers sum: names, or patterns such as "embedding.*". Default: the weights of all
+        ``nn.Embedding``.
     """
 
     pushed: Sequence[str] | None = None

@@ -1,4 +1,4 @@
-"""DistributedOptimizer for jobs that use torch.distributed, and ``asynchronous`` where ranks do not wait."""
+"""``DistributedOptimizer`` for torch.distributed, and ``asynchronous`` for training without a barrier."""
 
 from functools import partial
 from typing import Unpack
@@ -42,44 +42,44 @@ __all__ = [
 
 
 class DistributedOptimizer(WrappedOptimizer):
-    """Wraps a torch optimizer: sums its gradients over all ranks by a schedule, without a barrier.
+    """Wraps a torch optimizer: sums gradients over all ranks by a schedule, without a barrier.
 
-    Wrap the optimizer after the model is on its device and ``init_process_group`` was called; do not
-    wrap the model in DistributedDataParallel. Every rank must do so alike.
+    Wrap the optimizer after the model is on its device and ``init_process_group`` was called. Do not wrap the
+    model in DistributedDataParallel. Every rank must make the same call.
 
     Parameters
     ----------
     optimizer, model
-        The user's optimizer, and the module whose parameters it updates.
+        Your optimizer, and the module whose parameters it updates.
     plan
-        A ``Plan``: which schedule training follows, or which service has it.
+        A ``Plan``: the schedule that training follows, or the service that has it.
     communication
-        What sums gradients: ``AllReduce()``, which is the default, ``ParameterServers()``, or ``Mixed()``.
+        How gradients are summed: ``AllReduce()`` (default), ``ParameterServers()`` or ``Mixed()``.
     mode
-        "overlap": no barrier, updates are applied when a parameter is about to be used. "barrier":
-        ``step()`` waits for all gradients. "auto", the default: plain operation, barrier and overlap are
-        timed for a few iterations each and all ranks keep the fastest.
+        "overlap": no barrier; an update is applied before its parameter's next use. "barrier": ``step()``
+        waits for all gradients. "auto" (default): plain operation, barrier and overlap are timed for a few
+        iterations each, and all ranks keep the fastest.
     timeout_s
-        A peer that does not answer for so long is an error; 300 s by default.
+        Seconds without an answer of a peer after which an error is raised; 300 by default.
     op
-        "average" divides by the number of ranks, "sum" does not.
+        "average" divides sums by the number of ranks; "sum" does not.
     backward_passes_per_step
-        Gradients of so many backward passes are summed before they are sent.
+        Number of backward passes whose gradients are summed before they are sent.
     max_grad_norm
-        Clip all gradients together to this norm in every ``step()``; a step whose norm is not finite changes
-        nothing.
+        Norm to which all gradients together are clipped in every ``step()``. A step whose norm is not finite
+        changes nothing.
     broadcast_parameters
-        Whether rank 0's parameters and buffers replace those of other ranks where they differ, once, as in
-        DistributedDataParallel; otherwise a difference is an error.
+        Whether rank 0's parameters and buffers replace different ones of other ranks at the start, as in
+        DistributedDataParallel. If False, a difference is an error.
     process_group
-        The ranks that train together; all by default.
+        The ranks that train together; default: all.
 
     Raises
     ------
     ScheduleMismatch
-        When the schedule was made for another model or world, or the ranks differ.
+        If the schedule is for another model or number of ranks, or ranks have different ones.
     InvalidOptions, InvalidUse
-        When the arguments or the optimizer do not fit, or weights differ that are not to be overwritten.
+        If the arguments or the optimizer do not fit, or weights differ and are not to be overwritten.
     """
 
     def __init__(
@@ -123,18 +123,19 @@ def asynchronous(
     process_group: dist.ProcessGroup | None = None,
     **training: Unpack[TrainingOptions],
 ) -> AsynchronousOptimizer:
-    """Wrap a torch optimizer that steps by this rank's gradients alone; parameter servers hold the weights.
+    """Wrap a torch optimizer for asynchronous training; parameter servers hold the weights.
 
-    The weights are not those of synchronous training: ``AsynchronousOptimizer`` says what holds instead.
+    The weights differ from those of synchronous training; see ``AsynchronousOptimizer`` for what is
+    guaranteed.
 
     Parameters
     ----------
     staleness
-        How many steps a rank may be ahead of the slowest before it waits; None for any number.
+        Number of steps that a rank may be ahead of the slowest one before it waits; None for no limit.
     communication
-        ``ParameterServers()``, which is the default.
+        ``ParameterServers()`` (default).
     optimizer, model, plan, timeout_s, op, broadcast_parameters, process_group
-        As for ``DistributedOptimizer``; `mode` has no meaning here.
+        As for ``DistributedOptimizer``; there is no `mode`.
 
     Raises
     ------
@@ -168,7 +169,7 @@ def asynchronous(
 def connect(
     model: nn.Module, training: TrainingOptions, process_group: dist.ProcessGroup | None
 ) -> GlooTransport:
-    """Open the transport that the communication asks for; every rank alike."""
+    """Open the transport for a communication; collective: every rank must call it."""
     over = training.get("communication")
     if isinstance(over, ParameterServers):
         return _connect_to_servers(model, training, over, process_group)
@@ -178,7 +179,7 @@ def connect(
 def connect_all_reduces(
     model: nn.Module, training: TrainingOptions, process_group: dist.ProcessGroup | None
 ) -> GlooTransport:
-    """Open a transport for all-reduces; every rank alike."""
+    """Open a transport for all-reduces; collective: every rank must call it."""
     device, waiting_s = device_of(model), connecting_timeout_s(training)
     if device is None:
         return GlooTransport(timeout_s=waiting_s, process_group=process_group)

@@ -22,12 +22,12 @@ __all__ = ["AllReduce", "PaceCallback", "PaceMixin", "Plan", "Replanning", "Tune
 
 
 class PaceCallback(TrainerCallback):
-    """Attaches PACE as training begins and closes it as it ends.
+    """Attaches PACE at the start of training and closes it at the end.
 
     Parameters
     ----------
     trainer
-        Which has the model as it is wrapped.
+        The Trainer, which holds the wrapped model.
     plan, communication, mode, timeout_s
         As for ``pace.runtime.ddp.attach``.
     """
@@ -57,7 +57,7 @@ class PaceCallback(TrainerCallback):
 
 
 class PaceMixin:
-    """Goes before ``Trainer`` among the bases of a class; adds the numbers of ``report()`` to what it logs.
+    """Base class to put before ``Trainer``; adds the numbers of ``report()`` to the Trainer's logs.
 
     Parameters
     ----------
