@@ -1,4 +1,4 @@
-"""What goes over the wire besides profiles and schedules. The client shares these: no FastAPI here."""
+"""Documents of the HTTP interface besides profiles and schedules, shared by the client and the service."""
 
 import unicodedata
 from datetime import datetime
@@ -18,9 +18,9 @@ def _in_one_form(name: str) -> str:
     return name
 
 
-# No control characters: PostgreSQL cannot store NUL, and the rest are nobody's name.
+# No control characters: PostgreSQL cannot store NUL, and no name needs the others.
 JobName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
-# Of what is to be stored: no two names that look the same.
+# Names are stored in one Unicode form, so that no two look the same.
 NewJobName = Annotated[JobName, AfterValidator(_in_one_form)]
 ResourceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -30,7 +30,7 @@ TaskState = Literal["queued", "running", "done", "failed", "cancelled"]
 
 
 class ProfileQuestion(Document):
-    """What every question about a profile has: the profile, or the id of one that is stored; exactly one."""
+    """Base of questions about a profile: exactly one of the profile and the identifier of a stored one."""
 
     profile: Profile | None = None
     profile_id: Sha256 | None = None
@@ -63,7 +63,7 @@ class ProfileSummary(Document):
     Attributes
     ----------
     id
-        SHA-256 of the profile: the same profile always has the same id.
+        SHA-256 of the profile: equal profiles have equal identifiers.
     size_bytes
         Length of its JSON.
     """
@@ -96,7 +96,8 @@ class ScheduleSummary(Document):
     Attributes
     ----------
     asked_at, asked_by
-        When it was asked for last, and by which API key or by whom of an issuer's; null without keys.
+        Time of the last request for it, and the API key or the issuer's subject that sent it; null without
+        keys.
     """
 
     id: ResourceId
@@ -151,10 +152,9 @@ class ScheduleResource(Document):
     Attributes
     ----------
     id
-        Follows from the profile, the options, the job and the solver's version: the same request
-        always gives the same id.
+        Derived from profile, options, job and solver version: equal requests give equal identifiers.
     created_at
-        When it was asked for first.
+        Time of the first request for it.
     schedule
         With exchange "servers" where the profile's links are those of parameter servers.
     """
@@ -173,7 +173,7 @@ class Problem(BaseModel):
     Attributes
     ----------
     type
-        Names the kind of problem; stable, for programs.
+        Kind of the problem; stable, for programs.
     detail
         What is wrong with this request, for people.
     """
@@ -189,17 +189,17 @@ class Problem(BaseModel):
 
 
 class TaskResource(Document):
-    """Work that the service does for a request, such as a solve.
+    """Work of the service for a question, such as a solve.
 
     Attributes
     ----------
     location
-        Where the result is once `state` is "done".
+        Path of the result, once `state` is "done".
     problem
-        Why there is none once `state` is "failed" or "cancelled".
+        Why there is no result, once `state` is "failed" or "cancelled".
     num_done, num_total
-        Cells of a what-if, points of a prediction, policies of a fabric run; None for a solve, which cannot
-        tell how far it is.
+        Cells of a what-if, points of a prediction, policies of a fabric run; None for a solve, which has no
+        progress.
     """
 
     id: ResourceId
@@ -240,7 +240,7 @@ class SimulationRequest(Document):
 
 
 class PolicyResult(Document):
-    """Iteration times under one policy: the mean, and each."""
+    """Iteration times under one policy: the mean, and each one."""
 
     policy: str
     iteration_s: float
@@ -255,7 +255,7 @@ class SimulationResult(Document):
 
 
 class Readiness(Document):
-    """Answer of ``GET /readyz``: "ok" or what is wrong, for each part."""
+    """Answer of ``GET /readyz``: for each part "ok" or what is wrong."""
 
     ready: bool
     database: str

@@ -1,4 +1,4 @@
-"""What goes over the wire for transfer plans and simulated fabric runs."""
+"""Documents of the HTTP interface for transfer plans and simulated fabric runs."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -25,7 +25,7 @@ class TransferPlanRequest(Document):
 
 
 def example_transfer_plan_request() -> dict[str, object]:
-    """Return a request of two updates, as the interface's description shows it."""
+    """Return the request of two updates that OpenAPI shows as an example."""
     hosts = [
         {"name": name, "up_bytes_per_s": 1.25e9, "down_bytes_per_s": 1.25e9} for name in ("h0", "h1", "s")
     ]
@@ -50,7 +50,7 @@ class FabricRunRequest(Document):
 
 
 class FabricPolicyResult(Document):
-    """What a run under one policy came to; the fields are those of ``pace fabric simulate --json``."""
+    """Result of a run under one policy; the fields are those of ``pace fabric simulate --json``."""
 
     policy: FabricPolicyName
     duration_s: float
@@ -78,7 +78,7 @@ class FabricRunSummary(Document):
     Attributes
     ----------
     id
-        Follows from scenario, policies and version: the same request always gives the same id.
+        Derived from scenario, policies and version: equal requests give equal identifiers.
     """
 
     id: ResourceId

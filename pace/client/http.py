@@ -40,7 +40,7 @@ D = TypeVar("D", bound=BaseModel)
 
 
 class _TryAgain(ServiceUnavailable):
-    """An answer that says the service cannot answer just now, and after how long it may."""
+    """The service cannot answer now, but may after a delay."""
 
     def __init__(self, message: str, after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -50,27 +50,27 @@ class _TryAgain(ServiceUnavailable):
 class Client:
     """A connection to the scheduling service.
 
-    Every method tries again when the service cannot be reached or is overloaded, not before ``Retry-After``,
-    until the time-out has passed; all requests may safely be repeated. No answer is believed unless it is
-    whole and fits the question.
+    Every method repeats its request while the service cannot be reached or is overloaded, after
+    ``Retry-After``, until the time-out; all requests can be repeated safely. Every answer is checked to be
+    whole and to fit the request.
 
     Parameters
     ----------
     url
-        Where the service is, such as ``http://127.0.0.1:8080``.
+        Address of the service, such as ``http://127.0.0.1:8080``.
     api_key
         Sent as a bearer token.
     timeout_s
-        How long one method may take, tries and waiting for the solve included.
+        Seconds that one method may take, including repeated requests and the wait for the solve.
     ca_file
-        Certificates, in PEM, of the authorities that may vouch for the service; by default those that the
-        variables ``SSL_CERT_FILE`` or ``SSL_CERT_DIR`` name, or else the public ones.
+        PEM file of the certificate authorities to trust; default: those in ``SSL_CERT_FILE`` or
+        ``SSL_CERT_DIR``, else the public ones.
 
     Raises
     ------
     ServiceUnavailable
-        If there are no such certificates; and from every method: the service was not reached within the
-        time-out, failed, or answered nonsense.
+        If the certificates cannot be read. From every method: if the service is not reached within the
+        time-out, fails, or sends an invalid answer.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Client:
         self._http.close()
 
     def healthy(self) -> bool:
-        """Return whether the service answers at all; asks once."""
+        """Return whether the service answers; sends one request."""
         try:
             return self._send(self._deadline(), "GET", "/healthz").status == 200
         except (httpx.HTTPError, ServiceUnavailable):
@@ -132,14 +132,14 @@ class Client:
         return schedule
 
     def get_schedule(self, schedule_id: str) -> Schedule:
-        """Return a stored schedule by its id."""
+        """Return a stored schedule by its identifier."""
         answer = self._request(self._deadline(), "GET", f"/v1/schedules/{schedule_id}")
         return self._parse(answer, ScheduleResource).schedule
 
     def create_schedule(
         self, profile: Profile, options: Options | None = None, job: str | None = None
     ) -> Schedule:
-        """Have a profile scheduled and return the schedule.
+        """Let the service compute a profile's schedule, and return it.
 
         Raises
         ------
@@ -159,7 +159,7 @@ class Client:
     def plan_transfers(
         self, network: FabricNetwork, batch: UpdateBatch, options: TransferOptions | None = None
     ) -> TransferPlan:
-        """Have a batch of updates planned and return the transfer plan.
+        """Let the service plan the transfers of a batch of updates, and return the plan.
 
         Raises
         ------
@@ -181,7 +181,7 @@ class Client:
         target_efficiency: float | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> "WhatIf":
-        """Have a grid simulated and return what ``pace.whatif.what_if`` itself would.
+        """Let the service simulate a grid, and return the same as ``pace.whatif.what_if``.
 
         Parameters
         ----------
@@ -195,7 +195,7 @@ class Client:
         InvalidProfile, InvalidOptions
             If the service refuses them.
         """
-        # Here, not above: a training process loads no simulator to fetch its schedule.
+        # Imported here because a training process must not load the simulator to fetch a schedule.
         from pace.client.what_if_documents import GridDocument, WhatIfQuestion, WhatIfResource
 
         question = WhatIfQuestion(grid=GridDocument.of(grid), target_efficiency=target_efficiency)
@@ -211,7 +211,7 @@ class Client:
         options: "PredictionOptions | None" = None,
         progress: Callable[[int], None] | None = None,
     ) -> "ThroughputPrediction":
-        """Have throughput predicted and return what ``pace.throughput.predict`` itself would.
+        """Let the service predict throughput, and return the same as ``pace.throughput.predict``.
 
         Parameters
         ----------
@@ -241,9 +241,9 @@ class Client:
         num_iterations: int,
         plain_iteration_s: float | None = None,
     ) -> None:
-        """Tell the service what a job measured under a schedule; see ``ReportRequest``.
+        """Send the iteration times that a job measured under a schedule; see ``ReportRequest``.
 
-        It has a key of its own, by which the service counts it once however often it is sent.
+        The report has a unique key, so that the service stores it once however often it is sent.
         """
         report = ReportRequest(
             job=job,
@@ -272,7 +272,7 @@ class Client:
         *,
         waits: bool = False,
     ) -> D:
-        """Ask a question and return the answer's resource; if it does not wait, the task is followed."""
+        """Send a question and return the answer's resource; if the service answers with a task, follow it."""
         deadline = self._deadline()
         headers = {} if waits else {"Prefer": "respond-async"}
         answer = self._request(deadline, "POST", path, waits=waits, json=request, headers=headers)

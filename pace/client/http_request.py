@@ -1,4 +1,4 @@
-"""One request and its answer over HTTP, within a limit on the time in total and one on the bytes."""
+"""One HTTP request and its answer, with limits on the total time and on the bytes."""
 
 import contextlib
 import queue
@@ -16,7 +16,7 @@ from pace.errors import ServiceUnavailable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAnswer:
-    """What came back, whole."""
+    """A complete answer."""
 
     status: int
     headers: httpx.Headers
@@ -24,7 +24,7 @@ class HttpAnswer:
 
     @property
     def retry_after_s(self) -> float:
-        """When to ask again at the earliest, as ``Retry-After`` says; 0 without one that can be read."""
+        """Seconds to wait before the next request, from ``Retry-After``; 0 without a valid one."""
         given = self.headers.get("Retry-After", "").strip()
         if given.isdecimal():
             return float(given[:9])
@@ -35,17 +35,17 @@ class HttpAnswer:
 
 
 class HttpRequest:
-    """Sends a request from a thread of its own, so that nothing in it outlasts the deadline.
+    """Sends a request from its own thread, so that nothing in it outlasts the deadline.
 
-    httpx's time-outs hold for each read, and for no look-up of a name: a service that sends one byte of a
-    header after the other would never be given up.
+    httpx's time-outs apply to each read, and not to name look-ups: a service that sends single bytes slowly
+    would never time out.
 
     Parameters
     ----------
     http
-        Keeps no connections, so that the request's own is known.
+        A client that keeps no connections, so that the request's connection is known.
     most_bytes
-        A longer answer is given up.
+        Largest answer in bytes.
     """
 
     def __init__(self, http: httpx.Client, *, most_bytes: int) -> None:
@@ -55,19 +55,19 @@ class HttpRequest:
         self._given_up = False
 
     def run(self, deadline: float, method: str, path: str, **arguments: Any) -> HttpAnswer:
-        """Send the request and return the answer; once an instance.
+        """Send the request and return the answer; call it once for each instance.
 
         Parameters
         ----------
         deadline
-            As ``time.monotonic`` counts.
+            Point in time on the clock of ``time.monotonic``.
 
         Raises
         ------
         httpx.HTTPError
-            When the service was not reached, or did not answer in time.
+            If the service was not reached, or did not answer in time.
         ServiceUnavailable
-            When the answer is too long.
+            If the answer is too long.
         """
         ended: queue.SimpleQueue[HttpAnswer | Exception] = queue.SimpleQueue()
 
@@ -110,7 +110,7 @@ class HttpRequest:
                 self._cut()
 
     def _cut(self) -> None:
-        """End whatever the thread still waits for: a socket that is shut down returns from every call."""
+        """Unblock the thread: every call on a socket that was shut down returns."""
         self._given_up = True
         for stream in self._streams:
             connection: socket.socket | None = stream.get_extra_info("socket")

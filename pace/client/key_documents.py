@@ -1,4 +1,4 @@
-"""API keys over the wire."""
+"""Documents of the HTTP interface for API keys."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Literal
@@ -25,9 +25,9 @@ class KeyRequest(Document):
     Attributes
     ----------
     name
-        Whose key it is, for people.
+        Name of the key, for people.
     expires_at
-        From when on it is not valid, with its time zone; None for never.
+        Time at which the key becomes invalid, with a time zone; None for never.
     """
 
     name: JobName
@@ -36,12 +36,12 @@ class KeyRequest(Document):
 
 
 class KeyResource(Document):
-    """What is known of a key; never its secret.
+    """An API key without its secret.
 
     Attributes
     ----------
     last_used_at
-        Within about a minute; None if it was not used since this is recorded.
+        Time of the last use, to about a minute; None if no use was recorded.
     """
 
     id: KeyId
@@ -54,7 +54,7 @@ class KeyResource(Document):
 
 
 class CreatedKey(KeyResource):
-    """A new key with its token, which nothing can show again."""
+    """A new key with its token, which is shown only once."""
 
     token: str
 

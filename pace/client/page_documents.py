@@ -1,4 +1,4 @@
-"""What the page exchanges with the service besides the documents of others: imports, windows, jobs, usage."""
+"""Documents of the HTTP interface for imports, windows, jobs and usage."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -70,14 +70,14 @@ class ImportResource(ProfileSummary):
 
 
 class WindowRequest(Document):
-    """Body of ``POST /v1/simulations/windows``: whose windows to lay out in time.
+    """Body of ``POST /v1/simulations/windows``: the schedule and policies whose windows are laid out.
 
     Attributes
     ----------
     profile_id
         A stored profile.
     schedule_id
-        A stored schedule of this profile, to be laid out first.
+        A stored schedule of this profile, laid out first.
     policies
         Each is simulated.
     """
@@ -88,7 +88,7 @@ class WindowRequest(Document):
 
 
 class WindowGroup(Document):
-    """What one or several transfers carry; `critical` if it is in the schedule's certificate."""
+    """A group of gradients in one or several transfers; `critical` if the schedule's proof contains it."""
 
     name: str
     gradients: tuple[str, ...]
@@ -160,12 +160,12 @@ class WindowResult(Document):
 
 
 class JobSummary(Document):
-    """A training job, by the name under which schedules are asked for.
+    """A training job, by its name in requests for schedules.
 
     Attributes
     ----------
     asked_at
-        When a schedule was asked for last; `asked_by` is the id of the key, or whom the token names.
+        Time of the last request for a schedule; `asked_by` is the key's identifier, or the token's subject.
     predicted_iteration_s, measured_iteration_s, plain_iteration_s, reported_at
         Of the job's newest report, if it sent one.
     """
@@ -183,19 +183,19 @@ class JobSummary(Document):
 
 
 class JobPage(Document):
-    """Jobs in the order that was asked for; `next` is the cursor of the next page, if there is one."""
+    """Jobs in the requested order; `next` is the cursor of the next page, if there is one."""
 
     items: tuple[JobSummary, ...]
     next: str | None
 
 
 class UsageResource(Document):
-    """Who asks, what that may do, and what the tenant has in use.
+    """The caller, its scopes, and the tenant's usage and limits.
 
     Attributes
     ----------
     key_id, subject
-        The API key, or whom the issuer's token names; null without keys.
+        Identifier of the API key, or the subject of the issuer's token; null without keys.
     max_stored_bytes
         0 for no limit.
     """

@@ -1,4 +1,4 @@
-"""What client and service exchange about predictions of throughput."""
+"""Documents of the HTTP interface for predictions of throughput."""
 
 from datetime import datetime
 
@@ -22,7 +22,7 @@ class PredictionSummary(Document):
     Attributes
     ----------
     id
-        Follows from steps, options and version: the same request always gives the same id.
+        Derived from steps, options and version: equal requests give equal identifiers.
     """
 
     id: ResourceId

@@ -1,4 +1,4 @@
-"""What-ifs over the wire: the question, and the answer as ``pace what-if --json`` prints it."""
+"""Documents of the HTTP interface for what-ifs; answers are as ``pace what-if --json`` prints them."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -17,7 +17,7 @@ from pace.whatif.scenario import TwoLevel
 
 MOST_VALUES = 10_000
 
-# Bounds that nobody's network exceeds, and within which no cost overflows.
+# Bounds that no network exceeds, and within which no cost overflows.
 Positive = Annotated[float, Field(ge=1e-9, le=1e9)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 AtLeastOne = Annotated[float, Field(ge=1, le=1e9)]
@@ -138,7 +138,7 @@ class WhatIfDocument(Document):
     targets: tuple[TargetDocument, ...]
 
     def what_if(self, profile: Profile, grid: Grid) -> WhatIf:
-        """Return what ``pace.whatif.what_if`` itself would."""
+        """Return the result as ``pace.whatif.what_if`` does."""
         first = grid.bandwidth_gbps[:1] or (None,)
         return WhatIf(
             profile=profile,
@@ -156,7 +156,7 @@ class WhatIfSummary(Document):
     Attributes
     ----------
     id
-        Follows from profile, question and version: the same request always gives the same id.
+        Derived from profile, question and version: equal requests give equal identifiers.
     """
 
     id: ResourceId

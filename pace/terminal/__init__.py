@@ -1,1 +1,1 @@
-"""What commands have in common: arguments of one meaning, tables, errors on stderr and exit codes."""
+"""What commands share: options, tables, errors on stderr and exit codes."""

@@ -1,4 +1,4 @@
-"""How commands report errors: one message on stderr, and an exit code that scripts can rely on."""
+"""Reports errors of commands: one message on stderr, and an exit code for scripts."""
 
 import warnings
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from pace.errors import (
 
 WRONG, USAGE, FAILED = 1, 2, 3
 
-# The extra that brings a package in: of each extra, what is imported first.
+# The extra that installs a package, by the package that is imported first.
 _EXTRAS = {
     "alembic": "api",
     "bayes_opt": "tune",
@@ -40,9 +40,9 @@ _EXTRAS = {
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Turn an error of ours into one message on stderr and an exit code.
+    """Convert PACE's errors to one message on stderr and an exit code.
 
-    1: the thing asked about is wrong; 2: wrong usage; 3: a service or the environment failed.
+    1: an input is invalid; 2: wrong usage; 3: a service or the environment failed.
     """
     try:
         with warnings.catch_warnings():
@@ -71,7 +71,7 @@ def reported() -> Iterator[None]:
 
 
 def warn_if_misleading(profile: Profile) -> None:
-    """Repeat what an import found out: that the profile does not predict the step it was made from."""
+    """Warn if the import found that the profile does not predict the step it was made from."""
     from pace.formats.import_report import misleading
 
     warning = misleading(profile)
@@ -80,7 +80,7 @@ def warn_if_misleading(profile: Profile) -> None:
 
 
 def tell_slowdown(profile: Profile) -> None:
-    """Say to people on stderr that traffic slows this profile's compute down, where it does."""
+    """Print on stderr that communication slows this profile's compute down, if it does."""
     if profile.compute_slowdown != 1:
         typer.echo(
             f"pace: compute takes x {profile.compute_slowdown:.3g} as long while communication is under way",
@@ -89,7 +89,7 @@ def tell_slowdown(profile: Profile) -> None:
 
 
 def warn_of_the_cost(profile: Profile) -> None:
-    """Say what the profile's measured all-reduces do not tell."""
+    """Print warnings about the profile's measured all-reduce costs."""
     from pace.cost_warnings import profile_warnings
 
     for warning in profile_warnings(profile):
