@@ -60,7 +60,7 @@ export function Fabric({ values }) {
       <h2 id="plan-title">Transfer plan</h2>
       <${ProblemNote} error=${state.error} />
       <div class="steady">${state.busy && html`<${Progress} task=${{ state: "running" }} what="Planning" />`}</div>
-      ${state.plan ? html`<${Plan} plan=${state.plan} />` : !state.error && !state.busy && html`<${Empty} title="Nothing is planned yet"><p>Give a network and a batch, or use the example: the plan says which update goes when, over which host, and which is dropped and why.</p><//>`}
+      ${state.plan ? html`<${Plan} plan=${state.plan} />` : !state.error && !state.busy && html`<${Empty} title="Nothing is planned yet"><p>Give a network and a batch, or use the example. The plan lists when and over which host each update is sent, and which updates are dropped and why.</p><//>`}
     </section>
   </div>`;
 }

@@ -75,7 +75,7 @@ export function Job({ job, mayDelete }) {
     schedules.again();
   };
   const columns = [
-    { name: "asked", moment: true, title: "Asked for last", value: (row) => row.asked_at, show: (row) => html`<a href=${linkTo("result", { schedule: row.id })}>${moment(row.asked_at)}</a>` },
+    { name: "asked", moment: true, title: "Last request", value: (row) => row.asked_at, show: (row) => html`<a href=${linkTo("result", { schedule: row.id })}>${moment(row.asked_at)}</a>` },
     { name: "solved", moment: true, title: "Solved", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
     { name: "by", title: "By", value: (row) => row.asked_by || "", show: (row) => html`<code>${row.asked_by || "–"}</code>` },
     { name: "model", title: "Model", value: (row) => row.fingerprint, show: (row) => html`<code title=${row.fingerprint}>${row.fingerprint.slice(0, 12)}</code>` },
@@ -104,7 +104,7 @@ export function Job({ job, mayDelete }) {
   <section class="card" aria-labelledby="reports-title">
     <h2 id="reports-title">Predicted against measured</h2>
     <${ProblemNote} error=${reports.error} retry=${reports.again} />
-    ${reports.value && !told.length && html`<${Empty} title="No report yet"><p>The runtime reports what iterations take once it has settled on a schedule.</p><//>`}
+    ${reports.value && !told.length && html`<${Empty} title="No report yet"><p>The runtime reports iteration times once it has chosen a schedule.</p><//>`}
     ${told.length > 0 && html`<${Latest} row=${told[told.length - 1]} />
       ${told.length > 1 && html`<${Curves} label="Predicted and measured iteration times" x=${told.map(({ created_at: at }) => Date.parse(at) / 1000)} time=${true}
         xLabel="Reported" yLabel="Iteration, ms" height=${240} series=${[
@@ -118,5 +118,5 @@ export function Job({ job, mayDelete }) {
       <${Table} caption="Reports" first="when" descending=${true} rows=${told} rowKey=${({ id }) => id} columns=${reportColumns} pageSize=${10} />`}
   </section>
   ${asking && html`<${Confirm} title=${asking === "all" ? `Delete all ${items.length} schedules of ${job}?` : "Delete this schedule?"} action="Delete" onYes=${discard} onNo=${() => setAsking(null)}>
-    <p>A job that follows one keeps it while it runs; the next start is solved anew. Profiles and reports stay.</p><//>`}`;
+    <p>A running job keeps its schedule; its next start computes a new one. Profiles and reports stay.</p><//>`}`;
 }

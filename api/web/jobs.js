@@ -29,11 +29,11 @@ function List({ values }) {
       <div class="row">
         <${Field} id="contains" label="Name contains"><${Entry} id="contains" type="search" value=${values.contains || ""} onInput=${(event) => search({ contains: event.target.value })} /><//>
         <${Field} id="order" label="Order"><select id="order" value=${values.order || "newest"} onChange=${(event) => search({ order: event.target.value })}>
-          <option value="newest">Asked for last</option><option value="name">By name</option></select><//>
+          <option value="newest">Last request</option><option value="name">By name</option></select><//>
       </div></div>
     <${ProblemNote} error=${error} retry=${again} />
-    ${value && !value.items.length && html`<${Empty} title=${asked.contains ? "No job has such a name" : "No job has asked for a schedule yet"}>
-      ${!asked.contains && html`<p>A training job appears here when it asks under its name: <code>PACE_URL=${location.origin} PACE_JOB=NAME</code>.</p>`}<//>`}
+    ${value && !value.items.length && html`<${Empty} title=${asked.contains ? "No job has this name" : "No job has requested a schedule yet"}>
+      ${!asked.contains && html`<p>A training job appears here when it requests a schedule under its name: <code>PACE_URL=${location.origin} PACE_JOB=NAME</code>.</p>`}<//>`}
     ${value?.items.length > 0 && html`<${Table} caption="Jobs" rows=${value.items} rowKey=${({ job }) => job} columns=${JOB_COLUMNS} />`}
     ${(trail.length > 0 || value?.next) && html`<div class="pager">
       <button type="button" disabled=${!trail.length} onClick=${() => setTrail(trail.slice(0, -1))}>Previous jobs</button>
@@ -45,7 +45,7 @@ function List({ values }) {
 const JOB_COLUMNS = [
   { name: "job", title: "Job", show: ({ job }) => html`<a class="name" href=${linkTo("jobs", { job })}>${job}</a>` , value: ({ job }) => job },
   { name: "schedules", title: "Schedules", value: (row) => row.num_schedules, numeric: true },
-  { name: "asked", moment: true, title: "Asked for last", value: (row) => row.asked_at, show: (row) => moment(row.asked_at) },
+  { name: "asked", moment: true, title: "Last request", value: (row) => row.asked_at, show: (row) => moment(row.asked_at) },
   { name: "by", title: "By", value: (row) => row.asked_by || "", show: (row) => html`<code>${row.asked_by || "–"}</code>` },
   { name: "predicted", title: "Predicted", value: (row) => row.predicted_iteration_s, show: (row) => milliseconds(row.predicted_iteration_s), numeric: true },
   { name: "measured", title: "Measured", value: (row) => row.measured_iteration_s, show: (row) => milliseconds(row.measured_iteration_s), numeric: true },
@@ -85,7 +85,7 @@ function Tasks({ mayCancel }) {
   return html`<section class="card" aria-labelledby="tasks-title">
     <h2 id="tasks-title">Work under way${live ? `: ${live}` : ""}</h2>
     <${ProblemNote} error=${error || failure} retry=${again} />
-    ${value && !value.items.length && html`<${Empty} title="Nothing was asked for yet" />`}
+    ${value && !value.items.length && html`<${Empty} title="Nothing was requested yet" />`}
     ${value?.items.length > 0 && html`<${Table} caption="Tasks" first="created" descending=${true} rows=${value.items} rowKey=${({ id }) => id} columns=${columns} pageSize=${10} />`}
   </section>`;
 }

@@ -19,8 +19,8 @@ function Usage({ usage }) {
     <dl class="numbers">
       <div><dt>Stored</dt><dd>${bytes(usage.stored_bytes)} <span class="faint">${share === null ? "without a limit" : `of ${bytes(usage.max_stored_bytes)}`}</span>
         ${share !== null && html`<meter aria-label="Stored" min="0" max="1" high="0.8" value=${share}></meter>`}</dd></div>
-      <div><dt>Tasks that wait</dt><dd>${count(usage.num_queued)} <span class="faint">of ${count(usage.max_queued)}</span></dd></div>
-      <div><dt>Tasks that run</dt><dd>${count(usage.num_running)} <span class="faint">of ${count(usage.max_running)}</span></dd></div>
+      <div><dt>Waiting tasks</dt><dd>${count(usage.num_queued)} <span class="faint">of ${count(usage.max_queued)}</span></dd></div>
+      <div><dt>Running tasks</dt><dd>${count(usage.num_running)} <span class="faint">of ${count(usage.max_running)}</span></dd></div>
       <div><dt>This key may</dt><dd>${usage.scopes.join(", ")}</dd></div>
     </dl>
   </section>`;
@@ -80,14 +80,14 @@ function List({ own }) {
     </form>
     <${ProblemNote} error=${failure} />
     ${made && html`<div class="note good-note" role="status"><strong>The key of ${made.name}</strong>
-      <p>Copy it now: it is not stored, and nothing can show it again.</p>
+      <p>Copy it now: it is shown only once.</p>
       <${Copyable} text=${made.token} label="New key" />
       <button type="button" onClick=${() => setMade(null)}>I have it</button></div>`}
   </section>
   <section class="card" aria-labelledby="keys-title">
     <h2 id="keys-title">Keys</h2>
     <${ProblemNote} error=${keys.error} retry=${keys.again} />
-    ${keys.value && !keys.value.items.length && html`<${Empty} title="There are no keys"><p>This service listens on loopback only and asks for none.</p><//>`}
+    ${keys.value && !keys.value.items.length && html`<${Empty} title="There are no keys"><p>This service listens on loopback only and needs no key.</p><//>`}
     ${keys.value?.items.length > 0 && html`<${Table} caption="Keys" first="created" descending=${true} rows=${keys.value.items} rowKey=${({ id }) => id} columns=${columns} pageSize=${20} />`}
   </section>
   ${asking && html`<${Confirm} title=${`Revoke the key of ${asking.name}?`} action="Revoke" onYes=${revoke} onNo=${() => setAsking(null)}>

@@ -69,7 +69,7 @@ function Page() {
         <a href="docs">API</a>
       </div>
     </header>
-    ${!reachable && html`<p class="banner" role="alert">The service does not answer. What is shown stays; the page goes on as soon as it is back.</p>`}
+    ${!reachable && html`<p class="banner" role="alert">The service does not answer. The page keeps what it shows, and continues when the service is back.</p>`}
     <main id="main" tabindex="-1" ref=${main}>
       <h1 class="hidden">${NAMES[tab]}</h1>
       ${usage ? html`<${Guarded} key=${`${tab} ${usage.tenant} ${usage.key_id}`} values=${values}><${View} values=${values} usage=${usage} /><//>`
@@ -96,13 +96,13 @@ function SignIn({ error, enter }) {
   };
   const keyed = [401, 403].includes(error.status);
   return html`<section class="card narrow" aria-labelledby="sign-title">
-    <h2 id="sign-title">${error.status === 401 ? "This service wants a key" : "The service refused"}</h2>
+    <h2 id="sign-title">${error.status === 401 ? "This service needs an API key" : "The service refused"}</h2>
     ${(getKey() || error.status !== 401) && html`<${ProblemNote} error=${error} retry=${keyed ? null : () => enter(getKey())} />`}
     ${keyed && html`<form onSubmit=${give}>
       <${Field} id="key" label="API key" hint="Kept in this tab only, until it is closed"><input id="key" name="key" type="password" required autocomplete="off" aria-describedby="key-hint" /><//>
       <button class="chief" type="submit">Go on</button>
     </form>
-    <p class="faint">An admin makes keys under Keys, the operator with <code>pace keys create</code>.</p>`}
+    <p class="faint">An admin creates keys under Keys, the operator with <code>pace keys create</code>.</p>`}
   </section>`;
 }
 

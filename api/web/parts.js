@@ -20,7 +20,7 @@ export function ProblemNote({ error, retry }) {
 export function Warnings({ lines }) {
   if (!lines?.length) return null;
   return html`<div class="note warn" role="status">
-    <strong>What to know about this profile</strong>
+    <strong>Notes on this profile</strong>
     <ul>${lines.map((line) => html`<li>${line}</li>`)}</ul>
   </div>`;
 }

@@ -61,7 +61,7 @@ export function Servers({ values }) {
         <${Field} id="ps-servers" label="Servers" hint="as recorded where empty"><${Entry} id="ps-servers" name="servers" pattern="[0-9 ,;:\\-]*" value=${values.servers || ""} aria-describedby="ps-servers-hint" /><//>
         <${Field} id="ps-bandwidth" label="Bandwidth, Gb/s" hint="as recorded where empty"><${Entry} id="ps-bandwidth" name="bandwidth" pattern="[0-9 ,;.]*" value=${values.bandwidth || ""} aria-describedby="ps-bandwidth-hint" /><//>
         <button class="chief" type="submit" disabled=${busy || !steps}>Predict</button>
-        ${!steps && html`<p class="faint">Give a steps document first.</p>`}
+        ${!steps && html`<p class="faint">Choose a steps document first.</p>`}
       </form>
       <${Recent} />
     </section>
@@ -70,7 +70,7 @@ export function Servers({ values }) {
       <${ProblemNote} error=${state.error} />
       <${Progress} task=${state.task} what="Predicting" cancel=${() => state.control?.abort()} />
       ${values.prediction ? html`<${Prediction} key=${values.prediction} id=${values.prediction} />`
-        : !busy && html`<${Empty} title="Nothing is predicted yet"><p>From the recorded steps of one worker this says what more workers, servers and faster links would give.</p><//>`}
+        : !busy && html`<${Empty} title="Nothing is predicted yet"><p>Predicts throughput with more workers, more servers and faster links, from the recorded steps of one worker.</p><//>`}
     </section>
   </div>`;
 }
@@ -103,7 +103,7 @@ function Prediction({ id }) {
     <${Curves} label="Throughput over workers" x=${shown.xs} xLabel="Workers" yLabel=${`${made.unit} per second`} whole=${true} series=${shown.series} height=${340} />
     ${made.curves.map((curve) => html`<div class="note">
       ${!one && html`<strong>${curve.servers} servers, ${compact(curve.bandwidth_gbps)} Gb/s</strong>`}
-      <p>${curve.knee_workers ? `The knee is at ${curve.knee_workers} worker${curve.knee_workers > 1 ? "s" : ""}: beyond it, a worker adds less than a quarter of what the first gives.` : "Every worker adds at least a quarter of what the first gives, up to the most that were asked for."}</p>
+      <p>${curve.knee_workers ? `The knee is at ${curve.knee_workers} worker${curve.knee_workers > 1 ? "s" : ""}: beyond it, a worker adds less than a quarter of the first worker's throughput.` : "Every worker adds at least a quarter of the first worker's throughput, up to the largest number that was predicted."}</p>
       ${curve.improvements.length > 0 && html`<p>With ${curve.at_workers} worker${curve.at_workers > 1 ? "s" : ""}, ${curve.improvements.map(({ change, gain }) => `${change} gives ${percent(gain, true)}`).join("; ")}.</p>`}</div>`)}
     ${made.notes.length > 0 && html`<div class="note warn"><ul>${made.notes.map((line) => html`<li>${line}</li>`)}</ul></div>`}
     <${Table} caption="Predicted points" first="workers" rows=${made.points} pageSize=${24} columns=${[

@@ -30,7 +30,7 @@ export class Unreachable extends Error {
 export function checkId(kind, id) {
   if (new RegExp(`^[0-9a-f]{${ID_DIGITS[kind]}}$`).test(id)) return id;
   const shown = id.length > 80 ? `${id.slice(0, 80)}…` : id;
-  throw new Problem({ title: "Not found", detail: `There is no ${kind} “${shown}”. The link is not whole, or was changed on its way.` }, 404);
+  throw new Problem({ title: "Not found", detail: `There is no ${kind} “${shown}”. The link is incomplete or was changed.` }, 404);
 }
 
 export const resourcePath = (kind, id) => `v1/${kind}s/${checkId(kind, id)}`;

@@ -46,7 +46,7 @@ export function Start() {
       <${DropFile} id="import-file" label="Drop a file here, or choose one" busy=${Boolean(state.busy)} several=${true}
         hint="Profile, Kineto trace (of all ranks: drop the files together), layer table, Chakra trace or Horovod timeline; .gz, .tar and .zip too" onFile=${(files) => take(files, values)} />
       <details>
-        <summary>What the file does not say</summary>
+        <summary>What the file does not contain</summary>
         <div class="fields">
           <${Field} id="import-format" label="Format"><select id="import-format" value=${values.format} onChange=${set("format")}>
             ${FORMATS.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select><//>

@@ -65,7 +65,7 @@ export function TakeAlong({ resource, profileId, ddp, name }) {
   const table = () => csv(["segment", "group", "priority", "start_s", "end_s", "size_bytes"],
     segmentRows(schedule).map(({ number, group, priority, start, end, size }) => [number, group, priority, start, end, size]));
   return html`<section class="card" aria-labelledby="take-title">
-    <h2 id="take-title">Take it along</h2>
+    <h2 id="take-title">Download and use</h2>
     <div class="row">
       <button type="button" onClick=${attempt(() => save(`${name}.schedule.json`, JSON.stringify(schedule, null, 2)))}>Schedule (JSON)</button>
       <button type="button" onClick=${attempt(() => save(`${name}.csv`, table(), "text/csv"))}>Segments (CSV)</button>
@@ -103,5 +103,5 @@ function Gain({ predicted, ours, ddp }) {
   const against = predicted.iteration_s / ours.iteration_s - 1;
   const gain = ddp === undefined ? null : predicted.iteration_s / ddp - 1;
   return html`<p role="status">With them an iteration takes ${seconds(predicted.iteration_s)}, as predicted: ${percent(against, true)} against PACE${gain === null ? "" : `, ${percent(gain, true)} against PyTorch DDP as it is`}.${" "}
-    ${gain !== null && gain >= 0 && "What DDP does by itself is as good."}</p>`;
+    ${gain !== null && gain >= 0 && "DDP's default buckets are as good."}</p>`;
 }

@@ -117,7 +117,7 @@ function Asked({ values }) {
         { name: "speedup", title: "Speed-up", value: (cell) => cell.speedup, show: (cell) => compact(cell.speedup), numeric: true },
       ]} />
       <div class="row"><button type="button" onClick=${() => save("what-if.csv", csv(Object.keys(whatIf.cells[0]), whatIf.cells.map(Object.values)), "text/csv")}>Points (CSV)</button></div>
-      <details><summary>What is assumed to scale how</summary><ul>${whatIf.assumptions.map((line) => html`<li>${line}</li>`)}</ul></details>`}
+      <details><summary>Assumptions about scaling</summary><ul>${whatIf.assumptions.map((line) => html`<li>${line}</li>`)}</ul></details>`}
     </section>
   </div>`;
 }

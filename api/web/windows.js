@@ -113,7 +113,7 @@ export function certificateParts(schedule) {
 
 // What the parts of the certificate add up to, and what that proves.
 export function certified(schedule) {
-  if (schedule.exchange === "servers") return { sum: schedule.bound.bound_s, proves: "No groups, parts and order of them end earlier." };
+  if (schedule.exchange === "servers") return { sum: schedule.bound.bound_s, proves: "No other groups, parts and order end earlier." };
   return { sum: schedule.proofs[0].bound_s, proves: "No preemptive order of these groups ends earlier." };
 }
 

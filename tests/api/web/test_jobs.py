@@ -80,7 +80,7 @@ def test_drift_is_told_from_the_reports(visitor: Visitor, service: Caller) -> No
 def test_tasks_are_listed_and_cancelled(visitor: Visitor, service: Caller) -> None:
     """What is under way appears by itself."""
     page = visitor.go("jobs")
-    expect(page.get_by_text("Nothing was asked for yet")).to_be_visible()
+    expect(page.get_by_text("Nothing was requested yet")).to_be_visible()
     large = {"profile": layered_profile(8000), "grid": {"bandwidth_gbps": list(range(1, 60))}}
     task = service.http.post("/v1/what-if", json=large, headers={"Prefer": "respond-async"}).json()
     page.get_by_role("button", name="Cancel the what-if").click()

@@ -69,7 +69,7 @@ def test_faults_name_their_field_and_can_be_mended(visitor: Visitor) -> None:
     drop(page, ".drop", [("layers.csv", TABLE.decode())])
     problem = page.get_by_role("alert")
     expect(problem.locator("code")).to_have_text("bandwidth_gbps")
-    page.get_by_text("What the file does not say").click()
+    page.get_by_text("What the file does not contain").click()
     page.get_by_label("Bandwidth of a ring, Gb/s").fill("10")
     page.get_by_label("Workers").fill("4")
     choose(page, "Drop a file here", ("layers.csv", TABLE.replace(b"3,4", b"3,x")))
