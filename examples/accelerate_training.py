@@ -19,7 +19,7 @@ import pace.runtime.accelerate
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Run one process; return the weights."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pace", action="store_true")
+    parser.add_argument("--pace", action="store_true", help="train with PACE instead of DDP alone")
     options = parser.parse_args(arguments)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     set_seed(1)

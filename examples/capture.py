@@ -62,10 +62,17 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--backend", choices=("gloo", "horovod"), default="gloo")
+    parser.add_argument(
+        "--backend",
+        choices=("gloo", "horovod"),
+        default="gloo",
+        help="library that sums gradients (default: %(default)s)",
+    )
     parser.add_argument("--service", required=True, help="address of the scheduling service")
-    parser.add_argument("--job", required=True, help="name under which the workers will ask for the schedule")
-    parser.add_argument("--batch-size", type=int, default=24, help="images in each worker's batch")
+    parser.add_argument("--job", required=True, help="name under which workers request the schedule")
+    parser.add_argument(
+        "--batch-size", type=int, default=24, help="images in each worker's batch (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, help="folder for the profile and the schedule")
     return parser.parse_args()
 

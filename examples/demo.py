@@ -275,17 +275,35 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--backend", choices=("gloo", "horovod"), default="gloo")
+    parser.add_argument(
+        "--backend",
+        choices=("gloo", "horovod"),
+        default="gloo",
+        help="library that sums gradients (default: %(default)s)",
+    )
     parser.add_argument(
         "--hosts-rate",
         type=float,
         metavar="MBIT",
         help="a host of the testbed for each worker, joined at this rate",
     )
-    parser.add_argument("--network", default="this machine's loopback", help="what to say about the network")
-    parser.add_argument("--steps", type=int, default=50, help="steps of each training, more than 25")
-    parser.add_argument("--batch-size", type=int, default=24, help="images in each worker's batch")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "out" / "demo")
+    parser.add_argument(
+        "--network",
+        default="this machine's loopback",
+        help="name of the network in the result (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=50, help="steps of each training, more than 25 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=24, help="images in each worker's batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=HERE.parent / "out" / "demo",
+        help="folder for the results (default: %(default)s)",
+    )
     return parser.parse_args()
 
 

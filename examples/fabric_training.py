@@ -73,12 +73,20 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--daemon", default="127.0.0.1:7082", help="of this host")
-    parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2, help="that take part in every outer step")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--diloco", action="store_true", help="average every round instead of pushing")
-    parser.add_argument("--first", help="write the first model here, and stop")
+    parser.add_argument(
+        "--daemon", default="127.0.0.1:7082", help="HOST:PORT of this host's daemon (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rank", type=int, default=0, help="number of this worker, from 0 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=2, help="number of workers in every outer step (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=10, help="number of outer steps (default: %(default)s)")
+    parser.add_argument(
+        "--diloco", action="store_true", help="average the workers' models in every round (DiLoCo)"
+    )
+    parser.add_argument("--first", help="write the initial model to this file and stop")
     return parser.parse_args()
 
 

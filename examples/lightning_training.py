@@ -35,7 +35,12 @@ class Classifier(LightningModule):
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Run one process; return the weights."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--strategy", default="pace", choices=("ddp", "pace"))
+    parser.add_argument(
+        "--strategy",
+        default="pace",
+        choices=("ddp", "pace"),
+        help="strategy of the Trainer (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
     seed_everything(1, verbose=False)
     examples = TensorDataset(torch.randn(256, 16), torch.randint(4, (256,)))

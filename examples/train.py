@@ -89,11 +89,20 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--backend", choices=("gloo", "horovod"), default="gloo")
+    parser.add_argument(
+        "--backend",
+        choices=("gloo", "horovod"),
+        default="gloo",
+        help="library that sums gradients (default: %(default)s)",
+    )
     parser.add_argument("--service", help="address of the scheduling service; without it, train plainly")
     parser.add_argument("--job", help="the job whose schedule to fetch")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--batch-size", type=int, default=24, help="images in each worker's batch")
+    parser.add_argument(
+        "--steps", type=int, default=50, help="number of training steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=24, help="images in each worker's batch (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, help="write weights and times to OUT.pt and OUT.json")
     return parser.parse_args()
 

@@ -21,7 +21,7 @@ class PaceTrainer(PaceMixin, Trainer):
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Run one process; return the weights."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pace", action="store_true")
+    parser.add_argument("--pace", action="store_true", help="train with PACE instead of DDP alone")
     options = parser.parse_args(arguments)
     set_seed(1)
     tokens = torch.randint(50, (48, 12))

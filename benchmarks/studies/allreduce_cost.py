@@ -117,10 +117,17 @@ def measure(num_hosts: int, rate_mbit_s: float, largest_bytes: int, rounds: int)
 def main() -> None:
     """Measure and print."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--rate-mbit-s", type=float, default=200)
+    parser.add_argument("--hosts", type=int, default=4, help="number of hosts (default: %(default)s)")
+    parser.add_argument(
+        "--rate-mbit-s",
+        type=float,
+        default=200,
+        help="link rate of each host in Mbit/s (default: %(default)s)",
+    )
     parser.add_argument("--mebibytes", type=int, default=32, help="of all gradients together")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="number of measured rounds (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = measure(arguments.hosts, arguments.rate_mbit_s, arguments.mebibytes << 20, arguments.rounds)

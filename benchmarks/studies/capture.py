@@ -234,9 +234,18 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     """Measure every model and print the table."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="A")
-    parser.add_argument("--iterations", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=MODELS,
+        default=list(MODELS),
+        metavar="A",
+        help="models to capture (default: all)",
+    )
+    parser.add_argument(
+        "--iterations", type=int, default=20, help="iterations to capture (default: %(default)s)"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: %(default)s)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     rows = []

@@ -72,7 +72,9 @@ def main() -> None:
     """Load and print."""
     parser = study_parser(__doc__)
     parser.add_argument("--against", type=Path, help="another worktree of this project")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="number of measured rounds (default: %(default)s)"
+    )
     given = parser.parse_args()
     here = Path(__file__).parents[2]
     with tempfile.TemporaryDirectory() as name:

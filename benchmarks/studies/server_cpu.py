@@ -237,10 +237,14 @@ def measure(workers: int, part: int, *, gib: float, repeats: int) -> dict[str, A
 def main() -> int:
     """Print a table, and write JSON if asked to."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--workers", default="1,2")
+    parser.add_argument(
+        "--workers", default="1,2", help="numbers of workers, separated by commas (default: %(default)s)"
+    )
     parser.add_argument("--kib", default="64,256,1024", help="sizes of parts")
     parser.add_argument("--gib", type=float, default=1.0, help="how much each run carries")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="repetitions of each measurement (default: %(default)s)"
+    )
     given = parser.parse_args()
     rows = []
     print("workers  part KiB  CPU s/GiB  bare socket  ratio  wall s/GiB  bare wall")

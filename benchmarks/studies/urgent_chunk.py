@@ -112,8 +112,15 @@ def measure(rate_mbit_s: float, times: int) -> dict[str, Any]:
 def main() -> int:
     """Print medians and the worst, and write JSON if asked to."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--rate-mbit-s", type=float, default=200.0)
-    parser.add_argument("--times", type=int, default=30)
+    parser.add_argument(
+        "--rate-mbit-s",
+        type=float,
+        default=200.0,
+        help="link rate of each host in Mbit/s (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--times", type=int, default=30, help="number of measured all-reduces (default: %(default)s)"
+    )
     given = parser.parse_args()
     reason = why_unavailable()
     if reason is not None:

@@ -107,7 +107,12 @@ def measure(browser: Browser, url: str, count: int) -> PageTimes:
 def main() -> None:
     """Measure both schedules and print them side by side."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--gradients", type=int, default=10_000)
+    parser.add_argument(
+        "--gradients",
+        type=int,
+        default=10_000,
+        help="number of gradients in the drawn profile (default: %(default)s)",
+    )
     arguments = parser.parse_args()
     program = shutil.which("chromium-headless-shell")
     if program is None:

@@ -39,16 +39,27 @@ _SIMULATED = {"fabric-s": "mlfabric-s", "async": "async", "ring": "ring", "tree"
 
 
 def main() -> None:
-    """Run the cells that are asked for, and print and write what came of them."""
+    """Run the requested cells, and print and write their results."""
     parser = study_parser(__doc__)
-    parser.add_argument("--networks", default="N1,N2,N3", help="or even: links that do not change")
-    parser.add_argument("--compute", default="C1,C2,C3", help="or equal: no stragglers")
+    parser.add_argument(
+        "--networks", default="N1,N2,N3", help="networks, separated by commas; even: constant links"
+    )
+    parser.add_argument(
+        "--compute", default="C1,C2,C3", help="computations, separated by commas; equal: no stragglers"
+    )
     parser.add_argument("--contenders", default="fabric,async,ring,tree", help=",".join(CONTENDERS + OTHERS))
-    parser.add_argument("--flows", type=int, default=2, help="of a host's workers over its link in a ring")
-    parser.add_argument("--machines", type=int, default=8)
+    parser.add_argument(
+        "--flows",
+        type=int,
+        default=2,
+        help="flows of a host's workers over its link in a ring (default: %(default)s)",
+    )
+    parser.add_argument("--machines", type=int, default=8, help="number of machines (default: %(default)s)")
     parser.add_argument("--megabytes", type=float, default=5.0, help="of an update; times follow it")
-    parser.add_argument("--seconds", type=float, default=75.0)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seconds", type=float, default=75.0, help="duration of a run in seconds (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random draws (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="2 hosts, 0.5 MB, 6 s, N1 C1")
     parser.add_argument("--json", type=Path, help="write the cells here")
     parser.add_argument("--show", type=Path, nargs="*", help="cells that were written, instead of running")

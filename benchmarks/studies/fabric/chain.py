@@ -25,8 +25,12 @@ def main() -> None:
     parser = study_parser(__doc__, writes_json=True)
     parser.add_argument("--hosts", type=int, default=8, help="that receive")
     parser.add_argument("--mbit", type=float, default=100.0, help="of every link, each way")
-    parser.add_argument("--mebibytes", type=float, default=12.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--mebibytes", type=float, default=12.0, help="size of the weights in MiB (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="number of measured rounds (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     found = measure(arguments.hosts, arguments.mbit, round(arguments.mebibytes * (1 << 20)), arguments.rounds)
     chain, direct = min(found["chain_s"]), min(found["direct_s"])

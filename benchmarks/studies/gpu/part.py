@@ -14,10 +14,12 @@ from benchmarks.studies.gpu.findings import Findings, Setting
 def main() -> None:
     """Run the part; its exceptions end the process and are found in what it printed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name")
-    parser.add_argument("result", type=Path)
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("name", help="name of the part to run")
+    parser.add_argument("result", type=Path, help="file for the result (JSON)")
+    parser.add_argument("work", type=Path, help="folder for files of the run")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="run on the CPU, to try the part without a GPU"
+    )
     arguments = parser.parse_args()
     findings = Findings(arguments.result)
     part = importlib.import_module(f"benchmarks.studies.gpu.{arguments.name}")

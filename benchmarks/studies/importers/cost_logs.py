@@ -54,7 +54,7 @@ def outcome(log: Path) -> tuple[bool, str]:
 def main() -> None:
     """Read the folder that the command line names."""
     parser = study_parser(__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, help="folder with the logs")
     logs = sorted(parser.parse_args().folder.rglob("*.out"))
     num_equal = 0
     for log in logs:

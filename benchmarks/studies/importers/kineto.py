@@ -101,7 +101,7 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     """Try every trace of a folder."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, help="folder with the traces")
     options = parser.parse_args()
     print("| trace | ranks | outcome | recorded ms | replayed ms | error |\n|---|---|---|---|---|---|")
     rows = []

@@ -69,9 +69,11 @@ def write(source: Path, target: Path, size_bytes: int) -> int:
 def main() -> None:
     """Write the trace, import it, and say what that took."""
     parser = study_parser(__doc__)
-    parser.add_argument("trace", type=Path)
+    parser.add_argument("trace", type=Path, help="trace to read or write (JSON)")
     parser.add_argument("--execution-trace", type=Path, help="for the gradients' sizes")
-    parser.add_argument("--gbytes", type=float, default=1.0)
+    parser.add_argument(
+        "--gbytes", type=float, default=1.0, help="size of the trace in GB (default: %(default)s)"
+    )
     parser.add_argument("--folder", type=Path, help="where the large file may lie meanwhile")
     parser.add_argument("--headroom", action="store_true", help="run pace headroom, not only the import")
     arguments = parser.parse_args()

@@ -95,9 +95,11 @@ def train(rank: int, folder: str, steps: int, buckets_mb: float) -> None:
 def main() -> None:
     """Record into the folder that the command line names."""
     parser = study_parser(__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, help="folder for the traces")
     parser.add_argument("--steps", type=int, default=6, help="recorded, of each model")
-    parser.add_argument("--buckets-mb", type=float, default=2.0)
+    parser.add_argument(
+        "--buckets-mb", type=float, default=2.0, help="size of DDP buckets in MB (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     given = (str(arguments.folder.resolve()), arguments.steps, arguments.buckets_mb)

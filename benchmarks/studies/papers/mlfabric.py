@@ -342,8 +342,13 @@ def _expected_growth(machines: int, flows: int) -> float:
 def main() -> None:
     """Print every table, or those that are asked for."""
     parser = study_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=40.0)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=40.0,
+        help="duration of a simulated run in seconds (default: %(default)s)",
+    )
+    parser.add_argument("--seeds", type=int, default=2, help="number of seeds (default: %(default)s)")
     parser.add_argument("--only", help="planning, order-search, ring-growth: these tables")
     given = parser.parse_args()
     measured = {"planning": planning, "order-search": order_search, "ring-growth": ring_growth}

@@ -87,7 +87,12 @@ def show(made: list[Row]) -> None:
 def main() -> None:
     """Print both figures and where the gains peak."""
     parser = study_parser(__doc__)
-    parser.add_argument("--device-tflops", type=float, default=8.0)
+    parser.add_argument(
+        "--device-tflops",
+        type=float,
+        default=8.0,
+        help="compute rate of the device in TFLOP/s (default: %(default)s)",
+    )
     tflops = parser.parse_args().device_tflops
     print(f"\n### Fig. 8: 10 Gb/s, {tflops:g} TFLOPS sustained\n")
     show([row for model in BATCHES for row in rows(model, tflops, WORKERS, (10.0,))])

@@ -141,7 +141,9 @@ def print_spread(windows: int) -> None:
 def main() -> None:
     """Print both tables."""
     parser = study_parser(__doc__)
-    parser.add_argument("--windows", type=int, default=200)
+    parser.add_argument(
+        "--windows", type=int, default=200, help="number of simulated windows (default: %(default)s)"
+    )
     add_layers(parser)
     given = parser.parse_args()
     windows = given.windows

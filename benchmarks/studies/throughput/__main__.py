@@ -102,45 +102,111 @@ def _arguments() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("tcp", "tensorflow"):
         command = commands.add_parser(name)
-        command.add_argument("--models", nargs="+", choices=ALL_SHAPES, default=SHAPES)
-        command.add_argument("--ratios", nargs="+", type=float, default=[0.5, 1.0, 2.0])
-        command.add_argument("--workers", nargs="*", type=int, default=[1, 2, 4, 8])
-        command.add_argument("--servers", nargs="+", type=int, default=[1, 2])
-        command.add_argument("--rate-mbit-s", type=float, default=100.0)
+        command.add_argument(
+            "--models",
+            nargs="+",
+            choices=ALL_SHAPES,
+            default=SHAPES,
+            help="shapes of models (default: %(default)s)",
+        )
+        command.add_argument(
+            "--ratios",
+            nargs="+",
+            type=float,
+            default=[0.5, 1.0, 2.0],
+            help="ratios of communication to compute (default: %(default)s)",
+        )
+        command.add_argument(
+            "--workers",
+            nargs="*",
+            type=int,
+            default=[1, 2, 4, 8],
+            help="numbers of workers (default: %(default)s)",
+        )
+        command.add_argument(
+            "--servers",
+            nargs="+",
+            type=int,
+            default=[1, 2],
+            help="numbers of parameter servers (default: %(default)s)",
+        )
+        command.add_argument(
+            "--rate-mbit-s",
+            type=float,
+            default=100.0,
+            help="link rate of each host in Mbit/s (default: %(default)s)",
+        )
         command.add_argument("--total-bytes", type=float, default=4e6, help="of a model's parameters")
-        command.add_argument("--profiled", type=int, default=30)
-        command.add_argument("--steps", type=int, default=100)
-        command.add_argument("--skip", type=int, default=50)
-        command.add_argument("--repetitions", type=int, default=3)
+        command.add_argument(
+            "--profiled", type=int, default=30, help="number of steps to profile (default: %(default)s)"
+        )
+        command.add_argument(
+            "--steps",
+            type=int,
+            default=100,
+            help="number of steps to measure, with warm-up (default: %(default)s)",
+        )
+        command.add_argument(
+            "--skip", type=int, default=50, help="number of warm-up steps to discard (default: %(default)s)"
+        )
+        command.add_argument(
+            "--repetitions",
+            type=int,
+            default=3,
+            help="repetitions of each measurement (default: %(default)s)",
+        )
         command.add_argument("--share-spread", type=float, help="as `shares` measures it; else predict's own")
         command.add_argument("--share-spread-bytes", type=int, help=_SPREAD_BYTES)
         command.add_argument("--quick", action="store_true", help="one small setting, two minutes")
-        command.add_argument("--json", type=Path)
+        command.add_argument("--json", type=Path, help="file for the results (JSON; default: none)")
         if name == "tcp":
-            command.add_argument("--discipline", choices=("fifo", "window", "tic"), default="fifo")
+            command.add_argument(
+                "--discipline",
+                choices=("fifo", "window", "tic"),
+                default="fifo",
+                help="how a link orders transfers (default: %(default)s)",
+            )
         else:
             command.add_argument("--python", type=Path, required=True, help="has TensorFlow")
             command.add_argument("--default-window", action="store_true", help="leave flow control on")
             command.add_argument("--fair-links", action="store_true", help=_FAIR)
     shares = commands.add_parser("shares", help="how unequally simultaneous transfers share a link")
-    shares.add_argument("--workers", nargs="+", type=int, default=[4, 8])
-    shares.add_argument("--rate-mbit-s", type=float, default=100.0)
+    shares.add_argument(
+        "--workers", nargs="+", type=int, default=[4, 8], help="numbers of workers (default: %(default)s)"
+    )
+    shares.add_argument(
+        "--rate-mbit-s",
+        type=float,
+        default=100.0,
+        help="link rate of each host in Mbit/s (default: %(default)s)",
+    )
     shares.add_argument("--bytes", type=int, default=400_000, help="of a transfer")
-    shares.add_argument("--rounds", type=int, default=20)
+    shares.add_argument(
+        "--rounds", type=int, default=20, help="number of measured rounds (default: %(default)s)"
+    )
     shares.add_argument(
         "--usual", action="store_true", help="TCP's usual buffers and packets, as TensorFlow has them"
     )
     shares.add_argument("--fair-links", action="store_true", help=_FAIR)
     repredicted = commands.add_parser("repredict", help="predict anew what records in JSON measured")
-    repredicted.add_argument("records", nargs="+", type=Path)
-    repredicted.add_argument("--steps", type=int, default=100)
-    repredicted.add_argument("--skip", type=int, default=50)
+    repredicted.add_argument("records", nargs="+", type=Path, help="records (JSON) of earlier runs")
+    repredicted.add_argument(
+        "--steps",
+        type=int,
+        default=100,
+        help="number of steps to measure, with warm-up (default: %(default)s)",
+    )
+    repredicted.add_argument(
+        "--skip", type=int, default=50, help="number of warm-up steps to discard (default: %(default)s)"
+    )
     repredicted.add_argument("--share-spread", type=float, help="as measured; a prediction's own default")
     repredicted.add_argument("--share-spread-bytes", type=int, help=_SPREAD_BYTES)
     record = commands.add_parser("record", help="make the traces that tests read")
-    record.add_argument("--python", type=Path, required=True)
-    record.add_argument("--servers", type=int, default=1)
-    record.add_argument("--output", type=Path, required=True)
+    record.add_argument("--python", type=Path, required=True, help="interpreter that has TensorFlow")
+    record.add_argument(
+        "--servers", type=int, default=1, help="numbers of parameter servers (default: %(default)s)"
+    )
+    record.add_argument("--output", type=Path, required=True, help="folder for the traces")
     arguments = parser.parse_args()
     if arguments.command == "shares" and arguments.fair_links and not arguments.usual:
         parser.error("shares --fair-links is for TCP's usual buffers: add --usual")
