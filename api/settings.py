@@ -28,7 +28,7 @@ MIB = 2**20
 
 
 def telemetry_wanted() -> bool:
-    """Whether OpenTelemetry's own variables ask for traces."""
+    """Whether OpenTelemetry's variables turn traces on."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     if os.environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
@@ -38,7 +38,7 @@ def telemetry_wanted() -> bool:
 
 
 def load_settings(**given: object) -> "Settings":
-    """Return the settings from what is given and, for the rest, from the environment.
+    """Return settings from the arguments and, for the rest, from the environment.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def load_settings(**given: object) -> "Settings":
 
 
 def unknown_settings() -> list[str]:
-    """Return the variables that are named like settings and are none; some are meant for jobs."""
+    """Return the variables named ``PACE_...`` that are not settings; some are for training jobs."""
     known = {f"PACE_{name.upper()}" for name in Settings.model_fields}
     return sorted(name for name in os.environ if name.startswith("PACE_") and name not in known)
 
@@ -70,51 +70,51 @@ def _explain(fault: Any) -> str:
 
 
 class Settings(BaseSettings):
-    """What an operator may change; each field is read from ``PACE_`` + its name in upper case.
+    """Settings of the service; each field is read from the variable ``PACE_`` + its name in upper case.
 
     Attributes
     ----------
     host, port
-        Where to listen; port 0 takes a free one and says which in the log.
+        Address and port to listen on; port 0 takes a free one, which the log names.
     database_url
         SQLAlchemy URL. SQLite file or PostgreSQL.
     database_timeout_s
         A request that waits longer for the database is answered 503.
     objects, objects_endpoint
-        Where documents of at least `objects_min_bytes` are kept instead of in the database: "s3://BUCKET/PREFIX",
-        and the URL of the server if that is not Amazon's; empty for none.
+        Object storage for documents of at least `objects_min_bytes`: "s3://BUCKET/PREFIX", and the server's
+        URL if it is not Amazon's; empty for none.
     objects_timeout_s
-        To connect to that server, and for it to go on with its answer.
+        Seconds to connect to object storage, and between two parts of its answer.
     objects_grace_s
-        An object that no row has named for so long is deleted.
+        Seconds after which an object that no row names is deleted.
     auth
-        "required": every request needs an API key. "auto": not on loopback, where all requests are of
-        the tenant "default".
+        "required": every request needs an API key. "auto": the same, except on loopback, where all requests
+        belong to the tenant "default".
     login_failures
-        How often an address may send keys or tokens that are not valid; empty for no limit.
+        Largest rate of invalid keys or tokens from one address; empty for no limit.
     audit
-        "writes": the audit log has what was changed. "all": also what was read, and who was not let in.
+        "writes": the audit log has all changes. "all": also reads and refused callers.
     oidc_issuer, oidc_audience
         Tokens of this OpenID Connect issuer for this audience are valid besides API keys; empty for none.
     oidc_tenant_claim, oidc_scopes_claim, oidc_scope_prefix
-        Which claims name a token's tenant and scopes, and what the service's scopes begin with there.
+        Claims with a token's tenant and scopes, and the prefix of the service's scopes there.
     rate_limit
-        How often a tenant may ask, in this process; empty for no limit.
+        Largest rate of a tenant's requests in this process; empty for no limit.
     trusted_proxies
-        Addresses whose X-Forwarded-For is believed, separated by commas; empty for none.
+        Addresses whose X-Forwarded-For header is trusted, separated by commas; empty for none.
     allowed_hosts
-        Names by which requests may call the service, separated by commas; others are answered 421. Without
-        keys, those of loopback are always among them; with keys, empty allows all.
+        Host names that requests may use, separated by commas; others are answered 421. Without keys, names of
+        loopback are always allowed; with keys, empty allows all.
     max_body_bytes, max_decoded_bytes
         Largest request body as sent, and after decompression; larger is answered 413.
     spool_folder
-        Where bodies of more than a mebibyte are kept while they arrive; empty for the system's place.
+        Folder for bodies of more than 1 MiB while they arrive; empty for the system's temporary folder.
     max_bodies_bytes
         Of bodies that are under way or wait to be parsed, half as many of one tenant; more are answered 429.
     max_bodies_per_tenant
         Bodies of one tenant that are under way or wait to be parsed; more are answered 429.
     max_stored_per_tenant_bytes
-        What one tenant may have stored; 0 for no limit; more is answered 403.
+        Largest size of one tenant's stored data; 0 for no limit; more is answered 403.
     max_running_per_tenant
         Tasks of one tenant that run at once; the others wait.
     max_cells_per_tenant
@@ -122,7 +122,7 @@ class Settings(BaseSettings):
     tenants_file
         JSON file with limits and weights of single tenants, see ``TenantEntry``; empty for none.
     header_timeout_s, body_timeout_s
-        In which the head and the body of a request must arrive; one that takes longer is answered 408.
+        Seconds in which the head and the body of a request must arrive; slower ones are answered 408.
     max_ops, max_gradients
         Largest profile; larger is answered 413.
     max_cells
@@ -150,15 +150,15 @@ class Settings(BaseSettings):
     answer_cache_bytes
         Memory for answers that were read from storage not long ago, and as much for bodies that were.
     wait_s
-        How long a POST waits for its result unless the client says so with ``Prefer``.
+        Seconds that a POST waits for its result, unless the client sets ``Prefer``.
     lease_s
         After a service process dies, its running tasks are picked up again within this time.
     max_attempts
-        A task whose processes died this often is given up.
+        Number of worker deaths after which a task fails.
     drain_s
-        How long a stopping service lets running solves and open requests end.
+        Seconds that a stopping service waits for running solves and open requests.
     metrics_tenants
-        How many tenants have metrics of their own, under their names; 0 for none, as /metrics needs no key.
+        Number of tenants with metrics under their own names; 0 for none, because /metrics needs no key.
     retention_days
         Schedules that no POST asked for in this time are deleted, and reports and tasks that old; 0
         keeps everything.

@@ -26,7 +26,7 @@ class Database:
 
     def __init__(self, url: URL) -> None:
         self.engine = make_engine(url)
-        # SQLite lets one writer in and has the others poll; threads of this process queue here instead.
+        # SQLite admits one writer and lets the others poll; threads of this process queue here instead.
         self._turn = threading.Lock() if self.is_sqlite else contextlib.nullcontext()
         self._reading = self.engine.execution_options(pace_writes=False)
         self._writing = self.engine.execution_options(pace_writes=True)
@@ -44,7 +44,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """Open a transaction that writes; commits at the end unless an error leaves it."""
+        """Open a writing transaction; commit at the end unless an error was raised."""
         with self._turn, self._writing.begin() as connection:
             yield connection
 
@@ -54,15 +54,15 @@ class Database:
 
 
 class Upsert:
-    """An INSERT that leaves or changes a row that is there; built once, as that takes longer than to run it.
+    """An INSERT that keeps or changes an existing row; built once, because building it is slow.
 
     Parameters
     ----------
     keys, changed
-        Columns by which a row is known, and those that get the new values if it is there. Without `changed`
-        the row stays as it is, whatever it collides with.
+        Columns that identify a row, and columns that get new values if it exists. Without `changed`, an
+        existing row stays unchanged.
     returned
-        Columns of the row that is then there, for the result; only with `changed`.
+        Columns of the resulting row to return; only with `changed`.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ def make_engine(url: URL) -> Engine:
 
 
 def is_missing(url: URL) -> bool:
-    """Whether a URL names a file of SQLite that is not there."""
+    """Whether a URL names a SQLite file that does not exist."""
     file = _file(url)
     return file is not None and not file.exists()
 
@@ -118,7 +118,7 @@ def _file(url: URL) -> Path | None:
 
 
 def _make_private(url: URL) -> None:
-    # SQLite would let everyone read a new file; its log and its index get the file's own permissions.
+    # SQLite would let every user read a new file; its log and index get the file's permissions.
     file = _file(url)
     if file is not None:
         with contextlib.suppress(OSError):  # SQLite says better what is wrong

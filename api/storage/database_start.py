@@ -1,4 +1,4 @@
-"""The start of a service whose database may be away: it is asked until it answers."""
+"""Starts a service whose database may not be available yet."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,12 +19,12 @@ async def when_it_answers(
     Parameters
     ----------
     missing
-        Told of every attempt without an answer: the error, and in how many seconds the next one is.
+        Called after every failed attempt with the error and the seconds until the next one.
 
     Raises
     ------
     OperationalError
-        If a file of SQLite cannot be opened: it will not be there later either.
+        If a SQLite file cannot be opened; waiting would not help.
     """
 
     def note(state: tenacity.RetryCallState) -> None:

@@ -1,4 +1,4 @@
-"""Where documents are kept: in the database, or, if they are large and there is one, in object storage."""
+"""Stores documents in the database or, if they are large, in object storage."""
 
 import contextlib
 from collections.abc import Callable
@@ -21,7 +21,7 @@ B = TypeVar("B", bound=InputDocument)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedDocument:
-    """A document as its row has it: here, or in object storage; then `document` is empty."""
+    """A document as its row holds it; `document` is empty if it is in object storage."""
 
     document: bytes
     object_key: str | None = None
@@ -29,14 +29,14 @@ class PlacedDocument:
 
 
 class DocumentPlaces:
-    """Brings documents to where they are kept, and back.
+    """Stores and fetches documents.
 
     Parameters
     ----------
     objects
-        Object storage, if there is any.
+        Object storage, or None.
     observe
-        Is told how many seconds each call of object storage took, waiting for a thread not counted.
+        Called with the seconds of each call of object storage, without the wait for a thread.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class DocumentPlaces:
     ) -> None:
         self._database = database
         self._objects = objects
-        # Apart from those for the database: slow objects hold up none who need no object.
+        # Separate from database threads, so that slow object storage delays only requests that need it.
         self.threads = DatabaseThreads(timeout_s, observe, "object storage")
 
     @property
@@ -57,13 +57,13 @@ class DocumentPlaces:
         return self._objects is not None
 
     def fetch(self, held: H) -> H:
-        """Return the same with its document, wherever that is; blocks."""
+        """Return a copy with its document, from the database or object storage; blocks."""
         if held.object_key is None:
             return held
         return self._needed().whole(held)
 
     async def whole(self, held: H) -> H:
-        """Return the same with its document, wherever that is.
+        """Return a copy with its document, from the database or object storage.
 
         Raises
         ------
@@ -73,16 +73,16 @@ class DocumentPlaces:
         return held if held.object_key is None else await self.threads.run(self.fetch, held)
 
     def place(self, document: bytes) -> PlacedDocument:
-        """Bring a document to where it is kept; blocks."""
+        """Store a document in object storage if it is large; blocks."""
         if self._objects is None or len(document) < self._objects.min_bytes:
             return PlacedDocument(document=document)
         key = self._objects.put(document)
         return PlacedDocument(document=b"", object_key=key, object_bytes=len(document))
 
     async def move(self, tenant: str, brought: B | None, database_threads: DatabaseThreads) -> B | None:
-        """Upload what a request brings along if it is large and not stored already.
+        """Upload a request's input if it is large and not stored yet.
 
-        If it is deleted before the request is stored, it comes into the database, however large.
+        If the stored input is deleted before the request is stored, the input is kept in the database.
         """
         if self._objects is None or brought is None or len(brought.document) < self._objects.min_bytes:
             return brought
@@ -91,7 +91,7 @@ class DocumentPlaces:
         return brought.moved(await self.threads.run(self._objects.put, brought.document))
 
     async def discard(self, brought: InputDocument | None) -> None:
-        """Delete what was uploaded for a request that was refused; what fails is left to the sweep."""
+        """Delete the upload of a refused request; after an error the sweep deletes it."""
         if self._objects is None or brought is None or brought.object_key is None:
             return
         with contextlib.suppress(ObjectsUnavailable):
@@ -103,12 +103,12 @@ class DocumentPlaces:
             await self.threads.run(self._objects.check)
 
     def prepare(self) -> None:
-        """Let the database know that documents may be elsewhere. Blocks."""
+        """Mark in the database that documents may be in object storage. Blocks."""
         if self._objects is not None:
             raise_floor(self._database)
 
     def sweep(self, grace: timedelta) -> int:
-        """Delete the objects that no row has named for so long; return how many. Blocks."""
+        """Delete objects that no row has named for the grace time; return their number. Blocks."""
         return 0 if self._objects is None else sweep(self._database, self._objects, grace)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""API keys in the database: made, listed, revoked. A key's secret is shown once and kept nowhere."""
+"""Creates, lists and revokes API keys in the database. A key's secret is shown once and never stored."""
 
 import hashlib
 import secrets
@@ -19,16 +19,17 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """What is known of a key.
+    """An API key without its secret.
 
     Attributes
     ----------
     scopes
-        "read" what is stored, "submit" profiles and reports, "admin" to delete, and to make and revoke keys.
+        "read": read what is stored. "submit": send profiles and reports. "admin": delete, and create and
+        revoke keys.
     expires_at
-        From when on it is not valid; None for never.
+        Time at which the key becomes invalid; None for never.
     last_used_at
-        Within about a minute.
+        Time of the last use, to about a minute.
     """
 
     id: str
@@ -51,10 +52,10 @@ class KeyRing:
     def create(
         self, tenant: str, name: str, scopes: Iterable[Scope], expires_at: datetime | None = None
     ) -> str:
-        """Make a key and return its token, which nothing can show again."""
+        """Create a key and return its token, which is shown only once."""
         key_id = secrets.token_hex(8)
         secret = secrets.token_urlsafe(32)
-        # Not named unless given: the command line makes keys in databases of older versions, too.
+        # Only if given, because the command line also creates keys in databases of older versions.
         ends = {} if expires_at is None else {"expires_at": expires_at}
         with self._database.write() as connection:
             connection.execute(
@@ -105,7 +106,7 @@ class KeyRing:
             )
 
     def revoke(self, key_id: str, tenant: str | None = None) -> bool:
-        """Make a key invalid, if given only one of a tenant; return whether there was one."""
+        """Make a key invalid, with `tenant` only one of that tenant; return whether a valid key existed."""
         mine = (ApiKeyRecord.id == key_id) & ApiKeyRecord.revoked_at.is_(None)
         if tenant is not None:
             mine &= ApiKeyRecord.tenant == tenant

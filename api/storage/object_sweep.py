@@ -1,8 +1,8 @@
-"""Deletes the objects that no row names: what was deleted, replaced, or uploaded for a request that failed.
+"""Deletes objects that no row names: of deleted or replaced documents, and of failed requests.
 
-An object that no row names is marked, and deleted when it was found so again after the grace time. So a
-backup of the database that is no older than the grace time finds all its objects, and an upload whose
-transaction is still under way is safe.
+An object that no row names is marked, and deleted if no row names it after the grace time, either. A backup
+of the database that is not older than the grace time therefore finds all its objects, and an upload whose
+transaction is still open is safe.
 """
 
 import uuid
@@ -31,7 +31,7 @@ _DOCUMENTS = (ProfileRecord, SolutionRecord, QuestionRecord)
 
 
 def raise_floor(database: Database) -> None:
-    """Let no version start on this database that does not know that documents may be elsewhere."""
+    """Prevent versions that do not know object storage from starting on this database."""
     with database.write() as connection:
         connection.execute(
             update(SchemaFloorRecord).where(SchemaFloorRecord.revision < FLOOR).values(revision=FLOOR)
@@ -39,7 +39,7 @@ def raise_floor(database: Database) -> None:
 
 
 def owns_objects(database: Database, objects: ObjectStore) -> bool:
-    """Whether the documents in this place are this database's; a place that is nobody's becomes so."""
+    """Whether the documents in this place belong to this database; claims a place without an owner."""
     place = f"{objects.location.bucket}/{objects.location.prefix}"
     with database.write() as connection:
         ours = connection.scalar(select(ObjectOwnerRecord.id).where(ObjectOwnerRecord.place == place))
@@ -54,7 +54,7 @@ def owns_objects(database: Database, objects: ObjectStore) -> bool:
 
 
 def sweep(database: Database, objects: ObjectStore, grace: timedelta, now: datetime | None = None) -> int:
-    """Mark what no row names, delete what was marked a grace time ago; return how many were deleted.
+    """Mark unnamed objects and delete those marked a grace time ago; return the number of deleted objects.
 
     Nothing is deleted in a place that belongs to another database.
     """

@@ -1,8 +1,8 @@
-"""Large documents in S3 object storage; needs ``pace-scheduler[s3]``. The database names them.
+"""Large documents in S3 object storage, named by rows of the database; needs ``pace-scheduler[s3]``.
 
-Every upload has a key of its own that is never used again, so no two rows share an object, and whatever no
-row names can be deleted. A document is uploaded before the row that names it is stored, and read after the
-transaction that found its row. ``pace.api.storage.object_sweep`` deletes what no row names.
+Every upload has a new key, so no two rows share an object, and objects that no row names can be deleted. A
+document is uploaded before the row that names it is stored, and read after the transaction that found its
+row. ``pace.api.storage.object_sweep`` deletes objects that no row names.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _FOLDER = "documents/"
 
 
 class Held(Protocol):
-    """Something with a document that may be in object storage instead: then `document` is empty."""
+    """A value whose document may be in object storage; `document` is then empty."""
 
     @property
     def document(self) -> bytes:
@@ -51,7 +51,7 @@ class ObjectStore:
     Parameters
     ----------
     timeout_s
-        To connect, and for the server to go on sending; each request is tried twice.
+        Seconds to connect, and between two received parts; each request is tried twice.
     min_bytes
         Shorter documents belong into the database.
     """
@@ -80,7 +80,7 @@ class ObjectStore:
         Raises
         ------
         ObjectLost
-            If there is none, or it is not what was uploaded.
+            If the document is missing or differs from the upload.
         """
         with _translated():
             answer = self._client.get_object(Bucket=self.location.bucket, Key=self._path(key))
@@ -90,7 +90,7 @@ class ObjectStore:
         return document
 
     def whole(self, held: H) -> H:
-        """Return the same with its document, wherever that is."""
+        """Return a copy with its document, from the database or object storage."""
         if held.object_key is None:
             return held
         return replace(held, document=self.get(held.object_key), object_key=None)  # type: ignore[type-var]  # every Held is a dataclass
@@ -159,7 +159,7 @@ def _connect(location: ObjectLocation, timeout_s: float) -> "S3Client":
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Raise what goes wrong as the service's own errors."""
+    """Convert errors to the service's own."""
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
     try:

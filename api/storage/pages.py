@@ -1,6 +1,6 @@
 """Pages of long lists: newest first, continued after the last row that was seen.
 
-Training jobs are listed here too: nothing is stored as a job, schedules and reports under a name tell of it.
+Also lists training jobs, which are not stored themselves but follow from schedules and reports.
 """
 
 import base64
@@ -33,12 +33,12 @@ def read_page(
 ) -> tuple[Sequence[Row[*tuple[Any, ...]]], str | None]:
     """Return a page of a question's rows and the cursor of the next.
 
-    Rows that come or go between two pages shift no others.
+    Rows that are added or deleted between two pages do not shift others.
 
     Raises
     ------
     InvalidRequest
-        For a cursor that no page gave.
+        If the cursor is not from a page.
     """
     if cursor is not None:
         question = question.where(tuple_(created_at, row_id) < tuple_(*_position(cursor)))
@@ -132,7 +132,7 @@ def _job_order(
 
 
 def _with_newest(jobs: Select[Any], tenant: str, order: JobOrder) -> Select[Any]:
-    """Add to a page of jobs who asked for each last, and its newest report: one statement for all of them."""
+    """Add to a page of jobs each one's last request and newest report, with one statement."""
     page = jobs.subquery()
     asked_by = (
         select(QuestionRecord.asked_by)

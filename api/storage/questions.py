@@ -1,4 +1,4 @@
-"""What was asked, of all kinds, and the answers.
+"""Stores questions of all kinds and their answers.
 
 Every method is one transaction and blocks; the service calls them from threads. Every method takes the tenant
 first, and no row of another tenant is ever read.
@@ -39,7 +39,7 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskInput:
-    """What a task works on besides its options: a document, compressed by zlib."""
+    """The input of a task besides its options: a document, compressed by zlib."""
 
     document: bytes
     object_key: str | None
@@ -97,9 +97,9 @@ _SAVE = Upsert(QuestionRecord, ["id"], ["asked_at", "asked_by"], ["created_at"])
 
 
 def keep_profile(connection: Connection, tenant: str, question: Question) -> str:
-    """Keep the profile of a question, or find the one that it names; return its fingerprint.
+    """Store the profile of a question, or find the stored one that it names; return its fingerprint.
 
-    Nobody deletes the profile until this transaction ends.
+    The profile cannot be deleted until this transaction ends.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def keep_profile(connection: Connection, tenant: str, question: Question) -> str
 
 
 def find_input(connection: Connection, tenant: str, question_id: str) -> TaskInput | None:
-    """Return the profile that a question is about, or the document that came with it; None if it is gone."""
+    """Return a question's profile or other input document; None if it was deleted."""
     row = connection.execute(_INPUT, {"tenant": tenant, "id": question_id}).first()
     if row is None:
         return None
@@ -135,7 +135,7 @@ def find_input(connection: Connection, tenant: str, question_id: str) -> TaskInp
 def save_question(
     connection: Connection, tenant: str, question: Question, fingerprint: str | None
 ) -> StoredAnswer:
-    """Record that something was asked, now; return what is known of the answer without its document.
+    """Record a question with the present time; return its answer without the document, if there is one.
 
     Parameters
     ----------
@@ -177,23 +177,23 @@ def save_question(
 
 
 def hold_answer(connection: Connection, tenant: str, key: str, asked: StoredAnswer) -> StoredAnswer | None:
-    """Return a question with its answer, which nobody deletes until this transaction ends, or None."""
+    """Return a question with its answer, locked until this transaction ends, or None."""
     row = connection.execute(_HELD, {"tenant": tenant, "key": key}).first()
     return None if row is None else replace(asked, document=row.document, object_key=row.object_key)
 
 
 class QuestionStore:
-    """The questions that are answered."""
+    """The answered questions."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
 
     def get(self, tenant: str, kind: Kind, question_id: str) -> StoredAnswer | None:
-        """Return an answer, or None when there is none or it is not made yet."""
+        """Return an answer, or None if there is none yet."""
         return self._first(_BY_ID, tenant=tenant, kind=kind.name, id=question_id)
 
     def newest(self, tenant: str, kind: Kind, job: str, fingerprint: str) -> StoredAnswer | None:
-        """Return the answer that the job asked for last, of those about models with a fingerprint."""
+        """Return a job's most recently requested answer for models with a fingerprint."""
         return self._first(_NEWEST, tenant=tenant, kind=kind.name, job=job, fingerprint=fingerprint)
 
     def list(
@@ -206,7 +206,7 @@ class QuestionStore:
         job: str | None = None,
         fingerprint: str | None = None,
     ) -> Document:
-        """Return a page of questions that are answered."""
+        """Return a page of answered questions."""
         columns = [
             getattr(QuestionRecord, stored).label(name) for name, stored in kind.stored_fields(kind.summary)
         ]
@@ -228,7 +228,7 @@ class QuestionStore:
     def get_documents(
         self, tenant: str, kind: Kind, question_id: str
     ) -> tuple[StoredDocument, StoredDocument] | None:
-        """Return the compressed profile that a question is about and its answer, or None without one."""
+        """Return a question's compressed profile and its answer, or None without an answer."""
         question = (
             select(
                 ProfileRecord.document,
@@ -255,7 +255,7 @@ class QuestionStore:
         )
 
     def delete(self, tenant: str, kind: Kind, question_id: str) -> bool:
-        """Delete an answered question, and its answer with its last job; say whether it was there."""
+        """Delete an answered question, and its answer with its last job; return whether it existed."""
         mine = (QuestionRecord.tenant == tenant) & (QuestionRecord.id == question_id)
         with self.database.write() as connection:
             # The document is locked too: who just found it for another job is waited for, and then seen.

@@ -1,4 +1,4 @@
-"""What each tenant has stored, against what it may, and what else it has in use."""
+"""Storage quotas of tenants, and their usage."""
 
 import threading
 import time
@@ -26,11 +26,11 @@ _ROWS = (ReportRecord, TaskRecord)
 
 
 class StorageQuota:
-    """Refuses what a tenant has no room for.
+    """Refuses documents beyond a tenant's storage limit.
 
-    What is stored is added up at most every ten seconds for each tenant, and for at most a hundredth of the
-    time; what this process accepts in between is added. Results of accepted tasks are stored in any case: a
-    tenant may come to have somewhat more.
+    Stored bytes are summed at most every ten seconds for each tenant, and for at most a hundredth of the
+    time; what this process accepts in between is added. Results of accepted tasks are always stored, so a
+    tenant may exceed its limit a little.
     """
 
     def __init__(self, tenants: Tenants) -> None:
@@ -39,12 +39,12 @@ class StorageQuota:
         self._lock = threading.Lock()
 
     def require(self, connection: Connection, tenant: str, size_bytes: int) -> None:
-        """Count what is about to be stored, besides its row.
+        """Count bytes that are about to be stored, without the row.
 
         Raises
         ------
         QuotaExceeded
-            If there is no room for it.
+            If it exceeds the tenant's limit.
         """
         most_bytes = self._tenants.limits(tenant).max_stored_bytes
         if not most_bytes:
@@ -84,7 +84,7 @@ class _Known:
 
 
 def stored_bytes(connection: Connection, tenant: str) -> int:
-    """Return what a tenant has stored: its documents as they are kept, and about a kilobyte for each row."""
+    """Return a tenant's stored bytes: its documents as stored, and about a kilobyte for each row."""
     size_bytes = 0
     for record in _DOCUMENTS:
         held, rows = connection.execute(
@@ -104,7 +104,7 @@ def stored_bytes(connection: Connection, tenant: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantUsage:
-    """What is stored, in bytes, and how many tasks wait and run."""
+    """Stored bytes, and numbers of queued and running tasks."""
 
     stored_bytes: int
     num_queued: int
@@ -112,7 +112,7 @@ class TenantUsage:
 
 
 def read_usage(database: Database, tenant: str) -> TenantUsage:
-    """Add up what a tenant has in use; one transaction, and blocks."""
+    """Read a tenant's usage in one transaction; blocks."""
     with database.read() as connection:
         live = connection.execute(
             select(TaskRecord.state, func.count())

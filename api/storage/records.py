@@ -19,7 +19,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment with its time zone, also on SQLite, which stores none."""
+    """A point in time with a time zone, also on SQLite, which stores no time zones."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -48,7 +48,7 @@ class Record(DeclarativeBase):
 class DocumentColumns:
     """A row's document: here, or `object_bytes` of it in object storage under a key, and nothing here.
 
-    Columns are added to what is there: versions that know of no objects leave them empty.
+    Added to existing tables; versions without object storage leave these columns empty.
     """
 
     document: Mapped[bytes]
@@ -74,7 +74,7 @@ class ProfileRecord(DocumentColumns, Record):
 
 
 class SolutionRecord(DocumentColumns, Record):
-    """The answer for a key, which is made of kind, input, options and version."""
+    """The answer for a key, the hash of kind, input, options and version."""
 
     __tablename__ = "solutions"
 
@@ -86,7 +86,7 @@ class SolutionRecord(DocumentColumns, Record):
 
 
 class QuestionRecord(DocumentColumns, Record):
-    """That a tenant asked something, for a job; there to be read as soon as its key has a solution.
+    """A question of a tenant, for a job; readable as soon as its key has a solution.
 
     `input_sha256` is what it is about: a stored profile, or the document here, JSON compressed by zlib. What
     only some kinds have is null for the others.
@@ -140,7 +140,7 @@ class ReportRecord(Record):
 
 
 class ApiKeyRecord(Record):
-    """An API key. The secret itself is nowhere, only its hash."""
+    """An API key; only the hash of its secret is stored."""
 
     __tablename__ = "api_keys"
 
@@ -156,7 +156,7 @@ class ApiKeyRecord(Record):
 
 
 class SchemaFloorRecord(Record):
-    """One row: the oldest revision of the schema whose code still works on this database."""
+    """One row: the oldest schema revision whose code works on this database."""
 
     __tablename__ = "schema_floor"
 
@@ -164,7 +164,7 @@ class SchemaFloorRecord(Record):
 
 
 class OrphanRecord(Record):
-    """An object that no row named when somebody looked."""
+    """An object that no row named at the last sweep."""
 
     __tablename__ = "orphans"
 
@@ -173,7 +173,7 @@ class OrphanRecord(Record):
 
 
 class ObjectOwnerRecord(Record):
-    """A place in object storage that is this database's, and the id that says so there."""
+    """A place in object storage that belongs to this database, and the identifier stored there."""
 
     __tablename__ = "object_owners"
 
@@ -186,7 +186,7 @@ IS_LIVE = text("state IN ('queued', 'running')")
 
 
 class TaskRecord(Record):
-    """Work to be done by one worker; the lease says which service process does it.
+    """Work for one worker; the lease names the service process that does it.
 
     `result_id` is the id of the question that it answers, `options` what was asked for besides the input,
     `request_id` which request did so first. `profile_sha256` is for the version before alone, as that reads

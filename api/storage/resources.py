@@ -48,7 +48,7 @@ _REPORT = tuple(column for column in ReportRecord.__table__.c if column.key != "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredProfile:
-    """A profile that can be answered with; the document is JSON compressed by zlib."""
+    """A stored profile; the document is JSON compressed by zlib."""
 
     summary: ProfileSummary
     document: bytes
@@ -61,7 +61,7 @@ class ResourceStore:
     Parameters
     ----------
     quota
-        What tenants may store; without it, what they like.
+        Storage limits of tenants; None for no limits.
     """
 
     def __init__(self, database: Database, quota: StorageQuota | None = None) -> None:
@@ -78,7 +78,7 @@ class ResourceStore:
         return None if row is None else StoredDocument(**row._mapping)
 
     def put_profile(self, tenant: str, received: ReceivedProfile) -> ProfileSummary:
-        """Store a profile and return its summary. Raises QuotaExceeded if there is no room for it."""
+        """Store a profile and return its summary. Raises QuotaExceeded beyond the tenant's limit."""
         with self.database.write() as connection:
             if hold_profile(connection, tenant, received.sha256) is None:
                 self._quota.require(connection, tenant, received.stored_bytes)
@@ -114,12 +114,12 @@ class ResourceStore:
         return ProfilePage(items=tuple(ProfileSummary(**row._mapping) for row in rows), next=following)
 
     def delete_profile(self, tenant: str, sha256: str) -> bool:
-        """Delete a profile; say whether it was there.
+        """Delete a profile; return whether it existed.
 
         Raises
         ------
         InUse
-            While solved schedules, answered what-ifs or live tasks refer to it.
+            If answered questions or live tasks refer to it.
         """
         mine = (ProfileRecord.tenant == tenant) & (ProfileRecord.sha256 == sha256)
         with self.database.write() as connection:
@@ -146,19 +146,19 @@ class ResourceStore:
     def add_report(
         self, tenant: str, report: ReportRequest, idempotency_key: str | None = None
     ) -> ReportResource:
-        """Keep what a job measured; return what is stored.
+        """Store a report of a job; return the stored report.
 
         Parameters
         ----------
         idempotency_key
-            A report that comes again with the key of one that is stored is not stored again.
+            A report with the key of a stored report is not stored again.
 
         Raises
         ------
         QuotaExceeded
-            If there is no room for it.
+            If it exceeds the tenant's limit.
         InvalidRequest
-            If the key was another report's.
+            If the key belongs to a different report.
         """
         new_id = uuid.uuid4().hex
         if idempotency_key is not None:
@@ -202,13 +202,13 @@ _SAVE_REPORT = Upsert(ReportRecord)
 
 
 def hold_profile(connection: Connection, tenant: str, sha256: str) -> str | None:
-    """Return a profile's fingerprint, or None; nobody deletes it until this transaction ends."""
+    """Return a profile's fingerprint, or None; the profile is locked until this transaction ends."""
     fingerprint: str | None = connection.scalar(_HELD_PROFILE, {"tenant": tenant, "sha256": sha256})
     return fingerprint
 
 
 def save_profile(connection: Connection, tenant: str, received: ReceivedProfile) -> None:
-    """Keep a profile unless it is there; nobody deletes it until this transaction ends."""
+    """Store a profile unless it exists; it is locked until this transaction ends."""
     # Looked up first: the document would be sent to the database only to be ignored.
     if hold_profile(connection, tenant, received.sha256) is None:
         # PostgreSQL cannot store NUL in text; the document keeps the name as it is.

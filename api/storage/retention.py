@@ -1,4 +1,4 @@
-"""Deletes what nobody has asked for in a long time."""
+"""Deletes what has not been requested for a long time."""
 
 import contextlib
 from datetime import datetime
@@ -21,10 +21,10 @@ _ROWS_AT_ONCE = 500
 
 
 def prune(database: Database, before: datetime) -> int:
-    """Delete what is older, of all tenants; return how many results went.
+    """Delete old results of all tenants; return the numbers of deleted ones.
 
-    Questions count from when they were last asked by POST, reports and finished tasks from their end. A
-    profile goes with the last question about it, unless it is itself newer.
+    The age of a question counts from its last POST, that of reports and finished tasks from their end. A
+    profile is deleted with the last question about it, unless the profile is newer.
     """
     live = TaskRecord.state.in_(("queued", "running"))
     with database.write() as connection:
@@ -49,10 +49,10 @@ def _delete_unused(
     key: tuple[InstrumentedAttribute[str], InstrumentedAttribute[str]],
     unused: ColumnElement[bool],
 ) -> None:
-    """Delete the rows that nothing refers to, except those that somebody is about to refer to.
+    """Delete rows without references, except rows that are about to get one.
 
-    Rows are locked first and looked at again: what refers to them by then can be seen, and nothing new can
-    come. Rows that somebody else holds stay for the next time.
+    Rows are locked and then checked again: references made before the lock are seen, and no new ones can be
+    made. Rows locked by others stay until the next time.
     """
     rows = connection.execute(select(*key).where(unused).with_for_update(skip_locked=True)).all()
     for start in range(0, len(rows), _ROWS_AT_ONCE):
@@ -61,10 +61,10 @@ def _delete_unused(
 
 
 def vacuum(database: Database) -> None:
-    """Give space that deleting freed back to the file system, a little at a time.
+    """Return freed space to the file system, a little at a time.
 
-    Others may read and write meanwhile: SQLite in between, PostgreSQL at any time. PostgreSQL's
-    tables keep their size on disk and use it again.
+    Others can read and write meanwhile: with SQLite in between, with PostgreSQL at any time. PostgreSQL's
+    tables keep their size on disk and reuse it.
     """
     if database.is_sqlite:
         before, left = -1, 0

@@ -1,6 +1,6 @@
-"""Threads that wait for the database, apart from all others: a database that hangs holds up nothing else.
+"""Threads for database calls, separate from all others, so that a hung database blocks nothing else.
 
-What they compute counts as the time of the request that they work for.
+Their time counts as time of the request for which they work.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ _MOST_WAITING = 2000
 
 
 class DatabaseThreads:
-    """Calls functions that wait for the database, or for something else that stores.
+    """Calls functions that wait for the database or for object storage.
 
     Parameters
     ----------
     timeout_s
-        Callers wait no longer; what hangs goes on hanging in its thread.
+        Seconds that a caller waits; a hung call continues in its thread.
     observe
-        Is told, in any thread, how many seconds each call took once it had a thread.
+        Called, in any thread, with the seconds of each call, without the wait for a thread.
     name
-        Of what is waited for, in messages.
+        Name of the storage, for messages.
     opened
-        Whether calls are taken at once; else after ``open``.
+        Whether calls are accepted at once; otherwise after ``open``.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class DatabaseThreads:
         self._observe = observe
 
     async def run(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Return what a function returns, if it does so in time.
+        """Call a function and return its result, if it returns in time.
 
         Raises
         ------
         StorageTimeout
-            If it does not, or far too many wait already.
+            If it does not return in time, or too many calls wait.
         """
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -65,12 +65,12 @@ class DatabaseThreads:
             raise StorageTimeout(f"{self._name} did not answer in {self.timeout_s:g} s") from None
 
     async def run_to_the_end(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Return what a function returns, however long it takes.
+        """Call a function and return its result, however long it takes.
 
         Raises
         ------
         StorageTimeout
-            If too many wait, or before ``open``.
+            If too many calls wait, or before ``open``.
         """
         if not self._opened:
             raise StorageTimeout(f"{self._name} does not answer; ask again later")
@@ -84,12 +84,12 @@ class DatabaseThreads:
             self._num_waiting -= 1
 
     def open(self) -> None:
-        """Take calls: there is something to call."""
+        """Start to accept calls."""
         self._opened = True
 
     @property
     def num_waiting(self) -> int:
-        """How many calls wait for a thread or for the database."""
+        """Number of calls that wait for a thread or for the database."""
         return self._num_waiting
 
     def _timed(self, call: Callable[[], T], meter: RequestMeter | None) -> T:
@@ -102,5 +102,5 @@ class DatabaseThreads:
                 meter.add_from_thread(time.thread_time() - busy_before_s)
 
     def close(self) -> None:
-        """Start nothing more; what hangs is left behind."""
+        """Accept no more calls; hung calls are abandoned."""
         self._threads.shutdown(wait=False, cancel_futures=True)
