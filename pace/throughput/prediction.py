@@ -298,7 +298,7 @@ def _envelope(curve: list[PredictedPoint]) -> list[tuple[int, float]]:
 
 
 def knee_of(curve: list[PredictedPoint]) -> int | None:
-    """Return the most workers of which each added at least a quarter of what the first gives, if others do not.
+    """Return the most workers of which each added at least a quarter of the first one's throughput, or None.
 
     Of the curve's concave envelope, so a dip, where workers run in lock-step, is no end of it.
     """
