@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pace.documents.profile import Profile
-from pace.solver.arrays import BoolArray, FloatArray
+from pace.solver.arrays import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,19 @@ class TransferDag:
         Duration of every compute op that waits for a transfer.
     waits : boolean array of shape (num_ops, num_transfers)
         Which transfers each op waits for, ancestors' included.
+    channels : integer array of shape (num_transfers,)
+        The channel that carries each transfer, from 0 on; None where there is one for all.
     """
 
     transfer_s: FloatArray
     op_s: FloatArray
     waits: BoolArray
+    channels: IntArray | None = None
+
+    @property
+    def channel_numbers(self) -> IntArray:
+        """The channel of every transfer."""
+        return np.zeros(len(self.transfer_s), dtype=np.int64) if self.channels is None else self.channels
 
     @classmethod
     def of(cls, profile: Profile) -> "TransferDag":
@@ -67,14 +75,22 @@ class Properties:
 
 
 def properties(dag: TransferDag, outstanding: BoolArray) -> Properties:
-    """Algorithm 1 (UpdateProperties) for the transfers that are `outstanding`."""
+    """Algorithm 1 (UpdateProperties) for the transfers that are `outstanding`.
+
+    Channels work side by side, so an op's M, its outstanding communication, is that of its busiest channel.
+    """
     waits = dag.waits & outstanding
     count = waits.sum(axis=1)
     single = count == 1
     unlocked = waits[single].T.astype(np.float64) @ dag.op_s[single]
     impending = np.full(len(dag.transfer_s), np.inf)
     several = waits[count > 1]
-    communication = several @ dag.transfer_s
+    channels = dag.channel_numbers
+    busy = [
+        several[:, channels == channel] @ dag.transfer_s[channels == channel]
+        for channel in np.unique(channels)
+    ]
+    communication = np.max(busy, axis=0) if busy else np.zeros(len(several))
     for row, total in zip(several, communication, strict=True):
         impending[row] = np.minimum(impending[row], total)
     return Properties(unlocked_s=unlocked, impending_s=impending)
@@ -83,7 +99,10 @@ def properties(dag: TransferDag, outstanding: BoolArray) -> Properties:
 def tio(dag: TransferDag) -> FloatArray:
     """Timing-independent order, Algorithm 2: every transfer counts 1, priority is M+; smaller first."""
     counted = TransferDag(
-        transfer_s=np.ones_like(dag.transfer_s), op_s=np.zeros_like(dag.op_s), waits=dag.waits
+        transfer_s=np.ones_like(dag.transfer_s),
+        op_s=np.zeros_like(dag.op_s),
+        waits=dag.waits,
+        channels=dag.channels,
     )
     found = properties(counted, np.ones(len(dag.transfer_s), dtype=bool))
     return found.impending_s
@@ -93,6 +112,7 @@ def tao(dag: TransferDag) -> FloatArray:
     """Timing-aware order, Algorithm 3: the transfer that precedes all others, then again without it.
 
     A precedes B if min(P_B, M_A) < min(P_A, M_B) (eq. 6); on equality, if its M+ is smaller; then by index.
+    The printed comparator returns the opposite of that equation, and the equation is what is kept to.
     """
     from pace.simulation.kernels import worker as kernel
 
@@ -105,6 +125,7 @@ def tao(dag: TransferDag) -> FloatArray:
         np.bincount(same.reshape(-1), weights=dag.op_s, minlength=len(waits)).astype(np.float64),
         columns.astype(np.int64),
         np.searchsorted(rows, np.arange(len(waits) + 1)).astype(np.int64),
+        dag.channel_numbers,
         place,
     )
     return place.astype(np.float64)

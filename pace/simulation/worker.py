@@ -60,7 +60,10 @@ class WorkerDag:
         waiting: BoolArray = np.asarray(waits.any(axis=1))
         waiting[list(self.recvs)] = False
         return TransferDag(
-            transfer_s=self.duration_s[list(self.recvs)], op_s=self.duration_s[waiting], waits=waits[waiting]
+            transfer_s=self.duration_s[list(self.recvs)],
+            op_s=self.duration_s[waiting],
+            waits=waits[waiting],
+            channels=self.resources[list(self.recvs)],
         )
 
     @cached_property

@@ -69,29 +69,38 @@ def run(
 
 @compiled
 def precede(
-    transfer: FloatArray, op: FloatArray, waits: IntArray, first_wait: IntArray, place_of: IntArray
+    transfer: FloatArray,
+    op: FloatArray,
+    waits: IntArray,
+    first_wait: IntArray,
+    channels: IntArray,
+    place_of: IntArray,
 ) -> None:
     """Write every transfer's place in TicTac's timing-aware order (Algorithm 3) to `place_of`.
 
-    Op i waits for ``waits[first_wait[i]:first_wait[i + 1]]``. O(transfers * (transfers + waits)).
+    Op i waits for ``waits[first_wait[i]:first_wait[i + 1]]``. Its communication is that of its busiest
+    channel.
+    O(transfers * (transfers + waits + ops * channels)).
     """
     n, num_ops = len(transfer), len(op)
     outstanding = np.ones(n, dtype=np.bool_)
+    busy = np.zeros(channels.max() + 1 if n else 0)
     for place in range(n):
         unlocked = np.zeros(n)
         impending = np.full(n, np.inf)
         for number in range(num_ops):
             count = 0
-            total = 0.0
+            busy[:] = 0.0
             only = -1
             for at in range(first_wait[number], first_wait[number + 1]):
                 if outstanding[waits[at]]:
                     count += 1
-                    total += transfer[waits[at]]
+                    busy[channels[waits[at]]] += transfer[waits[at]]
                     only = waits[at]
             if count == 1:
                 unlocked[only] += op[number]
             elif count > 1:
+                total = busy.max()
                 for at in range(first_wait[number], first_wait[number + 1]):
                     if outstanding[waits[at]] and total < impending[waits[at]]:
                         impending[waits[at]] = total

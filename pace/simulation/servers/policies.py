@@ -1,5 +1,6 @@
 """The policies of the field on parameter servers, each with its authors' constants."""
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -195,7 +196,7 @@ class TicTacOnServers:
         else:
             exchange = ServersProblem.of(profile, cluster)
             dag = TransferDag.of(profile)
-            timed = TransferDag(transfer_s=exchange.plain.cost(problem.sizes), op_s=dag.op_s, waits=dag.waits)
+            timed = replace(dag, transfer_s=exchange.plain.cost(problem.sizes))
             priority = {"tio": tio, "tao": tao}[self.order](timed)[gradients]
         rules = ServersRules(
             credit_bytes=np.inf,

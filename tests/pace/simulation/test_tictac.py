@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -62,6 +63,20 @@ def test_orders_worked_by_hand() -> None:
     assert tao(tied).tolist()[1] == 0.0
 
 
+def test_of_several_channels_the_busiest_counts() -> None:
+    """Transfers 0 and 1 share a channel, 2 has its own: op c waits 3 s for either channel."""
+    apart = replace(WORKED, channels=np.array([0, 0, 1]))
+    found = properties(apart, np.array([True, True, True]))
+    assert found.unlocked_s.tolist() == [4.0, 0.0, 0.0]
+    assert found.impending_s.tolist() == [3.0, 3.0, 3.0]
+    assert tio(apart).tolist() == [2.0, 2.0, 2.0]
+    tied = dag_of([1.0, 2.0, 3.0, 3.0], [(1.0, {0, 1}), (1.0, {2, 3})])
+    assert tao(tied).tolist()[:2] == [0.0, 1.0]
+    assert tao(replace(tied, channels=np.array([0, 0, 1, 2]))).tolist() == tao_as_published(
+        replace(tied, channels=np.array([0, 0, 1, 2]))
+    )
+
+
 def tao_as_published(dag: TransferDag) -> list[float]:
     """Transcribe Algorithms 1 and 3 line by line, with Python sets."""
     count = len(dag.transfer_s)
@@ -73,7 +88,8 @@ def tao_as_published(dag: TransferDag) -> list[float]:
         m_plus = dict.fromkeys(left, INF)
         for op, dep in enumerate(deps):
             d = dep & left
-            m = sum(time[r] for r in d)
+            channels = dag.channel_numbers.tolist()
+            m = max((sum(time[r] for r in d if channels[r] == c) for c in set(channels)), default=0.0)
             if len(d) == 1:
                 for r in d:
                     p[r] += float(dag.op_s[op])
@@ -99,7 +115,9 @@ def dags(draw: st.DrawFn) -> TransferDag:
     """Draw a DAG of up to six transfers."""
     transfers = draw(st.lists(eighths(2), max_size=6))
     several = st.sets(st.integers(0, len(transfers) - 1)) if transfers else st.just(set[int]())
-    return dag_of(transfers, draw(st.lists(st.tuples(eighths(2), several), max_size=7)))
+    dag = dag_of(transfers, draw(st.lists(st.tuples(eighths(2), several), max_size=7)))
+    channels = [draw(st.integers(0, 2)) for _ in transfers]
+    return replace(dag, channels=np.array(channels, dtype=np.int64)) if draw(st.booleans()) else dag
 
 
 @examples(300)
@@ -108,8 +126,13 @@ def test_orders_are_the_published_ones(dag: TransferDag) -> None:
     """TIO is Algorithm 2 and TAO Algorithms 1 and 3, transcribed."""
     assert tao(dag).tolist() == tao_as_published(dag)
     deps = [set(np.flatnonzero(row).tolist()) for row in dag.waits]
+    channels = dag.channel_numbers
+
+    def busiest(dep: set[int]) -> int:
+        return int(np.bincount(channels[sorted(dep)]).max())
+
     expected = [
-        min((len(dep) for dep in deps if transfer in dep and len(dep) > 1), default=INF)
+        min((busiest(dep) for dep in deps if transfer in dep and len(dep) > 1), default=INF)
         for transfer in range(len(dag.transfer_s))
     ]
     assert tio(dag).tolist() == expected
