@@ -94,7 +94,7 @@ def anchored(
     Parameters
     ----------
     steps
-        The all-reduces of every recorded step, in the order of their issue; the last step is shown.
+        The all-reduces of every recorded step, in the order of their issue; the most usual step is shown.
     recorded_s
         How long each step took.
     scale_cost
@@ -112,7 +112,8 @@ def anchored(
     undelayed = [[replace(call, delay_s=0.0) if call.follows else call for call in calls] for calls in steps]
     waiting = statistics.median([as_they_ran(profile, calls)[0] for calls in undelayed] or [replayed])
     recorded = statistics.median(recorded_s)
-    shown = list(steps[-1]) if steps else []
+    usual = min(range(len(replays)), key=lambda place: (abs(replays[place] - replayed), -place))
+    shown = list(steps[usual]) if steps else []
     times = as_they_ran(profile, shown)[1]
     return profile, {
         "predicted_s": replayed,

@@ -5,6 +5,7 @@ from html import escape
 
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
+from pace.formats.replay import after_the_barrier_s
 from pace.planning.allreduce.optimize import optimize_allreduce
 from pace.view.window import lay_out
 
@@ -33,7 +34,7 @@ def step_timelines(profile: Profile) -> str:
     schedule = optimize_allreduce(profile)
     planned_s = schedule.predicted.iteration_s
     longest = max(window_s, planned_s, *(bar[1] for _, bar in calls))
-    recorded = _recorded_rows(profile, calls, window_s)
+    recorded = _recorded_rows(profile, calls)
     late = f", and {late_s * 1e3:.2f} ms of waiting that no schedule changes" if late_s > 0 else ""
     parts = [
         "<h2>The recorded step and the planned one</h2>",
@@ -46,8 +47,9 @@ def step_timelines(profile: Profile) -> str:
     return "".join(parts)
 
 
-def _recorded_rows(profile: Profile, calls: Sequence[tuple[str, Bar]], window_s: float) -> list[Row]:
-    waited = max(window_s - profile.timing.compute_s, 0.0)
+def _recorded_rows(profile: Profile, calls: Sequence[tuple[str, Bar]]) -> list[Row]:
+    reduced_s = max(end for _, (_, end, _, _) in calls)
+    waited = max(reduced_s + after_the_barrier_s(profile) - profile.timing.compute_s, 0.0)
     bars = []
     for op, start in zip(profile.ops, _starts(profile), strict=True):
         later = waited if op.name.startswith("fwd/") else 0.0
@@ -56,8 +58,8 @@ def _recorded_rows(profile: Profile, calls: Sequence[tuple[str, Bar]], window_s:
             bars.append((start + later, start + later + op.duration_s, phase, op.name))
     lanes = list(dict.fromkeys(lane for lane, _ in calls))
     rows: list[Row] = [("compute", _joined(bars))]
-    for lane in lanes:
-        name = "network" if len(lanes) == 1 else f"all-reduces, lane {lane}"
+    for place, lane in enumerate(lanes, start=1):
+        name = "network" if len(lanes) == 1 else f"all-reduces, lane {place}"
         rows.append((name, [bar for own, bar in calls if own == lane]))
     return rows
 
