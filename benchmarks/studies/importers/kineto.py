@@ -58,7 +58,9 @@ def tried(name: str, ranks: list[Path], beside: Beside) -> dict[str, Any]:
             try:
                 profile = read_kineto(ranks, **beside, **given)
             except FormatError as error:
-                if "how many workers" in str(error) and "workers" not in given:
+                if "one process (" in str(error) and not given:
+                    given |= {"workers": 2, "allreduce": STAND_IN}
+                elif "how many workers" in str(error) and "workers" not in given:
                     given["workers"] = 2
                 elif "all-reduce of known size" in str(error) and "allreduce" not in given:
                     given["allreduce"] = STAND_IN
