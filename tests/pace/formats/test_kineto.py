@@ -22,10 +22,11 @@ from tests.pace.formats.traces import (
 
 
 def _read(folder: Path, *events: list[dict[str, Any]], **options: Any) -> Profile:
-    paths = [
-        write_json(folder / f"rank{rank}.json", kineto_document(list(rank_events)))
-        for rank, rank_events in enumerate(events)
-    ]
+    paths = []
+    for rank, rank_events in enumerate(events):
+        told = {"backend": "nccl", "rank": rank, "world_size": 2}
+        document = kineto_document(list(rank_events), distributedInfo=told)
+        paths.append(write_json(folder / f"rank{rank}.json", document))
     return read_kineto(paths, **({"clock": "device"} | options))
 
 
