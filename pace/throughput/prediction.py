@@ -300,7 +300,8 @@ def _envelope(curve: list[PredictedPoint]) -> list[tuple[int, float]]:
 def knee_of(curve: list[PredictedPoint]) -> int | None:
     """Return the most workers of which each added at least a quarter of the first one's throughput, or None.
 
-    Of the curve's concave envelope, so a dip, where workers run in lock-step, is no end of it.
+    None if that holds to the end. A dip, where workers run in lock-step, ends nothing: the curve's concave
+    envelope counts.
     """
     corners = _envelope(curve)
     (_, _), (fewest, first) = corners[:2]
