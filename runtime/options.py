@@ -171,7 +171,8 @@ class Plan(NamedOptions):
         Horovod "adaptive" with a schedule and "priority" without; over parameter servers, where every rank
         decides for itself, "overtake" with a schedule and "priority" without.
     credit_bytes
-        Largest number of bytes in flight; default: the schedule's value.
+        Largest number of bytes in flight; default: the schedule's value. One segment always may be in flight,
+        so 0 is one at a time.
     replanning
         When a job with a service profiles itself; default: PACE_PROFILE_ITERATIONS, PACE_DRIFT_RATIO,
         PACE_DRIFT_ITERATIONS and PACE_REPLAN_INTERVAL_S.
@@ -197,7 +198,7 @@ class Plan(NamedOptions):
                 require_text(name, value, secret=name == "api_key")
         require_one_of("order", self.order, (*get_args(Discipline), "auto"))
         if self.credit_bytes is not None:
-            require_whole("credit_bytes", self.credit_bytes, least=1)
+            require_whole("credit_bytes", self.credit_bytes, least=0)
         if self.replanning is not None:
             require_instance("replanning", self.replanning, Replanning, "a Replanning")
         if self.schedule is not None and self.service is not None:

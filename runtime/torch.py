@@ -199,5 +199,5 @@ def _connect_to_servers(
         partial(complete_servers, over, model),
         timeout_s=connecting_timeout_s(training),
         process_group=process_group,
-        notsent_bytes=credit if credit is not None and credit < 1 << 31 else NOTSENT_BYTES,
+        notsent_bytes=max(credit, 1) if credit is not None and credit < 1 << 31 else NOTSENT_BYTES,
     )

@@ -116,6 +116,6 @@ class _Following:
         # Within a group segments keep their order, as the engine sends them.
         turn = rank[[segment.group for segment in self._schedule.transfers]]
         execution = self._schedule.execution
-        credit = execution.max_in_flight * execution.max_segment_bytes if execution.max_in_flight > 1 else 1
+        credit = execution.max_in_flight * execution.max_segment_bytes if execution.max_in_flight > 1 else 0
         rules = replace(sender.rules, in_order=False, credit_bytes=float(credit))
         return replace(sender, priority=turn, rules=rules)

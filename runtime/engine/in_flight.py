@@ -12,7 +12,7 @@ class InFlight:
     Parameters
     ----------
     credit_bytes
-        How many bytes may be in flight; one segment may be larger.
+        How many bytes may be in flight; one segment always may, so 0 is one at a time.
     hand_over_s
         How long before the segment in flight ends the next one is best handed over.
 

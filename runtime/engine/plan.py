@@ -269,8 +269,11 @@ def cut(group: int, size_bytes: int, dtype: str, max_segment_bytes: int) -> list
 
 
 def credit_of(execution: Execution) -> int:
-    """Return how many bytes may be in flight so that there are no more segments than a schedule says."""
-    return execution.max_in_flight * (execution.max_segment_bytes if execution.max_in_flight > 1 else 1)
+    """Return how many bytes may be in flight so that there are no more full segments than a schedule says.
+
+    0 is one segment at a time, since one always may be in flight.
+    """
+    return execution.max_in_flight * (execution.max_segment_bytes if execution.max_in_flight > 1 else 0)
 
 
 def _differences(schedule: Schedule, gradients: Sequence[GradientSize]) -> list[str]:

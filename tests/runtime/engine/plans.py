@@ -33,5 +33,5 @@ def plan_of(order: Sequence[int], tails: Sequence[float], *, segment_bytes: int)
             )
             for at, group in enumerate(order)
         ),
-        credit_bytes=1,
+        credit_bytes=0,
     )

@@ -35,7 +35,7 @@ def test_the_credit_holds_as_many_as_fit() -> None:
 
 def test_a_segment_beyond_the_credit_goes_alone() -> None:
     """Else it could never be sent."""
-    in_flight = InFlight(credit_bytes=1, hand_over_s=HAND_OVER_S)
+    in_flight = InFlight(credit_bytes=0, hand_over_s=HAND_OVER_S)
     assert in_flight.wait_s(_segments(1)[0]) == 0
 
 

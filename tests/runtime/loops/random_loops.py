@@ -194,7 +194,7 @@ def programs(draw: st.DrawFn, size: int) -> Program:
     for times in draw(st.lists(_one(1, 1, 2, 3, 5), min_size=1, max_size=5)):
         iterations += draw(_iteration(size)) * times
     options: dict[str, Any] = {"mode": draw(_one("overlap", "overlap", "barrier", "auto"))}
-    options |= draw(_one({}, {}, {"order": "adaptive"}, {"order": "priority"}, {"credit_bytes": 1}))
+    options |= draw(_one({}, {}, {"order": "adaptive"}, {"order": "priority"}, {"credit_bytes": 0}))
     options |= draw(_one({}, {}, {}, {"backward_passes_per_step": 2}, {"backward_passes_per_step": 3}))
     options |= draw(_one({}, {}, {}, {"op": "sum"}))
     operations = defined(tuple(iterations))

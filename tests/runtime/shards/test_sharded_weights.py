@@ -92,7 +92,7 @@ def _lessons() -> list[Lesson]:
     unfit = ("rprop", "adagrad", "adagrad-fused", "sgd-fused")
     optimizers = itertools.cycle(name for name in ELEMENTWISE if name not in unfit)
     options: Iterator[dict[str, Any]] = itertools.cycle(
-        [{"order": "static"}, {"order": "adaptive"}, {"order": "priority"}, {"credit_bytes": 1}]
+        [{"order": "static"}, {"order": "adaptive"}, {"order": "priority"}, {"credit_bytes": 0}]
     )
     return [
         Lesson(
