@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pace.solver import jackson
+from pace.solver.arrays import FloatArray
 from pace.solver.instance import Instance, Solution
 
 
@@ -63,3 +65,9 @@ def certify(instance: Instance, solution: Solution) -> CriticalSet:
         total_processing=float(np.sum(instance.processing[jobs])),
         min_tail=float(instance.tail[jobs].min()),
     )
+
+
+def one_link_bound(ready: FloatArray, processing: FloatArray, tail: FloatArray) -> CriticalSet:
+    """Return the strongest set on one link, by Jackson's schedule. O(n log n)."""
+    instance = Instance(ready=ready, processing=processing, tail=tail)
+    return certify(instance, jackson.solve(instance))

@@ -1,51 +1,45 @@
-"""A transfer plan as a Chrome trace: one row or more for each link in use, and one for the commits."""
+"""A transfer plan laid out in time: each link in use has a row or more, and the commits have one."""
 
-from typing import Any
-
-from pace.fabric.documents.transfer_plan import Transfer, TransferPlan
-from pace.view.chrome_trace import ChromeTrace
+from pace.fabric.documents.transfer_plan import TransferPlan
+from pace.view.window import Cargo, Window, WindowTransfer
 
 # A commit takes no time; what is shown has to be seen.
 _COMMIT_SHOWN_S = 1e-3
 
 
-def transfer_trace(plan: TransferPlan) -> dict[str, Any]:
-    """Return the planned transfers and commits as a Chrome trace document (JSON-ready).
-
-    Transfers that share a link are shown in rows of their own, because slices of a row must not overlap.
-    """
-    trace = ChromeTrace("transfer plan")
-    row = 0
-    for link, transfers in sorted(_by_link(plan).items()):
-        for number, lane in enumerate(_lanes(transfers)):
-            trace.add_row(row, link if number == 0 else f"{link} ({number + 1})")
-            for transfer in lane:
-                about = {"updates": list(transfer.updates), "bytes": transfer.size_bytes}
-                label = " + ".join(transfer.updates)
-                trace.add_slice(row, label, transfer.start_s, transfer.end_s, about)
-            row += 1
-    trace.add_row(row, "commits")
+def lay_out_plan(plan: TransferPlan) -> Window:
+    """Lay out the planned transfers and commits."""
+    transfers = plan.transfers
+    used = sorted({f"{each.source} up" for each in transfers} | {f"{each.target} down" for each in transfers})
+    links = {name: number for number, name in enumerate([*used, "commits"])}
+    cargo = [
+        Cargo(name=" + ".join(each.updates), gradients=each.updates, size_bytes=each.size_bytes)
+        for each in transfers
+    ]
+    on_links = [
+        WindowTransfer(
+            link=links[link],
+            cargo=number,
+            size_bytes=each.size_bytes,
+            start_s=each.start_s,
+            end_s=each.end_s,
+        )
+        for number, each in enumerate(transfers)
+        for link in (f"{each.source} up", f"{each.target} down")
+    ]
     for commit in plan.commits:
-        label = f"version {commit.version}"
-        about = {"updates": list(commit.updates)}
-        trace.add_slice(row, label, commit.at_s, commit.at_s + _COMMIT_SHOWN_S, about)
-    return trace.document()
-
-
-def _by_link(plan: TransferPlan) -> dict[str, list[Transfer]]:
-    links: dict[str, list[Transfer]] = {}
-    for transfer in plan.transfers:
-        links.setdefault(f"{transfer.source} up", []).append(transfer)
-        links.setdefault(f"{transfer.target} down", []).append(transfer)
-    return links
-
-
-def _lanes(transfers: list[Transfer]) -> list[list[Transfer]]:
-    lanes: list[list[Transfer]] = []
-    for transfer in sorted(transfers, key=lambda t: (t.start_s, t.id)):
-        free = next((lane for lane in lanes if lane[-1].end_s <= transfer.start_s), None)
-        if free is None:
-            lanes.append([transfer])
-        else:
-            free.append(transfer)
-    return lanes
+        shown_s = commit.at_s + _COMMIT_SHOWN_S
+        on_links.append(
+            WindowTransfer(
+                link=links["commits"], cargo=len(cargo), size_bytes=0, start_s=commit.at_s, end_s=shown_s
+            )
+        )
+        cargo.append(Cargo(name=f"version {commit.version}", gradients=commit.updates, size_bytes=0))
+    return Window(
+        name="transfer plan",
+        iteration_s=max((each.end_s for each in on_links), default=0.0),
+        barrier=False,
+        links=tuple(links),
+        cargo=tuple(cargo),
+        transfers=tuple(on_links),
+    )

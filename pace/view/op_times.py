@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -18,8 +18,8 @@ Phase = Literal["backward", "forward", "collective"]
 class OpTimes:
     """When every op of the profile starts and ends, in seconds from the window's start."""
 
-    starts_s: FloatArray
-    ends_s: FloatArray
+    starts_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    ends_s: FloatArray = field(default_factory=lambda: np.zeros(0))
 
 
 def op_times_after(

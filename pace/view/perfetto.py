@@ -1,4 +1,4 @@
-"""The predicted window as a Chrome trace, which opens in Perfetto.
+"""A window as a Chrome trace, which opens in Perfetto: predicted, simulated, measured or of a transfer plan.
 
 Rows for compute and for each link, arrows from the op that completes a group through its transfers to the
 first op that waits for it, and a counter of the bytes that are ready and not yet reduced.
@@ -15,16 +15,32 @@ from pace.view.window import Cargo, Window, lay_out
 
 def chrome_trace(profile: Profile, schedule: Schedule) -> dict[str, Any]:
     """Return the window that a schedule predicts as a Chrome trace document (JSON-ready)."""
-    return window_trace(profile, lay_out(profile, schedule), f"predicted: {profile.name}")
+    window = lay_out(profile, schedule, f"predicted: {profile.name}")
+    return window_trace(window, profile, profile_sha256=profile.sha256)
 
 
-def window_trace(profile: Profile, window: Window, title: str) -> dict[str, Any]:
-    """Return a window as a Chrome trace document (JSON-ready)."""
-    trace = ChromeTrace(title)
-    for row, name in enumerate([*window.lanes, *window.links]):
+def window_trace(
+    window: Window, profile: Profile | None = None, *, pid: int = 0, carries: str = "gradients", **about: str
+) -> dict[str, Any]:
+    """Return a window as a Chrome trace document (JSON-ready).
+
+    Parameters
+    ----------
+    profile
+        Whose ops it shows, if any.
+    pid
+        Number of the process: traces that are opened together need different ones.
+    carries
+        What transfers carry.
+    about
+        What the trace belongs to.
+    """
+    trace = ChromeTrace(window.name, pid)
+    link_names, link_row = window.link_rows
+    for row, name in enumerate([*window.lanes, *link_names]):
         trace.add_row(row, name)
     times = window.times
-    for number, op in enumerate(profile.ops):
+    for number, op in enumerate(profile.ops if profile else ()):
         trace.add_slice(
             window.op_lanes[number], op.name, float(times.starts_s[number]), float(times.ends_s[number])
         )
@@ -33,22 +49,22 @@ def window_trace(profile: Profile, window: Window, title: str) -> dict[str, Any]
     chains: dict[int, list[int]] = {}
     for number, transfer in enumerate(window.transfers):
         cargo = window.cargo[transfer.cargo]
-        about = {
+        details = {
             "group": transfer.cargo,
             "priority": transfer.priority,
             "offset_bytes": transfer.offset_bytes,
             "size_bytes": transfer.size_bytes,
-            "gradients": list(cargo.gradients),
+            carries: list(cargo.gradients),
             "critical": cargo.critical,
         }
-        trace.add_slice(first + transfer.link, cargo.name, transfer.start_s, transfer.end_s, about)
+        trace.add_slice(first + link_row[number], cargo.name, transfer.start_s, transfer.end_s, details)
         if transfer.follows is None:
             chains[number] = [number]
         else:
             chains[transfer.follows].append(number)
     for at, chain in enumerate(chains.values()):
         carried = window.transfers[chain[0]].cargo
-        steps = [(first + window.transfers[n].link, window.transfers[n].start_s) for n in chain]
+        steps = [(first + link_row[n], window.transfers[n].start_s) for n in chain]
         producer, consumer = ends.producers[carried], ends.consumers[carried]
         if producer is not None:
             steps.insert(0, (window.op_lanes[producer], float(times.ends_s[producer])))
@@ -66,7 +82,7 @@ def window_trace(profile: Profile, window: Window, title: str) -> dict[str, Any]
             ),
         ]
     )
-    return trace.document(profile_sha256=profile.sha256)
+    return trace.document(**about)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +93,10 @@ class _Ends:
     consumers: list[int | None]
 
 
-def _ends(profile: Profile, window: Window) -> _Ends:
+def _ends(profile: Profile | None, window: Window) -> _Ends:
+    if profile is None:
+        nothing: list[int | None] = [None] * len(window.cargo)
+        return _Ends(producers=nothing, consumers=nothing)
     times = window.times
     producer = {
         gradient.name: int(op) for gradient, op in zip(profile.gradients, profile.producers, strict=True)

@@ -1,10 +1,10 @@
-"""A window laid out in time: of a schedule, whatever its exchange, and of a simulated policy.
+"""A window laid out in time: of a schedule, of a simulated policy, measured, or of a transfer plan.
 
 Everything that shows a window starts from ``Window``: charts, traces for Perfetto, the page and reports.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pace.documents.profile import Profile
@@ -13,6 +13,9 @@ from pace.simulation import SimulatedWindow, make_policy, run_policy
 from pace.solver.compute_clock import ComputeClock
 from pace.view.op_times import OpTimes, lanes_of, op_times_after
 
+# Transfers that overlap by less, by rounding, follow one another.
+SAME_S = 1e-9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cargo:
@@ -20,6 +23,8 @@ class Cargo:
 
     Attributes
     ----------
+    gradients
+        Their names; of a transfer plan, those of updates.
     ready_s
         When all of it is there to be sent, in wall time; None for what is not computed in the window, as the
         shards that an all-gather sends.
@@ -76,12 +81,32 @@ class Window:
     name: str
     iteration_s: float
     barrier: bool
-    times: OpTimes
-    lanes: tuple[str, ...]
-    op_lanes: tuple[int, ...]
     links: tuple[str, ...]
     cargo: tuple[Cargo, ...]
     transfers: tuple[WindowTransfer, ...]
+    times: OpTimes = field(default_factory=OpTimes)
+    lanes: tuple[str, ...] = ()
+    op_lanes: tuple[int, ...] = ()
+
+    @property
+    def link_rows(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Names of the rows of links, and the row of each transfer: slices of a row must not overlap.
+
+        A link that carries several transfers at once has a row for each.
+        """
+        names, row_of = list[str](), [0] * len(self.transfers)
+        for link, name in enumerate(self.links):
+            on_it = (number for number, each in enumerate(self.transfers) if each.link == link)
+            free_at: list[float] = []
+            for number in sorted(on_it, key=lambda number: self.transfers[number].start_s):
+                start_s, end_s = self.transfers[number].start_s, self.transfers[number].end_s
+                lane = next(
+                    (at for at, free_s in enumerate(free_at) if free_s <= start_s + SAME_S), len(free_at)
+                )
+                free_at[lane : lane + 1] = [end_s]
+                row_of[number] = len(names) + lane
+            names += [name, *(f"{name} ({lane})" for lane in range(2, len(free_at) + 1))]
+        return tuple(names), tuple(row_of)
 
 
 def lay_out(profile: Profile, schedule: Schedule, name: str = "schedule") -> Window:

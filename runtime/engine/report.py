@@ -1,15 +1,12 @@
-"""What happened: numbers of the last round for people, and a Chrome trace of it.
+"""What happened: numbers of the last round for people, and its window."""
 
-The trace has the form of the predicted timeline, under a process of its own, so that both can be opened
-side by side.
-"""
-
-import heapq
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pace.runtime.engine.plan import SendPlan
-from pace.view.chrome_trace import ChromeTrace
+
+if TYPE_CHECKING:
+    from pace.view.window import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,31 +105,34 @@ class Report:
     read_wait_s: float = 0.0
 
 
-def chrome_trace(report: Report, plan: SendPlan, *, name: str) -> dict[str, Any]:
-    """Return the last round as a Chrome trace document (JSON-ready)."""
-    trace = ChromeTrace(f"measured: {name}", pid=1)
-    num_rows = 0
-    busy: list[tuple[float, int]] = []
-    for segment in sorted(report.segments, key=lambda segment: segment.sent_s):
-        # Slices of one row must not overlap: a row for each all-reduce under way at once.
-        if busy and busy[0][0] <= segment.sent_s:
-            _, row = heapq.heappop(busy)
-        else:
-            row = num_rows
-            num_rows += 1
-            trace.add_row(row, "network" if row == 0 else f"network {row}")
-        heapq.heappush(busy, (segment.done_s, row))
-        arguments = {
-            "group": segment.group,
-            "offset_bytes": segment.offset_bytes,
-            "size_bytes": segment.size_bytes,
-            "gradients": list(plan.groups[segment.group].gradients),
-        }
-        trace.add_slice(row, f"group {segment.group}", segment.sent_s, segment.done_s, arguments)
-    trace.add_backlog(
-        [
-            *((group.submitted_s, group.size_bytes) for group in report.groups),
-            *((segment.done_s, -segment.size_bytes) for segment in report.segments),
-        ]
+def lay_out_round(report: Report, plan: SendPlan, *, name: str) -> "Window":
+    """Lay out the last round: its groups, and when their segments were on the network."""
+    from pace.view.window import Cargo, Window, WindowTransfer
+
+    submitted_s = {group.group: group.submitted_s for group in report.groups}
+    return Window(
+        name=f"measured: {name}",
+        iteration_s=max((segment.done_s for segment in report.segments), default=0.0),
+        barrier=False,
+        links=("network",),
+        cargo=tuple(
+            Cargo(
+                name=f"group {number}",
+                gradients=group.gradients,
+                size_bytes=group.size_bytes,
+                ready_s=submitted_s.get(number),
+            )
+            for number, group in enumerate(plan.groups)
+        ),
+        transfers=tuple(
+            WindowTransfer(
+                link=0,
+                cargo=segment.group,
+                size_bytes=segment.size_bytes,
+                start_s=segment.sent_s,
+                end_s=segment.done_s,
+                offset_bytes=segment.offset_bytes,
+            )
+            for segment in report.segments
+        ),
     )
-    return trace.document(plan_sha256=plan.sha256)

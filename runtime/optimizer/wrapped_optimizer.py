@@ -24,7 +24,7 @@ from pace.runtime.control.planned_parameters import PlannedParameters
 from pace.runtime.control.sparse_gradients import warn_of_whole_gradients
 from pace.runtime.engine.divided_plan import divide
 from pace.runtime.engine.plan import SendPlan
-from pace.runtime.engine.report import Report, chrome_trace
+from pace.runtime.engine.report import Report, lay_out_round
 from pace.runtime.event_log import log
 from pace.runtime.gates.gated_state import ungate_state
 from pace.runtime.gates.model_wrapper import ModelWrapper
@@ -405,9 +405,12 @@ class WrappedOptimizer(NormAndState):
         )
 
     def write_timeline(self, path: str | Path) -> None:
-        """Write the last round as a Chrome trace, in the form of the predicted timeline."""
+        """Write the last round as a Chrome trace, which can be opened beside the predicted one."""
+        from pace.view.perfetto import window_trace
+
         name = f"{type(self.optimizer).__name__}, rank {self._transport.rank}"
-        trace = chrome_trace(self.report(), self._plan, name=name)
+        window = lay_out_round(self.report(), self._plan, name=name)
+        trace = window_trace(window, pid=1, plan_sha256=self._plan.sha256)
         Path(path).write_text(json.dumps(trace), encoding="utf-8")
 
     def close(self) -> None:

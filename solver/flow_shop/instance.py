@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.instance import Instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +28,6 @@ class TwoLinks:
 
     def __len__(self) -> int:
         return len(self.ready)
-
-    @property
-    def uplink(self) -> Instance:
-        """The jobs on the uplink alone, with their own tails."""
-        return Instance(ready=self.ready, processing=self.push, tail=self.tail)
-
-    @property
-    def downlink(self) -> Instance:
-        """The jobs on the downlink alone, with their own ready times."""
-        return Instance(ready=self.ready, processing=self.pull, tail=self.tail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,37 +118,3 @@ def insert_one_by_one(
         for place in range(count, best_place, -1):
             order[place] = order[place - 1]
         order[best_place] = seed[count]
-
-
-@compiled
-def strongest_pair(
-    ready: FloatArray, up: FloatArray, down: FloatArray, tail: FloatArray, by_johnson: IntArray
-) -> tuple[float, float, float, float]:
-    """Return the greatest rho + Johnson's makespan + tau over sets {r >= rho, q >= tau}, and its three parts.
-
-    O(n^3): Johnson's order of a subset is the order of the whole, filtered.
-    """
-    n = len(ready)
-    best = 0.0
-    best_ready = 0.0
-    best_span = 0.0
-    best_tail = 0.0
-    for first in range(n):
-        rho = ready[first]
-        for last in range(n):
-            tau = tail[last]
-            if ready[last] < rho or tail[first] < tau:
-                continue
-            free_up = 0.0
-            free_down = 0.0
-            for place in range(n):
-                job = by_johnson[place]
-                if ready[job] >= rho and tail[job] >= tau:
-                    free_up += up[job]
-                    free_down = max(free_down, free_up) + down[job]
-            if rho + free_down + tau > best:
-                best = rho + free_down + tau
-                best_ready = rho
-                best_span = free_down
-                best_tail = tau
-    return best, best_ready, best_span, best_tail

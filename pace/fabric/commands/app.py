@@ -117,9 +117,10 @@ def plan(
         if output is not None:
             output.write_bytes(made.to_json())
         if timeline is not None:
-            from pace.fabric.timeline import transfer_trace
+            from pace.fabric.timeline import lay_out_plan
+            from pace.view.perfetto import window_trace
 
-            timeline.write_text(json.dumps(transfer_trace(made)))
+            timeline.write_text(json.dumps(window_trace(lay_out_plan(made), carries="updates")))
     if as_json:
         sys.stdout.buffer.write(made.to_json())
     else:

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.solver import jackson
-from pace.solver.flow_shop import certificates
+from pace.solver.certificate import one_link_bound
 from pace.solver.flow_shop.instance import TwoLinks, TwoLinkSolution
 from pace.solver.flow_shop.orders import (
     insertion_search,
@@ -17,11 +16,14 @@ from pace.solver.flow_shop.orders import (
 )
 from pace.solver.kernels import two_links as kernel
 from tests.solver.flow_shop.theorems import (
+    downlink_bound,
     first_in_first_out,
     fluid_optimum,
     is_proportional,
+    pair_bound,
     partitioned_bound,
     strongest_bound,
+    uplink_bound,
 )
 from tests.solver.flow_shop.two_links import drawn_links, optimum, three_layers, two_links
 from tests.strategies import properties
@@ -44,7 +46,7 @@ def test_three_layers_by_hand(
         longest_tail_first(parts).objective,
     )
     assert found == expected
-    proof = certificates.uplink_bound(parts)
+    proof = uplink_bound(parts)
     assert (proof.min_ready, proof.total_processing, proof.min_tail) == (1, sum(sizes), forward_s + 1)
     assert proof.bound == expected[-1]
 
@@ -55,16 +57,16 @@ def test_unequal_ratios_defeat_longest_tail_first() -> None:
     assert longest_tail_first(instance).objective == 9
     assert johnson_order(instance.push, instance.pull).tolist() == [1, 0]
     assert insertion_search(instance).objective == 7 == optimum(instance)
-    assert certificates.pair_bound(instance).bound == 6
-    proof = certificates.uplink_bound(instance)
+    assert pair_bound(instance) == 6
+    proof = uplink_bound(instance)
     assert (proof.min_ready, proof.total_processing, proof.min_tail, proof.bound) == (0, 5, 2, 7)
 
 
 def test_the_pair_bound_sees_what_one_link_does_not() -> None:
     """Johnson's makespan is 1 + 2 + 2 s; either link alone proves 4 s."""
     instance = two_links([(0, 1, 1, 0), (0, 2, 2, 0)])
-    one_link = max(certificates.uplink_bound(instance).bound, certificates.downlink_bound(instance).bound)
-    assert one_link < certificates.pair_bound(instance).bound == 5 == optimum(instance)
+    one_link = max(uplink_bound(instance).bound, downlink_bound(instance).bound)
+    assert one_link < pair_bound(instance) == 5 == optimum(instance)
 
 
 def test_partition_bound_needs_ceil() -> None:
@@ -154,7 +156,7 @@ def test_johnson_is_optimal_without_ready_times_and_tails(instance: TwoLinks) ->
     )
     order = johnson_order(plain.push, plain.pull)
     solution = serve_in_order(plain, order)
-    assert solution.objective == certificates.pair_bound(plain).bound
+    assert solution.objective == pair_bound(plain)
     if len(plain) < 6:
         assert solution.objective == optimum(plain)
 
@@ -187,7 +189,7 @@ def test_small_parts_approach_the_fluid_optimum(instance: TwoLinks) -> None:
 @given(instance=drawn_links(8, ratio=st.just(1.0)))
 def test_one_worker_in_the_limit_is_jacksons_schedule(instance: TwoLinks) -> None:
     """Pull as fast as push: the fluid optimum is the one-machine optimum."""
-    assert fluid_optimum(instance) == jackson.solve(instance.uplink).objective
+    assert fluid_optimum(instance) == one_link_bound(instance.ready, instance.push, instance.tail).bound
 
 
 @properties(60)

@@ -8,18 +8,20 @@ ByteScheduler's Theorem 1 (Peng et al., SOSP 2019) to every DAG whose ready time
 communication.
 """
 
+from itertools import product
+
 import numpy as np
 
-from pace.solver import jackson
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.flow_shop.certificates import downlink_bound, pair_bound, uplink_bound
+from pace.solver.certificate import CriticalSet, one_link_bound
 from pace.solver.flow_shop.instance import TwoLinks, TwoLinkSolution
-from pace.solver.flow_shop.orders import serve_by_rank
+from pace.solver.flow_shop.orders import johnson_order, serve_by_rank, serve_in_order
 
 
 def fluid_optimum(instance: TwoLinks) -> float:
     """Return max(C*(r, u, q), C*(r, d, q)): exact for proportional links, else a lower bound."""
-    return max(jackson.solve(instance.uplink).objective, jackson.solve(instance.downlink).objective)
+    links = (instance.push, instance.pull)
+    return max(one_link_bound(instance.ready, work, instance.tail).bound for work in links)
 
 
 def is_proportional(instance: TwoLinks) -> bool:
@@ -61,7 +63,33 @@ def partitioned_bound(
 
 def strongest_bound(instance: TwoLinks) -> float:
     """Return the greatest of the bounds by uplink, downlink and pair."""
-    return max(uplink_bound(instance).bound, downlink_bound(instance).bound, pair_bound(instance).bound)
+    return max(uplink_bound(instance).bound, downlink_bound(instance).bound, pair_bound(instance))
+
+
+def uplink_bound(instance: TwoLinks) -> CriticalSet:
+    """Return C*(r, u, q + d): after its push every job still has its own pull before it."""
+    return one_link_bound(instance.ready, instance.push, instance.tail + instance.pull)
+
+
+def downlink_bound(instance: TwoLinks) -> CriticalSet:
+    """Return C*(r + u, d, q): no pull starts before its own push has ended."""
+    return one_link_bound(instance.ready + instance.push, instance.pull, instance.tail)
+
+
+def pair_bound(instance: TwoLinks) -> float:
+    """Return the greatest rho + Johnson's makespan + tau over sets {r >= rho, q >= tau}.
+
+    Johnson (1954) minimizes the makespan of jobs that are all released at once. Setting all ready times of
+    the set to rho and all tails to tau only relaxes the problem.
+    """
+    best = 0.0
+    for rho, tau in product(set(instance.ready.tolist()), set(instance.tail.tolist())):
+        inside = np.flatnonzero((instance.ready >= rho) & (instance.tail >= tau))
+        if len(inside):
+            push, pull, nothing = instance.push[inside], instance.pull[inside], np.zeros(len(inside))
+            jobs = TwoLinks(ready=nothing, push=push, pull=pull, tail=nothing)
+            best = max(best, rho + serve_in_order(jobs, johnson_order(push, pull)).objective + tau)
+    return best
 
 
 def first_in_first_out(instance: TwoLinks) -> TwoLinkSolution:
