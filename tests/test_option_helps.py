@@ -14,7 +14,9 @@ def options() -> Iterator[tuple[str, str | None]]:
     ):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
-                case ast.Call(func=ast.Attribute(attr="add_argument"), args=[ast.Constant(value=name), *_]):
+                case ast.Call(
+                    func=ast.Attribute(attr="add_argument"), args=[ast.Constant(value=str(name)), *_]
+                ):
                     given = {keyword.arg: keyword.value for keyword in node.keywords}
                     text = given.get("help")
                     if isinstance(text, ast.Constant):

@@ -44,7 +44,8 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
 
     Code, tables and headings are left out.
     """
-    start, lines, fenced, listed = 0, [], False, False
+    start, fenced, listed = 0, False, False
+    lines: list[str] = []
     for number, line in enumerate([*text.splitlines(), ""], start=1):
         item = _ITEM.match(line)
         listed = bool(item) or (listed and (not line.strip() or line.startswith(" ")))
