@@ -14,6 +14,8 @@ from pace.solver.graph.list_schedule import UNLIMITED, ListRules, ListScheduler,
 from pace.solver.graph.program import Bucket, Program
 
 LARGEST_STEP = 4
+MEMORY_WEIGHT = 1e-3
+"""How much slower, as a share, a plan may be for half the memory."""
 AHEAD_SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128)
 WINDOWS = (0, 64, 256, 512, 1024, 4096)
 
@@ -39,6 +41,7 @@ class PlanSearch:
     budget_bytes: int
     calls: int
     scheduler: ListScheduler = field(init=False)
+    as_it_is: PricedPlan = field(init=False)
     classes: tuple[tuple[int, ...], ...] = field(init=False)
     best: PricedPlan | None = None
     knobs: PlanChoice = field(default_factory=PlanChoice)
@@ -46,12 +49,13 @@ class PlanSearch:
 
     def __post_init__(self) -> None:
         self.scheduler = ListScheduler(self.program, self.budget_bytes)
+        self.as_it_is = self.scheduler.as_it_is()
         self.classes = tuple(fusible(self.scheduler))
         self.knobs = PlanChoice(most_bytes=(0,) * len(self.classes))
 
     def run(self) -> PricedPlan:
         """Search until no knob helps or the calls are spent."""
-        self.best = self.scheduler.as_it_is()
+        self.best = self.as_it_is
         self._try(self.knobs)
         improved = True
         while improved and self.calls > 0:
@@ -78,8 +82,10 @@ class PlanSearch:
             return True
         return False
 
-    def _cost(self, outcome: PricedPlan) -> tuple[int, float, int]:
-        return max(0, outcome.peak_bytes - self.budget_bytes), outcome.end_s, outcome.peak_bytes
+    def _cost(self, outcome: PricedPlan) -> tuple[int, float]:
+        """Return what is over budget, and the end; of equally fast plans the one with less memory is better."""
+        share = outcome.peak_bytes / max(1, self.as_it_is.peak_bytes)
+        return max(0, outcome.peak_bytes - self.budget_bytes), outcome.end_s * (1 + MEMORY_WEIGHT * share)
 
     def _ahead(self) -> Iterator[PlanChoice]:
         total = int(self.program.output_bytes[list(self.scheduler.gathers)].sum())
