@@ -1,4 +1,4 @@
-"""Planned graphs of sharded training: iteration time, bound, memory and planning time of node lists in a folder."""
+"""Planned graphs of sharded training: time, bound, memory and planning time of a folder of node lists."""
 
 import argparse
 import json
@@ -45,11 +45,18 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="node lists (.json, .json.gz) and tables of collective times (.table)")
-    parser.add_argument("--json", type=Path, help="write plans and numbers here")
-    parser.add_argument("--memory-gb", type=float, help="memory budget (default: 1.1 times what each graph uses as it is)")
     parser.add_argument(
-        "--memory-gbytes-per-s", type=float, default=3350, help="rate of the device's memory (default: H100's 3350)"
+        "folder", type=Path, help="node lists (.json, .json.gz) and tables of collective times (.table)"
+    )
+    parser.add_argument("--json", type=Path, help="write plans and numbers here")
+    parser.add_argument(
+        "--memory-gb", type=float, help="memory budget (default: 1.1 times what each graph uses as it is)"
+    )
+    parser.add_argument(
+        "--memory-gbytes-per-s",
+        type=float,
+        default=3350,
+        help="rate of the device's memory (default: H100's 3350)",
     )
     return parser.parse_args()
 
@@ -89,11 +96,13 @@ def _row(path: Path, graph: CollectiveGraph, memory_gb: float | None) -> dict[st
 
 
 def _plan(path: Path, graph: CollectiveGraph, schedule: Schedule) -> list[int | list[int]]:
-    """Return numbers of the node list in the order of the plan, and each bucket as a list where it is issued."""
+    """Return the node list's numbers in the order of the plan; a bucket is a list where it is issued."""
     from pace.formats.reading import stream_json
 
     listed = {row["name"]: row["i"] for row in stream_json(path, "item")}
-    bucket_of = {name: group.tensors for group in schedule.groups for name in group.tensors if len(group.tensors) > 1}
+    bucket_of = {
+        name: group.tensors for group in schedule.groups for name in group.tensors if len(group.tensors) > 1
+    }
     plan: list[int | list[int]] = []
     issued: set[str] = set()
     for number in schedule.graph_plan.order:
@@ -111,7 +120,10 @@ def _plan(path: Path, graph: CollectiveGraph, schedule: Schedule) -> list[int | 
 
 def _print(row: dict[str, Any], *, header: bool) -> None:
     if header:
-        print(f"{'graph':28} {'traced':>8} {'planned':>8} {'bound':>8} {'gap':>6} {'compute':>8} {'peak GB':>8} {'plan s':>6}")
+        print(
+            f"{'graph':28} {'traced':>8} {'planned':>8} {'bound':>8} {'gap':>6} {'compute':>8} "
+            f"{'peak GB':>8} {'plan s':>6}"
+        )
     print(
         f"{row['name']:28} {row['as_traced_ms']:8.1f} {row['planned_ms']:8.1f} {row['bound_ms']:8.1f} "
         f"{(row['planned_ms'] / row['bound_ms'] - 1) * 100:5.1f}% {row['compute_ms']:8.1f} "

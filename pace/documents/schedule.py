@@ -204,8 +204,8 @@ class Schedule(Document):
     framework
         For whose semantics it was made: DDP's or Horovod's, with a barrier; null for our runtime's.
     links
-        "network"; with servers "up 0", "down 0", "up 1", ...: the two directions of the connection to each. With a
-        graph its wires.
+        "network"; with servers "up 0", "down 0", "up 1", ...: the two directions of the connection to each.
+        With a graph its wires.
     groups
         In a sharded schedule those of reduce-scatters come first, then those of all-gathers.
     transfers

@@ -6,9 +6,9 @@ A node list is a JSON list, gzipped or not, in program order::
      "kind": "op", "dur": 0.25}
     {"i": 4, ..., "kind": "all_gather_into_tensor", "group": "0", "in_bytes": 512, "bytes": 4096, "dur": 0.1}
 
-`bytes` are those of the output, `dur` is in ms, and `kind` is "op", "wait" or the collective's name. Whether an op
-returns a view is read from its target. A table has a header of sizes ("1MB (ms)", ...) and a row for each group,
-group size and collective, by bytes of the collective's input.
+`bytes` are those of the output, `dur` is in ms, and `kind` is "op", "wait" or the collective's name. Whether
+an op returns a view is read from its target. A table has a header of sizes ("1MB (ms)", ...) and a row for
+each group, group size and collective, by bytes of the collective's input.
 """
 
 import re
@@ -32,8 +32,32 @@ COLLECTIVES: dict[str, CollectiveOp] = {
     "all_to_all_single": "all-to-all",
 }
 VIEWS = frozenset(
-    "view permute expand unsqueeze squeeze split split_with_sizes chunk t transpose select slice narrow alias detach "
-    "as_strided view_as_complex view_as_real _conj _neg_view diagonal unfold unbind _unsafe_view".split()
+    [
+        "view",
+        "permute",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "t",
+        "transpose",
+        "select",
+        "slice",
+        "narrow",
+        "alias",
+        "detach",
+        "as_strided",
+        "view_as_complex",
+        "view_as_real",
+        "_conj",
+        "_neg_view",
+        "diagonal",
+        "unfold",
+        "unbind",
+        "_unsafe_view",
+    ]
 )
 _FIELDS = {"i", "op", "name", "target", "deps", "bytes", "kind", "dur"}
 _MEGABYTE = 1 << 20
@@ -80,8 +104,12 @@ def read_times(path: str | Path) -> CollectiveTimes:
         except ValueError:
             times, ranks = [], 0
         if len(times) != len(sizes) or ranks < 1:
-            raise FormatError(path, f"expected a group, its size, a collective and {len(sizes)} times", f"line {number}")
-        samples = tuple((float(size * _MEGABYTE), seconds) for size, seconds in zip(sizes, times, strict=True))
+            raise FormatError(
+                path, f"expected a group, its size, a collective and {len(sizes)} times", f"line {number}"
+            )
+        samples = tuple(
+            (float(size * _MEGABYTE), seconds) for size, seconds in zip(sizes, times, strict=True)
+        )
         rows[cells[0], op] = ranks, samples
     if not rows:
         raise FormatError(path, "no rows of collective times")
@@ -100,8 +128,8 @@ def read_node_list(
     Parameters
     ----------
     times
-        Tables; the one that prices most of the list's collectives as the list does is taken. Without one, and for
-        collectives that it lacks, costs go through the list's own (in_bytes, dur).
+        Tables; the one that prices most of the list's collectives as the list does is taken. Without one, and
+        for collectives that it lacks, costs go through the list's own (in_bytes, dur).
     copy_bytes_per_s
         Rate of the device's memory.
 
@@ -140,13 +168,17 @@ def _row(path: str | Path, place: int, row: Any) -> dict[str, Any]:
     if not isinstance(row, dict) or not row.keys() >= _FIELDS or not isinstance(row["deps"], list):
         raise FormatError(path, f"expected a node with {', '.join(sorted(_FIELDS))}", f"[{place}]")
     if row["kind"] not in COLLECTIVES and row["kind"] not in ("op", "wait"):
-        raise FormatError(path, f'"{row["kind"]}" is no collective; there are {", ".join(COLLECTIVES)}', f"[{place}]")
+        raise FormatError(
+            path, f'"{row["kind"]}" is no collective; there are {", ".join(COLLECTIVES)}', f"[{place}]"
+        )
     if row["kind"] in COLLECTIVES and not row.keys() >= {"group", "in_bytes"}:
         raise FormatError(path, "a collective has group and in_bytes", f"[{place}]")
     return row
 
 
-def _node(row: dict[str, Any], names: dict[int, str], inputs: set[int], sent: set[int], *, returned: bool) -> GraphNode:
+def _node(
+    row: dict[str, Any], names: dict[int, str], inputs: set[int], sent: set[int], *, returned: bool
+) -> GraphNode:
     deps = tuple(dict.fromkeys(names.get(dep, f"node {dep}") for dep in row["deps"] if dep not in inputs))
     if row["kind"] in COLLECTIVES:
         call = CollectiveCall(
@@ -181,7 +213,10 @@ def is_view(target: str) -> bool:
 
 
 def _communicators(
-    path: str | Path, groups: Sequence[str], collectives: Sequence[dict[str, Any]], times: Sequence[CollectiveTimes]
+    path: str | Path,
+    groups: Sequence[str],
+    collectives: Sequence[dict[str, Any]],
+    times: Sequence[CollectiveTimes],
 ) -> Iterable[Communicator]:
     best = max(times, key=lambda table: _agreeing(table, collectives), default=None)
     for group in groups:
@@ -200,7 +235,11 @@ def _communicators(
             least = min(samples)[1]
             own.append(OpCost(op=op, cost=SampledAllReduce(samples=((1.0, least), *sorted(samples)))))
             if best is not None:
-                warn(path, f"{best.path.name} has no row of {kind} for group {group}: the list's own times are taken")
+                warn(
+                    path,
+                    f"{best.path.name} has no row of {kind} for group {group}: "
+                    "the list's own times are taken",
+                )
         yield Communicator(name=group, ranks=ranks, wire=group, costs=(*costs, *own))
 
 

@@ -1,12 +1,13 @@
 """Lower bounds that hold for every plan of a program, and the sets that prove them.
 
-Theorem. Let r and q be heads and tails (``Program.paths``). For every plan, every machine and
-every set S of its jobs, the program ends no earlier than min r over S + the time S takes the machine + min q over S.
-Jobs of the compute stream are ops; copies only add to them. Jobs of a wire are collectives. However they are fused, a
-set of X bytes takes the wire at least latency + X * seconds per byte, where the line lies below the cost of every
-size: costs of buckets add up, and a line that starts at or above zero counts its latency at least once.
+Theorem. Let r and q be heads and tails (``Program.paths``). For every plan, every machine and every set S of
+its jobs, the program ends no earlier than min r over S + the time S takes the machine + min q over S. Jobs of
+the compute stream are ops; copies only add to them. Jobs of a wire are collectives. However they are fused, a
+set of X bytes takes the wire at least latency + X * seconds per byte, where the line lies below the cost of
+every size: costs of buckets add up, and a line that starts at or above zero counts its latency at least once.
 
-Proof. No job of S starts before min r, a machine serves one at a time, and what follows the last one takes min q.
+Proof. No job of S starts before min r, a machine serves one at a time, and what follows the last one takes
+min q.
 
 It suffices to look at S(rho, theta) = {r >= rho, q >= theta}, and longest tail first finds the best of them
 (``pace.solver.certificate``): the bound is that of 1 | r, q, pmtn | Cmax.
@@ -62,7 +63,9 @@ def machine_bounds(program: Program) -> tuple[MachineBound, ...]:
     ops = np.flatnonzero((program.kind == OP) & (program.duration > 0))
     bounds = [_bound(None, ops, head, program.duration, tail, 0.0, {})]
     for wire in range(program.num_wires):
-        jobs = np.flatnonzero((program.kind == COLLECTIVE) & (program.wire == wire) & (program.input_bytes > 0))
+        jobs = np.flatnonzero(
+            (program.kind == COLLECTIVE) & (program.wire == wire) & (program.input_bytes > 0)
+        )
         if len(jobs):
             bounds.append(_wire_bound(program, wire, jobs, head, tail))
     return tuple(bounds)
@@ -74,13 +77,13 @@ def longest_path_s(program: Program) -> float:
     return float(np.max(head + program.duration + program.alone_s + tail, initial=0.0))
 
 
-def _wire_bound(program: Program, wire: int, jobs: IntArray, head: FloatArray, tail: FloatArray) -> MachineBound:
+def _wire_bound(
+    program: Program, wire: int, jobs: IntArray, head: FloatArray, tail: FloatArray
+) -> MachineBound:
     """Price each key by one of the lines below its cost; every choice is valid, the best is searched for."""
     keys = np.unique(program.key[jobs]).tolist()
     sizes = program.input_bytes[jobs].astype(np.float64)
-    lines = {
-        key: program.costs[key].minorants(float(sizes[program.key[jobs] == key].sum())) for key in keys
-    }
+    lines = {key: program.costs[key].minorants(float(sizes[program.key[jobs] == key].sum())) for key in keys}
     # By their bytes alone the steepest lines win; where latency rules, the flattest.
     chosen = {key: max(lines[key], key=lambda line: line.seconds_per_byte) for key in keys}
     best: MachineBound | None = None
@@ -90,7 +93,12 @@ def _wire_bound(program: Program, wire: int, jobs: IntArray, head: FloatArray, t
         for key in keys:
             for line in lines[key]:
                 trial = {**chosen, key: line}
-                slopes = np.array([trial[each].seconds_per_byte if each in trial else 0.0 for each in range(len(program.costs))])
+                slopes = np.array(
+                    [
+                        trial[each].seconds_per_byte if each in trial else 0.0
+                        for each in range(len(program.costs))
+                    ]
+                )
                 seconds = sizes * slopes[program.key[jobs]]
                 # A set may lack every key but one, so only the least latency is certain.
                 latency = min(each.latency_s for each in trial.values())

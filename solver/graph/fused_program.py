@@ -90,9 +90,7 @@ def fuse(program: Program, buckets: Sequence[Bucket]) -> FusedProgram:
     storage_bytes = np.concatenate((program.size_bytes, np.array(sizes, dtype=np.int64)))
     allocating = np.flatnonzero(program.size_bytes > 0)
     at = np.where(bucket_of[allocating] >= 0, place[waits[allocating]], place[allocating])
-    fresh = _unique(
-        np.concatenate((at, place[first])), np.concatenate((allocating, buffers)), len(leaders)
-    )
+    fresh = _unique(np.concatenate((at, place[first])), np.concatenate((allocating, buffers)), len(leaders))
     uses = _unique(users, used, len(leaders))
     order = np.argsort(leader, kind="stable")
     bounds = np.append(np.searchsorted(leader[order], leaders), n)

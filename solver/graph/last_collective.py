@@ -1,17 +1,20 @@
 """A bound for programs that end in a collective: what could hide it has collectives of its own.
 
-Theorem. Let j be a collective and C the time of all ops. Give every op that j does not need at most one collective of
-j's wire that needs the op, c(v). For every plan,
+Theorem. Let j be a collective and C the time of all ops. Give every op that j does not need at most one
+collective of j's wire that needs the op, c(v). For every plan,
 
-    T >= C + latency + w(j) - sum over v without c(v) of p(v) - sum over c of max(0, sum of p(v) with c(v) = c - w(c)),
+    T >= C + latency + w(j) - sum over v without c(v) of p(v) - sum over c of max(0, sum of p(v) with c(v) = c
+    - w(c)),
 
-where w is bytes times the seconds per byte of a line below each collective's cost, and latency the least of theirs.
+where w is bytes times the seconds per byte of a line below each collective's cost, and latency the least of
+theirs.
 
-Proof. Let E be when j (or the bucket that it is in) starts, and F the ops that have not ended by then; none of them is
-needed by j. At most E seconds of compute are done by E, so p(F) >= C - E. Every collective of the wire that needs an op
-of F starts after E too, so the wire needs latency + w(j) + w(those) from E on, and
-T >= E + latency + w(j) + w(those) >= C + latency + w(j) - (p(F) - w(those)). An op of F without c(v) adds p(v) to the
-last term. Of those with c(v) = c, F holds some, and then the term is at most their p less w(c), or none, and it is 0.
+Proof. Let E be when j (or the bucket that it is in) starts, and F the ops that have not ended by then; none
+of them is needed by j. At most E seconds of compute are done by E, so p(F) >= C - E. Every collective of the
+wire that needs an op of F starts after E too, so the wire needs latency + w(j) + w(those) from E on, and T >=
+E + latency + w(j) + w(those) >= C + latency + w(j) - (p(F) - w(those)). An op of F without c(v) adds p(v) to
+the last term. Of those with c(v) = c, F holds some, and then the term is at most their p less w(c), or none,
+and it is 0.
 """
 
 from dataclasses import dataclass

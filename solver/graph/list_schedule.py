@@ -1,8 +1,8 @@
 """List scheduling: a plan for given buckets, node by node, on the compute stream and the wires at once.
 
 Heuristic. Whenever the compute stream is free it takes the ready op of highest rank, and each wire that would
-run dry meanwhile the ready collective of highest rank. Memory is counted as it goes. Gathers of parameters may be
-issued at any time, so they are held back until memory has room for them up to their first use.
+run dry meanwhile the ready collective of highest rank. Memory is counted as it goes. Gathers of parameters
+may be issued at any time, so they are held back until memory has room for them up to their first use.
 """
 
 from collections.abc import Sequence
@@ -100,13 +100,12 @@ class ListScheduler:
 
     @cached_property
     def gathers(self) -> tuple[int, ...]:
-        """Collectives that may be issued at any time and take more memory than they read."""
-        program = self.program
-        return tuple(each for each in self.sources if program.output_bytes[each] > program.input_bytes[each])
+        """Collectives that may be issued at any time: what they read, if anything, serves them alone."""
+        return tuple(np.flatnonzero(self._is_gather).tolist())
 
     @cached_property
     def first_use(self) -> IntArray:
-        """Place of the first node that uses what a collective's wait returns; beyond the program if none does."""
+        """Place of the first node that uses a collective's output; beyond the program if none does."""
         users = self.program.users
         uses = np.full(len(self.program), len(self.program))
         waits = self.program.wait_of
@@ -119,23 +118,33 @@ class ListScheduler:
     @cached_property
     def served(self) -> IntArray:
         """For ops that serve one gather alone, that gather; else -1."""
+        owner = self._owner
+        nodes = np.arange(len(self.program))
+        return np.where((owner >= 0) & (owner != nodes) & self._is_gather[np.maximum(owner, 0)], owner, -1)
+
+    @cached_property
+    def _owner(self) -> IntArray:
+        """For collectives that return more than they read, and ops that only one needs, that collective."""
         program = self.program
-        users = program.users
-        gathers = np.zeros(len(program), dtype=np.bool_)
-        gathers[list(self.gathers)] = True
-        owner = np.where(gathers, np.arange(len(program)), -1)
+        sources = np.array(self.sources, dtype=np.int64)
+        growing = sources[program.output_bytes[sources] > program.input_bytes[sources]]
+        owner = np.full(len(program), -1)
+        owner[growing] = growing
         free = (program.kind == OP) & ~program.kept[program.storage]
         for node in np.flatnonzero(free)[::-1].tolist():
-            owners = owner[users[node]]
+            owners = owner[program.users[node]]
             if len(owners) and owners[0] >= 0 and np.all(owners == owners[0]):
                 owner[node] = owners[0]
-        owner[gathers] = -1
         return owner
 
     @cached_property
     def _is_gather(self) -> BoolArray:
-        gathers = np.zeros(len(self.program), dtype=np.bool_)
-        gathers[list(self.gathers)] = True
+        owner = self._owner
+        gathers = owner == np.arange(len(owner))
+        # One that reads what others read too has to wait for it.
+        readers = np.repeat(np.arange(len(owner)), np.diff(self.program.deps.starts))
+        shared = (owner[readers] >= 0) & (owner[self.program.deps.flat] != owner[readers])
+        gathers[owner[readers[shared]]] = False
         return gathers
 
     @cached_property
@@ -235,7 +244,7 @@ class ListScheduler:
             end_s=end_s,
             peak_bytes=peak,
             peak_node=int(fused.members[int(order[peak_at])][0]) if size else 0,
-            method=f"list scheduling, {'longest tail' if rules.by_tail else 'program order'} first, {len(buckets)} buckets",
+            method=f"heuristic: {'longest tail' if rules.by_tail else 'program order'} first",
         )
 
 

@@ -1,8 +1,8 @@
 """A program of compute ops and collectives, as arrays: one compute stream, any number of wires.
 
 Time. Nodes run in program order. An op takes its duration on the compute stream. Issuing a collective takes
-none: it starts when it is issued and its wire is free, so a wire is first in, first out. A wait blocks compute
-until its collective ends.
+none: it starts when it is issued and its wire is free, so a wire is first in, first out. A wait blocks
+compute until its collective ends.
 
 Memory. It follows program order as well, because an allocator does: an output is allocated when its node
 runs and freed when the last node that uses its storage has run. What a collective reads is in use until its
@@ -30,7 +30,7 @@ Bucket = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjacency:
-    """Lists of numbers for each node, one behind the other: those of node i are ``flat[starts[i]:starts[i + 1]]``."""
+    """Lists of numbers, one behind the other: those of node i are ``flat[starts[i]:starts[i + 1]]``."""
 
     starts: IntArray
     flat: IntArray
@@ -131,8 +131,9 @@ class Program:
     def paths(self) -> tuple[FloatArray, FloatArray]:
         """Each node's head and tail: the longest paths to its start and from its end, in seconds.
 
-        Ops count with their durations and collectives with their time alone: in a bucket they take no less. So no
-        plan, whatever its order and buckets, starts a node before its head or ends within less than its tail of it.
+        Ops count with their durations and collectives with their time alone: in a bucket they take no less.
+        So no plan, whatever its order and buckets, starts a node before its head or ends within less than its
+        tail of it.
         """
         weights = (self.duration + self.alone_s).tolist()
         starts, flat = self.deps.starts.tolist(), self.deps.flat.tolist()
@@ -177,4 +178,3 @@ class ProgramPlan:
 
     order: IntArray
     buckets: tuple[Bucket, ...]
-

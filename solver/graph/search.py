@@ -1,8 +1,9 @@
 """The planner for graphs: buckets, order of compute and how far gathers run ahead, searched for together.
 
-Every candidate is a complete plan, priced to the node with its memory. The search moves one knob at a time and keeps
-what is better: first less memory above the budget, then the earlier end. A heuristic with a proven bound beside it; it
-always has the program as it is among its candidates, so its plan is never slower than that.
+Every candidate is a complete plan, priced to the node with its memory. The search moves one knob at a time
+and keeps what is better: first less memory above the budget, then the earlier end. A heuristic with a proven
+bound beside it; it always has the program as it is among its candidates, so its plan is never slower than
+that.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ WINDOWS = (0, 64, 256, 512, 1024, 4096)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice:
-    """One candidate: the rules of list scheduling, and for each class of collectives the most bytes of a bucket."""
+    """The rules of list scheduling, and for each class of collectives the most bytes of a bucket."""
 
     rules: ListRules = field(default_factory=ListRules)
     most_bytes: tuple[int, ...] = ()
@@ -83,7 +84,7 @@ class PlanSearch:
         return False
 
     def _cost(self, outcome: PricedPlan) -> tuple[int, float]:
-        """Return what is over budget, and the end; of equally fast plans the one with less memory is better."""
+        """Return what is over budget, and the end, a little later for more memory."""
         share = outcome.peak_bytes / max(1, self.as_it_is.peak_bytes)
         return max(0, outcome.peak_bytes - self.budget_bytes), outcome.end_s * (1 + MEMORY_WEIGHT * share)
 
@@ -95,7 +96,9 @@ class PlanSearch:
         for factor in (0.7, 1.4):
             most = self.knobs.rules.most_ahead_bytes
             if most < UNLIMITED:
-                yield replace(self.knobs, rules=replace(self.knobs.rules, most_ahead_bytes=int(most * factor)))
+                yield replace(
+                    self.knobs, rules=replace(self.knobs.rules, most_ahead_bytes=int(most * factor))
+                )
 
     def _windows(self) -> Iterator[PlanChoice]:
         for window in WINDOWS:
@@ -121,7 +124,7 @@ class PlanSearch:
 
 
 def fusible(scheduler: ListScheduler) -> Iterator[tuple[int, ...]]:
-    """Yield the classes of collectives that may share buckets whatever the order: of one key, sources or sinks.
+    """Yield the classes of collectives that may always share buckets: of one key, sources or sinks.
 
     Sources come in order of first use, sinks in order of readiness.
     """

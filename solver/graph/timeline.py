@@ -1,4 +1,4 @@
-"""When each node of a plan runs, and how much memory is in use; see ``pace.solver.graph.program`` for the rules."""
+"""When each node of a plan runs, by the rules of ``pace.solver.graph.program``."""
 
 from dataclasses import dataclass
 

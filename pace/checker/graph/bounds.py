@@ -52,9 +52,7 @@ def _paths(graph: CollectiveGraph, own: dict[str, float]) -> tuple[Paths, Paths]
     return head, tail
 
 
-def _check_lines(
-    graph: CollectiveGraph, price: Prices, wire: str, lines: Sequence[KeyLine]
-) -> Iterator[str]:
+def _check_lines(graph: CollectiveGraph, price: Prices, wire: str, lines: Sequence[KeyLine]) -> Iterator[str]:
     """Show that no bucket of a wire costs less than its line says."""
     wires = {each.name: each.wire for each in graph.communicators}
     sizes: dict[tuple[str, str, str | None], list[int]] = {}
@@ -101,12 +99,15 @@ def _check_set(
         calls = [node.collective for node in inside if node.collective is not None]
         calls = [call for call in calls if wires[call.communicator] == bound.wire]
         count = len(calls)
-        total = sum(call.input_bytes * per_byte.get((call.op, call.communicator, call.dtype), 0.0) for call in calls)
+        total = sum(
+            call.input_bytes * per_byte.get((call.op, call.communicator, call.dtype), 0.0) for call in calls
+        )
         latency = min((line.latency_s for line in bound.lines), default=0.0) if calls else 0.0
     if bound.num_nodes > count:
         yield f"num_nodes is {bound.num_nodes}, {count} qualify"
     if bound.total_s > total + slack_s or bound.latency_s > latency + slack_s:
-        yield f"total_s is {bound.total_s!r} and latency_s {bound.latency_s!r}, derived {total!r} and {latency!r}"
+        stated = f"total_s is {bound.total_s!r} and latency_s {bound.latency_s!r}"
+        yield f"{stated}, derived {total!r} and {latency!r}"
     parts = bound.min_head_s + bound.total_s + bound.latency_s + bound.min_tail_s
     if abs(bound.bound_s - parts) > slack_s:
         yield f"bound_s is {bound.bound_s!r}, its parts add up to {parts!r}"
@@ -114,7 +115,9 @@ def _check_set(
         yield "an empty set proves nothing"
 
 
-def _check_late(graph: CollectiveGraph, price: Prices, bound: LateCollective, slack_s: float) -> Iterator[str]:
+def _check_late(
+    graph: CollectiveGraph, price: Prices, bound: LateCollective, slack_s: float
+) -> Iterator[str]:
     by_name = {node.name: node for node in graph.nodes}
     late = by_name.get(bound.collective)
     if late is None or late.collective is None:
@@ -134,7 +137,9 @@ def _check_late(graph: CollectiveGraph, price: Prices, bound: LateCollective, sl
         call = node.collective
         below = first.get(node.name)
         if call is not None and wires[call.communicator] == wire:
-            seconds[node.name] = call.input_bytes * per_byte.get((call.op, call.communicator, call.dtype), 0.0)
+            seconds[node.name] = call.input_bytes * per_byte.get(
+                (call.op, call.communicator, call.dtype), 0.0
+            )
             below = node.name
         if below is not None:
             for dep in node.deps:

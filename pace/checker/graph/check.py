@@ -103,4 +103,5 @@ def _check_predictions(graph: CollectiveGraph, schedule: Schedule, played: Repla
         yield f"predicted.peak_bytes is {predicted.peak_bytes}, derived {played.peak_bytes}"
     budget = schedule.graph_plan.budget_bytes
     if budget is not None and played.peak_bytes > budget:
-        yield f'memory: {played.peak_bytes} bytes are in use at node "{played.peak_node}", the budget is {budget}'
+        used = f'{played.peak_bytes} bytes are in use at node "{played.peak_node}"'
+        yield f"memory: {used}, the budget is {budget}"

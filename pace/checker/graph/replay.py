@@ -29,11 +29,14 @@ class Prices:
 
     def __init__(self, graph: CollectiveGraph) -> None:
         self._costs = {
-            (each.name, cost.op): (cost.cost, each.ranks) for each in graph.communicators for cost in each.costs
+            (each.name, cost.op): (cost.cost, each.ranks)
+            for each in graph.communicators
+            for cost in each.costs
         }
         self._known: dict[tuple[str, str, int], float] = {}
 
     def __call__(self, communicator: str, op: str, size_bytes: int) -> float:
+        """Return what one collective of so many bytes takes, in seconds."""
         key = communicator, op, size_bytes
         if key not in self._known:
             for (name, each), (document, ranks) in self._costs.items():
@@ -113,7 +116,9 @@ def replay(graph: CollectiveGraph, schedule: Schedule) -> Replay:
             now = max(now, transfers[group][1])
             if len(members) > 1 and group not in copied:
                 copied.add(group)
-                calls = [member.collective for member in map(by_name.__getitem__, members) if member.collective]
+                calls = [
+                    member.collective for member in map(by_name.__getitem__, members) if member.collective
+                ]
                 sent, got = sum(each.input_bytes for each in calls), sum(each.output_bytes for each in calls)
                 now += 2 * got / graph.copy_bytes_per_s
                 allocate(got, name)

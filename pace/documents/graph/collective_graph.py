@@ -56,7 +56,9 @@ class CollectiveGraph(Document):
                 raise ValueError(f'two {kind}s are named "{twice}"')
         for communicator in self.communicators:
             if communicator.wire not in self.wires:
-                raise ValueError(f'communicator "{communicator.name}" is on wire "{communicator.wire}", which is none')
+                raise ValueError(
+                    f'communicator "{communicator.name}" is on wire "{communicator.wire}", which is none'
+                )
             if (twice := repeated(cost.op for cost in communicator.costs)) is not None:
                 raise ValueError(f'communicator "{communicator.name}" has two costs of {twice}')
         self._refuse_disorder()
@@ -70,19 +72,26 @@ class CollectiveGraph(Document):
         for node in self.nodes:
             for dep in node.deps:
                 if dep not in seen:
-                    why = "comes later: they form a cycle or are out of order" if dep in every else "does not exist"
+                    why = (
+                        "comes later: they form a cycle or are out of order"
+                        if dep in every
+                        else "does not exist"
+                    )
                     raise ValueError(f'node "{node.name}" reads "{dep}", which {why}')
                 if seen[dep].collective is not None and node.waits_for != dep:
                     raise ValueError(f'node "{node.name}" reads collective "{dep}" without a wait')
             if node.view_of is not None and (node.view_of not in node.deps or node.allocates_bytes):
-                raise ValueError(f'node "{node.name}" is a view of "{node.view_of}": it reads that and allocates nothing')
+                raise ValueError(
+                    f'node "{node.name}" is a view of "{node.view_of}": it reads that and allocates nothing'
+                )
             call = node.collective
             if call is not None:
                 if node.duration_s or node.waits_for or node.allocates_bytes or node.view_of is not None:
                     raise ValueError(f'collective "{node.name}" has no duration, memory or wait of its own')
                 if (call.communicator, call.op) not in costs:
                     raise ValueError(
-                        f'collective "{node.name}": communicator "{call.communicator}" has no cost of {call.op}'
+                        f'collective "{node.name}": '
+                        f'communicator "{call.communicator}" has no cost of {call.op}'
                     )
             seen[node.name] = node
 
@@ -97,11 +106,16 @@ class CollectiveGraph(Document):
             if node.duration_s or node.allocates_bytes or node.view_of is not None:
                 raise ValueError(f'wait "{node.name}" has no duration or memory of its own')
             if node.waits_for in waits:
-                raise ValueError(f'collective "{node.waits_for}" has two waits, "{node.name}" and "{waits[node.waits_for]}"')
+                raise ValueError(
+                    f'collective "{node.waits_for}" has two waits, '
+                    f'"{node.name}" and "{waits[node.waits_for]}"'
+                )
             waits[node.waits_for] = node.name
         for node in self.nodes:
             if node.collective is not None and node.name not in waits:
-                raise ValueError(f'collective "{node.name}" has no wait: nothing says when its output is needed')
+                raise ValueError(
+                    f'collective "{node.name}" has no wait: nothing says when its output is needed'
+                )
 
     @cached_property
     def numbers(self) -> dict[str, Index]:
@@ -124,7 +138,7 @@ class CollectiveGraph(Document):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of what must be the same on every rank: nodes, what they read, and what collectives send."""
+        """SHA-256 of what is the same on every rank: nodes, what they read, what collectives send."""
         told = hashlib.sha256()
         for node in self.nodes:
             call = "" if node.collective is None else node.collective.model_dump_json()

@@ -1,4 +1,4 @@
-"""What a schedule of exchange "graph" says beside its groups and transfers: the order of nodes, and bounds."""
+"""What a schedule of a graph says beside its groups and transfers: the order of nodes, and bounds."""
 
 from typing import Annotated
 
@@ -24,9 +24,9 @@ class KeyLine(Document):
 class SetOfNodes(Document):
     """A set of ops, or of one wire's collectives, that proves a bound: the sum of four times.
 
-    All nodes of the machine whose head is no less than `min_head_s` and whose tail is no less than `min_tail_s`. A
-    head is the longest path to a node's start and a tail the longest path from its end, with collectives at their
-    own time.
+    All nodes of the machine whose head is no less than `min_head_s` and whose tail is no less than
+    `min_tail_s`. A head is the longest path to a node's start and a tail the longest path from its end, with
+    collectives at their own time.
 
     Attributes
     ----------
@@ -53,7 +53,8 @@ class SetOfNodes(Document):
 class LateCollective(Document):
     """A collective that proves a bound: what could hide it has collectives of its own on its wire.
 
-    ``bound_s = compute_s + latency_s + own_s - hidden_s``; the theorem is in ``pace.solver.graph.last_collective``.
+    ``bound_s = compute_s + latency_s + own_s - hidden_s``; the theorem is in
+    ``pace.solver.graph.last_collective``.
 
     Attributes
     ----------

@@ -18,7 +18,9 @@ def program_of(graph: CollectiveGraph) -> Program:
     numbers = graph.numbers
     keys = {key: number for number, key in enumerate(bucket_keys(graph))}
     communicators = {each.name: each for each in graph.communicators}
-    curves = {(each.name, cost.op): cost.curve(each.ranks) for each in graph.communicators for cost in each.costs}
+    curves = {
+        (each.name, cost.op): cost.curve(each.ranks) for each in graph.communicators for cost in each.costs
+    }
     kind = np.full(n, OP)
     wire, key = np.full(n, -1), np.full(n, -1)
     input_bytes, output_bytes = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)

@@ -26,8 +26,8 @@ def optimize_graph(graph: CollectiveGraph, options: Options) -> Schedule:
     Raises
     ------
     InvalidOptions
-        For options of other exchanges, and for a budget that no plan was found for; the message names the node
-        that needs more.
+        For options of other exchanges, and for a budget that no plan was found for; the message names the
+        node that needs more.
     """
     _refuse_others(options)
     program = program_of(graph)
@@ -41,7 +41,9 @@ def optimize_graph(graph: CollectiveGraph, options: Options) -> Schedule:
 def _refuse_others(options: Options) -> None:
     changed = options.model_dump(exclude_defaults=True).keys() - {"exchange", "memory_bytes"}
     if changed:
-        raise InvalidOptions(f'{", ".join(sorted(changed))}: a graph has options exchange="graph" and memory_bytes only')
+        raise InvalidOptions(
+            f'{", ".join(sorted(changed))}: a graph has options exchange="graph" and memory_bytes only'
+        )
 
 
 def _too_small(graph: CollectiveGraph, found: PricedPlan, budget: int) -> str:

@@ -1,4 +1,4 @@
-"""List scheduling on the compute stream and the wires at once, compiled; see ``pace.solver.graph.list_schedule``."""
+"""List scheduling on the compute stream and the wires at once; see ``pace.solver.graph.list_schedule``."""
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def list_schedule(
     window: int,
     order: IntArray,
 ) -> tuple[float, int, int, int]:
-    """Return the end of the last node, the peak of memory, its place in `order`, and how many nodes are in that.
+    """Return the end of the last node, the peak of memory, its place in `order`, and the length of that.
 
     Parameters
     ----------
@@ -57,9 +57,9 @@ def list_schedule(
     feeders, fed
         Ops that serve one collective alone and run when it is issued; for an op that collective, else -1.
     gathers, ahead_bytes
-        Of each wire, the collectives that may be issued at any time, in the order in which they are issued, and
-        what each allocates. One is issued if memory has room for it until its position and no more than `most_ahead`
-        bytes are ahead of their positions.
+        Of each wire, the collectives that may be issued at any time, in the order in which they are issued,
+        and what each allocates. One is issued if memory has room for it until its position and no more than
+        `most_ahead` bytes are ahead of their positions.
     seconds_left
         Compute from each position to the end, by which `patient` says whether a gather can wait for another
         collective.
@@ -110,13 +110,14 @@ def list_schedule(
     count = 0
     first = 0
     ahead = 0
-    is_ahead = np.zeros(n, dtype=np.bool_)
     ahead_at = np.empty(n, dtype=np.int64)
     num_ahead = 0
     # Nodes to run one after another; several where a collective brings its feeders.
     batch = np.empty(n, dtype=np.int64)
     while count < n:
-        while first < n and (done[by_position[first]] or fed[by_position[first]] >= 0 or kind[by_position[first]] != OP):
+        while first < n and (
+            done[by_position[first]] or fed[by_position[first]] >= 0 or kind[by_position[first]] != OP
+        ):
             first += 1
         here = position[by_position[first]] if first < n else places
         kept_ahead = 0
@@ -157,8 +158,10 @@ def list_schedule(
                 short = fresh_bytes[node] > 0 and memory + fresh_bytes[node] > budget
                 if kind[node] == OP and short and (position[node] > here or frees):
                     continue
-                if chosen < 0 or rank[node] > rank[ready[chosen]] or (
-                    rank[node] == rank[ready[chosen]] and position[node] < position[ready[chosen]]
+                if (
+                    chosen < 0
+                    or rank[node] > rank[ready[chosen]]
+                    or (rank[node] == rank[ready[chosen]] and position[node] < position[ready[chosen]])
                 ):
                     chosen = at
             until = now + (seconds[ready[chosen]] if chosen >= 0 else 0.0)
@@ -185,7 +188,11 @@ def list_schedule(
                             gather = -1
                         else:
                             place = min(here, places - 1)
-                            room = budget - ahead_bytes[gather] - max(0, memory - base_memory[place] - extra[place])
+                            room = (
+                                budget
+                                - ahead_bytes[gather]
+                                - max(0, memory - base_memory[place] - extra[place])
+                            )
                             for place in range(here, position[gather]):
                                 if base_memory[place] + extra[place] > room:
                                     gather = -1
@@ -204,7 +211,10 @@ def list_schedule(
                             if behind > use:
                                 in_time = False
                                 break
-                            if use > max(start, now) + 4 * transfer[pending[best]] and at > next_gather[each] + 8:
+                            if (
+                                use > max(start, now) + 4 * transfer[pending[best]]
+                                and at > next_gather[each] + 8
+                            ):
                                 break
                         if in_time:
                             gather = -1
@@ -297,4 +307,3 @@ def list_schedule(
     for each in range(num_wires):
         now = max(now, free_at[each])
     return now, peak, peak_at, count
-
