@@ -4,13 +4,14 @@ What its times and bytes mean is said in ``pace.solver.graph.program``.
 """
 
 import hashlib
+import json
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pace.documents.base import Bytes, Document, Index, load, parse, repeated
+from pace.documents.base import Bytes, Document, Index, load, parse, read_file, repeated
 from pace.documents.graph.nodes import CollectiveOp, Communicator, GraphNode
 from pace.documents.profile import DType, Name
 from pace.errors import InvalidGraph
@@ -144,6 +145,15 @@ class CollectiveGraph(Document):
             call = "" if node.collective is None else node.collective.model_dump_json()
             told.update(f"{node.name}\0{','.join(node.deps)}\0{call}\n".encode())
         return told.hexdigest()
+
+
+def is_graph(path: str | Path) -> bool:
+    """Return whether a file holds a graph, not a profile; raises OSError. What is no JSON is no graph."""
+    try:
+        document = json.loads(read_file(path, InvalidGraph))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and document.get("exchange") == "graph" and "nodes" in document
 
 
 def parse_graph(document: bytes | str) -> CollectiveGraph:
