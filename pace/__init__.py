@@ -29,6 +29,7 @@ from pace.errors import (
     CommunicationFailed,
     FormatError,
     InvalidCluster,
+    InvalidGraph,
     InvalidOptions,
     InvalidProfile,
     InvalidSchedule,
@@ -44,6 +45,7 @@ from pace.version import __version__
 if TYPE_CHECKING:
     from pace.checker import check
     from pace.documents.cluster import Cluster, load_cluster
+    from pace.documents.graph.collective_graph import CollectiveGraph, load_graph, parse_graph
     from pace.documents.options import Options
     from pace.documents.profile import Gradient, Op, Profile, load_profile, parse_profile
     from pace.documents.schedule import Schedule, load_schedule, parse_schedule
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from pace.formats.horovod_timeline import read_horovod_profile
     from pace.formats.kineto import read_kineto
     from pace.formats.layers import read_layer_csv
+    from pace.formats.node_list import read_node_list, read_times
     from pace.formats.pipedream import read_pipedream
     from pace.formats.shaped_steps import read_execution_trace_profile
     from pace.formats.tf_run_metadata import read_tf_run_metadata
@@ -68,6 +71,7 @@ _HOMES = {
     "pace.checker": ("check",),
     "pace.documents.throughput.fleet": ("Fleet",),
     "pace.documents.cluster": ("Cluster", "load_cluster"),
+    "pace.documents.graph.collective_graph": ("CollectiveGraph", "load_graph", "parse_graph"),
     "pace.documents.options": ("Options",),
     "pace.documents.throughput.prediction": ("ThroughputPrediction", "PredictionOptions"),
     "pace.documents.profile": ("Gradient", "Op", "Profile", "load_profile", "parse_profile"),
@@ -78,6 +82,7 @@ _HOMES = {
     "pace.formats.horovod_timeline": ("read_horovod_profile",),
     "pace.formats.kineto": ("read_kineto",),
     "pace.formats.layers": ("read_layer_csv",),
+    "pace.formats.node_list": ("read_node_list", "read_times"),
     "pace.formats.pipedream": ("read_pipedream",),
     "pace.formats.shaped_steps": ("read_execution_trace_profile",),
     "pace.formats.tf_run_metadata": ("read_tf_run_metadata",),
@@ -90,12 +95,14 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "POLICIES",
     "Cluster",
+    "CollectiveGraph",
     "CommunicationFailed",
     "Fleet",
     "FormatError",
     "Gradient",
     "Grid",
     "InvalidCluster",
+    "InvalidGraph",
     "InvalidOptions",
     "InvalidProfile",
     "InvalidSchedule",
@@ -117,11 +124,13 @@ __all__ = [
     "check",
     "fit_cost",
     "load_cluster",
+    "load_graph",
     "load_profile",
     "load_schedule",
     "load_steps",
     "make_policy",
     "optimize",
+    "parse_graph",
     "parse_profile",
     "parse_schedule",
     "parse_steps",
@@ -131,8 +140,10 @@ __all__ = [
     "read_horovod_profile",
     "read_kineto",
     "read_layer_csv",
+    "read_node_list",
     "read_pipedream",
     "read_tf_run_metadata",
+    "read_times",
     "simulate",
     "steps_from_profile",
     "what_if",

@@ -4,6 +4,7 @@
 
     PaceError
     ├── InvalidProfile        a profile that cannot be what was measured
+    ├── InvalidGraph          a graph of ops and collectives that cannot be
     ├── InvalidSteps          recorded steps of parameter-server training that cannot be true
     ├── InvalidCluster        parameter servers that cannot be
     ├── FormatError           a file of another tool that cannot be read as what it should be
@@ -24,6 +25,10 @@ class PaceError(Exception):
 
 class InvalidProfile(PaceError, ValueError):
     """A profile that cannot be what was measured; the message names the op or gradient."""
+
+
+class InvalidGraph(PaceError, ValueError):
+    """A graph of ops and collectives that breaks its own rules; the message names the node."""
 
 
 class InvalidSteps(PaceError, ValueError):

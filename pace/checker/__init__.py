@@ -7,6 +7,7 @@ instead of from a schedule. Times agree when they differ by less than one part i
 
 from pace.checker.collective_times import allreduce_s
 from pace.checker.derived_times import derive
+from pace.checker.graph.check import check_graph
 from pace.checker.plan import check_groups, check_identity, check_segments
 from pace.checker.proofs import (
     check_bound,
@@ -28,6 +29,7 @@ from pace.checker.servers import (
 from pace.checker.sharded import check_sharded
 from pace.checker.slots import check_slots
 from pace.documents.base import refuse_other
+from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidProfile, InvalidSchedule
@@ -35,12 +37,17 @@ from pace.errors import InvalidProfile, InvalidSchedule
 __all__ = ["allreduce_s", "check"]
 
 
-def check(profile: Profile, schedule: Schedule) -> list[str]:
+def check(profile: Profile | CollectiveGraph, schedule: Schedule) -> list[str]:
     """Return every way in which `schedule` is not a right answer for `profile`; empty if it is one.
+
+    A graph takes the place of the profile for schedules of exchange "graph".
 
     A schedule may be slower than the best: optimality is claimed by its proofs and bounds, and those
     are re-added here.
     """
+    if isinstance(profile, CollectiveGraph):
+        refuse_other(schedule, Schedule, InvalidSchedule)
+        return check_graph(profile, schedule)
     refuse_other(profile, Profile, InvalidProfile)
     refuse_other(schedule, Schedule, InvalidSchedule)
     match schedule.exchange:
@@ -48,6 +55,8 @@ def check(profile: Profile, schedule: Schedule) -> list[str]:
             return _check_servers(profile, schedule)
         case "sharded":
             return check_sharded(profile, schedule)
+        case "graph":
+            return ['the schedule has exchange "graph": check it against its graph, not a profile']
         case "allreduce":
             return _check_allreduce(profile, schedule)
 

@@ -211,6 +211,37 @@ def chakra(
         write_profile(read_chakra(trace, workers=workers, allreduce=allreduce, name=name), output)
 
 
+@app.command("node-list")
+def node_list(
+    nodes: Annotated[Path, _files("Node list (JSON), gzipped or not.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write the graph to this file (JSON).")],
+    times: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True,
+            help="Table of collective times; repeat the option for more.",
+            show_default="the node list's own times",
+        ),
+    ] = None,
+    memory_gbytes_per_s: Annotated[
+        float, typer.Option(help="Rate of the device's memory in GB/s, at which buckets are copied.")
+    ] = 3350,
+    name: Name = None,
+) -> None:
+    """Convert a list of a compiled program's nodes to a graph, which `pace optimize` plans."""
+    from pace.formats.node_list import read_node_list, read_times
+
+    with reported():
+        if not memory_gbytes_per_s > 0:
+            raise InvalidOptions(f"--memory-gbytes-per-s {memory_gbytes_per_s:g}: give a positive rate")
+        tables = [read_times(path) for path in times or ()]
+        rate = memory_gbytes_per_s * 1e9
+        graph = read_node_list(nodes, times=tables, copy_bytes_per_s=rate, name=name)
+        output.write_bytes(graph.to_json())
+        sent = sum(node.collective is not None for node in graph.nodes)
+        typer.echo(f"{output}: {len(graph.nodes)} nodes, {sent} collectives", err=True)
+
+
 @app.command()
 def layers(
     table: Annotated[Path, _files("Table of layers: .csv, or graph.txt of PipeDream's profiler.")],

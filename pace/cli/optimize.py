@@ -10,7 +10,9 @@ import typer
 from rich.console import Console
 
 from pace.cli.description import describe
+from pace.cli.graph_description import describe_graph
 from pace.cli.servers.clusters import described_cluster
+from pace.documents.graph.collective_graph import is_graph, load_graph
 from pace.documents.options import Options, Risk
 from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Exchange, Framework, Fusion, Oracle, Schedule, load_schedule
@@ -122,6 +124,12 @@ def optimize(
             rich_help_panel=SERVERS,
         ),
     ] = None,
+    memory_gb: Annotated[
+        float | None,
+        typer.Option(
+            help="For a graph: most memory in use at once, in GB (10^9 bytes).", show_default="no limit"
+        ),
+    ] = None,
     output: ScheduleOutput = None,
     as_json: JsonOption = False,
     timeline: Annotated[
@@ -147,6 +155,48 @@ def optimize(
 
     with reported():
         refuse_unknown_ending(plot)
+        if memory_gb is not None and not memory_gb > 0:
+            raise InvalidOptions(f"--memory-gb {memory_gb:g}: give a positive number of GB")
+        if is_graph(profile):
+            given = {
+                "--plot": plot,
+                "--timeline": timeline,
+                "--write-lp": write_lp,
+                "--for": framework,
+                "--servers": servers,
+                "--cluster": cluster,
+                "--colocated": colocated or None,
+            }
+            refused = [name for name, value in given.items() if value is not None]
+            if refused:
+                raise InvalidOptions(f"{', '.join(refused)}: for profiles only, and {profile} is a graph")
+            graph = load_graph(profile)
+            planned = solve(
+                graph,
+                Options(
+                    oracle=oracle,
+                    lp_solver=lp_solver,
+                    fusion=fusion,
+                    exchange=exchange,
+                    slot_s=slot_s,
+                    max_group_bytes=max_group_bytes,
+                    max_segment_bytes=max_segment_bytes,
+                    scenarios=scenarios,
+                    jitter=jitter,
+                    risk=risk,
+                    partition_bytes=partition_bytes,
+                    memory_bytes=None if memory_gb is None else int(memory_gb * 1e9),
+                ),
+            )
+            if output is not None:
+                output.write_bytes(planned.to_json())
+            if as_json:
+                sys.stdout.buffer.write(planned.to_json())
+            else:
+                describe_graph(graph, planned, make_console())
+            return
+        if memory_gb is not None:
+            raise InvalidOptions(f"--memory-gb is for graphs, and {profile} is a profile")
         loaded = load_profile(profile)
         warn_if_misleading(loaded)
         tell_slowdown(loaded)
@@ -234,7 +284,7 @@ def check(
     from pace.checker import check as judge
 
     with reported():
-        loaded = load_profile(profile)
+        loaded = load_graph(profile) if is_graph(profile) else load_profile(profile)
         try:
             violations = judge(loaded, load_schedule(schedule))
         except InvalidSchedule as error:

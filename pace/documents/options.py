@@ -51,6 +51,8 @@ class Options(Document):
     partition_bytes
         With servers: size of the segments; searched for around delta0 if left out. The cluster's
         ``min_partition_bytes`` is taken if that is more.
+    memory_bytes
+        With a graph: most memory in use at once; None for no limit.
     discipline
         With servers: what the runtime does when the segment that is planned next is late.
     """
@@ -71,4 +73,5 @@ class Options(Document):
     search_calls: Annotated[int, Field(ge=1, le=10_000_000)] = 2000
     cluster: Cluster | None = None
     partition_bytes: Annotated[int, Field(gt=0)] | None = None
+    memory_bytes: Annotated[int, Field(gt=0, lt=2**63)] | None = None
     discipline: SendDiscipline = "overtake"

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from pace.documents.base import Bytes, Document, Index, load, parse
 from pace.documents.cluster import Cluster
+from pace.documents.graph.plan import GraphPlan
 from pace.documents.profile import DType, Name, Seconds
 from pace.documents.proofs import ChainBound, NormBound, Proof, SetBound
 from pace.documents.schedule_rules import refuse_misfits
@@ -15,7 +16,7 @@ from pace.documents.sharding import Sharding
 from pace.errors import InvalidSchedule
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Exchange = Literal["allreduce", "sharded", "servers"]
+Exchange = Literal["allreduce", "sharded", "servers", "graph"]
 Framework = Literal["ddp", "horovod"]
 Oracle = Literal["jackson", "lp"]
 # SciPy's HiGHS; CBC through PuLP; or the solver of PuLP that is named behind the colon.
@@ -24,7 +25,7 @@ Fusion = Literal["optimal", "paper", "none"]
 SegmentOrder = Literal["longest tail", "johnson", "insertion", "exhaustive"]
 SendDiscipline = Literal["overtake", "static"]
 ShardedOp = Literal["reduce-scatter", "all-gather"]
-TransferOp = Literal["all-reduce", "reduce-scatter", "all-gather", "push", "pull"]
+TransferOp = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "push", "pull"]
 
 
 def _is_none(value: object) -> bool:
@@ -84,6 +85,8 @@ class Prediction(Document):
         No schedule of any fusion is faster.
     gap
         iteration_s / lower_bound_s - 1.
+    peak_bytes
+        With a graph: most memory in use at once.
     scenarios_s
         Mean or 95th percentile over the sampled windows by which the plan was chosen; null without them.
     """
@@ -96,6 +99,7 @@ class Prediction(Document):
     lower_bound_s: Seconds
     gap: Annotated[float, Field(allow_inf_nan=False)]
     scenarios_s: Seconds | None = None
+    peak_bytes: Annotated[Bytes | None, Field(exclude_if=_is_none)] = None
 
 
 class Execution(Document):
@@ -201,6 +205,7 @@ class Schedule(Document):
         For whose semantics it was made: DDP's or Horovod's, with a barrier; null for our runtime's.
     links
         "network"; with servers "up 0", "down 0", "up 1", ...: the two directions of the connection to each.
+        With a graph its wires.
     groups
         In a sharded schedule those of reduce-scatters come first, then those of all-gathers.
     transfers
@@ -210,8 +215,8 @@ class Schedule(Document):
     bound, chain_bound, norm_bound
         They prove ``predicted.lower_bound_s``. Behind a global norm a sharded schedule has `norm_bound`
         alone.
-    sharding, cluster
-        What exchange "sharded" and exchange "servers" need beside.
+    sharding, cluster, graph
+        What exchange "sharded", exchange "servers" and exchange "graph" need beside.
     """
 
     refused_as = InvalidSchedule
@@ -233,6 +238,7 @@ class Schedule(Document):
     norm_bound: Annotated[NormBound | None, Field(exclude_if=_is_none)] = None
     sharding: Annotated[Sharding | None, Field(exclude_if=_is_none)] = None
     cluster: Annotated[Cluster | None, Field(exclude_if=_is_none)] = None
+    graph: Annotated[GraphPlan | None, Field(exclude_if=_is_none)] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -261,6 +267,12 @@ class Schedule(Document):
         """The servers of a schedule with exchange "servers"."""
         assert self.cluster is not None
         return self.cluster
+
+    @property
+    def graph_plan(self) -> GraphPlan:
+        """The order of nodes of a schedule with exchange "graph"."""
+        assert self.graph is not None
+        return self.graph
 
     @property
     def shard_layout(self) -> Sharding:

@@ -24,6 +24,8 @@ def refuse_misfits(schedule: Schedule) -> None:
         raise ValueError('a schedule has sharding where its exchange is "sharded", and only there')
     if (schedule.cluster is not None) != (schedule.exchange == "servers"):
         raise ValueError('a schedule has a cluster where its exchange is "servers", and only there')
+    if (schedule.graph is not None) != (schedule.exchange == "graph"):
+        raise ValueError('a schedule has a graph where its exchange is "graph", and only there')
     if schedule.framework is not None and schedule.exchange != "allreduce":
         raise ValueError(f'a schedule for {schedule.framework} has exchange "allreduce"')
     ops: tuple[TransferOp, ...]
@@ -39,12 +41,35 @@ def refuse_misfits(schedule: Schedule) -> None:
             ops = ("push", "pull")
             _refuse_unlike_links(schedule, server_links(schedule.placement.exchange.servers))
             _refuse_lone_pushes(schedule)
+        case "graph":
+            _refuse_odd_graph(schedule)
+            return
     if schedule.exchange != "sharded":
         _refuse_repeated(name for group in schedule.groups for name in group.tensors)
         if any(group.op is not None or group.shards for group in schedule.groups):
             raise ValueError("groups have an op and shards in sharded schedules only")
     _refuse_gaps(schedule, ops)
     _refuse_unproved(schedule)
+
+
+def _refuse_odd_graph(schedule: Schedule) -> None:
+    """Each group is sent once and whole, and nodes are in the order once each."""
+    _refuse_repeated(name for group in schedule.groups for name in group.tensors)
+    order = schedule.graph_plan.order
+    if sorted(order) != list(range(len(order))):
+        raise ValueError(f"order: {len(order)} places do not hold the nodes 0 to {len(order) - 1}, each once")
+    sent = sorted(transfer.group for transfer in schedule.transfers)
+    if sent != list(range(len(schedule.groups))):
+        raise ValueError("each group has one transfer")
+    for number, transfer in enumerate(schedule.transfers):
+        if transfer.link >= len(schedule.links):
+            raise ValueError(f"transfer {number} is on link {transfer.link} of {len(schedule.links)}")
+        if transfer.offset_bytes or transfer.size_bytes != schedule.groups[transfer.group].size_bytes:
+            raise ValueError(f"transfer {number} does not carry its whole group")
+        if transfer.op in ("push", "pull"):
+            raise ValueError(f"transfer {number}: a graph has no {transfer.op}")
+    if schedule.proofs or schedule.bound or schedule.chain_bound or schedule.norm_bound:
+        raise ValueError("a schedule of a graph has its proofs in graph")
 
 
 def _refuse_repeated(names: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from pace.documents.base import refuse_other
 from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.half_costs import SampledHalf
 from pace.documents.options import Options
 from pace.documents.profile import Gradient, Op, Profile
@@ -12,6 +13,7 @@ from pace.documents.schedule import Exchange, Schedule
 from pace.errors import InvalidOptions, InvalidProfile
 from pace.planning.allreduce import optimize as allreduce
 from pace.planning.allreduce.optimize import optimize_allreduce
+from pace.planning.graph.optimize import optimize_graph
 from pace.planning.servers.optimize import optimize_servers
 from pace.planning.sharded.optimize import optimize_sharded
 
@@ -22,8 +24,8 @@ _PLANNERS: dict[Exchange, Callable[[Profile, Options], Schedule]] = {
 }
 
 
-def optimize(profile: Profile, options: Options | None = None) -> Schedule:
-    """Return the schedule that minimizes the predicted iteration time of a profile.
+def optimize(profile: Profile | CollectiveGraph, options: Options | None = None) -> Schedule:
+    """Return the schedule that minimizes the predicted iteration time of a profile or a graph.
 
     Same profile and options, same schedule to the byte, but for the seconds that linear programs took. The
     schedule carries a lower bound that no schedule of its exchange beats, and the proof.
@@ -43,9 +45,16 @@ def optimize(profile: Profile, options: Options | None = None) -> Schedule:
         If the oracle gives no answer.
     """
     options = Options() if options is None else options
+    if isinstance(profile, CollectiveGraph):
+        refuse_other(options, Options, InvalidOptions)
+        if options.exchange not in (None, "graph"):
+            raise InvalidOptions(f'a graph has exchange "graph", not "{options.exchange}"')
+        return optimize_graph(profile, options)
     refuse_other(profile, Profile, InvalidProfile)
     refuse_other(options, Options, InvalidOptions)
     exchange = exchange_for(profile, options)
+    if exchange == "graph" or options.memory_bytes is not None:
+        raise InvalidOptions('exchange "graph" and memory_bytes need a graph, not a profile')
     if exchange != "servers" and (
         options.cluster is not None or options.partition_bytes is not None or options.discipline != "overtake"
     ):

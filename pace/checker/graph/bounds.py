@@ -1,0 +1,170 @@
+"""Whether a schedule's bounds hold for every plan of its graph: heads, tails and sets derived again."""
+
+from collections.abc import Iterator, Sequence
+
+from pace.checker.graph.replay import Prices
+from pace.documents.graph.collective_graph import CollectiveGraph
+from pace.documents.graph.plan import KeyLine, LateCollective, SetOfNodes
+from pace.documents.schedule import Schedule
+
+Paths = dict[str, float]
+
+
+def check_bounds(graph: CollectiveGraph, schedule: Schedule, *, slack_s: float) -> Iterator[str]:
+    """Yield why the bounds do not prove predicted.lower_bound_s."""
+    price = Prices(graph)
+    own = {
+        node.name: node.duration_s
+        if node.collective is None
+        else price(node.collective.communicator, node.collective.op, node.collective.input_bytes)
+        for node in graph.nodes
+    }
+    head, tail = _paths(graph, own)
+    plan = schedule.graph_plan
+    path = max((head[name] + seconds + tail[name] for name, seconds in own.items()), default=0.0)
+    if abs(plan.longest_path_s - path) > slack_s:
+        yield f"longest_path_s is {plan.longest_path_s!r}, derived {path!r}"
+    for number, bound in enumerate(plan.sets):
+        for fault in _check_set(graph, price, bound, head, tail, slack_s):
+            yield f"sets[{number}]: {fault}"
+    if plan.late is not None:
+        for fault in _check_late(graph, price, plan.late, slack_s):
+            yield f"late: {fault}"
+    proven = [plan.longest_path_s, *(bound.bound_s for bound in plan.sets)]
+    lower = max([*proven, plan.late.bound_s] if plan.late is not None else proven)
+    predicted = schedule.predicted
+    if abs(predicted.lower_bound_s - lower) > slack_s:
+        yield f"predicted.lower_bound_s is {predicted.lower_bound_s!r}, the bounds prove {lower!r}"
+    gap = predicted.iteration_s / lower - 1 if lower else 0.0
+    if abs(predicted.gap - gap) > 1e-6:
+        yield f"predicted.gap is {predicted.gap!r}, derived {gap!r}"
+
+
+def _paths(graph: CollectiveGraph, own: dict[str, float]) -> tuple[Paths, Paths]:
+    """Return the longest paths to each node's start and from its end."""
+    head: Paths = {}
+    for node in graph.nodes:
+        head[node.name] = max((head[dep] + own[dep] for dep in node.deps), default=0.0)
+    tail: Paths = dict.fromkeys(head, 0.0)
+    for node in reversed(graph.nodes):
+        for dep in node.deps:
+            tail[dep] = max(tail[dep], own[node.name] + tail[node.name])
+    return head, tail
+
+
+def _check_lines(graph: CollectiveGraph, price: Prices, wire: str, lines: Sequence[KeyLine]) -> Iterator[str]:
+    """Show that no bucket of a wire costs less than its line says."""
+    wires = {each.name: each.wire for each in graph.communicators}
+    sizes: dict[tuple[str, str, str | None], list[int]] = {}
+    for node in graph.nodes:
+        call = node.collective
+        if call is not None and wires[call.communicator] == wire:
+            sizes.setdefault((call.op, call.communicator, call.dtype), []).append(call.input_bytes)
+    stated = {(line.op, line.communicator, line.dtype): line for line in lines}
+    if stated.keys() != sizes.keys() or len(stated) != len(lines):
+        yield "lines are not those of the wire's collectives, each once"
+        return
+    samples = {
+        (each.name, cost.op): [size for size, _ in getattr(cost.cost, "samples", ())]
+        for each in graph.communicators
+        for cost in each.costs
+    }
+    for (op, communicator, dtype), found in sizes.items():
+        line = stated[op, communicator, dtype]
+        least, most = min(found), sum(found)
+        # A line lies below a piecewise linear curve where it does so at the curve's knots and ends.
+        tried = {least, most, *(int(size) for size in samples[communicator, op] if least <= size <= most)}
+        for size in sorted(tried):
+            lowest = line.latency_s + size * line.seconds_per_byte
+            if lowest > price(communicator, op, size) * (1 + 1e-9):
+                yield f"the line of {op} on {communicator} lies above what {size} bytes cost"
+                break
+
+
+def _check_set(
+    graph: CollectiveGraph, price: Prices, bound: SetOfNodes, head: Paths, tail: Paths, slack_s: float
+) -> Iterator[str]:
+    inside = [
+        node
+        for node in graph.nodes
+        if head[node.name] >= bound.min_head_s - slack_s and tail[node.name] >= bound.min_tail_s - slack_s
+    ]
+    if bound.wire is None:
+        count = sum(node.collective is None and node.duration_s > 0 for node in inside)
+        total, latency = sum(node.duration_s for node in inside), 0.0
+    else:
+        yield from _check_lines(graph, price, bound.wire, bound.lines)
+        wires = {each.name: each.wire for each in graph.communicators}
+        per_byte = {(line.op, line.communicator, line.dtype): line.seconds_per_byte for line in bound.lines}
+        calls = [node.collective for node in inside if node.collective is not None]
+        calls = [call for call in calls if wires[call.communicator] == bound.wire]
+        count = len(calls)
+        total = sum(
+            call.input_bytes * per_byte.get((call.op, call.communicator, call.dtype), 0.0) for call in calls
+        )
+        latency = min((line.latency_s for line in bound.lines), default=0.0) if calls else 0.0
+    if bound.num_nodes > count:
+        yield f"num_nodes is {bound.num_nodes}, {count} qualify"
+    if bound.total_s > total + slack_s or bound.latency_s > latency + slack_s:
+        stated = f"total_s is {bound.total_s!r} and latency_s {bound.latency_s!r}"
+        yield f"{stated}, derived {total!r} and {latency!r}"
+    parts = bound.min_head_s + bound.total_s + bound.latency_s + bound.min_tail_s
+    if abs(bound.bound_s - parts) > slack_s:
+        yield f"bound_s is {bound.bound_s!r}, its parts add up to {parts!r}"
+    if not bound.num_nodes and bound.bound_s > slack_s:
+        yield "an empty set proves nothing"
+
+
+def _check_late(
+    graph: CollectiveGraph, price: Prices, bound: LateCollective, slack_s: float
+) -> Iterator[str]:
+    by_name = {node.name: node for node in graph.nodes}
+    late = by_name.get(bound.collective)
+    if late is None or late.collective is None:
+        yield f'"{bound.collective}" is no collective'
+        return
+    wires = {each.name: each.wire for each in graph.communicators}
+    wire = wires[late.collective.communicator]
+    yield from _check_lines(graph, price, wire, bound.lines)
+    per_byte = {(line.op, line.communicator, line.dtype): line.seconds_per_byte for line in bound.lines}
+    needed = {late.name}
+    first: dict[str, str] = {}
+    place = {node.name: number for number, node in enumerate(graph.nodes)}
+    seconds: dict[str, float] = {}
+    for node in reversed(graph.nodes):
+        if node.name in needed:
+            needed.update(node.deps)
+        call = node.collective
+        below = first.get(node.name)
+        if call is not None and wires[call.communicator] == wire:
+            seconds[node.name] = call.input_bytes * per_byte.get(
+                (call.op, call.communicator, call.dtype), 0.0
+            )
+            below = node.name
+        if below is not None:
+            for dep in node.deps:
+                if dep not in first or place[below] < place[first[dep]]:
+                    first[dep] = below
+    hidden, shared = 0.0, dict.fromkeys(seconds, 0.0)
+    for node in graph.nodes:
+        if node.name in needed or node.collective is not None:
+            continue
+        if node.name in first:
+            shared[first[node.name]] += node.duration_s
+        else:
+            hidden += node.duration_s
+    hidden += sum(max(0.0, shared[name] - seconds[name]) for name in seconds)
+    compute = sum(node.duration_s for node in graph.nodes)
+    latency = min((line.latency_s for line in bound.lines), default=0.0)
+    for field, stated, derived in (
+        ("compute_s", bound.compute_s, compute),
+        ("own_s", bound.own_s, seconds[late.name]),
+        ("hidden_s", bound.hidden_s, hidden),
+    ):
+        if abs(stated - derived) > slack_s:
+            yield f"{field} is {stated!r}, derived {derived!r}"
+    if bound.latency_s > latency + slack_s:
+        yield f"latency_s is {bound.latency_s!r}, derived {latency!r}"
+    parts = bound.compute_s + bound.latency_s + bound.own_s - bound.hidden_s
+    if abs(bound.bound_s - parts) > slack_s:
+        yield f"bound_s is {bound.bound_s!r}, its parts add up to {parts!r}"

@@ -1,0 +1,37 @@
+"""A schedule of a graph as text for people: times, memory, what the bound is, and what was fused."""
+
+from collections import Counter
+from functools import partial
+
+from rich.console import Console
+
+from pace.documents.graph.collective_graph import CollectiveGraph
+from pace.documents.schedule import Schedule
+
+
+def describe_graph(graph: CollectiveGraph, schedule: Schedule, console: Console) -> None:
+    """Print a schedule of a graph."""
+    predicted, plan = schedule.predicted, schedule.graph_plan
+    print_line = partial(console.print, highlight=False, soft_wrap=True)
+    collectives = sum(len(group.tensors) for group in schedule.groups)
+    print_line(
+        f"[bold]{graph.name}[/bold]: {len(graph.nodes)} nodes, {collectives} collectives, "
+        f"{len(graph.wires)} wire{'s' if len(graph.wires) != 1 else ''}"
+    )
+    print_line(
+        f"iteration   {predicted.iteration_s * 1e3:.3f} ms predicted; "
+        f"ops alone {predicted.compute_s * 1e3:.3f} ms"
+    )
+    print_line(
+        f"optimality  within {predicted.gap * 100:.1f} % of what any plan can do, with any amount of memory "
+        f"({predicted.lower_bound_s * 1e3:.3f} ms)"
+    )
+    budget = "no limit" if plan.budget_bytes is None else f"of {plan.budget_bytes / 1e9:.2f} GB"
+    print_line(f"memory      {(predicted.peak_bytes or 0) / 1e9:.2f} GB at most, {budget}")
+    print_line(f"method      {schedule.solver.method}")
+    sent = Counter((transfer.op, schedule.links[transfer.link]) for transfer in schedule.transfers)
+    fused = Counter[tuple[str, str]]()
+    for transfer in schedule.transfers:
+        fused[transfer.op, schedule.links[transfer.link]] += len(schedule.groups[transfer.group].tensors)
+    for (op, wire), count in sorted(sent.items()):
+        print_line(f"  {op} on wire {wire}: {fused[op, wire]} collectives in {count} calls")

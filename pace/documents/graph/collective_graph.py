@@ -1,0 +1,167 @@
+"""The graph document: a program of ops and collectives in the order in which it runs today.
+
+What its times and bytes mean is said in ``pace.solver.graph.program``.
+"""
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pace.documents.base import Bytes, Document, Index, load, parse, read_file, repeated
+from pace.documents.graph.nodes import CollectiveOp, Communicator, GraphNode
+from pace.documents.profile import DType, Name
+from pace.errors import InvalidGraph
+from pace.gc_pause import paused_gc
+
+BucketKey = tuple[CollectiveOp, str, DType | None]
+
+
+class CollectiveGraph(Document):
+    """One iteration, or one pass of it, as compiled or traced.
+
+    Valid once built: names are unique, nodes come after what they read, and each collective has one wait.
+
+    Attributes
+    ----------
+    wires
+        Network interfaces. Each carries one collective at a time, in the order in which they are issued.
+    copy_bytes_per_s
+        Rate of the device's memory, at which buckets are copied; a copy reads and writes.
+    resident_bytes
+        Memory in use before the first node and until the last, such as inputs.
+    """
+
+    refused_as = InvalidGraph
+
+    schema_version: Literal[1] = 1
+    exchange: Literal["graph"] = "graph"
+    name: Name
+    wires: Annotated[tuple[Name, ...], Field(min_length=1)]
+    communicators: tuple[Communicator, ...]
+    copy_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    resident_bytes: Bytes = 0
+    nodes: tuple[GraphNode, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for kind, names in (
+            ("wire", list(self.wires)),
+            ("communicator", [each.name for each in self.communicators]),
+            ("node", [node.name for node in self.nodes]),
+        ):
+            if (twice := repeated(names)) is not None:
+                raise ValueError(f'two {kind}s are named "{twice}"')
+        for communicator in self.communicators:
+            if communicator.wire not in self.wires:
+                raise ValueError(
+                    f'communicator "{communicator.name}" is on wire "{communicator.wire}", which is none'
+                )
+            if (twice := repeated(cost.op for cost in communicator.costs)) is not None:
+                raise ValueError(f'communicator "{communicator.name}" has two costs of {twice}')
+        self._refuse_disorder()
+        self._refuse_unwaited()
+        return self
+
+    def _refuse_disorder(self) -> None:
+        every = {node.name for node in self.nodes}
+        costs = {(each.name, cost.op) for each in self.communicators for cost in each.costs}
+        seen: dict[str, GraphNode] = {}
+        for node in self.nodes:
+            for dep in node.deps:
+                if dep not in seen:
+                    why = (
+                        "comes later: they form a cycle or are out of order"
+                        if dep in every
+                        else "does not exist"
+                    )
+                    raise ValueError(f'node "{node.name}" reads "{dep}", which {why}')
+                if seen[dep].collective is not None and node.waits_for != dep:
+                    raise ValueError(f'node "{node.name}" reads collective "{dep}" without a wait')
+            if node.view_of is not None and (node.view_of not in node.deps or node.allocates_bytes):
+                raise ValueError(
+                    f'node "{node.name}" is a view of "{node.view_of}": it reads that and allocates nothing'
+                )
+            call = node.collective
+            if call is not None:
+                if node.duration_s or node.waits_for or node.allocates_bytes or node.view_of is not None:
+                    raise ValueError(f'collective "{node.name}" has no duration, memory or wait of its own')
+                if (call.communicator, call.op) not in costs:
+                    raise ValueError(
+                        f'collective "{node.name}": '
+                        f'communicator "{call.communicator}" has no cost of {call.op}'
+                    )
+            seen[node.name] = node
+
+    def _refuse_unwaited(self) -> None:
+        waits: dict[str, str] = {}
+        collectives = {node.name for node in self.nodes if node.collective is not None}
+        for node in self.nodes:
+            if node.waits_for is None:
+                continue
+            if node.deps != (node.waits_for,) or node.waits_for not in collectives:
+                raise ValueError(f'wait "{node.name}" reads its collective and nothing else')
+            if node.duration_s or node.allocates_bytes or node.view_of is not None:
+                raise ValueError(f'wait "{node.name}" has no duration or memory of its own')
+            if node.waits_for in waits:
+                raise ValueError(
+                    f'collective "{node.waits_for}" has two waits, '
+                    f'"{node.name}" and "{waits[node.waits_for]}"'
+                )
+            waits[node.waits_for] = node.name
+        for node in self.nodes:
+            if node.collective is not None and node.name not in waits:
+                raise ValueError(
+                    f'collective "{node.name}" has no wait: nothing says when its output is needed'
+                )
+
+    @cached_property
+    def numbers(self) -> dict[str, Index]:
+        """The place of each node by its name."""
+        return {node.name: number for number, node in enumerate(self.nodes)}
+
+    def bucket_key(self, node: GraphNode) -> BucketKey:
+        """Return what collectives have in common that may share a bucket."""
+        assert node.collective is not None
+        return node.collective.op, node.collective.communicator, node.collective.dtype
+
+    def to_json(self) -> bytes:
+        """Serialize; the same graph always gives the same bytes."""
+        return self.model_dump_json().encode() + b"\n"
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the document; 64 hexadecimal digits."""
+        return hashlib.sha256(self.to_json()).hexdigest()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of what is the same on every rank: nodes, what they read, what collectives send."""
+        told = hashlib.sha256()
+        for node in self.nodes:
+            call = "" if node.collective is None else node.collective.model_dump_json()
+            told.update(f"{node.name}\0{','.join(node.deps)}\0{call}\n".encode())
+        return told.hexdigest()
+
+
+def is_graph(path: str | Path) -> bool:
+    """Return whether a file holds a graph, not a profile; raises OSError. What is no JSON is no graph."""
+    try:
+        document = json.loads(read_file(path, InvalidGraph))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and document.get("exchange") == "graph" and "nodes" in document
+
+
+def parse_graph(document: bytes | str) -> CollectiveGraph:
+    """Read a graph from JSON; raises InvalidGraph with one line per fault."""
+    with paused_gc():
+        return parse(CollectiveGraph, document)
+
+
+def load_graph(path: str | Path) -> CollectiveGraph:
+    """Read a graph from a JSON file; raises InvalidGraph and OSError."""
+    return load(parse_graph, path, InvalidGraph)

@@ -1,0 +1,96 @@
+"""The nodes of a graph: ops on the compute stream, collectives on wires, and waits for them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from pace.documents.base import Bytes, Document
+from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
+from pace.documents.profile import DType, Name, Seconds
+from pace.errors import InvalidGraph
+from pace.solver.cost import CostCurve
+
+CollectiveOp = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
+
+
+def _is_empty(value: Any) -> bool:
+    return not value
+
+
+class CollectiveCall(Document):
+    """What a collective sends.
+
+    Attributes
+    ----------
+    input_bytes
+        Of this rank; by them the collective is priced.
+    output_bytes
+        Of this rank; allocated when the collective is issued.
+    dtype
+        Null where it is not known. Only collectives of one op, communicator and dtype share a bucket.
+    """
+
+    refused_as = InvalidGraph
+
+    op: CollectiveOp
+    communicator: Name
+    dtype: DType | None = None
+    input_bytes: Annotated[int, Field(gt=0, lt=2**63)]
+    output_bytes: Bytes
+
+
+class GraphNode(Document):
+    """A node of the program.
+
+    Attributes
+    ----------
+    duration_s
+        Of an op on the compute stream; 0 for collectives and waits.
+    deps
+        Earlier nodes that it reads.
+    collective
+        What is sent, for a collective.
+    waits_for
+        The collective whose output a wait returns, which is its only reader; null for other nodes.
+    allocates_bytes
+        What an op allocates for its output.
+    view_of
+        One of its deps whose memory an op returns, instead of memory of its own.
+    returned
+        Whether the program returns it, so that its memory is not freed.
+    """
+
+    refused_as = InvalidGraph
+
+    name: Name
+    duration_s: Annotated[Seconds, Field(exclude_if=_is_empty)] = 0.0
+    deps: Annotated[tuple[Name, ...], Field(exclude_if=_is_empty)] = ()
+    collective: Annotated[CollectiveCall | None, Field(exclude_if=_is_empty)] = None
+    waits_for: Annotated[Name | None, Field(exclude_if=_is_empty)] = None
+    allocates_bytes: Annotated[Bytes, Field(exclude_if=_is_empty)] = 0
+    view_of: Annotated[Name | None, Field(exclude_if=_is_empty)] = None
+    returned: Annotated[bool, Field(exclude_if=_is_empty)] = False
+
+
+class OpCost(Document):
+    """What one collective op costs on a communicator, as a function of its input bytes."""
+
+    refused_as = InvalidGraph
+
+    op: CollectiveOp
+    cost: Annotated[AffineAllReduce | SampledAllReduce, Field(discriminator="kind")]
+
+    def curve(self, ranks: int) -> CostCurve:
+        """Return the duration as a function of input bytes."""
+        return self.cost.cost(ranks)
+
+
+class Communicator(Document):
+    """A process group: its size, the wire that it shares with others, and what its collectives cost."""
+
+    refused_as = InvalidGraph
+
+    name: Name
+    ranks: Annotated[int, Field(ge=1)]
+    wire: Name
+    costs: tuple[OpCost, ...]

@@ -1,0 +1,94 @@
+"""What a schedule of a graph says beside its groups and transfers: the order of nodes, and bounds."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from pace.documents.base import Bytes, Document, Index
+from pace.documents.profile import DType, Name, Seconds
+from pace.errors import InvalidSchedule
+
+
+class KeyLine(Document):
+    """A line below the cost of every collective that may share a bucket."""
+
+    refused_as = InvalidSchedule
+
+    op: Name
+    communicator: Name
+    dtype: DType | None = None
+    latency_s: Seconds
+    seconds_per_byte: Seconds
+
+
+class SetOfNodes(Document):
+    """A set of ops, or of one wire's collectives, that proves a bound: the sum of four times.
+
+    All nodes of the machine whose head is no less than `min_head_s` and whose tail is no less than
+    `min_tail_s`. A head is the longest path to a node's start and a tail the longest path from its end, with
+    collectives at their own time.
+
+    Attributes
+    ----------
+    wire
+        Null for the compute stream.
+    total_s
+        What the set takes: durations of ops, or input bytes at the seconds per byte of `lines`.
+    latency_s
+        The least latency of `lines`, once.
+    """
+
+    refused_as = InvalidSchedule
+
+    wire: Name | None = None
+    min_head_s: Seconds
+    total_s: Seconds
+    latency_s: Seconds = 0.0
+    min_tail_s: Seconds
+    num_nodes: Index
+    lines: tuple[KeyLine, ...] = ()
+    bound_s: Seconds
+
+
+class LateCollective(Document):
+    """A collective that proves a bound: what could hide it has collectives of its own on its wire.
+
+    ``bound_s = compute_s + latency_s + own_s - hidden_s``; the theorem is in
+    ``pace.solver.graph.last_collective``.
+
+    Attributes
+    ----------
+    hidden_s
+        Ops that it does not need and that no collective of its wire needs, and of those that share a first
+        collective of its wire, what they take longer than it.
+    """
+
+    refused_as = InvalidSchedule
+
+    collective: Name
+    compute_s: Seconds
+    latency_s: Seconds
+    own_s: Seconds
+    hidden_s: Seconds
+    lines: tuple[KeyLine, ...]
+    bound_s: Seconds
+
+
+class GraphPlan(Document):
+    """The order of a graph's nodes, and what proves the bound.
+
+    Attributes
+    ----------
+    order
+        Numbers of all nodes. Members of a bucket follow one another, and so do their waits.
+    budget_bytes
+        Null where memory was not limited.
+    """
+
+    refused_as = InvalidSchedule
+
+    order: tuple[Index, ...]
+    budget_bytes: Bytes | None = None
+    sets: tuple[SetOfNodes, ...]
+    late: Annotated[LateCollective | None, Field(exclude_if=lambda late: late is None)] = None
+    longest_path_s: Seconds

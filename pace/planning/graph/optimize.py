@@ -1,0 +1,175 @@
+"""The planner of exchange "graph": a search over plans, priced to the node, and the bounds beside it."""
+
+from pace.documents.graph.collective_graph import BucketKey, CollectiveGraph
+from pace.documents.graph.plan import GraphPlan, KeyLine, LateCollective, SetOfNodes
+from pace.documents.options import Options
+from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segment, SolverRecord
+from pace.errors import InvalidOptions
+from pace.planning.graph.arrays import bucket_keys, program_of
+from pace.solver.arrays import FloatArray
+from pace.solver.cost import Line
+from pace.solver.graph.bounds import MachineBound, longest_path_s, machine_bounds
+from pace.solver.graph.last_collective import LastCollective, last_collective
+from pace.solver.graph.list_schedule import UNLIMITED, PricedPlan
+from pace.solver.graph.program import Program
+from pace.solver.graph.search import search
+from pace.solver.graph.timeline import run
+from pace.version import __version__
+
+CALLS = 48
+"""Plans that the search prices: about 2 s for 10,000 nodes."""
+
+
+def optimize_graph(graph: CollectiveGraph, options: Options) -> Schedule:
+    """Return the best plan found for a graph within the memory of the options.
+
+    Raises
+    ------
+    InvalidOptions
+        For options of other exchanges, and for a budget that no plan was found for; the message names the
+        node that needs more.
+    """
+    _refuse_others(options)
+    program = program_of(graph)
+    budget = UNLIMITED if options.memory_bytes is None else options.memory_bytes
+    found = search(program, budget, CALLS)
+    if found.peak_bytes > budget:
+        raise InvalidOptions(_too_small(graph, found, budget))
+    return _document(graph, program, found, options)
+
+
+def _refuse_others(options: Options) -> None:
+    changed = options.model_dump(exclude_defaults=True).keys() - {"exchange", "memory_bytes"}
+    if changed:
+        raise InvalidOptions(
+            f'{", ".join(sorted(changed))}: a graph has options exchange="graph" and memory_bytes only'
+        )
+
+
+def _too_small(graph: CollectiveGraph, found: PricedPlan, budget: int) -> str:
+    node = graph.nodes[found.peak_node].name
+    return (
+        f"a memory budget of {budget:,} bytes is too small: the least that a plan was found for is "
+        f'{found.peak_bytes:,} bytes, in use at node "{node}"'
+    )
+
+
+def _document(graph: CollectiveGraph, program: Program, found: PricedPlan, options: Options) -> Schedule:
+    keys = bucket_keys(graph)
+    sets = machine_bounds(program)
+    late = last_collective(program)
+    path = longest_path_s(program)
+    lower = max(path, *(bound.bound_s for bound in sets), 0.0 if late is None else late.bound_s)
+    times = run(program, found.plan)
+    groups, transfers = _transfers(graph, program, found, times.start, times.end)
+    return Schedule(
+        exchange="graph",
+        profile_sha256=graph.sha256,
+        fingerprint=graph.fingerprint,
+        solver=SolverRecord(version=__version__, fusion="optimal", method=found.method),
+        predicted=Prediction(
+            iteration_s=times.end_s,
+            ideal_iteration_s=times.end_s,
+            compute_s=float(program.duration.sum()),
+            lower_bound_s=lower,
+            gap=times.end_s / lower - 1 if lower else 0.0,
+            peak_bytes=found.peak_bytes,
+        ),
+        execution=Execution(
+            max_in_flight=1 if transfers else 0,
+            max_segment_bytes=max((transfer.size_bytes for transfer in transfers), default=0),
+        ),
+        links=graph.wires,
+        groups=groups,
+        transfers=transfers,
+        proofs=(),
+        graph=GraphPlan(
+            order=tuple(found.plan.order.tolist()),
+            budget_bytes=options.memory_bytes,
+            sets=tuple(_set(graph, bound, keys) for bound in sets),
+            late=None if late is None else _late(graph, late, keys),
+            longest_path_s=path,
+        ),
+    )
+
+
+def _transfers(
+    graph: CollectiveGraph, program: Program, found: PricedPlan, start: FloatArray, end: FloatArray
+) -> tuple[tuple[Group, ...], tuple[Segment, ...]]:
+    """Return each bucket, or collective alone, as a group and its transfer, in the order of issue."""
+    head, tail = program.paths
+    bucket_of = {member: bucket for bucket in found.plan.buckets for member in bucket}
+    groups: list[Group] = []
+    transfers: list[Segment] = []
+    issued: set[int] = set()
+    for node in found.plan.order.tolist():
+        call = graph.nodes[node].collective
+        if call is None or node in issued:
+            continue
+        bucket = bucket_of.get(node, (node,))
+        issued.update(bucket)
+        size = int(program.input_bytes[list(bucket)].sum())
+        transfers.append(
+            Segment(
+                op=call.op,
+                group=len(groups),
+                offset_bytes=0,
+                size_bytes=size,
+                link=int(program.wire[node]),
+                priority=len(transfers),
+                start_s=float(start[node]),
+                end_s=float(end[node]),
+            )
+        )
+        groups.append(
+            Group(
+                tensors=tuple(graph.nodes[member].name for member in bucket),
+                size_bytes=size,
+                dtype=call.dtype or "uint8",
+                ready_s=float(head[list(bucket)].max()),
+                tail_s=float(tail[list(bucket)].max()),
+                transfer_s=program.transfer_s(bucket),
+            )
+        )
+    return tuple(groups), tuple(transfers)
+
+
+def _lines(lines: dict[int, Line], keys: tuple[BucketKey, ...]) -> tuple[KeyLine, ...]:
+    named = []
+    for key, line in lines.items():
+        op, communicator, dtype = keys[key]
+        named.append(
+            KeyLine(
+                op=op,
+                communicator=communicator,
+                dtype=dtype,
+                latency_s=line.latency_s,
+                seconds_per_byte=line.seconds_per_byte,
+            )
+        )
+    return tuple(named)
+
+
+def _set(graph: CollectiveGraph, bound: MachineBound, keys: tuple[BucketKey, ...]) -> SetOfNodes:
+    return SetOfNodes(
+        wire=None if bound.wire is None else graph.wires[bound.wire],
+        min_head_s=bound.min_head_s,
+        total_s=bound.total_s,
+        latency_s=bound.latency_s,
+        min_tail_s=bound.min_tail_s,
+        num_nodes=bound.num_jobs,
+        lines=_lines(bound.lines, keys),
+        bound_s=bound.bound_s,
+    )
+
+
+def _late(graph: CollectiveGraph, late: LastCollective, keys: tuple[BucketKey, ...]) -> LateCollective:
+    return LateCollective(
+        collective=graph.nodes[late.collective].name,
+        compute_s=late.compute_s,
+        latency_s=late.latency_s,
+        own_s=late.own_s,
+        hidden_s=late.hidden_s,
+        lines=_lines(late.lines, keys),
+        bound_s=late.bound_s,
+    )

@@ -1,0 +1,1 @@
+"""Collectives of a compiled program under a memory limit: what to fuse and when to issue it."""

@@ -1,0 +1,1 @@
+"""Hot loops of the planner for graphs, compiled."""

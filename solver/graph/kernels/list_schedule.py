@@ -1,0 +1,309 @@
+"""List scheduling on the compute stream and the wires at once; see ``pace.solver.graph.list_schedule``."""
+
+import numpy as np
+
+from pace.solver.arrays import BoolArray, FloatArray, IntArray
+from pace.solver.compiled import compiled
+
+OP, COLLECTIVE, WAIT = 0, 1, 2
+ROUNDING = 1e-12
+
+
+@compiled
+def list_schedule(
+    kind: IntArray,
+    seconds: FloatArray,
+    transfer: FloatArray,
+    wire: IntArray,
+    num_wires: int,
+    dep_starts: IntArray,
+    deps: IntArray,
+    next_starts: IntArray,
+    nexts: IntArray,
+    position: IntArray,
+    rank: FloatArray,
+    feeder_starts: IntArray,
+    feeders: IntArray,
+    fed: IntArray,
+    ahead_bytes: IntArray,
+    gather_starts: IntArray,
+    gathers: IntArray,
+    seconds_left: FloatArray,
+    use_starts: IntArray,
+    uses: IntArray,
+    fresh_starts: IntArray,
+    fresh: IntArray,
+    storage_bytes: IntArray,
+    num_uses: IntArray,
+    kept: BoolArray,
+    base_memory: IntArray,
+    resident_bytes: int,
+    budget: int,
+    most_ahead: int,
+    patient: bool,
+    window: int,
+    order: IntArray,
+) -> tuple[float, int, int, int]:
+    """Return the end of the last node, the peak of memory, its place in `order`, and the length of that.
+
+    Parameters
+    ----------
+    seconds
+        On the compute stream: of ops, of copies into a bucket (its COLLECTIVE) and out of it (its WAIT).
+    position
+        Place in the program as it was. No op runs while one more than `window` places before it has not.
+    rank
+        Among ready ops, and among collectives for one wire, the highest goes first.
+    feeders, fed
+        Ops that serve one collective alone and run when it is issued; for an op that collective, else -1.
+    gathers, ahead_bytes
+        Of each wire, the collectives that may be issued at any time, in the order in which they are issued,
+        and what each allocates. One is issued if memory has room for it until its position and no more than
+        `most_ahead` bytes are ahead of their positions.
+    seconds_left
+        Compute from each position to the end, by which `patient` says whether a gather can wait for another
+        collective.
+    base_memory
+        For each position, memory in use there in the program as it was.
+    """
+    n = len(kind)
+    missing = np.zeros(n, dtype=np.int64)
+    for node in range(n):
+        for at in range(dep_starts[node], dep_starts[node + 1]):
+            if not (kind[node] == COLLECTIVE and fed[deps[at]] == node):
+                missing[node] += 1
+    left = num_uses.copy()
+    fresh_bytes = np.zeros(n, dtype=np.int64)
+    for node in range(n):
+        for at in range(fresh_starts[node], fresh_starts[node + 1]):
+            fresh_bytes[node] += storage_bytes[fresh[at]]
+    next_gather = gather_starts[:-1].copy()
+    by_position = np.argsort(position)
+    ready = np.empty(n, dtype=np.int64)
+    num_ready = 0
+    pending = np.empty(n, dtype=np.int64)
+    num_pending = 0
+    flying = np.empty(n, dtype=np.int64)
+    flying_end = np.empty(n)
+    num_flying = 0
+    done = np.zeros(n, dtype=np.bool_)
+    freed = np.zeros(n, dtype=np.bool_)  # whether a wait frees memory when it runs
+    for node in range(n):
+        if kind[node] == WAIT:
+            for at in range(use_starts[node], use_starts[node + 1]):
+                freed[node] = freed[node] or storage_bytes[uses[at]] > 0
+    for node in range(n):
+        if missing[node] == 0 and fed[node] < 0:
+            if kind[node] != COLLECTIVE:
+                ready[num_ready] = node
+                num_ready += 1
+            elif ahead_bytes[node] < 0:
+                pending[num_pending] = node
+                num_pending += 1
+    free_at = np.zeros(num_wires)
+    places = len(base_memory)
+    extra = np.zeros(places + 1, dtype=np.int64)
+    now = 0.0
+    memory = resident_bytes
+    peak = memory
+    peak_at = 0
+    count = 0
+    first = 0
+    ahead = 0
+    ahead_at = np.empty(n, dtype=np.int64)
+    num_ahead = 0
+    # Nodes to run one after another; several where a collective brings its feeders.
+    batch = np.empty(n, dtype=np.int64)
+    while count < n:
+        while first < n and (
+            done[by_position[first]] or fed[by_position[first]] >= 0 or kind[by_position[first]] != OP
+        ):
+            first += 1
+        here = position[by_position[first]] if first < n else places
+        kept_ahead = 0
+        for at in range(num_ahead):
+            if position[ahead_at[at]] > here:
+                ahead_at[kept_ahead] = ahead_at[at]
+                kept_ahead += 1
+            else:
+                ahead -= ahead_bytes[ahead_at[at]]
+        num_ahead = kept_ahead
+        # Waits whose collectives have ended cost nothing, and free memory.
+        size = 0
+        at = 0
+        while at < num_flying:
+            if flying_end[at] <= now:
+                node = flying[at]
+                if seconds[node] > 0:
+                    ready[num_ready] = node
+                    num_ready += 1
+                else:
+                    batch[size] = node
+                    size += 1
+                num_flying -= 1
+                flying[at] = flying[num_flying]
+                flying_end[at] = flying_end[num_flying]
+            else:
+                at += 1
+        if size == 0:
+            frees = False
+            for at in range(num_flying):
+                frees = frees or freed[flying[at]]
+            chosen = -1
+            for at in range(num_ready):
+                node = ready[at]
+                if kind[node] == OP and position[node] > here + window:
+                    continue
+                # Where memory is short, only what the program does next may run, and not if waiting helps.
+                short = fresh_bytes[node] > 0 and memory + fresh_bytes[node] > budget
+                if kind[node] == OP and short and (position[node] > here or frees):
+                    continue
+                if (
+                    chosen < 0
+                    or rank[node] > rank[ready[chosen]]
+                    or (rank[node] == rank[ready[chosen]] and position[node] < position[ready[chosen]])
+                ):
+                    chosen = at
+            until = now + (seconds[ready[chosen]] if chosen >= 0 else 0.0)
+            # A wire must not run dry while the op runs.
+            issued = -1
+            for each in range(num_wires):
+                start = free_at[each]
+                if start >= until and not (start <= now and chosen < 0):
+                    continue
+                best = -1
+                for at in range(num_pending):
+                    node = pending[at]
+                    if wire[node] == each and (
+                        best < 0
+                        or rank[node] > rank[pending[best]]
+                        or (rank[node] == rank[pending[best]] and position[node] < position[pending[best]])
+                    ):
+                        best = at
+                gather = -1
+                if next_gather[each] < gather_starts[each + 1]:
+                    gather = gathers[next_gather[each]]
+                    if position[gather] > here:
+                        if ahead + ahead_bytes[gather] > most_ahead and ahead > 0:
+                            gather = -1
+                        else:
+                            place = min(here, places - 1)
+                            room = (
+                                budget
+                                - ahead_bytes[gather]
+                                - max(0, memory - base_memory[place] - extra[place])
+                            )
+                            for place in range(here, position[gather]):
+                                if base_memory[place] + extra[place] > room:
+                                    gather = -1
+                                    break
+                if gather >= 0 and best >= 0:
+                    if rank[pending[best]] > rank[gather]:
+                        gather = -1
+                    elif patient:
+                        # Whether every gather is still in time behind the other collective.
+                        behind = max(start, now) + transfer[pending[best]]
+                        in_time = True
+                        for at in range(next_gather[each], gather_starts[each + 1]):
+                            node = gathers[at]
+                            use = now + seconds_left[min(here, places)] - seconds_left[position[node]]
+                            behind += transfer[node]
+                            if behind > use:
+                                in_time = False
+                                break
+                            if (
+                                use > max(start, now) + 4 * transfer[pending[best]]
+                                and at > next_gather[each] + 8
+                            ):
+                                break
+                        if in_time:
+                            gather = -1
+                if gather >= 0:
+                    issued = gather
+                    next_gather[each] += 1
+                elif best >= 0:
+                    issued = pending[best]
+                    num_pending -= 1
+                    pending[best] = pending[num_pending]
+                if issued >= 0:
+                    break
+            if issued < 0 and chosen < 0 and num_flying == 0:
+                # Nothing can run: the gather that is used next is issued although memory is short.
+                for each in range(num_wires):
+                    if next_gather[each] < gather_starts[each + 1]:
+                        gather = gathers[next_gather[each]]
+                        if issued < 0 or position[gather] < position[issued]:
+                            issued = gather
+                if issued >= 0:
+                    next_gather[wire[issued]] += 1
+                else:
+                    # Ops beyond the window, or short of memory, are all that is left.
+                    for at in range(num_ready):
+                        if chosen < 0 or position[ready[at]] < position[ready[chosen]]:
+                            chosen = at
+                    if chosen < 0:
+                        return now, peak, peak_at, count
+            if issued >= 0:
+                node = issued
+                for at in range(feeder_starts[node], feeder_starts[node + 1]):
+                    batch[size] = feeders[at]
+                    size += 1
+                batch[size] = node
+                size += 1
+                if ahead_bytes[node] >= 0 and position[node] > here:
+                    ahead += ahead_bytes[node]
+                    ahead_at[num_ahead] = node
+                    num_ahead += 1
+                    for place in range(here, position[node]):
+                        extra[place] += ahead_bytes[node]
+            elif chosen >= 0:
+                batch[0] = ready[chosen]
+                size = 1
+                num_ready -= 1
+                ready[chosen] = ready[num_ready]
+            else:
+                soonest = flying_end[0]
+                for at in range(1, num_flying):
+                    soonest = min(soonest, flying_end[at])
+                now = max(now, soonest)
+                continue
+        for item in range(size):
+            node = batch[item]
+            order[count] = node
+            count += 1
+            done[node] = True
+            now += seconds[node]
+            memory += fresh_bytes[node]
+            if memory > peak:
+                peak = memory
+                peak_at = count - 1
+            for at in range(fresh_starts[node], fresh_starts[node + 1]):
+                if left[fresh[at]] == 0 and not kept[fresh[at]]:
+                    memory -= storage_bytes[fresh[at]]
+            for at in range(use_starts[node], use_starts[node + 1]):
+                left[uses[at]] -= 1
+                if left[uses[at]] == 0 and not kept[uses[at]]:
+                    memory -= storage_bytes[uses[at]]
+            if kind[node] == COLLECTIVE:
+                start = max(now, free_at[wire[node]])
+                free_at[wire[node]] = start + transfer[node]
+            for at in range(next_starts[node], next_starts[node + 1]):
+                below = nexts[at]
+                if kind[node] == COLLECTIVE and kind[below] == WAIT:
+                    flying[num_flying] = below
+                    flying_end[num_flying] = free_at[wire[node]]
+                    num_flying += 1
+                    continue
+                if kind[below] == COLLECTIVE and fed[node] == below:
+                    continue
+                missing[below] -= 1
+                if missing[below] == 0 and fed[below] < 0:
+                    if kind[below] == COLLECTIVE:
+                        pending[num_pending] = below
+                        num_pending += 1
+                    else:
+                        ready[num_ready] = below
+                        num_ready += 1
+    for each in range(num_wires):
+        now = max(now, free_at[each])
+    return now, peak, peak_at, count

@@ -1,0 +1,255 @@
+"""List scheduling: a plan for given buckets, node by node, on the compute stream and the wires at once.
+
+Heuristic. Whenever the compute stream is free it takes the ready op of highest rank, and each wire that would
+run dry meanwhile the ready collective of highest rank. Memory is counted as it goes. Gathers of parameters
+may be issued at any time, so they are held back until memory has room for them up to their first use.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pace.solver.arrays import BoolArray, FloatArray, IntArray
+from pace.solver.graph.fused_program import fuse
+from pace.solver.graph.program import COLLECTIVE, OP, Adjacency, Bucket, Program, ProgramPlan
+from pace.solver.graph.timeline import run
+
+UNLIMITED = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListRules:
+    """What list scheduling may do.
+
+    Attributes
+    ----------
+    window
+        How many places before an op that has not run yet others may run; 0 keeps the program order.
+    by_tail
+        Whether the op with the longest tail goes first, or the earliest of the program.
+    most_ahead_bytes
+        Most bytes of gathers that are issued before their places.
+    """
+
+    window: int = 0
+    by_tail: bool = False
+    most_ahead_bytes: int = UNLIMITED
+    patient: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPlan:
+    """A plan, the end of its last node, its peak of memory and where that is, and how it was made."""
+
+    plan: ProgramPlan
+    end_s: float
+    peak_bytes: int
+    peak_node: int
+    method: str
+
+
+class ListScheduler:
+    """Makes plans of one program under a memory budget."""
+
+    def __init__(self, program: Program, budget_bytes: int) -> None:
+        self.program = program
+        self.budget_bytes = budget_bytes
+        self.tail = program.paths[1]
+
+    @cached_property
+    def base_memory(self) -> IntArray:
+        """Memory in use at each node in program order, without buckets."""
+        fused = fuse(self.program, ())
+        nodes = np.arange(len(self.program))
+        change = np.zeros(len(nodes) + 1, dtype=np.int64)
+        sizes = fused.storage_bytes[fused.fresh.flat]
+        np.add.at(change, np.repeat(nodes, np.diff(fused.fresh.starts)), sizes)
+        last = np.full(len(nodes), -1)
+        last[fused.fresh.flat] = np.repeat(nodes, np.diff(fused.fresh.starts))
+        np.maximum.at(last, fused.uses.flat, np.repeat(nodes, np.diff(fused.uses.starts)))
+        freed = np.flatnonzero((fused.storage_bytes > 0) & ~fused.kept)
+        np.subtract.at(change, last[freed] + 1, fused.storage_bytes[freed])
+        return self.program.resident_bytes + np.cumsum(change)[:-1]
+
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """Collectives that need no other collective's output."""
+        return tuple(np.flatnonzero((self.program.kind == COLLECTIVE) & ~self._below).tolist())
+
+    @cached_property
+    def sinks(self) -> tuple[int, ...]:
+        """Collectives whose output no other collective needs."""
+        above = np.zeros(len(self.program), dtype=np.bool_)
+        communicates = self.program.kind == COLLECTIVE
+        starts, flat = self.program.deps.starts, self.program.deps.flat
+        for node in range(len(above) - 1, -1, -1):
+            if above[node] or communicates[node]:
+                above[flat[starts[node] : starts[node + 1]]] = True
+        return tuple(np.flatnonzero(communicates & ~above).tolist())
+
+    @cached_property
+    def _below(self) -> BoolArray:
+        below = np.zeros(len(self.program), dtype=np.bool_)
+        communicates = self.program.kind == COLLECTIVE
+        for node in range(len(below)):
+            deps = self.program.deps[node]
+            below[node] = bool(np.any(below[deps] | communicates[deps]))
+        return below
+
+    @cached_property
+    def gathers(self) -> tuple[int, ...]:
+        """Collectives that may be issued at any time: what they read, if anything, serves them alone."""
+        return tuple(np.flatnonzero(self._is_gather).tolist())
+
+    @cached_property
+    def first_use(self) -> IntArray:
+        """Place of the first node that uses a collective's output; beyond the program if none does."""
+        users = self.program.users
+        uses = np.full(len(self.program), len(self.program))
+        waits = self.program.wait_of
+        for collective in self.program.collectives():
+            below = users[waits[collective]]
+            if len(below):
+                uses[collective] = below[0]
+        return uses
+
+    @cached_property
+    def served(self) -> IntArray:
+        """For ops that serve one gather alone, that gather; else -1."""
+        owner = self._owner
+        nodes = np.arange(len(self.program))
+        return np.where((owner >= 0) & (owner != nodes) & self._is_gather[np.maximum(owner, 0)], owner, -1)
+
+    @cached_property
+    def _owner(self) -> IntArray:
+        """For collectives that return more than they read, and ops that only one needs, that collective."""
+        program = self.program
+        sources = np.array(self.sources, dtype=np.int64)
+        growing = sources[program.output_bytes[sources] > program.input_bytes[sources]]
+        owner = np.full(len(program), -1)
+        owner[growing] = growing
+        free = (program.kind == OP) & ~program.kept[program.storage]
+        for node in np.flatnonzero(free)[::-1].tolist():
+            owners = owner[program.users[node]]
+            if len(owners) and owners[0] >= 0 and np.all(owners == owners[0]):
+                owner[node] = owners[0]
+        return owner
+
+    @cached_property
+    def _is_gather(self) -> BoolArray:
+        owner = self._owner
+        gathers = owner == np.arange(len(owner))
+        # One that reads what others read too has to wait for it.
+        readers = np.repeat(np.arange(len(owner)), np.diff(self.program.deps.starts))
+        shared = (owner[readers] >= 0) & (owner[self.program.deps.flat] != owner[readers])
+        gathers[owner[readers[shared]]] = False
+        return gathers
+
+    @cached_property
+    def _time_left(self) -> FloatArray:
+        """Seconds of compute from each place to the end of the program."""
+        return np.append(np.cumsum(self.program.duration[::-1])[::-1], 0.0)
+
+    @cached_property
+    def _places(self) -> IntArray:
+        """Where each node belongs: gathers where they are first used, others where they are."""
+        n = len(self.program)
+        return np.where(self._is_gather, np.minimum(self.first_use, n - 1), np.arange(n))
+
+    @cached_property
+    def _program_rank(self) -> FloatArray:
+        """Ops by their places; collectives by the compute that follows their first use."""
+        n = len(self.program)
+        uses = np.where(self.program.kind == COLLECTIVE, self.first_use, n)
+        collectives = self._time_left[uses]
+        return np.where(self.program.kind == COLLECTIVE, collectives, -np.arange(n, dtype=np.float64))
+
+    def as_it_is(self) -> PricedPlan:
+        """Return the program's own order, without buckets."""
+        plan = ProgramPlan(order=np.arange(len(self.program)), buckets=())
+        return PricedPlan(
+            plan=plan,
+            end_s=run(self.program, plan).end_s,
+            peak_bytes=int(self.base_memory.max(initial=self.program.resident_bytes)),
+            peak_node=int(np.argmax(self.base_memory)) if len(self.program) else 0,
+            method="the program's own order",
+        )
+
+    def plan(self, buckets: Sequence[Bucket], rules: ListRules) -> PricedPlan:
+        """Return a plan with these buckets; its peak may be above the budget."""
+        from pace.solver.graph.kernels.list_schedule import list_schedule
+
+        program = self.program
+        fused = fuse(program, buckets)
+        size = len(fused.kind)
+        place = fused.place
+        earliest = np.full(size, len(program))
+        np.minimum.at(earliest, place, self._places)
+        latest = np.zeros(size, dtype=np.int64)
+        np.maximum.at(latest, place, self._places)
+        is_gather = np.zeros(size, dtype=np.bool_)
+        is_gather[place[list(self.gathers)]] = True
+        position = np.where(is_gather, earliest, latest)
+        rank = np.full(size, -np.inf)
+        np.maximum.at(rank, place, self.tail if rules.by_tail else self._program_rank)
+        ahead = np.where(is_gather, 0, -1)
+        np.add.at(ahead, place[list(self.gathers)], program.output_bytes[list(self.gathers)])
+        feeders = np.flatnonzero(self.served >= 0)
+        fed = np.full(size, -1, dtype=np.int64)
+        fed[place[feeders]] = place[self.served[feeders]]
+        feeding = _listed(place[self.served[feeders]], place[feeders], size)
+        queue = np.flatnonzero(is_gather)
+        queue = queue[np.lexsort((queue, position[queue]))]
+        queues = _listed(fused.wire[queue], queue, program.num_wires)
+        order = np.empty(size, dtype=np.int64)
+        end_s, peak, peak_at, count = list_schedule(
+            fused.kind,
+            fused.seconds,
+            fused.transfer,
+            fused.wire,
+            program.num_wires,
+            fused.deps.starts,
+            fused.deps.flat,
+            fused.nexts.starts,
+            fused.nexts.flat,
+            position,
+            rank,
+            feeding.starts,
+            feeding.flat,
+            fed,
+            ahead,
+            queues.starts,
+            queues.flat,
+            self._time_left,
+            fused.uses.starts,
+            fused.uses.flat,
+            fused.fresh.starts,
+            fused.fresh.flat,
+            fused.storage_bytes,
+            fused.num_uses,
+            fused.kept,
+            self.base_memory,
+            program.resident_bytes,
+            self.budget_bytes,
+            rules.most_ahead_bytes,
+            rules.patient,
+            rules.window,
+            order,
+        )
+        assert count == size, (count, size)
+        return PricedPlan(
+            plan=ProgramPlan(order=fused.spread(order), buckets=tuple(buckets)),
+            end_s=end_s,
+            peak_bytes=peak,
+            peak_node=int(fused.members[int(order[peak_at])][0]) if size else 0,
+            method=f"heuristic: {'longest tail' if rules.by_tail else 'program order'} first",
+        )
+
+
+def _listed(owners: IntArray, items: IntArray, num_owners: int) -> Adjacency:
+    """Return the items of each owner, in their order."""
+    starts = np.zeros(num_owners + 1, dtype=np.int64)
+    np.cumsum(np.bincount(owners, minlength=num_owners), out=starts[1:])
+    return Adjacency(starts=starts, flat=items[np.argsort(owners, kind="stable")])

@@ -1,0 +1,83 @@
+"""The judge of plans of graphs finds what was made wrong in them."""
+
+from typing import Any
+
+import pytest
+
+from pace import Options
+from pace.checker import check
+from pace.documents.schedule import Schedule
+from pace.planning.graph.optimize import optimize_graph
+from tests.sharded_graphs import backward, forward, graph_of
+
+GRAPH = graph_of(backward(4))
+GOOD = optimize_graph(GRAPH, Options())
+
+
+def changed(**fields: Any) -> Schedule:
+    """Return the schedule with fields changed, whether or not they fit."""
+    return GOOD.model_copy(update=fields)
+
+
+def plan_changed(**fields: Any) -> Schedule:
+    """Return the schedule with fields of its graph plan changed."""
+    return changed(graph=GOOD.graph_plan.model_copy(update=fields))
+
+
+def later(number: int) -> tuple[Any, ...]:
+    """Return the transfers with one of them starting a second late."""
+    transfer = GOOD.transfers[number]
+    moved = transfer.model_copy(update={"start_s": transfer.start_s + 1, "end_s": transfer.end_s + 1})
+    return (*GOOD.transfers[:number], moved, *GOOD.transfers[number + 1 :])
+
+
+def late_bound(**fields: Any) -> Schedule:
+    """Return the schedule with the bound of its last collective changed."""
+    late = GOOD.graph_plan.late
+    assert late is not None
+    return plan_changed(late=late.model_copy(update=fields))
+
+
+def set_bound(**fields: Any) -> Schedule:
+    """Return the schedule with the compute stream's set changed."""
+    first, *others = GOOD.graph_plan.sets
+    return plan_changed(sets=(first.model_copy(update=fields), *others))
+
+
+def test_what_the_planner_made_is_right() -> None:
+    """Nothing is found in a plan as it was made."""
+    assert check(GRAPH, GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "found"),
+    [
+        (changed(transfers=later(1)), "transfer 1: start_s"),
+        (changed(predicted=GOOD.predicted.model_copy(update={"iteration_s": 1.0})), "predicted.iteration_s"),
+        (changed(predicted=GOOD.predicted.model_copy(update={"peak_bytes": 1})), "predicted.peak_bytes"),
+        (
+            changed(predicted=GOOD.predicted.model_copy(update={"lower_bound_s": 99.0})),
+            "predicted.lower_bound_s",
+        ),
+        (changed(groups=GOOD.groups[1:]), "groups are not made of"),
+        (plan_changed(order=GOOD.graph_plan.order[::-1]), "which it reads"),
+        (plan_changed(order=GOOD.graph_plan.order[:-1]), "order has"),
+        (plan_changed(budget_bytes=10), "the budget is 10"),
+        (plan_changed(longest_path_s=1.0), "longest_path_s"),
+        (set_bound(total_s=99.0), "sets[0]: total_s"),
+        (set_bound(bound_s=99.0), "add up to"),
+        (set_bound(num_nodes=99), "num_nodes"),
+        (late_bound(hidden_s=0.0), "late: hidden_s"),
+        (late_bound(collective="weights 1"), "is no collective"),
+        (late_bound(lines=()), "lines are not those"),
+    ],
+)
+def test_a_wrong_plan_is_found(schedule: Schedule, found: str) -> None:
+    """Each change is named."""
+    violations = check(GRAPH, schedule)
+    assert any(found in violation for violation in violations), violations
+
+
+def test_a_plan_of_another_graph_is_found() -> None:
+    """The hash of the graph is compared first."""
+    assert "profile_sha256 is that of another graph" in check(graph_of(forward(2)), GOOD)

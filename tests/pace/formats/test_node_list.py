@@ -1,0 +1,108 @@
+"""Node lists and tables of collective times: what is read, and what is refused."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pace.errors import FormatError, InvalidGraph
+from pace.formats.node_list import is_view, read_node_list, read_times
+
+TABLE = """\
+  Group    Group Size  Collective                    1MB (ms)    2MB (ms)
+-------  ------------  --------------------------  ----------  ----------
+      0             8  all_gather_into_tensor            0.25        0.50
+      0             8  all_gather_into_tensor_out        0.25        0.50
+"""
+
+
+def row(number: int, kind: str = "op", target: str = "aten.mm.default", **fields: Any) -> dict[str, Any]:
+    """Return a node of a list."""
+    base = {"i": number, "op": "call_function", "name": f"n{number}", "target": target, "kind": kind}
+    return {**base, "deps": [], "bytes": 64, "dur": 0.0, **fields}
+
+
+def program() -> list[dict[str, Any]]:
+    """Return an input, its gather, a product, and the output."""
+    return [
+        row(0, op="placeholder", target="x", bytes=1000),
+        row(1, "all_gather_into_tensor", deps=[0], group="0", in_bytes=1 << 20, bytes=8 << 20, dur=0.25),
+        row(2, "wait", deps=[1], bytes=8 << 20),
+        row(3, target="aten.view.default", deps=[2], bytes=8 << 20),
+        row(4, deps=[3], dur=2.0),
+        row(5, op="output", target="output", deps=[4]),
+    ]
+
+
+def write(tmp_path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write a node list, gzipped."""
+    path = tmp_path / "nodes.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(rows).encode()))
+    return path
+
+
+def test_a_list_becomes_a_graph(tmp_path: Path) -> None:
+    """Inputs are resident, times are in seconds, views share memory, and the output's nodes are returned."""
+    graph = read_node_list(write(tmp_path, program()), copy_bytes_per_s=1e9)
+    assert graph.name == "nodes"
+    assert graph.resident_bytes == 1000
+    gather, waiting, view, product = graph.nodes
+    assert gather.collective is not None
+    assert (gather.collective.op, gather.collective.input_bytes) == ("all-gather", 1 << 20)
+    assert waiting.waits_for == gather.name
+    assert (view.view_of, view.allocates_bytes) == (waiting.name, 0)
+    assert (product.duration_s, product.allocates_bytes, product.returned) == (0.002, 64, True)
+
+
+def test_a_table_prices_buckets(tmp_path: Path) -> None:
+    """Between sizes time is linear, and below the smallest it is constant."""
+    table = tmp_path / "times.table"
+    table.write_text(TABLE)
+    graph = read_node_list(write(tmp_path, program()), times=[read_times(table)], copy_bytes_per_s=1e9)
+    (communicator,) = graph.communicators
+    curve = communicator.costs[0].curve(communicator.ranks)
+    assert communicator.ranks == 8
+    assert [float(curve(size)) for size in (1000, 1 << 20, 3 << 19)] == [0.00025, 0.00025, 0.000375]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "broadcast"}, "is no collective"),
+        ({"deps": None}, "expected a node"),
+        ({"kind": "all_reduce"}, "group"),
+    ],
+)
+def test_a_node_that_cannot_be_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    """The error has the place in the list."""
+    rows = program()
+    rows[4].update(change)
+    with pytest.raises(FormatError, match=rf"\[4\].*{message}"):
+        read_node_list(write(tmp_path, rows), copy_bytes_per_s=1e9)
+
+
+def test_a_collective_without_a_wait_is_named(tmp_path: Path) -> None:
+    """The graph's own rules hold for lists too."""
+    rows = [each for each in program() if each["kind"] != "wait"]
+    rows[2]["deps"] = []
+    with pytest.raises(InvalidGraph, match='collective "n1" has no wait'):
+        read_node_list(write(tmp_path, rows), copy_bytes_per_s=1e9)
+
+
+def test_a_table_without_sizes_is_refused(tmp_path: Path) -> None:
+    """The first line says what is expected."""
+    table = tmp_path / "times.table"
+    table.write_text("nothing\n")
+    with pytest.raises(FormatError, match="header with sizes"):
+        read_times(table)
+
+
+def test_views_are_told_by_their_targets() -> None:
+    """Products allocate; views, splits and their items do not."""
+    views = ("aten.view.default", "aten.split.Tensor", "<built-in function getitem>", "aten._conj.default")
+    assert all(map(is_view, views))
+    assert not any(
+        map(is_view, ("aten.mm.default", "aten.clone.default", "prims.convert_element_type.default"))
+    )

@@ -1,0 +1,147 @@
+"""Graphs of sharded training for tests: a few layers by hand, and random programs."""
+
+from hypothesis import strategies as st
+
+from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
+from pace.documents.graph.collective_graph import CollectiveGraph
+from pace.documents.graph.nodes import CollectiveCall, CollectiveOp, Communicator, GraphNode, OpCost
+
+OPS: tuple[CollectiveOp, ...] = ("all-gather", "reduce-scatter", "all-reduce")
+SHARD, FULL = 64, 256
+
+
+def collective(name: str, op: CollectiveOp, deps: tuple[str, ...] = (), *, group: str = "dp") -> GraphNode:
+    """Return a collective of a shard and its whole."""
+    sent, got = {"all-gather": (SHARD, FULL), "reduce-scatter": (FULL, SHARD)}.get(op, (SHARD, SHARD))
+    return GraphNode(
+        name=name,
+        deps=deps,
+        collective=CollectiveCall(
+            op=op, communicator=group, dtype="float32", input_bytes=sent, output_bytes=got
+        ),
+    )
+
+
+def wait(name: str, *, returned: bool = False) -> GraphNode:
+    """Return the wait of a collective."""
+    return GraphNode(name=f"wait {name}", deps=(name,), waits_for=name, returned=returned)
+
+
+def graph_of(
+    nodes: list[GraphNode],
+    *,
+    latency_s: float = 0.5,
+    seconds_per_byte: float = 1 / 512,
+    wires: tuple[str, ...] = ("wire",),
+    copy_bytes_per_s: float = 1e6,
+) -> CollectiveGraph:
+    """Return a graph whose collectives cost a line, with a communicator for each wire: "dp", then "tp"."""
+    cost = AffineAllReduce(latency_s=latency_s, seconds_per_byte=seconds_per_byte)
+    costs = tuple(OpCost(op=op, cost=cost) for op in OPS)
+    groups = tuple(
+        Communicator(name=name, ranks=4, wire=wires[min(number, len(wires) - 1)], costs=costs)
+        for number, name in enumerate(("dp", "tp"))
+    )
+    return CollectiveGraph(
+        name="test", wires=wires, communicators=groups, copy_bytes_per_s=copy_bytes_per_s, nodes=tuple(nodes)
+    )
+
+
+def forward(num_layers: int, *, compute_s: float = 2.0) -> list[GraphNode]:
+    """Return layers that each gather their parameters right before they compute."""
+    nodes: list[GraphNode] = []
+    before: tuple[str, ...] = ()
+    for layer in range(num_layers):
+        nodes += [
+            collective(f"gather {layer}", "all-gather"),
+            wait(f"gather {layer}"),
+            GraphNode(
+                name=f"layer {layer}",
+                duration_s=compute_s,
+                deps=(f"wait gather {layer}", *before),
+                allocates_bytes=16,
+                returned=layer == num_layers - 1,
+            ),
+        ]
+        before = (f"layer {layer}",)
+    return nodes
+
+
+def backward(num_layers: int) -> list[GraphNode]:
+    """Return layers that gather, compute, and reduce their gradients, waiting for each at once."""
+    nodes: list[GraphNode] = []
+    before: tuple[str, ...] = ()
+    for layer in range(num_layers):
+        nodes += [
+            collective(f"gather {layer}", "all-gather"),
+            wait(f"gather {layer}"),
+            GraphNode(
+                name=f"inputs {layer}",
+                duration_s=1.0,
+                deps=(f"wait gather {layer}", *before),
+                allocates_bytes=32,
+            ),
+            GraphNode(
+                name=f"weights {layer}", duration_s=1.0, deps=(f"inputs {layer}",), allocates_bytes=FULL
+            ),
+            collective(f"scatter {layer}", "reduce-scatter", (f"weights {layer}",)),
+            wait(f"scatter {layer}", returned=True),
+        ]
+        before = (f"inputs {layer}",)
+    return nodes
+
+
+@st.composite
+def graphs(draw: st.DrawFn, *, most_nodes: int = 12, samples: bool = False) -> CollectiveGraph:
+    """Return random programs: collectives read any op or wait before; some nodes are views or returned."""
+    nodes: list[GraphNode] = []
+    readable: list[str] = []
+    waiting: list[str] = []
+    seconds = st.integers(0, 8).map(lambda eighths: eighths / 8)
+    for number in range(draw(st.integers(1, most_nodes))):
+        kind = draw(st.sampled_from(("op", "op", "view", "collective", "wait")))
+        deps = tuple(draw(st.lists(st.sampled_from(readable), unique=True, max_size=3))) if readable else ()
+        returned = draw(st.integers(0, 5)) == 0
+        name = f"node {number}"
+        if kind == "wait" and waiting:
+            waited = waiting.pop(draw(st.integers(0, len(waiting) - 1)))
+            nodes.append(GraphNode(name=name, deps=(waited,), waits_for=waited, returned=returned))
+            readable.append(name)
+        elif kind == "collective":
+            call = CollectiveCall(
+                op=draw(st.sampled_from(OPS)),
+                communicator=draw(st.sampled_from(("dp", "tp"))),
+                dtype=draw(st.sampled_from(("float32", "bfloat16"))),
+                input_bytes=draw(st.integers(1, 8)) * 16,
+                output_bytes=draw(st.integers(1, 8)) * 16,
+            )
+            nodes.append(GraphNode(name=name, deps=deps, collective=call))
+            waiting.append(name)
+        else:
+            view = kind == "view" and bool(deps)
+            nodes.append(
+                GraphNode(
+                    name=name,
+                    duration_s=draw(seconds),
+                    deps=deps,
+                    view_of=deps[0] if view else None,
+                    allocates_bytes=0 if view else draw(st.integers(0, 4)) * 32,
+                    returned=returned,
+                )
+            )
+            readable.append(name)
+    nodes += [GraphNode(name=f"wait for {name}", deps=(name,), waits_for=name) for name in waiting]
+    wires = draw(st.sampled_from((("wire",), ("wire", "second"))))
+    graph = graph_of(
+        nodes, latency_s=draw(seconds), wires=wires, copy_bytes_per_s=draw(st.sampled_from((64.0, 1e6)))
+    )
+    if not samples:
+        return graph
+    steps = draw(st.lists(st.integers(0, 8), min_size=3, max_size=3))
+    points = tuple((float(16 << (2 * at)), sum(steps[: at + 1]) / 8) for at in range(3))
+    costs = tuple(OpCost(op=op, cost=SampledAllReduce(samples=points)) for op in OPS)
+    return graph.model_copy(
+        update={
+            "communicators": tuple(each.model_copy(update={"costs": costs}) for each in graph.communicators)
+        }
+    )
