@@ -60,11 +60,13 @@ def _check_lines(graph: CollectiveGraph, price: Prices, wire: str, lines: Sequen
         call = node.collective
         if call is not None and wires[call.communicator] == wire:
             sizes.setdefault((call.op, call.communicator, call.dtype), []).append(call.input_bytes)
-    stated = {(line.op, line.communicator, line.dtype): line for line in lines}
+    stated: dict[tuple[str, str, str | None], KeyLine] = {
+        (line.op, line.communicator, line.dtype): line for line in lines
+    }
     if stated.keys() != sizes.keys() or len(stated) != len(lines):
         yield "lines are not those of the wire's collectives, each once"
         return
-    samples = {
+    samples: dict[tuple[str, str], list[int]] = {
         (each.name, cost.op): [size for size, _ in getattr(cost.cost, "samples", ())]
         for each in graph.communicators
         for cost in each.costs
