@@ -47,7 +47,8 @@ class FusedProgram:
         """Return the nodes of the program in the order of nodes here."""
         lengths = np.diff(self.members.starts)[order]
         offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        return self.members.flat[np.repeat(self.members.starts[order], lengths) + offsets]
+        nodes: IntArray = self.members.flat[np.repeat(self.members.starts[order], lengths) + offsets]
+        return nodes
 
 
 def fuse(program: Program, buckets: Sequence[Bucket]) -> FusedProgram:

@@ -140,7 +140,7 @@ class ListScheduler:
     @cached_property
     def _is_gather(self) -> BoolArray:
         owner = self._owner
-        gathers = owner == np.arange(len(owner))
+        gathers: BoolArray = owner == np.arange(len(owner))
         # One that reads what others read too has to wait for it.
         readers = np.repeat(np.arange(len(owner)), np.diff(self.program.deps.starts))
         shared = (owner[readers] >= 0) & (owner[self.program.deps.flat] != owner[readers])
