@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pace.checker.graph.replay import Prices
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.graph.plan import KeyLine, LateCollective, SetOfNodes
+from pace.documents.profile import DType
 from pace.documents.schedule import Schedule
 
 Paths = dict[str, float]
@@ -55,7 +56,7 @@ def _paths(graph: CollectiveGraph, own: dict[str, float]) -> tuple[Paths, Paths]
 def _check_lines(graph: CollectiveGraph, price: Prices, wire: str, lines: Sequence[KeyLine]) -> Iterator[str]:
     """Show that no bucket of a wire costs less than its line says."""
     wires = {each.name: each.wire for each in graph.communicators}
-    sizes: dict[tuple[str, str, str | None], list[int]] = {}
+    sizes: dict[tuple[str, str, DType | None], list[int]] = {}
     for node in graph.nodes:
         call = node.collective
         if call is not None and wires[call.communicator] == wire:
