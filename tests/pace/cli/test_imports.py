@@ -66,7 +66,7 @@ def test_options_that_cannot_be_meant_are_refused_before_any_work(tmp_path: Path
     for command, reason in (
         (["optimize", str(profile), "--plot", "out.xyz"], "ends in .png, .svg, .pdf"),
         (["what-if", str(profile), "--plot", "out.xyz"], "ends in .png, .svg, .pdf"),
-        ([*made[:3], "15e12", *made[4:]], "give 15 for 15e12"),
+        ([*made[:3], "15e12", *made[4:]], "For 15e12 operations per second, give 15"),
         (
             ["import", "layers", str(profile), "-o", "x", "--workers", "2", "--cost", str(profile)],
             "expected a cost as `pace fit -o` writes it, not a profile",

@@ -171,6 +171,7 @@ def test_field_names_are_what_others_read() -> None:
         "norm_bound",
         "sharding",
         "cluster",
+        "graph",
     ]
     assert list(Segment.model_fields) == [
         "op",
