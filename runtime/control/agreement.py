@@ -268,7 +268,7 @@ def agree_on_weights(
         name, rank = next(iter(differing.items()))
         raise InvalidUse(
             f"{len(differing)} parameters or buffers differ between ranks, {name} on rank {rank} for one:"
-            " make them equal before wrapping, or leave broadcast_parameters=True"
+            " make them equal before wrapping, by one seed or one checkpoint on every rank"
         )
     for name in differing:
         tensor = state[name]

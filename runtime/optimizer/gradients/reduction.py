@@ -435,9 +435,21 @@ class Reduction:
         """Begin another turn of the same step: user code read gradients, and more are computed now.
 
         What is reduced stays, and new contributions add to it.
+
+        Raises
+        ------
+        InvalidUse
+            Where more was computed, and a rank without a backward pass may have stepped already.
         """
         self.adopt_replaced(arriving)
         self.resolve_all()
+        if arriving is not None and self._substitute is not None:
+            self.engine.abandon()
+            raise InvalidUse(
+                f"rank {self._transport.rank} ran a further backward pass when its gradients were complete,"
+                " in a step in which another rank has none and cannot know of it: put all backward passes of"
+                " a step but the last in no_sync(), or run one on every rank"
+            )
         self._begin()
         self.sealed = False
 

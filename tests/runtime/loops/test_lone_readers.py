@@ -63,3 +63,23 @@ def test_training_goes_on_when_the_reader_is_answered(pool: RankPool, then: str,
     found = pool.run(run_with_slow_answers, program)
     assert [each.reason for each in found if isinstance(each, Failed)] == []
     assert differences(found, expected(program)) == []
+
+
+@pytest.mark.parametrize("mode", ["overlap", "barrier"])
+def test_more_backward_passes_beside_ranks_without_one_are_no_silent_error(mode: str) -> None:
+    """A rank clips alone; in the next step, gradients are complete after each of its two backward passes."""
+    once: tuple[Operation, ...] = (
+        *(("zero", "optimizer", True), ("compute", "retain", ((), (), (0,)))),
+        *(("norm", 0.05), ("step",)),
+    )
+    program = Program(
+        size=3,
+        kinds=("linear", "linear", "linear"),
+        optimizer="adagrad-fused",
+        operations=2 * once,
+        options={"mode": mode},
+    )
+    with RankPool(3) as three:
+        found = three.run(run_program, program)
+    assert all(isinstance(each, Failed) for each in found)
+    assert "put all backward passes of a step but the last in no_sync()" in found[2].reason
