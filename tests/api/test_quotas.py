@@ -125,7 +125,7 @@ def test_simulations_under_way_are_bounded(queue: TaskQueue) -> None:
         assert received.num_steps == points
         queue.submit("a", received)
 
-    with pytest.raises(ContentTooLarge, match="may have 10"):
+    with pytest.raises(ContentTooLarge, match="at most 10"):
         ask("one", 11)
     ask("one", 6)
     with pytest.raises(QueueFull, match="6 of your simulations"):
