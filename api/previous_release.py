@@ -17,7 +17,7 @@ from pace.documents.schedule_rules import server_links
 # The first bytes of ``Schedule.to_json``; schedules of earlier releases begin differently.
 _CURRENT = b'{\n  "schema_version": 1,\n  "exchange": "'
 # Fields that earlier releases do not know; left out if they have their defaults.
-_NEW_FIELDS = ("cluster", "partition_bytes", "discipline")
+_NEW_FIELDS = ("cluster", "memory_bytes", "partition_bytes", "discipline")
 # The previous release's names of renamed policies.
 _EARLIER_POLICIES = {"pace": "optimal", "paper": "pace"}
 _CURRENT_POLICIES = {earlier: name for name, earlier in _EARLIER_POLICIES.items()}

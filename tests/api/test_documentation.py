@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pace.api.settings import Settings
 
-PAGE = Path(__file__).parents[2] / "docs" / "service.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 
 
 def test_every_setting_is_in_the_table_with_its_default() -> None:

@@ -95,7 +95,7 @@ def test_the_dashboard_is_well_formed() -> None:
 
 def test_every_alert_is_in_the_runbook() -> None:
     """Whoever is woken finds what to do."""
-    text = (DEPLOY.parent / "docs" / "runbook.md").read_text()
+    text = (DEPLOY.parent / "docs" / "guides" / "operate.md").read_text()
     (group,) = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]
     for rule in group["rules"]:
         assert f"`{rule['alert']}`" in text

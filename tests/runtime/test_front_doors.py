@@ -5,7 +5,7 @@ import importlib.util
 
 import pytest
 
-_OPTIONS = ["AllReduce", "Plan", "Replanning"]
+_OPTIONS = ["AllReduce", "Plan", "Replanning", "Tune"]
 
 NAMES = {
     "accelerate": [*_OPTIONS, "attach"],

@@ -27,10 +27,10 @@ def test_keys_are_shown_once_and_may_what_they_say(browser: Browser, service: Ca
     with Visitor(browser, service.url) as visitor:
         visitor.tolerated = is_unsigned
         page = visitor.go("jobs")
-        page.get_by_label("API key").fill("pace_0000000000000000_" + "a" * 43)
+        page.get_by_role("textbox", name="API key").fill("pace_0000000000000000_" + "a" * 43)
         page.get_by_role("button", name="Go on").click()
         expect(page.get_by_role("alert")).to_be_visible()
-        page.get_by_label("API key").fill(service.token or "")
+        page.get_by_role("textbox", name="API key").fill(service.token or "")
         page.get_by_role("button", name="Go on").click()
         expect(page.get_by_role("link", name="mine")).to_be_visible()
         assert page.evaluate("Object.keys(localStorage).concat(document.cookie || [])") == []
@@ -54,9 +54,9 @@ def test_keys_are_shown_once_and_may_what_they_say(browser: Browser, service: Ca
             expect(page.get_by_role("row", name="a reader")).to_contain_text("revoked")
             reading.tolerated = is_unsigned
             reader.get_by_role("link", name="Start").click()
-            expect(reader.get_by_label("API key")).to_be_visible()
+            expect(reader.get_by_role("textbox", name="API key")).to_be_visible()
         page.get_by_role("button", name="Sign out").click()
-        expect(page.get_by_label("API key")).to_be_visible()
+        expect(page.get_by_role("textbox", name="API key")).to_be_visible()
         expect(page.get_by_role("link", name="mine")).to_have_count(0)
 
 
