@@ -7,6 +7,7 @@ The examples in ``api/http/examples.json`` are answers of a real service. To wri
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,8 @@ def ask_everything(caller: Caller, operations: Operations) -> Iterator[tuple[str
         return name, answer
 
     yield ask("healthz")
-    ready = next(answer for answer in (ask("readyz") for _ in range(10_000)) if answer[1].is_success)
+    while not (ready := ask("readyz"))[1].is_success:  # its processes start after it answers
+        time.sleep(0.1)
     yield ready
     stored = ask("create_profile")
     yield stored

@@ -96,10 +96,12 @@ def test_bytescheduler_is_scaled(layered: Profile, cluster: Cluster) -> None:
 
 
 def test_our_parts_are_not_below_what_the_cluster_allows(layered: Profile, cluster: Cluster) -> None:
-    """No part is smaller, unless its whole group is."""
+    """On slow links, 400 bytes go in two parts where 200 may, in one where they may not."""
     contender, profile = BY_NAME["pace-servers"], renamed(layered)
     for least in (200, 300):
-        exchange = cluster.exchange.model_copy(update={"min_partition_bytes": least})
+        exchange = cluster.exchange.model_copy(
+            update={"min_partition_bytes": least, "worker_bytes_per_s": 3e5}
+        )
         coarse = cluster.model_copy(update={"exchange": exchange})
         traffic = traffic_of(contender, profile, coarse, 1.0, paced=True)
         schedule = schedule_over_servers(contender, profile, coarse, traffic)
@@ -107,6 +109,7 @@ def test_our_parts_are_not_below_what_the_cluster_allows(layered: Profile, clust
         assert sorted(sizes) == sorted(traffic.sizes.tolist())
         whole = [group.size_bytes for group in schedule.groups]
         assert min(sizes) >= min(least, min(whole))
+        assert (len(sizes) > len(whole)) == (least == 200)
 
 
 def test_layouts_are_read() -> None:
