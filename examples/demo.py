@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-sys.path.append(str(Path(__file__).parent))
-from demo_chart import draw
-
 from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Schedule, load_schedule
 from pace.simulation import make_policy, run_policy
+from pace.view.chart import plot_windows
 from pace.view.perfetto import chrome_trace
+from pace.view.window import Window, WindowTransfer, lay_out
 
 HERE = Path(__file__).parent
 JOB = "demo"
@@ -75,7 +74,7 @@ def main() -> int:
     print_times(console, profile, schedule, arguments.backend, out)
     print_weights(console, out, steps)
     picture = out / "windows.png"
-    draw(json.loads(predicted_trace.read_text()), json.loads(measured_trace.read_text()), picture)
+    draw_windows(profile, schedule, json.loads(measured_trace.read_text()), picture)
     console.print(f"Picture (predicted above measured):          {picture}")
     console.print(f"Timelines (open in https://ui.perfetto.dev): {predicted_trace}")
     console.print(f"                                             {measured_trace} (measured)")
@@ -212,6 +211,33 @@ def samples(profile: Profile) -> str:
     return ", ".join(
         f"{size / 1024:,.0f} KiB {seconds * 1e3:.1f} ms" for size, seconds in sorted(measured.samples)[::3]
     )
+
+
+def draw_windows(profile: Profile, schedule: Schedule, measured: dict[str, Any], picture: Path) -> None:
+    """Draw the predicted window above the measured one, which begins at the predicted first send."""
+    predicted = lay_out(profile, schedule)
+    begin_s = min(transfer.start_s for transfer in predicted.transfers)
+    slices = [each for each in measured["traceEvents"] if each["ph"] == "X"]
+    transfers = tuple(
+        WindowTransfer(
+            link=0,
+            cargo=each["args"]["group"],
+            size_bytes=each["args"]["size_bytes"],
+            start_s=begin_s + each["ts"] / 1e6,
+            end_s=begin_s + (each["ts"] + each["dur"]) / 1e6,
+        )
+        for each in slices
+    )
+    found = Window(
+        name="measured",
+        iteration_s=max(transfer.end_s for transfer in transfers),
+        barrier=False,
+        links=predicted.links,
+        cargo=tuple(replace(each, ready_s=None) for each in predicted.cargo),
+        transfers=transfers,
+    )
+    titles = ("predicted", "measured: what rank 0 sent in its last step, from the predicted first send on")
+    plot_windows([(titles[0], profile, predicted), (titles[1], None, found)], picture)
 
 
 def print_groups(console: Console, schedule: Schedule) -> None:

@@ -1,5 +1,6 @@
-"""The predicted window as a chart: compute and network over time, groups in colors, bounds marked."""
+"""Windows as a chart: compute and network over time, groups in colors, bounds marked."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,34 +35,56 @@ def plot(profile: Profile, schedule: Schedule, path: Path) -> None:
     and a number; a triangle of the color marks the moment when the group was ready. Groups of the proof
     have a dark edge.
     """
-    from matplotlib.figure import Figure
-
     window = lay_out(profile, schedule)
     predicted = schedule.predicted
-    end_ms = max(predicted.iteration_s, predicted.compute_s) * MILLISECONDS * 1.01 or 1.0
-    rows = [*window.lanes, *window.links]
-    figure = Figure(figsize=(12, 2.2 + 0.5 * len(rows)), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_xlim(0, end_ms)
-    _draw_ops(axes, profile, window, end_ms)
-    _draw_transfers(axes, window, inches_per_ms=10.8 / end_ms)
-    _draw_bounds(axes, predicted)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_ylim(len(rows) - 0.35, -0.5)
-    axes.set_title(
+    title = (
         f"{profile.name}: {predicted.iteration_s * MILLISECONDS:.1f} ms predicted, {predicted.gap:.1%} over "
-        f"the bound; {len(schedule.groups)} groups in {schedule.num_segments} segments",
-        loc="left",
+        f"the bound; {len(schedule.groups)} groups in {schedule.num_segments} segments"
     )
+    end_s = max(predicted.iteration_s, predicted.compute_s)
+    figure, every = _drawn([(title, profile, window)], end_s)
+    _draw_bounds(every[0], predicted)
+    _save(figure, every, path)
+
+
+def plot_windows(shown: Sequence[tuple[str, Profile | None, Window]], path: Path) -> None:
+    """Draw several windows below one another, on one scale of time; see ``plot``.
+
+    Parameters
+    ----------
+    shown
+        For each window a title, and the profile if it has rows of compute.
+    """
+    end_s = max(window.iteration_s for _, _, window in shown)
+    figure, axes = _drawn(shown, end_s)
     _save(figure, axes, path)
 
 
-def _save(figure: "Figure", axes: "Axes", path: Path) -> None:
-    axes.set_xlabel("ms from the start of the backward pass")
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    handles, labels = axes.get_legend_handles_labels()
+def _drawn(shown: Sequence[tuple[str, Profile | None, Window]], end_s: float) -> "tuple[Figure, list[Axes]]":
+    from matplotlib.figure import Figure
+
+    end_ms = end_s * MILLISECONDS * 1.01 or 1.0
+    num_rows = [len(window.lanes) + len(window.link_rows[0]) for _, _, window in shown]
+    figure = Figure(figsize=(12, 1.0 + 1.2 * len(shown) + 0.5 * sum(num_rows)), layout="constrained")
+    below = figure.subplots(len(shown), squeeze=False, sharex=True, height_ratios=num_rows)[:, 0]
+    for axes, (title, profile, window) in zip(below, shown, strict=True):
+        axes.set_xlim(0, end_ms)
+        rows = [*window.lanes, *window.link_rows[0]]
+        if profile is not None:
+            _draw_ops(axes, profile, window, end_ms)
+        _draw_transfers(axes, window, inches_per_ms=10.8 / end_ms)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set_ylim(len(rows) - 0.35, -0.5)
+        axes.set_title(title, loc="left")
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+    return figure, list(below)
+
+
+def _save(figure: "Figure", axes: "Sequence[Axes]", path: Path) -> None:
+    axes[-1].set_xlabel("ms from the start of the backward pass")
+    handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=LABEL_PT)
     figure.savefig(path, dpi=150)
 
@@ -100,9 +123,11 @@ def _draw_transfers(axes: "Axes", window: Window, *, inches_per_ms: float) -> No
             ready_ms = cargo.ready_s * MILLISECONDS
             axes.plot(ready_ms, first - 0.42, "v", color=color, markersize=5, clip_on=False)
     axes.plot([], [], "v", color="0.4", markersize=5, label="a group is ready")
-    labeled_to_ms = dict.fromkeys(range(len(window.links)), -np.inf)
-    for transfer in sorted(window.transfers, key=lambda transfer: transfer.start_s):
-        lane, in_bound = first + transfer.link, window.cargo[transfer.cargo].critical
+    names, row_of = window.link_rows
+    labeled_to_ms = dict.fromkeys(range(len(names)), -np.inf)
+    ordered = sorted(zip(window.transfers, row_of, strict=True), key=lambda each: each[0].start_s)
+    for transfer, row in ordered:
+        lane, in_bound = first + row, window.cargo[transfer.cargo].critical
         start_ms = transfer.start_s * MILLISECONDS
         width_ms = (transfer.end_s - transfer.start_s) * MILLISECONDS
         color = COLORS[transfer.cargo % len(COLORS)]
@@ -123,9 +148,9 @@ def _draw_transfers(axes: "Axes", window: Window, *, inches_per_ms: float) -> No
         if fits:
             ink = "white" if is_dark(color) else "black"
             axes.text(middle_ms, lane, text, color=ink, ha="center", va="center", fontsize=LABEL_PT, zorder=4)
-        elif middle_ms - needed_ms / 2 > labeled_to_ms[transfer.link]:  # below, where nothing stands yet
+        elif middle_ms - needed_ms / 2 > labeled_to_ms[row]:  # below, where nothing stands yet
             axes.text(middle_ms, lane + 0.38, text, ha="center", va="top", fontsize=LABEL_PT - 1)
-            labeled_to_ms[transfer.link] = middle_ms + needed_ms / 2
+            labeled_to_ms[row] = middle_ms + needed_ms / 2
     if any(cargo.critical for cargo in window.cargo):
         axes.barh(
             first,

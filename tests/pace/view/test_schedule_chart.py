@@ -1,6 +1,7 @@
 """The chart of a predicted window: what it says, read from the SVG's text."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 
 from pace import Gradient, Op, Options, Profile, optimize
 from pace.documents.collective_costs import AffineAllReduce
-from pace.view.chart import plot
+from pace.view.chart import plot, plot_windows
+from pace.view.op_times import OpTimes
+from pace.view.window import lay_out
 
 
 def _profile() -> Profile:
@@ -99,3 +102,26 @@ def test_the_ending_chooses_the_format(tmp_path: Path, ending: str, magic: bytes
     path = tmp_path / f"window.{ending}"
     plot(profile, optimize(profile), path)
     assert path.read_bytes().startswith(magic)
+
+
+def test_a_measured_window_stands_below_the_predicted_one(tmp_path: Path) -> None:
+    """On one scale of time; what was on the network at once has rows of its own."""
+    profile = _profile()
+    predicted = lay_out(profile, optimize(profile, Options(fusion="none")))
+    late = [
+        replace(each, start_s=each.start_s + 0.1 * at, end_s=each.end_s + 0.1)
+        for at, each in enumerate(predicted.transfers)
+    ]
+    measured = replace(
+        predicted, times=OpTimes(), lanes=(), op_lanes=(), transfers=tuple(late), iteration_s=0.16
+    )
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        shown = [("as predicted", profile, predicted), ("as measured", None, measured)]
+        plot_windows(shown, tmp_path / "both.svg")
+    words = _words(tmp_path / "both.svg")
+    assert words.index("as predicted") < words.index("as measured")
+    assert words.count("compute") == 1
+    rows = measured.link_rows[0]
+    assert [words.count(name) for name in rows] == [2, *(1 for _ in rows[1:])]
+    assert "compute that waits for no gradient" in words
+    assert 120 <= max(int(word) for word in words if word.isdigit()) <= 160  # the axis of both
