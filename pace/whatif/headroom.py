@@ -11,7 +11,7 @@ the norm is taken to be free, exchanging it between ranks that hold shards is no
 
 import math
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pace.documents.options import Options
@@ -41,6 +41,8 @@ class Reachable:
         In two halves, with the optimizer's state sharded; None where gradients have no such halves.
     bound_s
         See ``pace.planning.optimize.lower_bound_s``.
+    gains
+        For each of these times its share of the baseline that is saved; see ``Headroom.gain``.
     """
 
     ddp_s: float | None
@@ -49,6 +51,7 @@ class Reachable:
     pace_s: float
     sharded_s: float | None
     bound_s: float
+    gains: dict[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,15 +125,20 @@ class Headroom:
         gain = 1 - window_s / self.baseline_s
         return None if self.recorded is not None and abs(self.recorded.error) > abs(gain) else gain
 
+    def with_gains(self) -> "Headroom":
+        """Return the answer with the gains of every way to train."""
+
+        def told(reachable: Reachable) -> Reachable:
+            names = ("ddp_s", "ddp_best_caps_s", "pace_s", "sharded_s", "bound_s")
+            return replace(reachable, gains={name: self.gain(getattr(reachable, name)) for name in names})
+
+        return replace(
+            self, plain=told(self.plain), clipped=None if self.clipped is None else told(self.clipped)
+        )
+
     def to_document(self) -> dict[str, Any]:
-        """Return the answer as JSON values, with the gains of every way to train."""
-        document = asdict(self)
-        for name in ("plain", "clipped"):
-            if document[name] is not None:
-                reachable = getattr(self, name)
-                fields = ("ddp_s", "ddp_best_caps_s", "pace_s", "sharded_s", "bound_s")
-                document[name]["gains"] = {field: self.gain(getattr(reachable, field)) for field in fields}
-        return document
+        """Return the answer as JSON values."""
+        return asdict(self)
 
 
 def headroom(profile: Profile, *, clip: bool = False, warnings: tuple[str, ...] = ()) -> Headroom:
@@ -159,7 +167,7 @@ def headroom(profile: Profile, *, clip: bool = False, warnings: tuple[str, ...] 
         time=_where_time_goes(profile, plain, recorded),
         advice=(),
     )
-    return advice_for(made, kind, _seconds(profile.metadata.get("late_ranks_s")))
+    return advice_for(made, kind, _seconds(profile.metadata.get("late_ranks_s"))).with_gains()
 
 
 def _told(profile: Profile) -> tuple[str, str]:
