@@ -93,14 +93,10 @@ def torchs_own(places: Iterable[str]) -> tuple[Any, ...]:
 
 def holders_of(functions: tuple[Any, ...]) -> list[Any]:
     """Return what refers to functions of torch and is not torch's; to be asked before they are patched."""
-    # What a program keeps apart from the collector (`gc.freeze`), the collector finds no references in.
-    is_kept_apart = gc.get_freeze_count() > 0
+    # The collector finds no references in what a program froze. Nothing is frozen again: it would take what
+    # the program made since, such as the model, which would then live for as long as the process.
     gc.unfreeze()
-    try:
-        return [holder for holder in gc.get_referrers(*functions) if not _is_torchs(holder)]
-    finally:
-        if is_kept_apart:
-            gc.freeze()
+    return [holder for holder in gc.get_referrers(*functions) if not _is_torchs(holder)]
 
 
 def replace_in(holders: Iterable[Any], replaced: list[tuple[Any, Any]]) -> None:

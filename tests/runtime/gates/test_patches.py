@@ -83,21 +83,40 @@ def test_whoever_reads_a_guarded_parameter_finds_it_current(name: str) -> None:
 
 _FROZEN = """
 import gc
+import weakref
 import torch
 from torch import tensor
 from pace.runtime.gates.guarded_tensors import guard, unguard
+
+class Maker:
+    made = torch.tensor
+
+def with_default(value, make=torch.tensor):
+    return make(value)
+
+class Loop:
+    def __init__(self):
+        self.itself = self
+
 gc.freeze()
-parameter = torch.nn.Parameter(torch.ones(3))
+loop = Loop()
+dropped = weakref.ref(loop)
 asked = []
-guard(parameter, lambda guarded: (asked.append(guarded), unguard(guarded)))
-tensor(parameter)
-assert len(asked) == 1
-assert gc.get_freeze_count() > 0
+guard(torch.nn.Parameter(torch.ones(3)), unguard)  # patches are in place
+copies = {"a name": tensor, "a default": with_default, "a class": Maker.made}
+for name, copy in copies.items():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    guard(parameter, lambda guarded: (asked.append(name), unguard(guarded)))
+    copy(parameter)
+assert asked == list(copies), asked
+del loop
+gc.collect()
+assert dropped() is None
 """
 
 
 def test_names_kept_apart_from_the_collector_are_replaced_too() -> None:
-    """As after ``gc.freeze()`` of servers that fork: the collector finds no references in what is frozen."""
+    """As after ``gc.freeze()`` of programs that fork; and what was made since then does not live forever."""
     subprocess.run([sys.executable, "-W", "ignore", "-c", _FROZEN], check=True)
 
 
