@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -21,16 +20,17 @@ from pace.documents.throughput.prediction import (
     ThroughputPrediction,
     Trusted,
 )
-from pace.documents.throughput.steps import WINDOWED, StepLink, StepsDocument, StepTimes
+from pace.documents.throughput.steps import WINDOWED, StepLink, StepsDocument
 from pace.errors import InvalidOptions, InvalidSteps
 from pace.throughput.coarse import bound_rate, closed_network_rate, compute_s, cynthia_rate, link_s
 from pace.throughput.graph import with_servers
+from pace.throughput.knee import dips_of, knee_of
+from pace.throughput.recorded_steps import compute_variation, rate_error, recorded_step_s, replay_error
 from pace.throughput.simulate import StepSimulation, simulate_steps
 
 BYTES_PER_GBIT = 1e9 / 8
 SATURATED = 0.75
 MOST_REPLAY_ERROR = 0.05
-MOST_REPLAYED = 100
 # By how much links may have been busy for longer or shorter than their bytes need at the link's rate.
 MOST_RATE_ERROR = 0.1
 LEAST_VARIATION = 0.01
@@ -38,12 +38,6 @@ MOST_SPREAD = 1.2  # of the 95th percentile over the 5th: beyond that a mean say
 SHARE_SPREAD = 0.02  # measured for some 300 kB where connections have equally much under way
 
 Progress = Callable[[int], None]
-
-# What a worker adds, of what the first gives, to be worth having.
-_WORTH_HAVING = 0.25
-
-# A point so far below its neighbors is a dip.
-_DIP = 0.05
 
 
 def predict(
@@ -284,44 +278,6 @@ def _curve(document: StepsDocument, curve: list[PredictedPoint], run: _Runs) -> 
     )
 
 
-def _envelope(curve: list[PredictedPoint]) -> list[tuple[int, float]]:
-    """Return the corners of the upper concave envelope of throughput over workers, from (0, 0) on."""
-    corners = [(0, 0.0)]
-    for workers, rate in sorted((point.workers, point.throughput) for point in curve):
-        while len(corners) > 1:
-            (w0, r0), (w1, r1) = corners[-2:]
-            if (r1 - r0) * (workers - w0) > (rate - r0) * (w1 - w0):
-                break
-            corners.pop()
-        corners.append((workers, rate))
-    return corners
-
-
-def knee_of(curve: list[PredictedPoint]) -> int | None:
-    """Return the most workers of which each added at least a quarter of the first one's throughput, or None.
-
-    None if that holds to the end. A dip, where workers run in lock-step, ends nothing: the curve's concave
-    envelope counts.
-    """
-    corners = _envelope(curve)
-    (_, _), (fewest, first) = corners[:2]
-    for (w0, r0), (w1, r1) in pairwise(corners[1:]):
-        if (r1 - r0) / (w1 - w0) < _WORTH_HAVING * first / fewest:
-            return w0
-    return corners[-1][0] if len(corners) > 1 and corners[-1][0] < max(p.workers for p in curve) else None
-
-
-def dips_of(curve: list[PredictedPoint]) -> Iterator[int]:
-    """Yield the numbers of workers whose throughput is well below what more and fewer workers suggest."""
-    corners = _envelope(curve)
-    for point in sorted(curve, key=lambda point: point.workers):
-        for (w0, r0), (w1, r1) in pairwise(corners):
-            if w0 < point.workers < w1:
-                expected = r0 + (r1 - r0) * (point.workers - w0) / (w1 - w0)
-                if point.throughput < (1 - _DIP) * expected:
-                    yield point.workers
-
-
 def _improvements(document: StepsDocument, here: int, run: _Runs) -> Iterator[Improvement]:
     fleet = run.options.fleet
     link = document.link.model_copy(update={"bytes_per_s": 2 * document.link.bytes_per_s})
@@ -353,76 +309,6 @@ def _improvements(document: StepsDocument, here: int, run: _Runs) -> Iterator[Im
         yield Improvement.model_validate(found)
 
 
-def recorded_step_s(steps: StepsDocument) -> float | None:
-    """Return the mean length of the recorded steps, where the document says when ops started."""
-    lengths = _recorded_lengths(steps)
-    return float(np.mean(lengths)) if lengths else None
-
-
-def _recorded_lengths(steps: StepsDocument) -> list[float]:
-    transfers = [at for at, op in enumerate(steps.ops) if op.is_transfer and op.size_bytes]
-    lengths = []
-    for step in steps.steps:
-        if step.start_s is None or not all(step.duration_s[at] for at in transfers):
-            return []
-        lengths.append(max(np.add(step.start_s, step.duration_s).tolist()))
-    return lengths
-
-
-def replay_error(steps: StepsDocument) -> float | None:
-    """Return the median relative error of the recorded steps' lengths when each is simulated alone.
-
-    None where the document does not say when ops started and how long transfers took.
-    """
-    lengths = _recorded_lengths(steps)[:MOST_REPLAYED]
-    if not lengths:
-        return None
-    run = simulate_steps(
-        steps, 1, steps=len(lengths), skip=0, drawn=[list(range(len(lengths)))], num_recorded=0
-    )
-    replayed = np.diff(run.end_s, prepend=0.0)
-    return float(np.median(np.abs(replayed / np.array(lengths) - 1)))
-
-
-def rate_error(steps: StepsDocument) -> float:
-    """Return by how much the time that links need for a step's bytes is off the time that they were busy.
-
-    Of all links the largest, relative to the recorded time; 0 where the document does not say when ops began.
-    """
-    errors = [0.0]
-    recorded = [step for step in steps.steps if step.start_s is not None]
-    for resource in ("downlink", "uplink"):
-        for server in range(steps.servers):
-            on_link = [
-                at
-                for at, op in enumerate(steps.ops)
-                if op.resource == resource and (op.server or 0) == server and op.size_bytes
-            ]
-            busy = sum(_busy_s(step, on_link) for step in recorded)
-            needed = sum(steps.ops[at].size_bytes or 0 for at in on_link) / steps.link.bytes_per_s
-            if busy:
-                errors.append(abs(needed * len(recorded) / busy - 1))
-    return max(errors)
-
-
-def _busy_s(step: StepTimes, ops: Sequence[int]) -> float:
-    """Return for how long any of some ops was under way."""
-    assert step.start_s is not None
-    busy, until = 0.0, 0.0
-    for start, duration in sorted((step.start_s[at], step.duration_s[at]) for at in ops):
-        busy += max(start + duration - max(start, until), 0.0)
-        until = max(until, start + duration)
-    return busy
-
-
-def _variation(steps: StepsDocument) -> float:
-    """Return the standard deviation of the workers' compute in a step, relative to its mean."""
-    compute = [at for at, op in enumerate(steps.ops) if op.resource == "worker"]
-    totals = np.array([[step.duration_s[at] for at in compute] for step in steps.steps]).sum(axis=1)
-    mean = float(totals.mean())
-    return float(totals.std()) / mean if mean else 0.0
-
-
 def _notes(
     steps: StepsDocument,
     options: PredictionOptions,
@@ -452,7 +338,7 @@ def _notes(
             "step keep one another there for long, others stay apart; more steps settle which it is"
         )
     together = not steps.link.share_spread and not options.fleet.join_s and max(options.workers) > 1
-    if together and _variation(steps) < LEAST_VARIATION:
+    if together and compute_variation(steps) < LEAST_VARIATION:
         yield (
             "compute hardly varies between recorded steps: workers that start together may stay in step, "
             "which real ones leave; join_s of a fleet lets them start apart"

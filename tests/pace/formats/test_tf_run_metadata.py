@@ -12,7 +12,7 @@ import pytest
 from pace import FormatError, StepsDocument, read_tf_run_metadata
 from pace.formats.reading import FormatWarning
 from pace.throughput import simulate_steps
-from pace.throughput.prediction import replay_error
+from pace.throughput.recorded_steps import replay_error
 
 # Made by `python -m benchmarks throughput record`: four layers over a link of 50 Mb/s.
 RECORDED = Path(__file__).parents[1] / "throughput" / "recorded"

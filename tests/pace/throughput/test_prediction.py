@@ -7,7 +7,8 @@ import pytest
 
 from pace import Fleet, InvalidOptions, PredictionOptions, StepsDocument, predict
 from pace.documents.throughput.steps import StepLink, StepTimes
-from pace.throughput.prediction import dips_of, knee_of, replay_error
+from pace.throughput.knee import dips_of, knee_of
+from pace.throughput.recorded_steps import replay_error
 from tests.pace.throughput.step_documents import MB, pull_compute_push
 
 QUICK = {"steps": 60, "skip": 10, "seeds": 3}

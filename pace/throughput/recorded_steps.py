@@ -1,0 +1,80 @@
+"""Recorded steps: their length, how exactly a simulation replays them, and how much their compute varies."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pace.documents.throughput.steps import StepsDocument, StepTimes
+from pace.throughput.simulate import simulate_steps
+
+MOST_REPLAYED = 100
+
+
+def recorded_step_s(steps: StepsDocument) -> float | None:
+    """Return the mean length of the recorded steps, where the document says when ops started."""
+    lengths = _recorded_lengths(steps)
+    return float(np.mean(lengths)) if lengths else None
+
+
+def _recorded_lengths(steps: StepsDocument) -> list[float]:
+    transfers = [at for at, op in enumerate(steps.ops) if op.is_transfer and op.size_bytes]
+    lengths = []
+    for step in steps.steps:
+        if step.start_s is None or not all(step.duration_s[at] for at in transfers):
+            return []
+        lengths.append(max(np.add(step.start_s, step.duration_s).tolist()))
+    return lengths
+
+
+def replay_error(steps: StepsDocument) -> float | None:
+    """Return the median relative error of the recorded steps' lengths when each is simulated alone.
+
+    None where the document does not say when ops started and how long transfers took.
+    """
+    lengths = _recorded_lengths(steps)[:MOST_REPLAYED]
+    if not lengths:
+        return None
+    run = simulate_steps(
+        steps, 1, steps=len(lengths), skip=0, drawn=[list(range(len(lengths)))], num_recorded=0
+    )
+    replayed = np.diff(run.end_s, prepend=0.0)
+    return float(np.median(np.abs(replayed / np.array(lengths) - 1)))
+
+
+def rate_error(steps: StepsDocument) -> float:
+    """Return by how much the time that links need for a step's bytes is off the time that they were busy.
+
+    Of all links the largest, relative to the recorded time; 0 where the document does not say when ops began.
+    """
+    errors = [0.0]
+    recorded = [step for step in steps.steps if step.start_s is not None]
+    for resource in ("downlink", "uplink"):
+        for server in range(steps.servers):
+            on_link = [
+                at
+                for at, op in enumerate(steps.ops)
+                if op.resource == resource and (op.server or 0) == server and op.size_bytes
+            ]
+            busy = sum(_busy_s(step, on_link) for step in recorded)
+            needed = sum(steps.ops[at].size_bytes or 0 for at in on_link) / steps.link.bytes_per_s
+            if busy:
+                errors.append(abs(needed * len(recorded) / busy - 1))
+    return max(errors)
+
+
+def _busy_s(step: StepTimes, ops: Sequence[int]) -> float:
+    """Return for how long any of some ops was under way."""
+    assert step.start_s is not None
+    busy, until = 0.0, 0.0
+    for start, duration in sorted((step.start_s[at], step.duration_s[at]) for at in ops):
+        busy += max(start + duration - max(start, until), 0.0)
+        until = max(until, start + duration)
+    return busy
+
+
+def compute_variation(steps: StepsDocument) -> float:
+    """Return the standard deviation of the workers' compute in a step, relative to its mean."""
+    compute = [at for at, op in enumerate(steps.ops) if op.resource == "worker"]
+    totals = np.array([[step.duration_s[at] for at in compute] for step in steps.steps]).sum(axis=1)
+    mean = float(totals.mean())
+    return float(totals.std()) / mean if mean else 0.0
