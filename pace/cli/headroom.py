@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pace.cli.imports import Bandwidth, Cost, Latency, given_cost
+from pace.cli.cost_options import Bandwidth, Cost, Latency, given_cost
 from pace.terminal.console import ExecutionTraceOption, HtmlOption, JsonOption, ParametersOption
 from pace.terminal.reporting import reported, tell_slowdown
 

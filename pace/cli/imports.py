@@ -5,17 +5,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 from typer.core import TyperGroup
 
-from pace.documents.base import explain
-from pace.documents.collective_costs import AllReduce, RingAllReduce
+from pace.cli.cost_options import Bandwidth, Cost, Latency, given_cost, needed_cost
 from pace.documents.profile import Profile
 from pace.documents.throughput.steps import StepsDocument
 from pace.errors import InvalidOptions
 from pace.formats.kineto_clocks import TraceClock
 from pace.terminal.console import (
-    NETWORK,
     ExecutionTraceOption,
     JsonOption,
     ParametersOption,
@@ -57,29 +54,6 @@ RecordedWorkers = Annotated[
 ]
 PlannedWorkers = Annotated[int, typer.Option(help="Number of workers that will train together.")]
 Name = Annotated[str | None, typer.Option(help="Name of the profile.", show_default="the file's name")]
-Cost = Annotated[
-    Path | None,
-    typer.Option(
-        exists=True,
-        help="All-reduce cost (JSON), as `pace fit -o` writes it.",
-        show_default="the file's own cost, if it has one",
-        rich_help_panel=NETWORK,
-    ),
-]
-Bandwidth = Annotated[
-    float | None,
-    typer.Option(
-        help="Instead of --cost: link bandwidth of a ring all-reduce, in Gbit/s.",
-        show_default="none",
-        rich_help_panel=NETWORK,
-    ),
-]
-Latency = Annotated[
-    float,
-    typer.Option(
-        help="With --bandwidth-gbps: latency of one message of the ring, in seconds.", rich_help_panel=NETWORK
-    ),
-]
 LinkRate = "Bandwidth of each link in Gbit/s"
 Batch = Annotated[float, typer.Option(help="Examples that one worker processes in a step.")]
 
@@ -186,7 +160,7 @@ def execution_trace(
             trace,
             device_tflops=device_tflops,
             workers=workers,
-            allreduce=_needed(given_cost(cost, bandwidth_gbps, latency_s)),
+            allreduce=needed_cost(given_cost(cost, bandwidth_gbps, latency_s)),
             memory_gbytes_per_s=memory_gbytes_per_s,
             name=name,
         )
@@ -257,7 +231,7 @@ def layers(
     from pace.formats.pipedream import read_pipedream
 
     with reported():
-        allreduce = _needed(given_cost(cost, bandwidth_gbps, latency_s))
+        allreduce = needed_cost(given_cost(cost, bandwidth_gbps, latency_s))
         is_csv = ".csv" in table.suffixes
         read = read_layer_csv if is_csv else read_pipedream
         write_profile(read(table, workers=workers, allreduce=allreduce, name=name), output)
@@ -376,38 +350,3 @@ def fit(
         f"by up to {fitted.affine_error * 100:.0f} %",
         err=True,
     )
-
-
-def _needed(allreduce: AllReduce | None) -> AllReduce:
-    if allreduce is None:
-        raise InvalidOptions("the file holds no all-reduce cost: give --cost FILE or --bandwidth-gbps NUMBER")
-    return allreduce
-
-
-def given_cost(path: Path | None, bandwidth_gbps: float | None, latency_s: float) -> AllReduce | None:
-    """Return the cost that the options of a command give; None if they give none."""
-    if path is not None and bandwidth_gbps is not None:
-        raise InvalidOptions(
-            "--cost and --bandwidth-gbps both give the all-reduce cost: give only one of them"
-        )
-    if path is not None:
-        adapter: TypeAdapter[AllReduce] = TypeAdapter(AllReduce)
-        content = path.read_bytes()
-        if b'"ops"' in content and b'"gradients"' in content:
-            raise InvalidOptions(
-                f"--cost {path}: expected a cost as `pace fit -o` writes it, not a profile. To use the cost "
-                "of "
-                'a profile, write the value of its "allreduce" to a file'
-            )
-        try:
-            return adapter.validate_json(content)
-        except ValidationError as error:
-            raise InvalidOptions(f"{path}: {explain(error)}") from None
-    if bandwidth_gbps is not None:
-        if not 0 < bandwidth_gbps < float("inf") or not 0 <= latency_s < float("inf"):
-            raise InvalidOptions(
-                f"--bandwidth-gbps {bandwidth_gbps:g} --latency-s {latency_s:g}: expected a bandwidth above "
-                "0 and a latency of at least 0"
-            )
-        return RingAllReduce(bandwidth_bytes_per_s=bandwidth_gbps * 1e9 / 8, latency_s=latency_s)
-    return None
